@@ -4,14 +4,22 @@ The plain loop, the loader and the method of one's own are run by the tests of t
 """
 
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from pyarrow import parquet
 from torch import nn
 from torchvision.models import resnet18
 
+import nearkin
 from nearkin.encoders.encoder import write_encoder
 from nearkin.networks.backbone import build_backbone
 
@@ -92,3 +100,40 @@ def test_faster_rcnn_takes_an_encoder_and_learns(encoder):
     assert kept["bn1.running_mean"].eq(0.5).all()
     (found,) = model.eval()([torch.rand(3, 64, 64)])
     assert found.keys() == {"boxes", "labels", "scores"}
+
+
+SPARK = "--master local[1] --conf spark.ui.enabled=false --conf spark.driver.bindAddress=127.0.0.1"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs pyspark")
+@pytest.mark.skipif(shutil.which("java") is None, reason="needs java, for Spark")
+def test_spark_computes_the_features_of_nearkin(encoder, tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        path = tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (70, 90, 3), np.uint8)).save(path)
+    command = [EXAMPLES / "spark_embed.py", encoder, tmp_path / "images", tmp_path / "vectors"]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_SUBMIT_ARGS": f"{SPARK} --conf spark.driver.host=127.0.0.1 pyspark-shell",
+        },
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = parquet.read_table(tmp_path / "vectors").sort_by("path").to_pydict()
+    expected = nearkin.embed(encoder, tmp_path / "images", workers=0)
+    vectors = torch.nn.functional.normalize(torch.tensor(rows["vector"]))
+    np.testing.assert_allclose(vectors, expected.vectors, atol=1e-6)
+    assert rows["label"] == expected.class_names.tolist()
+    assert [path.removeprefix(f"file:{tmp_path}/images/") for path in rows["path"]] == [
+        *expected.paths
+    ]
+    for part in (tmp_path / "vectors").glob("*.parquet"):  # nearkin searches each
+        hits = nearkin.neighbors(encoder, [tmp_path / "images/cat/0.png"], vectors=part, top=1)
+        assert len(hits) == 1

@@ -40,9 +40,11 @@ Row = dict[str, Any]
 def arms(bench: Bench) -> Mapping[str, DiscoveryEncoder]:
     """What may learn, by the value of --train-layers."""
     block = last_block(bench.encoder_file.backbone)
-    config = DiscoverConfig(train_layers=block, num_views=8)
-    finetuned = FinetunedEncoder(bench.encoder_file, bench.images, config, bench.base, CPU)
-    return {"top": bench.encoder, block: finetuned}
+    every: dict[str, DiscoveryEncoder] = {"top": bench.encoder}
+    for layers in (block, f"{block},top"):
+        config = DiscoverConfig(train_layers=layers, num_views=8)
+        every[layers] = FinetunedEncoder(bench.encoder_file, bench.images, config, bench.base, CPU)
+    return every
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nearkin.commands.compare import compare as compare
     from nearkin.commands.compare import rank as rank
     from nearkin.commands.demo import demo as demo
+    from nearkin.commands.duplicates import duplicates as duplicates
     from nearkin.commands.embed import embed_parts as embed_parts
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from nearkin.commands.neighbors import neighbors as neighbors
     from nearkin.commands.replay import replay as replay
     from nearkin.commands.report import write_report as write_report
+    from nearkin.commands.select import select as select
     from nearkin.data.views import View as View
     from nearkin.encoders.encoder import load as load
     from nearkin.method import Method as Method
@@ -64,7 +66,8 @@ _MODULES = (
     "training", "transforms",
 )  # fmt: skip
 _COMMANDS = (
-    "assign", "check", "compare", "demo", "evaluate", "explore", "export", "neighbors", "replay",
+    "assign", "check", "compare", "demo", "duplicates", "evaluate", "explore", "export",
+    "neighbors", "replay", "select",
 )  # fmt: skip
 _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "Method": "method",

@@ -88,6 +88,7 @@ def train(  # noqa: D417 (the settings are described by the data class)
     compile: Literal["auto", "off", "on", "graphs"] = "auto",
     workers: int | Auto = "auto",
     cache: Literal["auto", "ram", "disk", "off"] = "auto",
+    shuffle_window: int | Auto = "auto",
     chunk_size: int = 0,
     grad_checkpointing: bool = False,
     save_every: int | Auto = "auto",
@@ -99,8 +100,9 @@ def train(  # noqa: D417 (the settings are described by the data class)
     """Train an encoder on images without labels, and evaluate it.
 
     Args:
-        data: A folder, a table, an archive, an .npz, a name such as `digits`, or arrays: uint8
-            images of shape (n, height, width, 3), or a pair of images and labels.
+        data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`), a
+            name such as `digits`, a `datasets.Dataset`, or arrays: uint8 images of shape (n,
+            height, width, 3), or of other channels (docs/data.md), or a pair of images and labels.
         out: The run folder; `runs/DATA-METHOD` if None.
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.

@@ -30,7 +30,7 @@ from typing import (
     get_type_hints,
 )
 
-from nearkin.errors import UsageError
+from nearkin.errors import UsageError, redacted
 from nearkin.version import check_format
 
 Auto = Literal["auto"]
@@ -141,7 +141,13 @@ def check_settings(config: "Config") -> None:
     """Refuse the first field that has the wrong type or is out of range."""
     kinds = get_type_hints(type(config), include_extras=True)
     for entry in fields(config):
-        check_value(entry.name, getattr(config, entry.name), kinds[entry.name])
+        value = getattr(config, entry.name)
+        check_value(entry.name, value, kinds[entry.name])
+        if isinstance(value, str) and redacted(value) != value:
+            raise UsageError(
+                f"{option(entry.name)} {redacted(value)}: password or signature of the address "
+                "would be stored; set credentials in the environment, or copy the file here"
+            )
     milestones = getattr(config, "lr_milestones", "")
     if not re.fullmatch(r"(0?\.\d+(, *0?\.\d+)*)?", milestones):
         raise UsageError(f"--lr-milestones {milestones} are not shares; write them as 0.6,0.8")
@@ -398,6 +404,8 @@ class TrainConfig:
     """Processes that decode image files."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where decoded image files are kept, at twice the side of a view."""
+    shuffle_window: AutoCountOrZero = "auto"
+    """Images mixed at a time; 0: all; auto: fewer for shards in a store that exceed its cache."""
     chunk_size: Annotated[int, Range(0, MAX)] = 0
     """Images in one pass through the networks, to save memory; 0: the whole batch."""
     grad_checkpointing: bool = False
@@ -484,7 +492,8 @@ class DiscoverConfig:
     method: str = "simclr"
     """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
     train_layers: str = "auto"
-    """What learns from labels: top, a layer on the frozen encoder; all; or a part by its name."""
+    """What learns from labels: top, a layer on the frozen encoder; all, or a part by its name;
+    or that part and the layer, as layer4,top."""
     known_epochs: AutoCount = "auto"
     """Epochs over the labeled images, in the second stage."""
     epochs: AutoCount = "auto"

@@ -1,6 +1,19 @@
 """Exceptions with their exit codes. A message is one line: what failed, on what, what to do."""
 
 
+def redacted(text: str) -> str:
+    """A URL without user, password, query and fragment, which may be secrets; others as they are.
+
+    >>> redacted("https://me:secret@host/0.tar?X-Amz-Signature=1f")
+    'https://host/0.tar'
+    """
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return text
+    host, slash, path = rest.partition("#")[0].partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 class NearkinError(Exception):
     """An expected failure. Its class sets the exit code of the command."""
 

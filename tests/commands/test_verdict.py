@@ -95,6 +95,7 @@ def test_evaluate_shows_the_start_and_the_verdict_again(ruined, capsys):
     assert shown[-1] == printed.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_training_that_did_nothing_made_no_difference(tmp_path, data, start):
     settings = replace(SETTINGS, init_from=str(start.path), lr=NO_RATE)
     run = train(str(data), settings, out=tmp_path / "run")
@@ -105,6 +106,7 @@ def test_a_training_that_did_nothing_made_no_difference(tmp_path, data, start):
     assert "nearkin embed" not in _first_step(run.folder)
 
 
+@pytest.mark.slow
 def test_without_labels_only_harm_is_known(tmp_path, data, start):
     def verdict(name, **settings):
         config = replace(SETTINGS, init_from=str(start.path), labels="none", **settings)

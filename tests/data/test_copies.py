@@ -198,7 +198,7 @@ def refused(error, folder, images, data=()):
         message = str(raised.value)
         assert "\n" not in message
         assert str(folder) in message
-        assert "--copy-to" in message
+        assert message.rpartition("; ")[2].startswith(("choose", "give", "make room"))
 
 
 def test_a_folder_with_anything_in_it_is_refused(tmp_path):
@@ -256,7 +256,9 @@ def test_a_disk_that_fills_up_leaves_whole_copies_only_and_says_how_many(tmp_pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(OutputError, match=r"after 1 copies: File too large; .*--copy-to$"):
+        with pytest.raises(
+            OutputError, match=r"after 1 copies: File too large; .*another folder$"
+        ):
             copy(tmp_path / "out", images, ["cat", "cat"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -544,7 +544,7 @@ def test_an_npz_may_have_two_sides_and_class_names(tmp_path):
 
 def test_arrays_that_are_no_images_are_refused(tmp_path):
     x = np.zeros((4, 8, 8), np.uint8)
-    for wrong in (x[0], x.reshape(4, 8, 4, 2), x[:0], x.astype(np.int64), x + np.nan, x - 1.0):
+    for wrong in (x[0], x.reshape(4, 2, 4, 8), x[:0], x.astype(np.int64), x + np.nan, x - 1.0):
         with pytest.raises(DataError, match="give"):
             open_images(wrong)
     with pytest.raises(DataError, match="4 images but 3 labels"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.data.order import Order, Streams
+from nearkin.data.order import RUN, Order, Streams
 from nearkin.errors import DataError
 
 NONE = np.zeros(0, np.int64)
@@ -125,3 +125,28 @@ def test_no_unlabeled_images_are_refused_before_any_step():
 def test_a_share_that_leaves_no_unlabeled_image_is_refused(share):
     with pytest.raises(ValueError, match="leaves no place"):
         streams(share=share)
+
+
+@pytest.mark.parametrize("window", [1, 300, 2000])
+def test_a_window_mixes_runs_of_neighbors_with_few_others(window):
+    """A row comes between the start of its run and `window` places after its end, in any epoch."""
+    order = Order(10_000, 100, seed=3, window=window)
+    epochs = []
+    for epoch in range(3):
+        rows = np.concatenate([order.rows(100 * epoch + step) for step in range(100)])
+        assert sorted(rows.tolist()) == list(range(10_000))
+        place = np.empty(10_000, int)
+        place[rows] = np.arange(10_000)
+        for run in np.split(place, range(RUN, 10_000, RUN)):
+            assert run.max() - run.min() < window + RUN
+        epochs.append(rows.tolist())
+    assert epochs[0] != epochs[1] != epochs[2]
+    again = Order(10_000, 100, seed=3, window=window)
+    assert again.rows(257).tolist() == order.rows(257).tolist()  # without the steps before
+
+
+def test_a_window_mixes_evenly():
+    """Neighbors in the data are, on average, a third of the window apart in the order."""
+    rows = np.concatenate([Order(20_000, 100, 0, 3000).rows(step) for step in range(200)])
+    place = np.argsort(rows)
+    assert abs(np.abs(np.diff(place))[: RUN - 1].mean() / 1000 - 1) < 0.1

@@ -1150,11 +1150,12 @@ def test_settings_of_another_discovery_are_not_resumed(discovery, flat, labels, 
 # All of a network
 
 
+@pytest.mark.parametrize("layers", ["6", "6,top"])
 def test_parts_of_a_network_may_learn_and_new_images_are_sorted_by_what_was_learned(
-    folders, encoder, tmp_path
+    folders, encoder, tmp_path, layers
 ):
     out = tmp_path / "run"
-    settings = [*KNOWING, "--from", encoder, *LEAST, "--train-layers", "6", "--known-epochs", 1]
+    settings = [*KNOWING, "--from", encoder, *LEAST, "--train-layers", layers, "--known-epochs", 1]
     assert run("discover", folders, "-o", out, *settings, "--epochs", 1) == 0
     from safetensors.numpy import load_file
 

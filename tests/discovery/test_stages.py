@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
@@ -27,6 +28,7 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Backbone
 from nearkin.run.settings import resolve
 from nearkin.types import UNKNOWN
 
@@ -464,13 +466,15 @@ def test_a_whole_network_may_be_trained(finetuned):
     assert not changed(start, parameters(encoder.pretrained.backbone))
 
 
-@pytest.mark.parametrize("named", ["layer4", "9", "Top"])
+@pytest.mark.parametrize("named", ["layer4", "9", "Top", "9,top", "6,Top"])
 def test_unknown_layers_are_refused_and_the_existing_ones_named(finetuned, named):
-    with pytest.raises(UsageError, match=rf"--train-layers {named} .*: 0, 2, 4, 6$"):
+    with pytest.raises(
+        UsageError, match=rf"--train-layers {named.removesuffix(',top')} .*: 0, 2, 4, 6; "
+    ):
         finetuned[0](named)
 
 
-def test_a_network_learns_from_views_as_small_as_those_of_its_pretraining():
+def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
     pixels = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
     images = open_images(pixels)
     settings = resolve(TrainConfig(backbone="small", batch_size=4), images, CPU)
@@ -478,7 +482,7 @@ def test_a_network_learns_from_views_as_small_as_those_of_its_pretraining():
     encoder = FinetunedEncoder(pretrained, images, DiscoverConfig(), settings, CPU)
     order = Streams(np.zeros(0, np.int64), np.arange(8), 4, 0)
     batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNKNOWN)).between(0, 1))
-    assert {view.shape for view in batch.views} == {(4, 3, 24, 24)}
+    assert {view.shape for view in batch.views} == {(4, 3, 32, 32)}
 
 
 def test_freezing_leaves_named_parts_to_learn():
@@ -486,6 +490,12 @@ def test_freezing_leaves_named_parts_to_learn():
     freeze(network, "2")
     learn = {name for name, p in network.body.named_parameters() if p.requires_grad}
     assert learn == {n for n, _ in network.body.named_parameters() if n.startswith("2.")}
+    deep = Backbone(nn.Sequential(*(nn.Linear(2, 2) for _ in range(11))), 2)
+    freeze(deep, "1")
+    assert [n for n, p in deep.body.named_parameters() if p.requires_grad] == [
+        "1.weight",
+        "1.bias",
+    ]
 
 
 def test_extracted_features_are_a_function_of_the_seed(finetuned):

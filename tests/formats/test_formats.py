@@ -100,7 +100,7 @@ def test_a_later_format_is_refused_with_those_that_are_read(release):
     with pytest.raises(CheckpointError, match=r"of format 99, nearkin .* reads 1\)"):
         nearkin.evaluate(release / "train", images, features="embedding")
     with_format(release / "train" / "encoder.safetensors", "99", "nearkin")
-    with pytest.raises(CheckpointError, match=r"of format 99, nearkin .* reads 1 and 2\)"):
+    with pytest.raises(CheckpointError, match=r"of format 99, nearkin .* reads 1 and 2 and 3\)"):
         nearkin.load(release / "train")
     config = release / "discover" / "config.toml"
     config.write_text(config.read_text().replace("format = 1\n", 'format = 99\nlater = "x"\n'))

@@ -408,6 +408,7 @@ def test_a_recipe_runs_from_the_command_line(images, tmp_path):
     assert changed == {"epochs", "batch_size", "backbone", "image_size"}
 
 
+@pytest.mark.slow
 def test_a_recipe_is_trained_in_pieces_by_the_command_of_its_page(images, tmp_path):
     """`timeout` passes on the signal that it would send itself after eight minutes."""
     data, out = tmp_path / "images.npz", tmp_path / "run"

@@ -281,7 +281,7 @@ class FineTuner:
             save_every=self.config.save_every,
         )
         feed = Batches(
-            images,
+            self.encoder.preprocessing.applied(images),
             views_of(config.augment, FineTuning.views),
             image_size=size,
             order=Order(len(images), batch, config.seed),

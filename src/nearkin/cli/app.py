@@ -32,8 +32,8 @@ ENCODER: Final = (
 Images = Annotated[
     str,
     Parameter(
-        help="A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, "
-        "or FILE.py:NAME."
+        help="A folder, a CSV or Parquet table, a zip or tar, shards, an .npz, each also at s3:// "
+        "or https://, a name such as digits, or FILE.py:NAME."
     ),
 ]
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from inspect import Parameter as Argument
 from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 from cyclopts import Parameter
 
@@ -38,7 +38,8 @@ from nearkin.errors import UsageError
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
-OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
+OTHER_VARIABLES: Final = ("NEARKIN_REMOTE_CACHE", "NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")
+"""They are no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,8 @@ class EmbedOptions:
     """Images of a part; 65,536 if not given."""
     part: Annotated[str, Parameter(group=GROUPS["Output"])] = ""
     """I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array."""
+    engine: Annotated[Literal["local", "ray"], Parameter(group=GROUPS["Machine"])] = "local"
+    """ray: let the actors of a Ray cluster make the parts."""
     resume: Flag = False
     """Continue the run that is in the folder."""
     overwrite: Flag = False
@@ -194,8 +197,10 @@ def _embed(
     if run.output is not None:
         _embed_table(config, data, run)
         return
-    if run.part or run.shard is not None:
-        raise UsageError("--shard and --part are of a folder of parts; give one with -o FOLDER/")
+    if run.part or run.shard is not None or run.engine != "local":
+        raise UsageError(
+            "--shard, --part and --engine are of a folder of parts; give one with -o FOLDER/"
+        )
     if not is_only_process():
         return
     from nearkin.commands.frozen import embed_folder
@@ -227,7 +232,8 @@ def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     quiet = run.quiet or run.json
     if is_folder(output):
-        shard, settings["part"] = SHARD if run.shard is None else run.shard, run.part
+        shard = SHARD if run.shard is None else run.shard
+        settings |= {"part": run.part, "engine": run.engine}
         with Terminal(quiet or not is_main_process()) as terminal:
             written = embed_parts(
                 config.encoder, data, output, shard=shard, reporter=terminal, **settings
@@ -237,7 +243,7 @@ def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
         return
     if not is_only_process():
         return
-    if run.part or run.shard is not None:
+    if run.part or run.shard is not None or run.engine != "local":
         raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
     with Terminal(quiet) as terminal:
         embeddings = embed(config.encoder, data, output=output, reporter=terminal, **settings)

@@ -36,6 +36,16 @@ AllowPartial = Annotated[
     Flag,
     Parameter(help="Weights may be missing from the encoder's checkpoint, or left over."),
 ]
+Source = Annotated[str, Parameter(help=f"{ENCODER} Or what `nearkin embed -o` has written.")]
+DataOf = Annotated[
+    str | None,
+    Parameter(help="Images, if they are not those of the run: to embed, or of the vectors."),
+]
+VectorsOf = Annotated[
+    Path | None,
+    Parameter(name="--in", help="What `nearkin embed -o` has made of DATA with that encoder."),
+]
+Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
 RunImages = Annotated[
     str | None, Parameter(help="Its images, if they are no longer where they were.")
 ]
@@ -153,6 +163,102 @@ def neighbors(
         run_sheet(results, run, sheet, data)
     lines = [line for result in results for line in result.lines()]
     show([result.to_dict() for result in results], json, lines)
+
+
+@app.command(config=())  # NEARKIN_PRECISION is that of a training's numbers
+def duplicates(
+    source: Source,
+    data: DataOf = None,
+    /,
+    *,
+    vectors: VectorsOf = None,
+    index: Path | None = None,
+    threshold: float | None = None,
+    precision: float | None = None,
+    output: Output | None = None,
+    page: Path | None = None,
+    apply: Path | None = None,
+    image_size: ImageSize = "auto",
+    allow_partial: AllowPartial = False,
+    seed: int = 0,
+    json: Json = False,
+) -> None:
+    """Find exact and near copies, and the one to keep of each; nothing is deleted.
+
+    Args:
+        index: What `nearkin index` has made of the vectors; faster, and may miss some.
+        threshold: Least cosine of copies.
+        precision: Choose the threshold by its precision on edited copies of the images: .99 by
+            default.
+        output: A new .csv: path, action (keep or drop), of, similarity, why.
+        page: A new .html, to look at pairs.
+        apply: Write what is kept: a new .csv list, or copies in a new folder.
+        seed: Decides which images are edited, and how.
+    """
+    if not is_only_process():
+        return
+    with Terminal(json) as terminal:
+        result = nearkin.duplicates(
+            source,
+            data,
+            vectors=vectors,
+            index=index,
+            threshold=threshold,
+            precision=precision,
+            output=output,
+            page=page,
+            apply=apply,
+            image_size=image_size,
+            allow_partial=allow_partial,
+            seed=seed,
+            reporter=terminal,
+        )
+    show(result.to_dict(), json, result.lines())
+
+
+@app.command
+def select(
+    source: Source,
+    data: DataOf = None,
+    /,
+    *,
+    num: int,
+    output: Output,
+    rule: Rule = "typical",
+    labeled: Path | None = None,
+    vectors: VectorsOf = None,
+    image_size: ImageSize = "auto",
+    allow_partial: AllowPartial = False,
+    seed: int = 0,
+) -> None:
+    """Select which images to label first.
+
+    Args:
+        num: How many.
+        output: A new .csv: path, and label to be filled in.
+        rule: typical: of each cluster the image with the closest neighbors; diverse: the image
+            farthest from all before; uncertain: the least certain of a classification or
+            discovery; mixture: all of these in turn; random.
+        labeled: A table with columns path and label: images that have a label already.
+        seed: Decides what is drawn.
+    """
+    if not is_only_process():
+        return
+    with Terminal() as terminal:
+        result = nearkin.select(
+            source,
+            data,
+            num=num,
+            output=output,
+            rule=rule,
+            labeled=labeled,
+            vectors=vectors,
+            image_size=image_size,
+            allow_partial=allow_partial,
+            seed=seed,
+            reporter=terminal,
+        )
+    show(None, False, result.lines())
 
 
 @app.command

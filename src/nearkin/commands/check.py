@@ -9,7 +9,7 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import Augment, views_of
-from nearkin.data.batches import CenterCrops
+from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -166,7 +166,7 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
     """
     view = views_of(augment, ("strong",))[0]
     sample = images.subset(np.flatnonzero(images.splits != "test")).spread(MAX_THUMBNAILS)
-    small = torch.cat(list(CenterCrops(sample, 16))).float() / 255
+    small = from_zero_to_one(torch.cat(list(CenterCrops(sample, 16))))
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
     known = sample.labels[sample.labels >= 0]
     chance = np.bincount(known).max() / len(known) if len(known) else 1.0
@@ -174,7 +174,10 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
     straight = _accuracy(small, small, sample.labels)
     mirrored = _accuracy(small, small.flip(3), sample.labels)
     warnings = []
-    if (view.jitter * (view.hue + view.saturation) or view.gray) and by_color > (1 + chance) / 2:
+    recolors = sample.num_channels == 3 and (
+        view.jitter * (view.hue + view.saturation) or view.gray
+    )
+    if recolors and by_color > (1 + chance) / 2:
         warnings.append(
             f"mean color alone predicts {by_color:.0%} of the labels, and augmentation {augment} "
             "changes it; try --augment characters"

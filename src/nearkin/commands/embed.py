@@ -2,8 +2,9 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from nearkin.distributed.ranks import rank_info
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
+from nearkin.evaluation.ray_parts import PartJob, check_ray, run_on_ray
 from nearkin.evaluation.table import (
     MOST,
     SHARD,
@@ -23,6 +25,7 @@ from nearkin.evaluation.table import (
     note_on,
     write_embeddings,
 )
+from nearkin.pace import Pace
 from nearkin.run.failures import resource_errors
 from nearkin.run.reporter import Reporter, Silent
 
@@ -104,6 +107,7 @@ def embed_parts(
     *,
     shard: int = SHARD,
     part: str = "",
+    engine: Literal["local", "ray"] = "local",
     backbone: nn.Module | None = None,
     labels: str = "auto",
     image_size: int | Auto = "auto",
@@ -116,7 +120,7 @@ def embed_parts(
 
     Each part is a Parquet file with rows as `embed` writes them, there whole or not at all. What
     is there is not made again: a command that was killed goes on. Processes that torchrun or srun
-    has started divide the parts, and none waits for another.
+    has started divide the parts, and none waits for another; so do the actors of a Ray cluster.
 
     Args:
         run: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
@@ -124,6 +128,8 @@ def embed_parts(
         output: A new folder, or one that was begun with the same encoder, data and shard.
         shard: Images of a part.
         part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
+        engine: `ray` computes on the cluster at the variable RAY_ADDRESS, or else on one that is
+            started on this machine. Its nodes need the same files under the same names.
         backbone: The run's network, if it was given one from Python; untrained.
         labels: The labels to write beside them, as of `nearkin train`.
         image_size: Side of the images in pixels; `auto`: that of the encoder.
@@ -133,7 +139,8 @@ def embed_parts(
         reporter: Receives log lines and progress.
 
     Raises:
-        UsageError: If `shard` or `part` makes no sense.
+        UsageError: If `shard` or `part` makes no sense, or Ray is not installed.
+        WorkerError: If the Ray cluster does not answer, or fails. What is written stays.
         DataError: If none of the images can be read.
         OutputError: If the folder is of something else, or cannot be written.
     """
@@ -141,6 +148,8 @@ def embed_parts(
         raise UsageError(f"--shard {shard} is less than one image; give at least 1")
     first, step = _turn(part)
     log = reporter or Silent()
+    if engine == "ray":
+        _check_engine(run, data, part, backbone)
     encoder = _logged(
         load_source(run, backbone=backbone, image_size=image_size, allow_partial=allow_partial),
         log,
@@ -150,14 +159,57 @@ def embed_parts(
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     folder = PartFolder.claim(Path(output), note)
-    processes = cpus_per_process() if workers == "auto" else workers
     own = [number for number in folder.missing() if number % step == first]
-    where = choose_device(device)
-    for name, count in folder.compute(
-        own, encoder, images, device=where, workers=processes, on_progress=log.progress
-    ):
+    if engine == "ray":
+        job = PartJob(
+            encoder=str(run),
+            data=str(data),
+            output=str(Path(output).resolve()),
+            folder=str(Path.cwd()),
+            labels=labels,
+            image_size=image_size,
+            allow_partial=allow_partial,
+            device=device,
+            workers=workers,
+        )
+        made = _made_on_ray(job, own, shard, log)
+    else:
+        made = folder.compute(
+            own,
+            encoder,
+            images,
+            device=choose_device(device),
+            workers=cpus_per_process() if workers == "auto" else workers,
+            on_progress=log.progress,
+        )
+    for name, count in made:
         log.info(f"{name}: {count} images")
     return folder.finish(images, len(own))
+
+
+def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) -> None:
+    """Refuse what Ray cannot divide, before anything is opened."""
+    here = rank_info()
+    if part or (here is not None and here.world_size > 1):
+        what = f"--part {part}" if part else f"{here and here.world_size} processes"
+        raise UsageError(f"--engine ray and {what} both divide the parts; give one of them")
+    if backbone is not None or not isinstance(run, str | Path) or not isinstance(data, str | Path):
+        raise UsageError("--engine ray takes an encoder and images by names that all nodes know")
+    check_ray()
+
+
+def _made_on_ray(
+    job: PartJob, parts: list[int], shard: int, log: Reporter
+) -> Iterator[tuple[str, int]]:
+    """Let the actors of a Ray cluster make parts; yield the name and the images of each."""
+    if not parts:
+        return
+    events = run_on_ray(job, parts, available_cpus())
+    log.info(next(events)["plan"])
+    pace = Pace(len(parts), shard)
+    for done, event in enumerate(events, 1):
+        log.progress(done, len(parts), "  ".join(["parts", *pace.reach(done)]))
+        yield event["name"], event["images"]
 
 
 def _turn(part: str) -> tuple[int, int]:

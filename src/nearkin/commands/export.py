@@ -11,14 +11,14 @@ from uuid import uuid4
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.commands.atlas import write_atlas
 from nearkin.commands.report import images_of
 from nearkin.config import ExportFormat, GraphFormat
-from nearkin.data.batches import CenterCrops, to_input
+from nearkin.data.batches import CenterCrops, from_zero_to_one, to_input
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -180,7 +180,7 @@ def _whole_folder(path: Path) -> Iterator[Path]:
 class _Sample:
     """Images that outputs are compared on."""
 
-    pixels: UInt8[Tensor, "images 3 size size"]
+    pixels: Shaped[Tensor, "images _ size size"]
     images: Images | None  # The same, as files; None where they are noise
     what: str  # What they are, in words
 
@@ -210,9 +210,11 @@ def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter) -> _S
             raise
         log.info(f"warning: outputs are compared on noise, as there are no images: {error}")
     with seeded(0, torch.device("cpu")):
-        coarse = F.interpolate(torch.rand(FEWEST_CHECKED, 3, 4, 4), (size, size), mode="bilinear")
-        noise = 0.8 * coarse + 0.2 * torch.rand(FEWEST_CHECKED, 3, size, size)
-    return _Sample((255 * noise).to(torch.uint8), None, f"{FEWEST_CHECKED} images of noise")
+        shape = FEWEST_CHECKED, len(encoder.preprocessing.mean)
+        coarse = F.interpolate(torch.rand(*shape, 4, 4), (size, size), mode="bilinear")
+        noise = 0.8 * coarse + 0.2 * torch.rand(*shape, size, size)
+        pixels = noise if encoder.preprocessing.low else (255 * noise).to(torch.uint8)
+    return _Sample(pixels, None, f"{FEWEST_CHECKED} images of noise")
 
 
 def _images(folder: RunFolder, data: Any) -> Images:
@@ -236,7 +238,7 @@ def _compare_native(written: Native, encoder: Encoder, sample: _Sample) -> list[
     mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
     with torch.inference_mode():
         for part in sample.parts():
-            images = (part / 255).sub(mean).div(std)
+            images = from_zero_to_one(part).sub(mean).div(std)
             own = encoder.backbone.body(images).flatten(1)
             theirs = written.network(images).flatten(1)
             if not torch.equal(own, theirs):
@@ -247,12 +249,14 @@ def _compare_native(written: Native, encoder: Encoder, sample: _Sample) -> list[
 
 def _compare_transform(written: Native, encoder: Encoder, sample: _Sample) -> list[str]:
     """Compare a library's own way from an image to features, which need not be to the bit."""
-    if written.transform is None or sample.images is None:
+    if written.transform is None or sample.images is None or encoder.preprocessing.low:
         return []
-    images = sample.images.spread(TRANSFORMED)
+    images = encoder.preprocessing.applied(sample.images.spread(TRANSFORMED))
     rows = [sample.images.names.index(name) for name in images.names]
     # At full scale: other libraries decode no JPEG at a smaller one.
-    decoded = [as_image(images.read(row), min_side=MAX_SIDE) for row in range(len(images))]
+    decoded: list[Any] = [
+        as_image(images.read(row), min_side=MAX_SIDE) for row in range(len(images))
+    ]
     with torch.inference_mode():
         theirs = written.network(torch.stack([written.transform(image) for image in decoded]))
         own = encoder(to_input(sample.pixels[rows]))
@@ -277,7 +281,7 @@ class PixelNetwork(nn.Module):
         self.eval().requires_grad_(False)
 
     @override
-    def forward(self, images: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch _"]:
+    def forward(self, images: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _"]:
         outputs: Tensor = self.top(self.encoder(to_input(images)))
         return outputs
 
@@ -315,7 +319,7 @@ def _write_graph(
         format,
         folder,
         network,
-        network.encoder.image_size,
+        sample.pixels[:2],
         dynamic_size=dynamic_size,
         description=card.description(),
         output=network.output,
@@ -324,7 +328,7 @@ def _write_graph(
     if dynamic_size:
         sides.append(_other_size(network.encoder))
         larger = F.interpolate(sample.pixels[:FEWEST_CHECKED].float(), (sides[1], sides[1]))
-        parts.append([larger.to(torch.uint8)])
+        parts.append([larger.to(sample.pixels.dtype)])
     lines = []
     for side, of_side in zip(sides, parts, strict=True):
         with torch.inference_mode():

@@ -82,6 +82,7 @@ def embed_folder(
         run = replace(run, config=resolved(run.config, encoder, split.images))
         if overwrite:
             clear(folder)
+        encoder.preprocessing = encoder.preprocessing.for_images(split.images)
         same_data(folder, split)
         if folder.summary.exists() and folder.report.exists():
             run.log.info("already complete")

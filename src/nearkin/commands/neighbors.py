@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from nearkin.commands.embed import load_source
 from nearkin.commands.index import shortlist
 from nearkin.commands.report import images_of
+from nearkin.commands.vectors import check_origin
 from nearkin.config import Auto
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own
-from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import (
     EmbeddingTable,
@@ -87,11 +88,7 @@ def _table(run: str | Path, encoder: Encoder, vectors: str | Path | None) -> Emb
             f"{run} has no images of its own; give --in what nearkin embed {run} DATA has written"
         )
     table = open_table(RunFolder(Path(run)).embeddings if vectors is None else Path(vectors))
-    if table.encoder not in ("", encoder.digest):
-        raise CheckpointError(
-            f"{table.path} is of another encoder than {run}, or of the same at another image "
-            f"size; give that --image-size, or make it again with {run}"
-        )
+    check_origin(table, encoder, run)
     return table
 
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.decode import eight_bits
+from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
-from nearkin.data.labels import Row
+from nearkin.data.labels import File, Row
 from nearkin.data.sources import Listing
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
@@ -49,7 +49,7 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
 
 def _images(where: str, pixels: np.ndarray) -> np.ndarray:
     try:
-        return eight_bits(pixels, 4)
+        return array_pixels(pixels, 4)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
 
@@ -77,7 +77,7 @@ def _labels(where: str, part: Part) -> list[str]:
     return [names[label] for label in labels.tolist()]
 
 
-def from_npz(path: Path) -> list[Part]:
+def from_npz(path: File) -> list[Part]:
     """The images of an .npz file: x (or images), y (or labels), or x_train, y_train, x_test...
 
     Without x_test, x_val is held out; with it, x_val is not used. The key class_names, if there,

@@ -13,11 +13,12 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64, UInt8
+from jaxtyping import Float, Int, Int64, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nearkin.data.cache import Cache
+from nearkin.data.channels import named, preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, crops
 from nearkin.data.images import Arrays, Images
 from nearkin.data.order import BatchOrder
@@ -32,7 +33,7 @@ from nearkin.data.views import (
     sample_views,
 )
 from nearkin.distributed import rows_of_rank, to_device
-from nearkin.errors import DataError
+from nearkin.errors import DataError, NearkinError, UsageError
 from nearkin.types import UNKNOWN, Batch
 
 SUBSTITUTE: Final = 255
@@ -48,7 +49,7 @@ NUMBERS_AT_ONCE: Final = 2**26  # Of one view of them all, at most: 256 MiB
 class Crops:
     """The views of some photographs in one epoch, cropped and not yet augmented."""
 
-    views: tuple[UInt8[Tensor, "batch _ _ channel"], ...]
+    views: tuple[Shaped[Tensor, "batch _ _ channel"], ...]  # of 8 bits, or from 0 to 1
     epoch: int
     rows: np.ndarray  # The images that were cropped, substitutes included
     bad: dict[int, str]  # Images that could not be read, with the reason
@@ -104,7 +105,12 @@ class ViewSampler(Dataset[Crops]):
     def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
         """The parameters of each view of these images in one epoch."""
         sampled = sample_views(
-            self.views, self.source_sizes[rows], seed=self.order.seed, epoch=epoch, index=rows
+            self.views,
+            self.source_sizes[rows],
+            seed=self.order.seed,
+            epoch=epoch,
+            index=rows,
+            num_channels=self.images.num_channels,
         )
         # The blur is in pixels of the view.
         return [
@@ -129,6 +135,8 @@ class ViewSampler(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad, readable, cropped = dict[int, str](), [], []
+        cached = self.source
+        self.images.warm(cached.undecoded(rows) if isinstance(cached, Cache) else rows.tolist())
         for row in rows.tolist():
             for candidate in self.candidates(epoch, row):
                 boxes = [params.box[0] for params in self.sample(epoch, np.array([candidate]))]
@@ -144,7 +152,7 @@ class ViewSampler(Dataset[Crops]):
         return Crops(tuple(stacked), epoch, np.array(readable), bad)
 
 
-Views = list[Float[Tensor, "batch 3 _ _"]]
+Views = list[Float[Tensor, "batch _ _ _"]]
 
 
 @runtime_checkable
@@ -190,13 +198,18 @@ class Batches:
         self.images, self.order = images, order
         self.device, self.workers = device, workers
         self.labels = np.full(len(images), UNKNOWN) if labels is None else labels
+        if images.channels and cache != "off":
+            raise UsageError(
+                f"--cache {cache} holds RGB of 8 bits, and images have {named(images.depth)}; "
+                "give --cache off"
+            )
         in_files = cache == "off" or images.is_small
         decoded = None if in_files else Cache(images, image_size, cache)
         self.sampler = ViewSampler(
             images, views, image_size=image_size, order=order, cache=decoded, multiple=multiple
         )
         self.sizes = self.sampler.sizes  # Side in pixels of each view
-        numbers = order.batch_size * 3 * image_size**2
+        numbers = order.batch_size * images.num_channels * image_size**2
         most = 1 if device.type == "cpu" else AT_ONCE
         self.steps_at_once = max(1, min(most, NUMBERS_AT_ONCE // numbers))
         """Steps whose views are made together, if images are in memory: the same views."""
@@ -290,7 +303,7 @@ class Batches:
         views = []
         for pixels, params in zip(cropped.views, sampled, strict=True):
             images = channels_first(to_device(pixels, self.device))
-            views.append(augment(images / 255, params))
+            views.append(augment(from_zero_to_one(images), params))
         return views, cropped.rows
 
 
@@ -313,22 +326,33 @@ class Growing:
             yield from part.between(max(start, first), max(start, min(stop, end)))
 
 
+def from_zero_to_one(pixels: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Pixels of 8 bits divided by 255; others are from 0 to 1 already."""
+    return pixels / 255 if pixels.dtype == torch.uint8 else pixels
+
+
 def channels_first(
-    pixels: UInt8[Tensor, "batch height width channel"],
-) -> UInt8[Tensor, "batch channel height width"]:
+    pixels: Shaped[Tensor, "batch height width channel"],
+) -> Shaped[Tensor, "batch channel height width"]:
     """The same pixels as networks take them, without a copy: channels last in memory."""
     return pixels.permute(0, 3, 1, 2)
 
 
 def center_crops(
     images: Images, rows: Sequence[int], view: Preprocessing
-) -> tuple[UInt8[np.ndarray, "rows _ _ 3"], dict[int, str]]:
-    """The evaluation views, mid-gray where unreadable, and the reason for each such row."""
-    if isinstance(images.source, Arrays) and view.keeps(images.source.pixels.shape[1:3]):
+) -> tuple[Shaped[np.ndarray, "rows _ _ _"], dict[int, str]]:
+    """The evaluation views, mid-gray where unreadable, and the reason for each such row.
+
+    They are of 8 bits or, of images with `channels`, from 0 to 1.
+    """
+    plain = images.channels is None
+    if plain and isinstance(images.source, Arrays) and view.keeps(images.source.pixels.shape[1:3]):
         return images.source.stacked([images.names[row] for row in rows]), {}
-    size = view.image_size
-    pixels = np.full((len(rows), size, size, 3), MIDDLE_GRAY, np.uint8)
+    size, gray = view.image_size, MIDDLE_GRAY if plain else 0.5
+    shape = len(rows), size, size, images.num_channels
+    pixels = np.full(shape, gray, np.uint8 if plain else np.float32)
     bad: dict[int, str] = {}
+    images.warm(rows)
     for position, row in enumerate(rows):
         try:
             pixels[position] = view.pixels(images.read(row))
@@ -340,7 +364,8 @@ def center_crops(
 class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
-    `view` is the preprocessing of a network, or the side in pixels of nearkin's own. Unreadable
+    Of images with `channels` they are floats from 0 to 1, of as many channels. `view` is the
+    preprocessing of a network, or the side in pixels of nearkin's own. Unreadable
     images are mid-gray and listed in `bad`; leave them out of whatever is computed.
     Photographs are decoded by `workers` processes, by this one if 0.
     """
@@ -353,8 +378,8 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
         batch_size: int = 256,
         workers: int = 0,
     ) -> None:
-        self.images, self.batch_size = images, batch_size
-        self.view = Preprocessing(view) if isinstance(view, int) else view
+        self.view = Preprocessing.of(view, images.channels) if isinstance(view, int) else view
+        self.images, self.batch_size = self.view.applied(images), batch_size
         self.workers = 0 if images.is_small else workers
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""
@@ -368,7 +393,7 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
         pixels, bad = center_crops(self.images, rows, self.view)
         return torch.from_numpy(pixels), bad  # tensors leave a worker by shared memory, arrays not
 
-    def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
+    def __iter__(self) -> Iterator[Shaped[Tensor, "batch _ size size"]]:
         """The batches; see `prefetch` for what happens if workers are lost."""
         loaded = prefetch(self, 0, len(self), self.workers, images=self.batch_size)
         for pixels, bad in loaded:
@@ -376,15 +401,15 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
             yield channels_first(pixels)
 
 
-def to_input(pixels: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch 3 _ _"]:
-    """Pixels from 0 to 255 as the normalized input of a network."""
-    return normalize(pixels / 255)
+def to_input(pixels: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
+    """Pixels of 8 bits, or from 0 to 1, as the normalized input of a network."""
+    return normalize(from_zero_to_one(pixels))
 
 
 def squares(
     images: Images, rows: Int[np.ndarray, " rows"], side: int, workers: int
 ) -> Iterator[tuple[int, UInt8[Tensor, "3 side side"]]]:
-    """Yield the row and the center crop of each readable image, all of one size."""
+    """Yield the row and the center crop of each readable image, all of one size, in RGB."""
     rows = np.unique(rows)
     if not len(rows):
         return
@@ -393,7 +418,8 @@ def squares(
     batches = CenterCrops(chosen, size, workers=workers)
     for position, square in enumerate(square for batch in batches for square in batch):
         if position not in batches.bad:
-            yield int(rows[position]), square
+            shown = preview(square.permute(1, 2, 0).numpy())
+            yield int(rows[position]), torch.from_numpy(shown).permute(2, 0, 1)
 
 
 Loaded = TypeVar("Loaded")
@@ -430,6 +456,11 @@ def prefetch(
             for item in _with_timeout(items, processes, seconds):
                 yield item
                 step += 1
+        except NearkinError as error:
+            if processes:  # torch puts the traceback of the worker into the message
+                kind = type(error).__name__
+                raise type(error)(str(error).strip().rpartition(f"{kind}: ")[2]) from None
+            raise
         except (RuntimeError, ConnectionError, EOFError) as error:
             _kill(processes)  # torch only asks them to end, and waits
             if replaced or not worker_lost(error):

@@ -104,6 +104,11 @@ class Cache:
             self._verified[row] = True
         return pixels.reshape(height, width, 3)
 
+    def undecoded(self, rows: Int64[np.ndarray, " rows"]) -> list[int]:
+        """Those of some rows whose pixels no process has written yet."""
+        checksums = self._bytes[: 4 * len(self.images)].view(np.uint32)
+        return [row for row in rows.tolist() if not checksums[row]]
+
     def _decode(self, row: int, width: int, height: int) -> UInt8[np.ndarray, "_ _ 3"]:
         image = as_image(self.images.read(row), min_side=min(width, height))
         return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
@@ -159,7 +164,7 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
     In memory, where the cached pixels take at most half of the free bytes; or else on such a disk,
     if the photographs are much larger than their cached pixels.
     """
-    if images.is_small or (images.kinds == "array").all():
+    if images.is_small or images.channels or (images.kinds == "array").all():
         return "off"
     cached = int(cached_sizes(images.sizes, image_size).prod(axis=1).sum())
     pixels = images.sizes.prod(axis=1, dtype=np.int64).sum()

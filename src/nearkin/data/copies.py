@@ -33,9 +33,9 @@ def copy_to(
 ) -> int:
     """Write a copy of each image into the folder of its class; return the number of copies.
 
-    Encoded images keep their bytes, pixels become a PNG. The folders that an image was in become
-    a part of its name. Unreadable images are left out. `data` are the folders of the images,
-    which must not hold the copies.
+    Encoded images keep their bytes, pixels become a PNG or, if they are not RGB of 8 bits, a
+    .npy. The folders that an image was in become a part of its name. Unreadable images are left
+    out. `data` are the folders of the images, which must not hold the copies.
     """
     check_destination(folder, data)
     members: defaultdict[str, list[int]] = defaultdict(list)
@@ -60,14 +60,14 @@ def check_destination(folder: Path, data: Iterable[str]) -> None:
         if root.is_dir() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
             raise UsageError(
                 f"{folder} lies inside {root}, where the next run would read the copies too; "
-                "choose a --copy-to outside"
+                "choose one outside"
             )
     try:
         occupied = folder.is_symlink() or (folder.exists() and any(folder.iterdir()))
     except OSError as error:
         raise _unwritable(folder, error) from error
     if occupied:
-        raise OutputError(f"{folder} is a link or not empty; give --copy-to a new folder")
+        raise OutputError(f"{folder} is a link or not empty; give a new folder")
 
 
 def file_names(names: Iterable[str]) -> list[str]:
@@ -104,19 +104,22 @@ def _safe(name: str) -> tuple[str, str]:
 
 
 def _names(images: Images, rows: Iterable[int]) -> list[str]:
-    return [images.names[row] + ".png" * (images.kinds[row] == "array") for row in rows]
+    suffix = ".npy" if images.channels else ".png"
+    return [images.names[row] + suffix * images.kinds[row].startswith("array") for row in rows]
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:
     """Write an image to a new file; return whether it could be read."""
     try:
-        content = images.read(row)
+        content = images.stored(row)
     except BadImage:
         return False
     with path.open("xb") as file:
         try:
             if isinstance(content, bytes):
                 file.write(content)
+            elif path.suffix == ".npy":
+                np.save(file, content)
             else:
                 Image.fromarray(content).save(file, "PNG")
             file.flush()
@@ -129,5 +132,5 @@ def _copy(images: Images, row: int, path: Path) -> bool:
 def _unwritable(folder: Path, error: OSError, when: str = "") -> OutputError:
     why = error.strerror or error
     return OutputError(
-        f"cannot write to {folder}{when}: {why}; make room, or choose another --copy-to"
+        f"cannot write to {folder}{when}: {why}; make room, or choose another folder"
     )

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float32, UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -155,11 +155,46 @@ def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
         return load(image, min_side)
 
 
-def as_image(content: bytes | np.ndarray, min_side: int) -> Image.Image:
+class Planes:
+    """Pixels from 0 to 1, of any channels, with what is used here of a Pillow image."""
+
+    def __init__(self, planes: Sequence[Image.Image]) -> None:
+        self.planes = planes
+        self.size = planes[0].size
+
+    def resize(
+        self,
+        size: tuple[int, int],
+        resample: Image.Resampling,
+        box: tuple[float, float, float, float] | None = None,
+    ) -> "Planes":
+        """Each channel, resized in floats."""
+        return Planes([plane.resize(size, resample, box=box) for plane in self.planes])
+
+    def crop(self, box: tuple[int, int, int, int]) -> "Planes":
+        """Each channel, cropped."""
+        return Planes([plane.crop(box) for plane in self.planes])
+
+    def __array__(
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> Float32[np.ndarray, "height width _"]:
+        del dtype, copy
+        stacked: np.ndarray = np.stack([np.asarray(plane) for plane in self.planes], axis=2)
+        return stacked.clip(0, 1)  # bicubic filters overshoot
+
+
+def as_image(content: bytes | np.ndarray, min_side: int) -> Image.Image | Planes:
     """Encoded bytes (see `decode`) or pixels as an image."""
     if isinstance(content, bytes):
         return decode(content, min_side=min_side)
-    return Image.fromarray(content)
+    return pixels_as_image(content)
+
+
+def pixels_as_image(pixels: np.ndarray) -> Image.Image | Planes:
+    """Pixels of 8 bits, or floats from 0 to 1, as an image."""
+    if pixels.dtype == np.uint8:
+        return Image.fromarray(pixels)
+    return Planes([Image.fromarray(np.ascontiguousarray(x)) for x in np.moveaxis(pixels, -1, 0)])
 
 
 def load(image: Image.Image, min_side: int | None) -> Image.Image:
@@ -227,11 +262,15 @@ MIDDLE_GRAY: Final = 128
 CENTER: Final = 0.875  # Share of the shorter side in the evaluation view (224 of 256 pixels)
 
 
+Pixels = UInt8[np.ndarray, "_ _ 3"] | Float32[np.ndarray, "_ _ _"]
+"""Of 8 bits or, of any channels, from 0 to 1."""
+
+
 def crops(
-    source: bytes | UInt8[np.ndarray, "_ _ 3"],
+    source: bytes | Pixels,
     boxes: Float[np.ndarray, "views 4"],
     sizes: Sequence[int],
-) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+) -> list[Pixels]:
     """Cut square views, as shares (left, top, width, height) of an image that is decoded once.
 
     Decodes at the smallest scale that gives every crop the pixels it needs. Resampling is
@@ -241,15 +280,13 @@ def crops(
         with opened(source) as file:
             size = upright_size(file)
             needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
-            image = load(file, math.ceil(min(size) * needed.max()))
+            image: Image.Image | Planes = load(file, math.ceil(min(size) * needed.max()))
     else:
-        image = Image.fromarray(source)
+        image = pixels_as_image(source)
     return [_crop(image, box, side) for box, side in zip(boxes, sizes, strict=True)]
 
 
-def center(
-    source: bytes | UInt8[np.ndarray, "_ _ 3"], size: int
-) -> UInt8[np.ndarray, "{size} {size} 3"]:
+def center(source: bytes | Pixels, size: int) -> Pixels:
     """The evaluation view: a center crop of .875 of the shorter side, as in the papers at 224 px.
 
     Of all of it for views below 64 pixels, and for an image that already has the right size.
@@ -260,9 +297,7 @@ def center(
     return _crop(image, np.concatenate([(1 - extent) / 2, extent]), size)
 
 
-def _crop(
-    image: Image.Image, box: Float[np.ndarray, " 4"], size: int
-) -> UInt8[np.ndarray, "{size} {size} 3"]:
+def _crop(image: Image.Image | Planes, box: Float[np.ndarray, " 4"], size: int) -> Pixels:
     limits = np.tile(image.size, 2)
     corners = np.concatenate([box[:2], box[:2] + box[2:]]).clip(0, 1) * limits
     region = (corners[0], corners[1], corners[2], corners[3])

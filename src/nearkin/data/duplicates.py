@@ -1,5 +1,6 @@
 """Exact and near duplicates, found by SHA-256 and by thumbnails of all images."""
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
+from nearkin.data.channels import preview
 from nearkin.data.decode import BadImage, as_image
 from nearkin.data.images import Images, digest
 from nearkin.data.scan import fill
@@ -16,6 +18,7 @@ from nearkin.pace import ProgressCallback, ignore_progress
 
 SIDE: Final = 16  # Side of a thumbnail; larger ones tell resized copies apart
 DIGEST: Final = 32  # Bytes of a SHA-256
+MAX_SIDE: Final = 2**16  # Above any JPEG's, so that all of its pixels are decoded
 
 
 def thumbnails(
@@ -26,19 +29,20 @@ def thumbnails(
     tiny = np.zeros((len(images), 3 * SIDE**2), np.uint8)
     columns = {"digests": digests, "thumbnails": tiny}
     what, values = "looking for copies", partial(_thumbnail, images)
-    # An image that could not be read is tried again.
-    fill(columns, images, "thumbnails", values, what, on_progress, retried="digests")
+    # Thumbnails depend on the range of the values. An image that could not be read is tried again.
+    kind = f"thumbnails{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
+    fill(columns, images, kind, values, what, on_progress, retried="digests")
     return digests, tiny
 
 
 def _thumbnail(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
     try:
-        content = images.read(row)
-        image = as_image(content, min_side=4 * SIDE)
+        content = images.stored(row)
+        image = as_image(images.scaled(content), min_side=4 * SIDE)
     except BadImage:
         return np.zeros(DIGEST, np.uint8), np.zeros(3 * SIDE**2, np.uint8)
     small = image.resize((SIDE, SIDE), Image.Resampling.BOX)
-    return np.frombuffer(digest(content), np.uint8), np.asarray(small).ravel()
+    return np.frombuffer(digest(content), np.uint8), preview(np.asarray(small)).ravel()
 
 
 ALIKE: Final = 0.98  # Smallest correlation of the thumbnails of near duplicates
@@ -84,6 +88,20 @@ def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) 
         num_exact=len(images) - len(first),
         num_near=len(first) - len(np.unique(copies)),
     )
+
+
+def relation(images: Images, row: int, other: int) -> str:
+    """Say what two images have in common: `same bytes`, `same pixels`, or less: `near copy`."""
+    if (images.sizes[row] != images.sizes[other]).any():
+        return "near copy"
+    try:
+        pair = [images.read(each) for each in (row, other)]
+        if digest(pair[0]) == digest(pair[1]):
+            return "same bytes"
+        a, b = (np.asarray(as_image(content, min_side=MAX_SIDE)) for content in pair)
+    except BadImage:
+        return "near copy"
+    return "same pixels" if np.array_equal(a, b) else "near copy"
 
 
 def _pairs(groups: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, "images 2"]:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int32, Int64, Shaped, UInt8
+from jaxtyping import Int32, Int64, Shaped
 from PIL import Image
 
+from nearkin.data.channels import Channels, array_pixels, as_color, depth_of
 from nearkin.data.decode import BadImage, rgb_pixels
 
 SMALL_SIDE: Final = 64
+MAX_PLANES: Final = 2**32 // (4 * SMALL_SIDE**2)
 COLUMNS: Final = ("labels", "groups", "splits", "sizes", "num_bytes", "kinds", "modified")
 
 
@@ -43,22 +45,20 @@ class Folder:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Pixels in memory, gray (n, h, w, 1) or RGB (n, h, w, 3)."""
+    """Pixels in memory, channels last: gray, RGB, or as `array_pixels` leaves them."""
 
     pixels: np.ndarray
     rows: Mapping[str, int]
 
     def read(self, name: str, limit: int | None = None) -> np.ndarray:
-        """An image's RGB pixels."""
+        """An image's pixels: RGB, if they are of 8 bits and of one channel or three."""
         del limit
         image: np.ndarray = self.stacked([name])[0]
         return image
 
-    def stacked(self, names: Sequence[str]) -> UInt8[np.ndarray, "names height width 3"]:
-        """The RGB pixels of several images, which are all of one size."""
-        pixels = self.pixels[[self.rows[name] for name in names]]
-        color: np.ndarray = pixels.repeat(3 // pixels.shape[-1], axis=-1)  # gray has one channel
-        return color
+    def stacked(self, names: Sequence[str]) -> Shaped[np.ndarray, "names height width _"]:
+        """The pixels of several images, which are all of one size."""
+        return as_color(self.pixels[[self.rows[name] for name in names]])
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class ImageSource(Protocol):
     """Unique names, in any order."""
 
     def read(self, name: str, /) -> bytes | np.ndarray | Image.Image:
-        """A file's bytes, a PIL image, or an array or tensor of pixels; see `rgb_pixels`."""
+        """A file's bytes, a PIL image, or an array or tensor; see `rgb_pixels`, `array_pixels`."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,11 @@ class CustomSource:
         """The encoded bytes, or RGB pixels."""
         try:
             image: Any = self.source.read(name)
-            return image[:limit] if isinstance(image, bytes) else rgb_pixels(image)
+            if isinstance(image, bytes):
+                return image[:limit]
+            if isinstance(image, Image.Image):
+                return rgb_pixels(image)
+            return as_color(array_pixels(image, 3))
         except Exception as error:
             message = " ".join(str(error).split())  # on one line, as in bad_files.csv
             raise BadImage(f"unreadable: {type(error).__name__}: {message}") from error
@@ -122,6 +126,7 @@ class Images:
     modified: Int64[np.ndarray, " images"]  # When each file was last written, in nanoseconds
     source: Source
     key: str = ""  # The absolute path that indices are filed under; '' where none are stored
+    channels: Channels | None = None  # Of images that are not RGB of 8 bits; see `Channels`
     bad: tuple[BadFile, ...] = ()  # Files of the whole data that cannot be used
     notes: tuple[str, ...] = ()  # Notes for the user, one line each
 
@@ -129,8 +134,34 @@ class Images:
         return len(self.names)
 
     def read(self, row: SupportsIndex) -> bytes | np.ndarray:
-        """An image's encoded bytes or, from arrays, its uint8 pixels (height, width, 3)."""
+        """An image's encoded bytes; its uint8 pixels (height, width, 3); or floats from 0 to 1.
+
+        The floats, of shape (height, width, channels), are those of images with `channels`.
+        """
+        return self.scaled(self.stored(row))
+
+    def scaled(self, content: bytes | np.ndarray) -> bytes | np.ndarray:
+        """An image as it is stored, with its channels scaled as those of these images are."""
+        return content if self.channels is None else self.channels.scaled(content)
+
+    @property
+    def depth(self) -> str:
+        """Channels and type of all images, if they have `channels`: '13 uint16'; else ''."""
+        return depth_of(str(self.kinds[0])) if self.channels and len(self) else ""
+
+    def stored(self, row: SupportsIndex) -> bytes | np.ndarray:
+        """An image as it is stored: encoded, or its pixels of any type."""
         return read(self.source, self.names[row.__index__()])
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the pixels: three, if they are RGB or gray."""
+        return 3 if self.channels is None else len(self.channels.low)
+
+    def warm(self, rows: Sequence[int]) -> None:
+        """Fetch these images at once, if they lie in a store, before they are read one by one."""
+        if hasattr(self.source, "warm"):
+            self.source.warm([self.names[row] for row in rows])
 
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
         """The images in these ascending rows, with the same classes."""
@@ -157,20 +188,27 @@ class Images:
 
     @property
     def is_small(self) -> bool:
-        """Whether no side is above 64 pixels, so that all pixels are held in memory."""
-        return bool((self.sizes <= SMALL_SIDE).all())
+        """Whether no side is above 64 pixels, so that all pixels are held in memory.
+
+        If they are floats, only up to 4 GiB of them.
+        """
+        fits = self.channels is None or len(self) * self.num_channels <= MAX_PLANES
+        return fits and bool((self.sizes <= SMALL_SIDE).all())
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of all names and sizes in bytes and, of arrays, all pixels. Not of labels."""
+        """A SHA-256 of all names and sizes in bytes and, of arrays, all pixels. Not of labels.
+
+        Of files in a store, also of their tags (ETags).
+        """
         whole = hashlib.sha256()
-        custom = isinstance(self.source, CustomSource)
+        tagged = isinstance(self.source, CustomSource) or getattr(self.source, "tagged", False)
         for row, (name, kind) in enumerate(zip(self.names, self.kinds, strict=True)):
             whole.update(in_bytes(name) + b"\0%d\n" % self.num_bytes[row])
-            if custom:
-                whole.update(b"%d\n" % self.modified[row])  # a checksum of the content
-            elif kind == "array":
-                whole.update(content_bytes(self.read(row)))
+            if tagged:  # what stands for the time of the last write is a checksum
+                whole.update(b"%d\n" % self.modified[row])
+            elif kind.startswith("array"):
+                whole.update(content_bytes(self.stored(row)))
         return whole.hexdigest()
 
 
@@ -179,7 +217,7 @@ def read(source: Source, name: str, limit: int | None = None) -> bytes | np.ndar
     try:
         return source.read(name, limit)
     except OSError as error:
-        raise BadImage("unreadable") from error
+        raise BadImage(getattr(error, "reason", "unreadable")) from error
 
 
 def content_bytes(image: bytes | np.ndarray) -> bytes:

@@ -1,6 +1,7 @@
 """Classes, groups and splits of images, read from folders, tables and files beside the images."""
 
 import csv
+import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.images import in_bytes
+from nearkin.data.remote import RemoteFile
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -98,6 +100,7 @@ def _are_classes(classes: list[list[str]], images: int) -> bool:
 
 
 TABLES: Final = (".csv", ".parquet")
+File = Path | RemoteFile  # Of this machine, or of a store
 
 
 class Row(NamedTuple):
@@ -109,7 +112,7 @@ class Row(NamedTuple):
     line: int = 0  # In a CSV the line, in Parquet the row, from 1
 
 
-def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row]:
+def read_table(path: File, required: Sequence[str] = ("path",)) -> dict[str, Row]:
     """Read the columns path, label, group and split, by path; an image listed twice counts once.
 
     A CSV is UTF-8, with commas or semicolons. Cells are text: no formula is ever evaluated.
@@ -135,9 +138,12 @@ def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row
     return rows
 
 
-def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def _csv(path: File, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with (
+            path.open("rb") as binary,
+            io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file,
+        ):
             header = file.readline()
             file.seek(0)
             delimiter = ";" if header.count(";") > header.count(",") else ","
@@ -152,27 +158,32 @@ def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, s
                     )
                 yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); give another file") from error
+        raise DataError(
+            f"{path} cannot be read ({error.strerror or error}); give another file"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV ({error}); save it as UTF-8") from error
 
 
-def _parquet(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def _parquet(path: File, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        schema = parquet.read_schema(path)
-        _check_columns(path, schema.names, required)
-        columns = [name for name in ("path", "label", "group", "split") if name in schema.names]
-        table: Any = parquet.read_table(path, columns=columns)
+        with path.open("rb") as file:
+            schema = parquet.read_schema(file)
+            _check_columns(path, schema.names, required)
+            columns = [
+                name for name in ("path", "label", "group", "split") if name in schema.names
+            ]
+            table: Any = parquet.read_table(file, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}); write it anew") from error
     for line, cells in enumerate(table.to_pylist(), start=1):
         yield line, {name: "" if cell is None else str(cell) for name, cell in cells.items()}
 
 
-def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) -> None:
+def _check_columns(path: File, columns: Sequence[str], required: Sequence[str]) -> None:
     missing = [name for name in required if name not in columns]
     if missing:
         present = ", ".join(columns)[:200] or "none"
@@ -180,7 +191,7 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
 
 
 def match(
-    path: Path, rows: Mapping[str, Row], names: Collection[str]
+    path: File, rows: Mapping[str, Row], names: Collection[str]
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
     """The rows of a table of labels by image name, and a note on rows without an image."""
     known = frozenset(names)

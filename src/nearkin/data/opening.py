@@ -8,25 +8,37 @@ from typing import Any
 import numpy as np
 
 from nearkin.data.arrays import Part, from_name, from_npz, is_name, list_arrays
+from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
 from nearkin.data.images import CustomSource, Images, ImageSource, in_bytes
 from nearkin.data.labels import (
     SIDES,
     TABLES,
+    File,
     Row,
     annotations_from_folders,
     annotations_from_rows,
     match,
     read_table,
 )
+from nearkin.data.remote import is_folder, is_url, remote_file
 from nearkin.data.scan import scan
-from nearkin.data.sources import ARCHIVES, Listing, list_archives, list_folder, list_table
-from nearkin.errors import DataError, UsageError
+from nearkin.data.sources import (
+    ARCHIVES,
+    Listing,
+    is_pattern,
+    list_archives,
+    list_folder,
+    list_pattern,
+    list_store,
+    list_table,
+)
+from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import load_extension
 from nearkin.pace import ProgressCallback, ignore_progress
 
 
 def open_images(
-    data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray] | ImageSource,
+    data: Any,
     *,
     labels: str = "auto",
     cache: bool = True,
@@ -37,9 +49,11 @@ def open_images(
 
     Args:
         data: A folder, flat or nested; a .csv or .parquet with the column path and, optionally,
-            label, group and split; a .zip, .tar or .tar.gz (the last up to 1 GiB unpacked); an
-            .npz with x and y, or x_train, y_train, x_test, y_test; pixels, or (pixels, labels),
-            as arrays; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
+            label, group and split; a .parquet or .arrow with a column of encoded images; a .zip,
+            .tar or .tar.gz (the last up to 1 GiB unpacked); shards/{000..009}.tar; each also as an
+            address of a store, such as s3://; an .npz with x and y, or x_train, y_train, x_test,
+            y_test; pixels, or (pixels, labels), as arrays; a `datasets.Dataset`, or a stream of
+            one; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
             on disk; or FILE.py:NAME, module:NAME, or a name that an installed package declares,
             of a function or class whose call gives any of these.
         labels: "auto": what the data declare or, in folders, the class folders if they look like
@@ -69,8 +83,9 @@ def open_images(
 
 def _resolve(data: Any) -> tuple[Any, str]:
     """The data that a reference stands for, a path as text, and what to call them in messages."""
-    where = str(data) if isinstance(data, str | Path) else "the data"
-    if where and not is_name(where) and not Path(where).expanduser().exists():
+    where = redacted(str(data)) if isinstance(data, str | Path) else "the data"
+    known = not where or is_name(where) or is_url(where) or Path(where).expanduser().exists()
+    if not known:
         factory = load_extension("sources", where)
         if factory is not None:
             if not callable(factory):
@@ -83,24 +98,35 @@ def _list(data: Any, where: str) -> Listing:
     if isinstance(data, ImageSource):
         return _list_source(data, where)
     if isinstance(data, str):
-        return list_arrays(data, from_name(data)) if is_name(data) else _list_path(Path(data))
+        return list_arrays(data, from_name(data)) if is_name(data) else _list_place(data)
+    if type(data).__module__.partition(".")[0] == "datasets":
+        copy = copied_dataset(data)
+        return replace(list_archives(where, {"": copy}), key=str(copy))
     return list_arrays(where, [Part("", *data) if isinstance(data, tuple) else Part("", data)])
 
 
-def _list_path(path: Path) -> Listing:
-    path = path.expanduser()
+def _list_place(text: str) -> Listing:
+    """What lies at a path, an address of a store, or what a pattern of either stands for."""
+    if is_pattern(text):
+        return list_pattern(text)
+    if is_url(text):
+        return list_store(text) if is_folder(text) else _list_file(remote_file(text))
+    path = Path(text).expanduser()
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; give the path of your images")
-    if path.is_dir():
-        return list_folder(path)
-    if path.name.lower().endswith(ARCHIVES):
-        return list_archives(path, {"": path})
-    if path.suffix.lower() in TABLES:
-        return list_table(path)
-    if path.suffix.lower() == ".npz":
-        return list_arrays(str(path), from_npz(path))
-    kinds = ", ".join((*ARCHIVES, *TABLES, ".npz"))
-    raise DataError(f"{path}: not a kind of data that is known; give a folder, or a {kinds}")
+    return list_folder(path) if path.is_dir() else _list_file(path)
+
+
+def _list_file(file: File) -> Listing:
+    suffix = file.suffix.lower()
+    if file.name.lower().endswith(ARCHIVES) or (suffix in COLUMN_TABLES and has_images(file)):
+        return list_archives(file, {"": file})
+    if suffix in TABLES:
+        return list_table(file)
+    if suffix == ".npz":
+        return list_arrays(str(file), from_npz(file))
+    kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz"))
+    raise DataError(f"{file}: not a kind of data that is known; give a folder, or a {kinds}")
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:
@@ -144,7 +170,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
     if labels == "folders":
         annotations = annotations_from_folders(names, labels).or_else(annotations)
     elif labels not in ("auto", "none"):
-        table = Path(labels).expanduser()
+        table = remote_file(labels) if is_url(labels) else Path(labels).expanduser()
         rows, notes = match(table, read_table(table, ("path", "label")), names)
         annotations = annotations_from_rows(rows, names).or_else(annotations)
     classes, numbers = annotations.numbered()
@@ -154,5 +180,5 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         groups=annotations.grouped(),
         splits=np.array(annotations.splits, np.str_),
         classes=classes,
-        notes=notes,
+        notes=(*images.notes, *notes),
     )

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.rng import permutation
+from nearkin.data.rng import permutation, uniform
 from nearkin.errors import DataError
+
+RUN: Final = 512  # Neighboring rows that are read together, where an order has a window
+DELAY: Final = 253  # The view number whose draws delay the rows of a window
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,8 @@ class Order:
     num_images: int
     batch_size: int  # Images per step, over all processes
     seed: int
+    window: int = 0
+    """Images that are mixed with each other, as runs of neighboring rows come by; 0: all."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -30,13 +36,25 @@ class Order:
     def rows(self, step: int) -> np.ndarray:
         """The images of one step, over all processes; int64 of shape (batch,)."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        order = _shuffled(self.seed, epoch, self.num_images)
+        order = _shuffled(self.seed, epoch, self.num_images, self.window)
         return order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
 @lru_cache(maxsize=2)  # every step of an epoch needs the same permutation
-def _shuffled(seed: int, epoch: int, size: int) -> np.ndarray:
-    return permutation(seed, epoch, size)
+def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
+    """All rows in a new order or, with a window, runs of rows in a new order and then mixed.
+
+    A row is taken by less than `window` places later than its run begins to be, so that few shards
+    are in use at a time, and each only once in an epoch.
+    """
+    if window == 0:
+        return permutation(seed, epoch, size)
+    runs = permutation(seed, epoch, -(-size // RUN))
+    rows = (RUN * runs[:, None] + np.arange(RUN)).ravel()
+    rows = rows[rows < size]
+    late = window * uniform(seed, epoch, rows, DELAY, 1)[:, 0]
+    mixed: np.ndarray = rows[np.argsort(np.arange(size) + late, kind="stable")]
+    return mixed
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,19 +3,24 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from operator import lt
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
 from nearkin.config import MAX_IMAGE_SIZE
-from nearkin.data.decode import CENTER, as_image, center
-from nearkin.data.views import MEAN, STD
+from nearkin.data.channels import GRAY, Channels, named
+from nearkin.data.decode import CENTER, Pixels, as_image, center
+from nearkin.data.images import Images
+from nearkin.data.views import MEAN, STD, input_statistics
+from nearkin.errors import DataError
 
 Crop = Literal["box", "center", "squash"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos", "nearest"]
 CropRounding = Literal["even", "down"]
+RANGE: Final = ("low", "high")
+OTHER: Final = "give an encoder that was trained on such images"
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
 
 
@@ -43,6 +48,10 @@ class Preprocessing:
     crop_rounding: CropRounding = "even"
     """Where the crop begins if as many pixels are odd: as torchvision and timm round, half to
     even, or down, as transformers does."""
+    low: tuple[float, ...] = ()
+    """The values that become 0, channel by channel; without any, images are RGB of 8 bits."""
+    high: tuple[float, ...] = ()
+    """The values that become 1."""
 
     def __post_init__(self) -> None:
         """Refuse, by a ValueError, what no network was trained with."""
@@ -57,25 +66,67 @@ class Preprocessing:
         if self.crop != "box" and not self.image_size <= self.resize_to <= 4 * self.image_size:
             raise ValueError(f"it crops {self.image_size} px from {self.resize_to} px")
         numbers = (*self.mean, *self.std)
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(map(math.isfinite, numbers)):
-            raise ValueError("its mean and deviation are not three numbers each")
+        count = len(self.low) or 3
+        if {len(self.mean), len(self.std)} != {count} or not all(map(math.isfinite, numbers)):
+            three = "three" if count == 3 else count
+            raise ValueError(f"its mean and deviation are not {three} numbers each")
+        if len(self.high) != len(self.low) or not all(map(lt, self.low, self.high)):
+            raise ValueError("its range does not end above its beginning")
         if min(self.std) <= 0:
             raise ValueError("its deviation is not positive")
 
     @classmethod
+    def of(cls, image_size: int, channels: Channels | None) -> "Preprocessing":
+        """Nearkin's own, of images with these channels."""
+        return cls(image_size, **(asdict(channels) if channels else {}))
+
+    @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Preprocessing":
         """Read what `to_dict` gave; of many kinds of errors if it is damaged."""
-        pairs = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
-        return cls(**{**stored, **pairs})
+        names = stored.keys() & {"low", "high"} | {"mean", "std"}
+        return cls(**{**stored, **{name: tuple(map(float, stored[name])) for name in names}})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        values = asdict(self)
+        return values if self.low else {k: v for k, v in values.items() if k not in RANGE}
 
     @property
     def standard(self) -> bool:
         """Whether mean and deviation are those of `nearkin.data.views.normalize`."""
-        return self.mean == MEAN and self.std == STD
+        return (self.mean, self.std) == input_statistics(len(self.mean))
+
+    @property
+    def channels(self) -> Channels | None:
+        """The range of its images, if they are not RGB of 8 bits."""
+        return Channels(self.low, self.high, self.mean, self.std) if self.low else None
+
+    def for_images(self, images: Images) -> "Preprocessing":
+        """The same with the range of these images, where it has none and they do.
+
+        Raises:
+            DataError: If they have other channels.
+        """
+        if images.channels and not self.low and images.num_channels == len(self.mean):
+            return replace(self, low=images.channels.low, high=images.channels.high)
+        self.applied(images)
+        return self
+
+    def applied(self, images: Images) -> Images:
+        """The same images, whose channels are scaled by its range.
+
+        Without a range, gray images of more than 8 bits are scaled to 8 by their type, each as
+        it would be alone or among others.
+
+        Raises:
+            DataError: If they have other channels.
+        """
+        depth, count = images.depth, images.num_channels
+        fits = bool(self.low) == bool(depth) and count == len(self.mean)
+        if len(images) and not fits and not (depth.startswith(GRAY) and not self.low):
+            takes = f"{len(self.low)} channels in a range of their own" if self.low else named("")
+            raise DataError(f"images are {named(depth)}, and the encoder takes {takes}; {OTHER}")
+        return replace(images, channels=self.channels)
 
     def __str__(self) -> str:
         """Name all of it, as the log prints it."""
@@ -84,11 +135,12 @@ class Preprocessing:
             "center": f"shorter side {self.resize_to} px, center crop",
             "squash": f"squashed to {self.resize_to} px, center crop",
         }
-        mean, std = (", ".join(f"{x:.3f}" for x in of) for of in (self.mean, self.std))
-        return (
-            f"{self.image_size} px ({shape[self.crop]}, {self.interpolation}), "
-            f"mean {mean}, std {std}"
-        )
+        columns = {"mean": self.mean, "std": self.std}
+        if self.low:
+            columns = {"from": self.low, "to": self.high, **columns}
+        numbers = (f"{name} {', '.join(f'{x:.3f}' for x in of)}" for name, of in columns.items())
+        cut = f"{self.image_size} px ({shape[self.crop]}, {self.interpolation})"
+        return ", ".join([cut, *numbers])
 
     def resized(self, image_size: int) -> "Preprocessing":
         """Return the same for images of another size, resized in proportion before the crop."""
@@ -109,10 +161,10 @@ class Preprocessing:
         # is left after halving it.
         return 2 * self.resize_to
 
-    def pixels(
-        self, source: bytes | UInt8[np.ndarray, "_ _ 3"]
-    ) -> UInt8[np.ndarray, "{self.image_size} {self.image_size} 3"]:
+    def pixels(self, source: bytes | Pixels) -> Pixels:
         """Cut the evaluation view out of an image, encoded or decoded; `BadImage` as `decode`."""
+        if isinstance(source, bytes) and self.channels:
+            source = self.channels.scaled(source)
         if self.crop == "box":
             return center(source, self.image_size)
         image = as_image(source, min_side=self.min_side)

@@ -13,19 +13,22 @@ from typing import Any
 import numpy as np
 
 from nearkin.data.arrays import is_name
+from nearkin.data.channels import named
 from nearkin.data.decode import BadImage
 from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
 from nearkin.data.labels import (
     TABLES,
     Annotations,
+    File,
     annotations_from_folders,
     examples,
     read_table,
 )
 from nearkin.data.opening import open_images
+from nearkin.data.remote import is_url, remote_file
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
-from nearkin.errors import DataError
+from nearkin.errors import DataError, redacted
 from nearkin.types import UNKNOWN
 
 
@@ -51,6 +54,9 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     Classes of one name become one; groups stay separate.
     """
     added = [prefix + name for name in second.names]
+    if first.depth != second.depth and len(first) and len(second):
+        one, other = named(first.depth), named(second.depth)
+        raise DataError(f"images are {one}, and others {other}; convert some of them")
     duplicates = sorted(set(added).intersection(first.names))
     if duplicates:
         raise DataError(
@@ -74,6 +80,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
         names=tuple(names[row] for row in rows),
         classes=classes,
         source=Either(first.source, second.source, prefix, frozenset(added)),
+        channels=first.channels,
         key="\0".join((first.key, prefix, second.key)) if first.key and second.key else "",
         bad=tuple(sorted((*first.bad, *second_bad), key=lambda bad: in_bytes(bad.name))),
         notes=first.notes + second.notes,
@@ -90,7 +97,7 @@ def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
     for row, size in enumerate(sizes):
         if size in candidates and count[size] > 1:
             with suppress(BadImage):
-                groups.setdefault((size, digest(images.read(row))), []).append(row)
+                groups.setdefault((size, digest(images.stored(row))), []).append(row)
     return [
         group for group in groups.values() if len(group) > 1 and not requested.isdisjoint(group)
     ]
@@ -113,7 +120,10 @@ def recognize(images: Images, labeled: str) -> Recognized:
     Rows with an empty label are ignored.
     """
     data = _Data(images)
-    return _table(data, Path(labeled)) if is_table(labeled) else _images(data, labeled)
+    if not is_table(labeled):
+        return _images(data, labeled)
+    table = remote_file(labeled) if is_url(labeled) else Path(labeled).expanduser()
+    return _table(data, table)
 
 
 def is_table(where: str) -> bool:
@@ -171,13 +181,12 @@ class _Data:
         return None
 
 
-def _table(data: _Data, path: Path) -> Recognized:
-    table = path.expanduser()
-    rows = {name: row.label for name, row in read_table(table, ("path", "label")).items()}
+def _table(data: _Data, path: File) -> Recognized:
+    rows = {name: row.label for name, row in read_table(path, ("path", "label")).items()}
     labeled = {name: label for name, label in rows.items() if label}
     if not labeled:
         raise DataError(f"{path}: none of {len(rows)} rows has a label; fill some of them in")
-    folder = str(table.resolve().parent)
+    folder = str(path.resolve().parent) if isinstance(path, Path) else ""
     names = {path: data.find(folder, path) for path in labeled}
     missing = [path for path, name in names.items() if name is None]
     if missing:
@@ -195,7 +204,7 @@ def _table(data: _Data, path: Path) -> Recognized:
                 "keep one of them"
             )
     outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
-    listing = replace(list_files(Path("/"), outside), key=f"{table.resolve()}\0labeled")
+    listing = replace(list_files(Path("/"), outside), key=f"{path}\0labeled")
     return Recognized(classes, scan(listing), "/")
 
 
@@ -204,6 +213,8 @@ def _images(data: _Data, labeled: str) -> Recognized:
     if not any(labels):
         raise DataError(f"{labeled}: carries no labels; give class folders, or a table")
     start = labeled if is_name(labeled) else str(Path(labeled).expanduser().resolve())
+    if is_url(labeled):
+        start = redacted(labeled).rstrip("/")
     prefix = f"{start}/"
 
     def place(name: str) -> str:

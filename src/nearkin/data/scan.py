@@ -23,14 +23,13 @@ from torch.utils.data import Dataset
 
 from nearkin.data.batches import prefetch
 from nearkin.data.cache import cache_folder
+from nearkin.data.channels import array_header, check, header
 from nearkin.data.decode import (
     FORMATS,
     MAGIC,
     MAX_BYTES,
     BadImage,
     Header,
-    decode,
-    header,
     quiet,
 )
 from nearkin.data.images import (
@@ -43,12 +42,13 @@ from nearkin.data.images import (
     in_bytes,
     read,
 )
+from nearkin.data.kinds import of_one_kind
 from nearkin.data.sources import Listing
 from nearkin.distributed import available_cpus
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
 
-VERSION: Final = 1  # Of the index; another version has other file names
+VERSION: Final = 2  # Of the index; another version has other file names
 
 
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
@@ -165,28 +165,31 @@ def scan(
     """
     names, states = listing.names, listing.states
     # The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter.
-    kinds = np.full(len(names), b"not-an-image")
+    kinds = np.full(len(names), b"not-an-image", np.dtype("S48"))
     sizes = np.zeros((len(names), 2), np.int32)  # of a bad file, zeros
     columns = {"formats": kinds, "sizes": sizes}
     reasons, decoded_pixels = dict[int, str](), MAX_PIXELS if full else 0
     if isinstance(listing.source, Arrays):
-        kinds[:], sizes[:] = b"array", listing.source.pixels.shape[2:0:-1]
+        kinds[:], *size = array_header(listing.source.stacked(names[:1])[0])
+        sizes[:] = size
     elif isinstance(listing.source, CustomSource):
         reasons = _scan_source(listing, columns, decoded_pixels, on_progress)
     else:
         kind = f"up-to-{decoded_pixels}" if full else "headers"
         what = "decoding all images" if full else "looking at all files"
         values = partial(_scan_file, listing, decoded_pixels)
-        fill(columns, listing, kind, values, what, on_progress)
+        # That a store has failed says nothing of the file.
+        retried = "sizes" if getattr(listing.source, "tagged", False) else ""
+        fill(columns, listing, kind, values, what, on_progress, retried=retried)
     kinds[sizes.prod(axis=1, dtype=np.int64) > MAX_PIXELS] = b"too-large"
-    known = (*FORMATS, "array")
-    good = np.isin(kinds, np.array(known, np.bytes_))
+    formats = np.strings.partition(kinds, b" of ")[0]
+    good = np.isin(formats, np.array((*FORMATS, "array"), np.bytes_))
     bad = [*listing.bad]
     for row in np.flatnonzero(~good).tolist():
         reason = reasons.get(row, kinds[row].decode())
         bad.append(BadFile(names[row], reason, int(states[row, 0])))
     rows = np.flatnonzero(good)
-    return Images(
+    images = Images(
         tuple(map(names.__getitem__, rows.tolist())),
         labels=np.full(len(rows), UNKNOWN, np.int64),
         groups=np.arange(len(rows)),
@@ -194,12 +197,13 @@ def scan(
         classes=(),
         sizes=sizes[rows],
         num_bytes=states[rows, 0],
-        kinds=kinds[rows].astype(np.dtype(f"U{max(map(len, known))}")),
+        kinds=np.array(kinds[rows].astype(np.str_).tolist(), np.str_),
         modified=states[rows, 1],
         source=listing.source,
         key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
     )
+    return of_one_kind(images)
 
 
 def _scan_source(
@@ -225,10 +229,10 @@ def _scan_source(
 
 def _header(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
     if not isinstance(image, bytes):
-        return Header("array", image.shape[1], image.shape[0])
+        return array_header(image)
     known = header(image)
     if known.width * known.height <= decoded_pixels:
-        decode(image)
+        check(image, known)
     return known
 
 
@@ -242,7 +246,7 @@ def _scan_file(listing: Listing, decoded_pixels: int, row: int) -> tuple[str, tu
         pixels = known.width * known.height
         if pixels <= decoded_pixels:
             with _memory_limit(max(size, pixels)):
-                decode(_read(source, name))
+                check(_read(source, name), known)
     except BadImage as error:
         return error.reason, (0, 0)
     return known.format, (known.width, known.height)
@@ -251,7 +255,7 @@ def _scan_file(listing: Listing, decoded_pixels: int, row: int) -> tuple[str, tu
 def _read_header(source: Source, name: str, size: int) -> Header:
     start = _read(source, name, PREFIX)
     try:
-        return header(start)
+        return header(start, whole=len(start) == size)
     except BadImage:
         if size <= PREFIX or not start.startswith(MAGIC):
             raise

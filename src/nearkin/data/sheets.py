@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from nearkin.data.batches import Batches, CenterCrops, squares
+from nearkin.data.batches import Batches, CenterCrops, from_zero_to_one, squares
+from nearkin.data.channels import preview
 from nearkin.data.images import Images
 from nearkin.tables import printable
 
@@ -26,7 +27,7 @@ Lines = Sequence[str]
 
 
 def save_sheet(
-    columns: Sequence[Float[Tensor, "rows 3 _ _"]],
+    columns: Sequence[Float[Tensor, "rows _ _ _"]],
     path: Path,
     *,
     labels: Sequence[str] = (),
@@ -60,7 +61,8 @@ def save_sheet(
     for number, row in enumerate(zip(*columns, strict=True)):
         top = head + number * (cell + strip)
         for column, view in enumerate(row):
-            image = Image.fromarray((view.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy())
+            pixels = (view.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
+            image = Image.fromarray(preview(pixels))
             # Small views stand below their heading, in the middle of the column.
             left = margin + column * cell + scale * (GAP + (side - image.width) // 2)
             enlarged = image.resize((scale * image.width,) * 2, Image.Resampling.NEAREST)
@@ -137,7 +139,7 @@ def augmentation_sheet(batches: Batches, path: Path) -> Path:
     """
     rows = np.sort(batches.order.rows(0))[:EXAMPLES]
     originals = CenterCrops(batches.images.subset(rows), batches.sizes[0])
-    columns = [torch.cat(list(originals)) / 255]
+    columns = [from_zero_to_one(torch.cat(list(originals)))]
     headings = [["", "image"]]
     for epoch in range(1, EPOCHS + 1):
         for number, view in enumerate(batches.views(epoch - 1, rows), start=1):

@@ -1,11 +1,14 @@
-"""The files of folders, tables and archives that have the name of an image.
+"""The images of folders, tables and archives, on this machine or in a store with a URL.
 
-Archives are read in place, never extracted.
+Archives, and the bytes of images in the columns of tables, are read in place.
 """
 
 import gzip
+import hashlib
 import io
+import json
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -15,8 +18,9 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,9 +30,22 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.images import BadFile, Folder, Source, in_bytes
-from nearkin.data.labels import Row, examples, read_table
-from nearkin.errors import DataError
+from nearkin.data.cache import cache_folder
+from nearkin.data.columns import COLUMN_TABLES, Cell, list_column
+from nearkin.data.images import BadFile, Folder, Images, Source, in_bytes
+from nearkin.data.labels import File, Row, examples, read_table
+from nearkin.data.remote import (
+    THREADS,
+    RemoteError,
+    RemoteFile,
+    blocks,
+    cache_limit,
+    files_below,
+    remote_files,
+    warm,
+)
+from nearkin.errors import DataError, OutputError, redacted
+from nearkin.tables import replace_text
 
 EXTENSIONS: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"}
@@ -115,7 +132,7 @@ MARKER: Final = ".nearkin-run"
 
 
 def list_folder(root: Path) -> Listing:
-    """Find the images below a folder or, where it holds none, in the .tar files below it.
+    """Find the images below a folder or, where it holds none, in the shards below it.
 
     Hidden files and folders and the folders of runs are skipped. A link is followed only to a
     target inside the folder. Every folder is entered once, real ones before links to them, which
@@ -132,25 +149,87 @@ def list_folder(root: Path) -> Listing:
                 others.append(name)
 
     names, states, bad = in_order(images(), 2)
-    shards = sorted(name for name in others if name.lower().endswith(".tar"))
+    shards = {name: root / name for name in others if is_shard(name)}
     if shards and not names:
-        # Shards of WebDataset: each counts as a folder of that name.
-        in_shards = list_archives(root, {f"{shard}/": root / shard for shard in shards})
+        in_shards = list_shards(root, shards)
         return replace(in_shards, bad=in_shards.bad + bad)
     return _require_files(Listing(Folder(root), names, states, bad, str(root)), root, others)
 
 
-def list_table(path: Path) -> Listing:
+def list_store(url: str) -> Listing:
+    """The same for what lies below an address of a store, which knows neither links nor runs."""
+    files = files_below(url, lambda name: is_image(name) or is_shard(name))
+    shown = {name: file for name, file in files.items() if not is_hidden(name)}
+    images = {name: file for name, file in shown.items() if is_image(name)}
+    where = redacted(url).rstrip("/")
+    if shown and not images:
+        return list_shards(where, shown)
+    return _require_files(_objects(url.rstrip("/"), images), where, files)
+
+
+def _objects(root: str, files: Mapping[str, RemoteFile]) -> Listing:
+    """Images that are files of a store, by their paths below an address."""
+
+    def entries() -> Iterator[Entry]:
+        for name, file in files.items():
+            refusal = _refusal(name)
+            yield name, BadFile(name, refusal, file.size) if refusal else (file.size, file.tag)
+
+    names, states, bad = in_order(entries(), 2)
+    return Listing(Objects(root, names, states), names, states, bad, redacted(root))
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """Reads files below an address of a store."""
+
+    root: str
+    names: Sequence[str]  # In the order of their bytes
+    states: Int64[np.ndarray, "files 2"]
+    tagged: Final = True
+
+    def read(self, name: str, limit: int | None = None) -> bytes:
+        """The file's first `limit` bytes, or all of it."""
+        file = self._file(name)
+        return file.read(0, file.size if limit is None else limit)
+
+    def warm(self, names: Sequence[str]) -> None:
+        """Fetch these files at once."""
+        files = map(self._file, names)
+        warm((file, number) for file in files for number in blocks(0, file.size))
+
+    def _file(self, name: str) -> RemoteFile:
+        row = bisect_left(self.names, in_bytes(name), key=in_bytes)
+        return RemoteFile(f"{self.root}/{name}", *self.states[row].tolist())
+
+
+def list_table(path: File) -> Listing:
     """The images that a table lists, by paths relative to its folder."""
+    if isinstance(path, RemoteFile):
+        return _list_remote_table(path)
     root = path.resolve().parent
     rows = {_name(path, written, row): row for written, row in read_table(path).items()}
-    missing = [name for name in rows if not os.path.lexists(root / name)]
+    _require_all(path, root, rows, [name for name in rows if not os.path.lexists(root / name)])
+    return replace(list_files(root, rows), key=str(path.resolve()), rows=rows, folders=False)
+
+
+def _list_remote_table(table: RemoteFile) -> Listing:
+    root = table.url.partition("?")[0].rpartition("/")[0]
+    rows = {name.removeprefix(f"{root}/"): row for name, row in read_table(table).items()}
+    if root.startswith("http"):  # which may have no list of its files
+        files = remote_files({name: f"{root}/{name}" for name in rows})
+    else:
+        files = files_below(root, rows.__contains__)
+    _require_all(table, redacted(root), rows, [name for name in rows if name not in files])
+    return replace(_objects(root, files), key=str(table), rows=rows, folders=False)
+
+
+def _require_all(path: File, root: object, rows: Collection[str], missing: list[str]) -> None:
     if missing:
         raise DataError(
             f"{path}: {len(missing)} of {len(rows)} files do not exist below {root}, such as "
             f"{examples(missing)}; give paths relative to the table"
         )
-    return replace(list_files(root, rows), key=str(path.resolve()), rows=rows, folders=False)
 
 
 def _name(path: Path, written: str, row: Row) -> str:
@@ -230,12 +309,16 @@ def _state(root: Path, name: str, *, is_inside: bool) -> os.stat_result | BadFil
 # Archives
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
+SHARDS: Final = (".tar", *COLUMN_TABLES)
+"""What a folder without images is searched for; each counts as a folder of that name."""
 MAX_UNPACKED: Final = 2**30
 """A .tar.gz has no index, so it is unpacked into memory, up to this many bytes."""
 MAX_OPEN: Final = 128  # Archives that a process keeps open; the data may be thousands of shards
-LABEL_SUFFIX: Final = ".cls"
-"""A member of this suffix holds, as text, the label of the image of the same stem."""
-MAX_LABEL: Final = 200  # Bytes of it that are read
+LABEL_SUFFIXES: Final = (".cls", ".json")
+"""A member of such a suffix holds the label of the image of the same stem: as text, or as `label`
+or `cls` of a JSON object, as in WebDataset."""
+MAX_LABEL: Final = {".cls": 200, ".json": 2**16}  # Bytes of it that are read
+LISTINGS: Final = 1  # Version of the stored lists of members
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
     *(EOFError, OSError, OverflowError),
@@ -251,6 +334,16 @@ class Place(NamedTuple):
     packed: int  # Its bytes in the archive
     bytes: int
     form: int = BARE
+
+
+class Member(NamedTuple):
+    """A file in an archive, or a row of a table."""
+
+    name: str
+    place: Place
+    refusal: str = ""  # Why it is not read
+    label: str | None = None  # What a member says that is no image, of the one of its stem
+    row: Row | None = None  # What a table says of its own image
 
 
 class _Opened:
@@ -270,15 +363,28 @@ _opened = lru_cache(maxsize=MAX_OPEN)(_Opened)
 class Archive:
     """Reads members of archives, from any number of threads and processes at once."""
 
-    archives: Sequence[Path | bytes]
+    archives: Sequence[File | bytes]
     modified: int  # When the last of them was written, in nanoseconds
     names: Sequence[str]  # In the order of their bytes
     places: Int64[np.ndarray, "members 5"]  # Of each name: which archive, and its `Place` there
 
+    tagged: bool = False  # Whether `modified` of images changes with their content alone
+
     def read(self, name: str, limit: int | None = None) -> bytes:
         """The member's first `limit` bytes, or all of it; an OSError if it is damaged."""
-        row = bisect_left(self.names, in_bytes(name), key=in_bytes)
-        return self.read_place(self.places[row], limit)
+        return self.read_place(self._where(name), limit)
+
+    def warm(self, names: Sequence[str]) -> None:
+        """Fetch what these members need of files of a store, at once."""
+        needed = dict[tuple[RemoteFile, int], None]()
+        for archive, offset, packed, *_ in (self._where(name).tolist() for name in names):
+            if isinstance(file := self.archives[archive], RemoteFile):
+                needed |= {(file, number): None for number in blocks(offset, offset + packed)}
+        warm(needed)
+
+    def _where(self, name: str) -> Int64[np.ndarray, "5"]:
+        where: np.ndarray = self.places[bisect_left(self.names, in_bytes(name), key=in_bytes)]
+        return where
 
     def read_place(self, where: Int64[np.ndarray, "5"], limit: int | None) -> bytes:
         """The same for a row of `places`."""
@@ -288,7 +394,7 @@ class Archive:
         except (struct.error, zlib.error, ValueError, OverflowError, MemoryError) as error:
             raise OSError("damaged in the archive") from error
 
-    def _read(self, archive: Path | bytes, place: Place, limit: int | None) -> bytes:
+    def _read(self, archive: File | bytes, place: Place, limit: int | None) -> bytes:
         offset = place.offset
         size = place.bytes if limit is None else min(limit, place.bytes)
         if place.form != BARE:
@@ -303,9 +409,11 @@ class Archive:
         # Bounded by `size`, or a small member could unpack to any number of bytes.
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size)
 
-    def _bytes(self, archive: Path | bytes, offset: int, count: int) -> bytes:
+    def _bytes(self, archive: File | bytes, offset: int, count: int) -> bytes:
         if isinstance(archive, bytes):
             return archive[offset : offset + count]
+        if isinstance(archive, RemoteFile):
+            return archive.read(offset, count)
         if not hasattr(os, "pread"):  # on Windows, where an offset is shared by all threads
             with archive.open("rb") as file:
                 file.seek(offset)
@@ -314,73 +422,219 @@ class Archive:
         return os.pread(opened.descriptor, count, offset)
 
 
-def list_archives(where: Path, archives: Mapping[str, Path]) -> Listing:
+def window_for(images: Images) -> int:
+    """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
+    shards = images.source.archives if isinstance(images.source, Archive) else ()
+    total, limit = sum(s.size for s in shards if isinstance(s, RemoteFile)), cache_limit()
+    return max(1, len(images) * limit // (2 * total)) if 0 < limit < total else 0
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file is a part of a data set, not a cache that `datasets` leaves beside them."""
+    suffix = splitext(name)[1].lower()
+    return suffix in SHARDS and not name.rpartition("/")[2].startswith("cache-")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether this stands for several shards, as `shards/{000000..000009}.tar`."""
+    return bool(re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", text)) and not Path(text).exists()
+
+
+def expanded(pattern: str) -> list[str]:
+    """What a pattern with braces stands for.
+
+    >>> expanded("{train,val}/{08..10}.tar")[:4]
+    ['train/08.tar', 'train/09.tar', 'train/10.tar', 'val/08.tar']
+    """
+    start, brace, rest = pattern.partition("{")
+    if not brace:
+        return [pattern]
+    inside, _, end = rest.partition("}")
+    first, dots, last = inside.partition("..")
+    values = inside.split(",")
+    if dots:
+        if not (first.isdecimal() and last.isdecimal()):
+            raise DataError(f"{redacted(pattern)}: {inside!r} is no range; say 000000..000009")
+        values = [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+    return [start + value + tail for value in values for tail in expanded(end)]
+
+
+def list_pattern(pattern: str) -> Listing:
+    """The shards that a pattern stands for, named by what follows the folder of them all."""
+    where, root = redacted(pattern), pattern.partition("{")[0].rpartition("/")[0]
+    paths = expanded(pattern)
+    names = [redacted(path)[len(redacted(root)) :].lstrip("/") for path in paths]
+    if "://" in pattern:
+        return list_shards(where, remote_files(dict(zip(names, paths, strict=True))))
+    files = {name: Path(path).expanduser() for name, path in zip(names, paths, strict=True)}
+    missing = [str(path) for path in files.values() if not path.exists()]
+    if missing:
+        raise DataError(
+            f"{where}: {len(missing)} of {len(files)} shards do not exist, such as "
+            f"{examples(missing)}; give a pattern of those that do"
+        )
+    return list_shards(str(Path(where).expanduser().absolute()), files)
+
+
+def list_shards(where: Path | str, shards: Mapping[str, File]) -> Listing:
+    """The images in all shards of a data set, each a folder of its name."""
+    named = {f"{shard}/": shards[shard] for shard in sorted(shards, key=in_bytes)}
+    return list_archives(where, named)
+
+
+def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     """Find the images in archives, given by the prefix of their members' names.
 
     Listed as bad are members with an absolute name, a '..' or the name of an earlier one, links,
     devices, encrypted members and those of an unusual compression.
     """
-    contents: list[Path | bytes] = []
-    labels, others = dict[str, np.ndarray](), list[str]()
-    modified = [path.stat().st_mtime_ns for path in archives.values()]
+    contents: list[File | bytes] = []
+    labels, others, rows = dict[str, str](), list[str](), dict[str, Row]()
+    modified = [_modified(file) for file in archives.values()]
 
     def images() -> Iterator[Entry]:
-        for (prefix, path), written in zip(archives.items(), modified, strict=True):
-            earlier = set[str]()
-            with _readable(path):
-                content, members = _open(path.resolve())
-                for name, place, refusal in members:
-                    numbers = len(contents), *place
-                    if name.endswith(LABEL_SUFFIX) and not refusal:
-                        labels[prefix + name] = np.array(numbers)
-                    elif not is_image(name):
-                        others.append(name)
-                    elif refusal or name in earlier:
-                        reason = refusal or "duplicate name"
-                        yield name, BadFile(prefix + name, reason, place.bytes)
-                    else:
-                        earlier.add(name)
-                        yield prefix + name, (place.bytes, written, *numbers)
+        opened = zip(archives, modified, _opened_all(archives.values()), strict=True)
+        for prefix, written, (content, members) in opened:
+            for member in _once(members):
+                name, place = prefix + member.name, member.place
+                if member.label is not None:
+                    labels[name] = member.label
+                elif member.row is None and not is_image(name):
+                    others.append(name)
+                elif member.refusal:
+                    yield name, BadFile(name, member.refusal, place.bytes)
+                else:
+                    if member.row is not None:
+                        rows[name] = member.row
+                    yield name, (place.bytes, written, len(contents), *place)
             contents.append(content)
 
     names, numbers, bad = in_order(images(), 2 + 5)
-    source = Archive(contents, max(modified), names, numbers[:, 2:])
-    with _readable(where):
-        classes = {
-            stem(name): source.read_place(place, MAX_LABEL).decode("utf-8", "replace").strip()
-            for name, place in sorted(labels.items(), key=lambda label: in_bytes(label[0]))
-        }
-    rows = {name: Row(classes.get(stem(name), "")) for name in names} if classes else {}
-    key = str(where.resolve())
+    tagged = any(isinstance(file, RemoteFile) for file in archives.values())
+    source = Archive(contents, max(modified), names, numbers[:, 2:], tagged)
+    rows |= _labels_beside(labels, names)
+    key = str(where.resolve()) if isinstance(where, Path) else str(where)
     return _require_files(Listing(source, names, numbers[:, :2], bad, key, rows), where, others)
 
 
+def _once(members: Iterable[Member]) -> Iterator[Member]:
+    """The same members; of those of one name, all that follow the first good one are refused."""
+    earlier = set[str]()
+    for member in members:
+        repeated = member.name in earlier and not member.refusal and member.label is None
+        yield member._replace(refusal="duplicate name") if repeated else member
+        if not member.refusal and (member.row is not None or is_image(member.name)):
+            earlier.add(member.name)
+
+
+def _labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, Row]:
+    """The label of each image, from members that hold labels; nothing if there are none."""
+    in_turn = sorted((name for name, label in labels.items() if label), key=in_bytes)
+    classes = {stem(name): labels[name] for name in in_turn}
+    return {name: Row(classes.get(stem(name), "")) for name in names} if classes else {}
+
+
+def _modified(file: File) -> int:
+    return file.tag if isinstance(file, RemoteFile) else file.stat().st_mtime_ns
+
+
+Opened = tuple[File | bytes, Iterable[Member]]  # What to read from, and what lies in it
+
+
+def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
+    """Each archive; those of a store at once, in order."""
+    archives = list(files)
+    if not any(isinstance(file, RemoteFile) for file in archives):
+        yield from map(_opened_one, archives)
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield from pool.map(_opened_one, archives)
+
+
+def _opened_one(file: File) -> Opened:
+    """An archive, whose members are listed once if it lies in a store."""
+    if not isinstance(file, RemoteFile) or file.suffix.lower() in (*COLUMN_TABLES, ".gz", ".tgz"):
+        with _readable(file):
+            content, members = _open(file.resolve() if isinstance(file, Path) else file)
+        return content, _guarded(file, members)
+    known = hashlib.sha256(f"{file} {file.size} {file.tag}".encode()).hexdigest()
+    path = cache_folder("index") / f"{known[:32]}-members-{LISTINGS}.json"
+    try:
+        stored = json.loads(path.read_bytes())
+        return file, [Member(name, Place(*place), *rest) for name, place, *rest in stored]
+    except (OSError, ValueError, TypeError):  # absent or damaged
+        members = list(_guarded(file, _open(file)[1]))
+    with suppress(OSError, OutputError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(members))
+    return file, members
+
+
+def _guarded(file: File, members: Iterable[Member]) -> Iterator[Member]:
+    with _readable(file):
+        yield from members
+
+
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(file: File) -> Iterator[None]:
     try:
         yield
+    except RemoteError as error:
+        raise DataError(f"{file}: cannot be read ({error.reason}); try again") from error
     except DAMAGED as error:
-        raise DataError(f"{path}: not a readable archive ({error}); pack it again") from error
+        raise DataError(f"{file}: not a readable archive ({error}); pack it again") from error
 
 
-def _open(path: Path) -> tuple[Path | bytes, Iterator[tuple[str, Place, str]]]:
+def _open(path: File) -> Opened:
     """What to read from, and each visible file's name, place and reason to refuse it."""
-    if path.suffix.lower() == ".zip":
-        return path, _zip_members(path)
-    if path.suffix.lower() == ".tar":
-        return path, _tar_members(path)
-    with gzip.open(path) as file:
+    suffix = path.suffix.lower()
+    if suffix in COLUMN_TABLES:
+        table, cells = list_column(path)
+        return table, _rows_of(cells)
+    if suffix == ".zip":
+        return path, _with_labels(path, _zip_members(path))
+    if suffix == ".tar":
+        return path, _with_labels(path, _tar_members(path))
+    with path.open("rb") as packed, gzip.open(packed) as file:
         content = file.read(MAX_UNPACKED + 1)
     if len(content) > MAX_UNPACKED:
         raise DataError(
             f"{path}: over {MAX_UNPACKED >> 20} MiB unpacked, too much for a compressed tar, "
             "which is read into memory; give it as .tar or .zip"
         )
-    return content, _tar_members(content)
+    return content, _with_labels(content, _tar_members(content))
 
 
-def _zip_members(path: Path) -> Iterator[tuple[str, Place, str]]:
-    with zipfile.ZipFile(path) as archive:
+def _rows_of(cells: Iterable[Cell]) -> Iterator[Member]:
+    for name, offset, size, refusal, row in cells:
+        yield Member(name, Place(offset, size, size), refusal, row=row)
+
+
+def _with_labels(content: File | bytes, members: Iterable[Member]) -> Iterator[Member]:
+    """The same members, those that hold a label with it."""
+    modified = 0 if isinstance(content, bytes) else _modified(content)
+    source = Archive([content], modified, (), np.zeros((0, 5), np.int64))
+    for member in members:
+        suffix = splitext(member.name)[1].lower()
+        if suffix not in LABEL_SUFFIXES or member.refusal:
+            yield member
+            continue
+        written = source.read_place(np.array([0, *member.place]), MAX_LABEL[suffix])
+        text = written.decode("utf-8", "replace").strip()
+        yield member._replace(label=text if suffix == ".cls" else _json_label(text))
+
+
+def _json_label(text: str) -> str:
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return ""
+    values = [said.get(name) for name in ("label", "cls")] if isinstance(said, dict) else []
+    return next((str(value) for value in values if isinstance(value, str | int)), "")
+
+
+def _zip_members(path: File) -> Iterator[Member]:
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
             refusal = _refusal(info.orig_filename)
@@ -393,10 +647,10 @@ def _zip_members(path: Path) -> Iterator[tuple[str, Place, str]]:
             sizes = info.compress_size, info.file_size
             if not info.is_dir() and not is_hidden(_plain(info.filename)):
                 place = Place(info.header_offset, *sizes, DEFLATED if deflated else STORED)
-                yield _plain(info.filename), place, refusal
+                yield Member(_plain(info.filename), place, refusal)
 
 
-def _tar_members(content: Path | bytes) -> Iterator[tuple[str, Place, str]]:
+def _tar_members(content: File | bytes) -> Iterator[Member]:
     with (
         io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file,
         tarfile.open(fileobj=file, mode="r:") as archive,
@@ -406,7 +660,10 @@ def _tar_members(content: Path | bytes) -> Iterator[tuple[str, Place, str]]:
             regular = info.isreg() and not info.issparse()
             refusal = _refusal(info.name) if regular else "link, device or sparse file"
             if not info.isdir() and not is_hidden(_plain(info.name)):
-                yield _plain(info.name), Place(info.offset_data, info.size, info.size), refusal
+                place = Place(info.offset_data, info.size, info.size)
+                yield Member(_plain(info.name), place, refusal)
+        if file.seek(0, io.SEEK_END) % tarfile.BLOCKSIZE:  # tarfile takes half a header for none
+            raise tarfile.ReadError("unexpected end of data")
 
 
 def _plain(name: str) -> str:

@@ -1,14 +1,14 @@
 """Augmented views: their settings, the random parameters of each image, the pixels of a batch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice, permutations
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped, UInt8
 from torch import Tensor
 
 from nearkin.config import fits, suggestion
@@ -61,18 +61,18 @@ Images = Float[Tensor, "batch channel height width"]
 PerImage = Float[Tensor, " batch"]
 
 
-def luminance(images: Images) -> Float[Tensor, "batch 1 height width"]:
-    """Luminance by ITU-R BT.601."""
-    if images.shape[1] == 1:
+def luminance(images: Images) -> Float[Tensor, "batch _ height width"]:
+    """Luminance by ITU-R BT.601; what is not RGB stays as it is, channel by channel."""
+    if images.shape[1] != 3:
         return images
     red, green, blue = images.split(1, dim=1)
     gray = torch.mul(red, 0.2989)
     return gray.add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
-def brightness(images: Images, factor: PerImage) -> Images:
+def brightness(images: Images, factor: PerImage | Float[Tensor, "batch channel"]) -> Images:
     """Multiply by a factor from 0, which is black; 1 changes nothing."""
-    return (images * _broad(factor)).clamp_(0, 1)
+    return (images * factor.view(len(images), -1, 1, 1)).clamp_(0, 1)
 
 
 def add_brightness(images: Images, amount: PerImage) -> Images:
@@ -81,8 +81,11 @@ def add_brightness(images: Images, amount: PerImage) -> Images:
 
 
 def contrast(images: Images, factor: PerImage) -> Images:
-    """Move away from the image's mean luminance; factor 0 is uniform gray, 1 changes nothing."""
-    mean = luminance(images).mean(dim=(1, 2, 3), keepdim=True)
+    """Move away from the image's mean luminance; factor 0 is uniform gray, 1 changes nothing.
+
+    Of what is not RGB, each channel moves away from its own mean.
+    """
+    mean = luminance(images).mean(dim=(2, 3), keepdim=True)
     return torch.lerp(mean, images, _broad(factor)).clamp_(0, 1)
 
 
@@ -337,6 +340,8 @@ class ViewParams:
     """Standard deviation of the blur in pixels; 0 where there is none."""
     solarize: Bool[np.ndarray, " batch"]
     flip: Bool[np.ndarray, " batch"]
+    gain: Float32[np.ndarray, "batch _"]
+    """Factors of each channel of what is not RGB, 0 for one that is dropped; else of none."""
 
     @classmethod
     def joined(cls, parts: Sequence["ViewParams"]) -> "ViewParams":
@@ -354,15 +359,26 @@ def sample_view(
     number: int,
     width: int | Int[np.ndarray, " batch"],
     height: int | Int[np.ndarray, " batch"],
+    num_channels: int = 3,
 ) -> ViewParams:
     """Sample one view of each image: a function of the seed, the epoch, the image and the number.
 
     The parameters are numpy arrays, so that loader workers can sample them and no decision waits
-    for an accelerator. Crops are whole pixels of images of this width and height.
+    for an accelerator. Crops are whole pixels of images of this width and height. Of channels
+    that are not RGB, each has a brightness of its own, and one is lost in place of all color.
     """
-    u = uniform(seed, epoch, index, number, SLOTS)
+    own = 0 if num_channels == 3 else num_channels
+    u = uniform(seed, epoch, index, number, SLOTS + (own and 1 + own))
     # Every parameter has its own slots, used or not: switching one on leaves the others alone.
-    crop_u, u = np.split(u, [2 * ATTEMPTS + 2], axis=1)
+    crop_u, u, gain_u = np.split(u, [2 * ATTEMPTS + 2, SLOTS], axis=1)
+    gain = _gains(view, gain_u[:, 1:], u[:, 0] < view.jitter)
+    if own:
+        lost = np.flatnonzero((u[:, 2] < view.gray) & (own > 2))
+        gain[lost, (gain_u[lost, 0] * own).astype(int)] = 0
+        neutral: dict[str, Any] = dict.fromkeys(
+            ("brightness", "saturation", "hue", "gray", "solarize"), 0.0
+        )
+        view = replace(view, **neutral)
     sides = [np.broadcast_to(side, index.shape).astype(float) for side in (width, height)]
     box = random_boxes(crop_u, view.scale, view.ratio, *sides) / np.stack(sides * 2, axis=1)
     u_jitter, u_order, u_gray, u_blur, u_sigma, u_solarize, u_flip, u_angle = u[:, :8].T
@@ -387,7 +403,15 @@ def sample_view(
         sigma=np.where(u_blur < view.blur, between(u_sigma, view.sigma), 0).astype(np.float32),
         solarize=u_solarize < view.solarize,
         flip=u_flip < view.flip,
+        gain=gain,
     )
+
+
+def _gains(
+    view: View, u: Float64[np.ndarray, "batch own"], jittered: Bool[np.ndarray, " batch"]
+) -> Float32[np.ndarray, "batch own"]:
+    factor = between(u, (max(0.0, 1 - view.brightness), 1 + view.brightness))
+    return np.where(jittered[:, None], factor, 1).astype(np.float32)
 
 
 def sample_views(
@@ -440,7 +464,7 @@ def augment(
 
 
 def crop_and_augment(
-    pixels: UInt8[Tensor, "images channel height width"],
+    pixels: Shaped[Tensor, "images channel height width"],
     rows: Int64[np.ndarray, " batch"],
     sampled: Sequence[ViewParams],
     sizes: Sequence[int],
@@ -471,6 +495,7 @@ def _changes(params: ViewParams) -> Changes:
     warped = (params.angle != 0) | params.shift.any(axis=1)
     entries: list[tuple[Callable[..., Tensor], np.ndarray, tuple[np.ndarray, ...]]]
     entries = [(warp, warped, (params.angle, params.shift))]
+    entries.append((brightness, (params.gain != 1).any(axis=1), (params.gain,)))
     # Each image has an order of its own, so each position takes four passes, over the images
     # that have this operation there.
     for turn in params.order.T:
@@ -501,11 +526,20 @@ def _changed(images: Tensor, changes: Changes, draws: Iterator[Tensor]) -> Tenso
     return views.clamp_(0, 1).contiguous(memory_format=torch.channels_last)
 
 
+def input_statistics(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and deviation that `normalize` assumes: ImageNet's, or those of no images.
+
+    A network of others rescales its input; see `Backbone.rescale_input`.
+    """
+    if num_channels in (1, 3):
+        return MEAN, STD
+    return (0.5,) * num_channels, (0.25,) * num_channels
+
+
 def normalize(
     images: Float[Tensor, "batch channel height width"],
-) -> Float[Tensor, "batch 3 height width"]:
-    """Subtract ImageNet's mean and divide by its deviation; one channel becomes three."""
-    mean, std = to_device(torch.tensor([MEAN, STD], dtype=images.dtype), images.device)[
-        ..., None, None
-    ]
+) -> Float[Tensor, "batch _ height width"]:
+    """Subtract `input_statistics` and divide by their deviation; one channel becomes three."""
+    statistics = torch.tensor(input_statistics(images.shape[1]), dtype=images.dtype)
+    mean, std = to_device(statistics, images.device)[..., None, None]
     return images.sub(mean).div(std)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from nearkin.discovery.classifier import Calibration, Predictions, Reference
 from nearkin.measures.neighbors import nearest
+from nearkin.measures.selection import least_certain
 from nearkin.objectives import unit
 from nearkin.objectives.contrast import MIN_LENGTH
 from nearkin.types import UNKNOWN
@@ -247,23 +248,14 @@ def _purity(features: Features, cluster: Clusters) -> Numbers:
 
 
 def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " asked"]:
-    """Return the rows of the assignments whose labels would teach most, most useful first.
-
-    The least certain image of each class, by its margin (Scheffer, Decomain, Wrobel. Active hidden
-    Markov models for information extraction. IDA 2001), then the second of each, and so on: the
-    least certain ones of all may lie between the same two classes.
+    """Return the rows of the assignments whose labels would teach most: see `least_certain`.
 
     Args:
         assignments: Of all images without a label.
         learned: The images to learn from. A label of any other teaches nothing.
     """
     asked = np.flatnonzero(np.isin(assignments.rows, learned))
-    asked = asked[np.argsort(assignments.margin[asked], kind="stable")]
-    cluster, turn = assignments.cluster[asked], np.zeros(len(asked), np.int64)
-    for number in np.unique(cluster):
-        own = np.flatnonzero(cluster == number)
-        turn[own] = np.arange(len(own))
-    return asked[np.argsort(turn, kind="stable")]
+    return np.asarray(asked[least_certain(assignments.margin[asked], assignments.cluster[asked])])
 
 
 LABEL_COLUMNS: Final = ("path", "label", "cluster", "score", "margin")

@@ -27,12 +27,11 @@ from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.run.settings import view_sides
 from nearkin.tables import usable, write_whole
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
-LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of a frozen encoder
+LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of an encoder
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +96,7 @@ def extract_features(
     batches = tracked(crops, count, "features", on_progress)
     center = encode(network, (to_input(batch.to(device)) for batch in batches))
     augmented = Batches(
-        images,
+        encoder.preprocessing.applied(images),
         views_of(drawn.augment, ("strong",)),
         image_size=encoder.image_size,
         order=Order(count, 1, drawn.seed),
@@ -162,8 +161,7 @@ class FrozenEncoder:
 
     def backbone(self, seed: int) -> Backbone:
         """Return an untrained layer on top of the encoder."""
-        with seeded(seed, torch.device("cpu")):
-            return trainable_layer(self.cached.center.shape[1], LAYER_DIM)
+        return top_layer(self.cached.center.shape[1], seed)
 
     def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Return batches of cached features."""
@@ -180,7 +178,10 @@ class FrozenEncoder:
 
 @dataclass(frozen=True, eq=False)
 class FinetunedEncoder:
-    """An encoder of which all or some layers are trained, on new views at every step."""
+    """An encoder of which all or some layers are trained, on new views at every step.
+
+    With `top` among `--train-layers`, they come below a layer like that on a frozen encoder.
+    """
 
     pretrained: Encoder
     images: Images
@@ -193,17 +194,30 @@ class FinetunedEncoder:
 
     def backbone(self, seed: int) -> Backbone:
         """Return a copy of the pretrained network, with all but the named layers fixed."""
-        del seed
         network = copy.deepcopy(self.pretrained.backbone)
-        if self.config.train_layers != "all":
-            freeze(network, self.config.train_layers)
-        return network
+        part, has_top = split_layers(self.config.train_layers)
+        if part != "all":
+            freeze(network, part)
+        if not has_top:
+            return network
+        layer = top_layer(network.feature_dim, seed)
+        return Backbone(nn.Sequential(network, layer.body), layer.feature_dim)
+
+    def parts(self, method: Method[Any]) -> tuple[Backbone, nn.Module]:
+        """Return a method's network, and the layer on top of it that its heads take."""
+        if not split_layers(self.config.train_layers)[1]:
+            return method.backbone, nn.Identity()
+        network, layer = method.backbone.body.children()
+        assert isinstance(network, Backbone)
+        return network, Backbone(layer, method.backbone.feature_dim)
 
     def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
-        """Return batches of augmented images, in views as large as those of `nearkin train`."""
-        (side,) = view_sides(self.base)
+        """Return batches of augmented images, in views of the size that images are encoded at.
+
+        At the smaller size of views in `nearkin train`, what heads learn holds less at that size.
+        """
         return Batches(
-            self.images,
+            self.pretrained.preprocessing.applied(self.images),
             views_of(self.base.augment, kind.views, more=kind.more_views),
             image_size=self.pretrained.image_size,
             order=order,
@@ -211,36 +225,59 @@ class FinetunedEncoder:
             workers=int(self.base.workers),
             cache=self.base.cache,
             labels=label,
-        ).resized(side)
+        )
 
     def features(
         self, method: Method[Any], *, with_views: bool
     ) -> tuple[CachedFeatures, nn.Module]:
-        """Return features by the method's network; no layer comes on top of them."""
-        encoder = Encoder(method.backbone, self.pretrained.preprocessing, {})
+        """Return features by the method's network, and the layer on top of it."""
+        network, layer = self.parts(method)
+        encoder = Encoder(network, self.pretrained.preprocessing, {})
         num_views = self.config.num_views if with_views else 0
         drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
         features, _ = extract_features(encoder, self.images, drawn, self.device, workers)
-        return features, nn.Identity()
+        return features, layer
 
 
 DiscoveryEncoder = FrozenEncoder | FinetunedEncoder
 
 
+def top_layer(features: int, seed: int) -> Backbone:
+    """Return the layer that is trained on top of an encoder, as a seed draws it."""
+    with seeded(seed, torch.device("cpu")):
+        return trainable_layer(features, LAYER_DIM)
+
+
+def split_layers(layers: str) -> tuple[str, bool]:
+    """Return the part of the network that learns, and whether a layer on top of it does.
+
+    >>> split_layers("layer4,top"), split_layers("layer4")
+    (('layer4', True), ('layer4', False))
+    """
+    part = layers.removesuffix(",top")
+    return part, part != layers
+
+
 def check_train_layers(encoder: Encoder, layers: str) -> None:
     """Refuse layers that a network does not have, before anything is trained."""
-    if layers not in ("auto", "top", "all"):
-        freeze(copy.deepcopy(encoder.backbone), layers)
+    part, _ = split_layers(layers)
+    if layers not in ("auto", "top") and part != "all":
+        freeze(copy.deepcopy(encoder.backbone), part)
 
 
 def freeze(network: Backbone, layers: str) -> None:
-    """Fix all parameters but those whose names start with `layers`; without any, refuse."""
+    """Fix all parameters but those of the part called `layers`; without any, refuse."""
+
+    def learns(name: str) -> bool:
+        return f"{name}.".startswith(f"{layers}.")  # block 1 is not block 10
+
     names = [name for name, _ in network.body.named_parameters()]
-    if not any(name.startswith(layers) for name in names):
+    if not any(map(learns, names)):
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
         raise UsageError(
-            f"--train-layers {layers} is auto, top, all or a part of the network: {parts}"
+            f"--train-layers {layers} is auto, top, all or a part of the network: {parts}; "
+            f"with a layer on top of it: {parts.split(', ')[-1]},top"
         )
     for name, parameter in network.body.named_parameters():
-        parameter.requires_grad_(name.startswith(layers))
+        parameter.requires_grad_(learns(name))

@@ -34,7 +34,7 @@ from nearkin.discovery.classifier import (
     kmeans_clustering,
 )
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask, Mode
-from nearkin.discovery.features import ViewSettings
+from nearkin.discovery.features import FinetunedEncoder, ViewSettings
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
@@ -166,7 +166,9 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
     method = trained.methods[0]
     cached, layer = encoder.features(method, with_views=True)
     pretrained = state.pretrained
-    network = pretrained.backbone if encoder is state.frozen else method.backbone
+    network = (
+        encoder.parts(method)[0] if isinstance(encoder, FinetunedEncoder) else pretrained.backbone
+    )
     classifier = Classifier(
         layer=frozen_copy(layer),
         heads=frozen_copy(heads_of(method)),

@@ -66,6 +66,8 @@ from nearkin.types import UNKNOWN
 
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
+GAIN: Final = 0.01
+"""Accuracy on hidden classes by which a network must beat a layer on top, as trials vary."""
 SHARED: Final = (
     "val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad", "max_time",
 )  # fmt: skip
@@ -339,13 +341,14 @@ class Pipeline:
         return replace(state, config=config, base=base, encoder=encoder)
 
     def _layers(self, state: DiscoveryState) -> str:
-        """Return the last block, if time allows and hidden classes are found better; or `top`."""
+        """Return the last block and `top`, if time allows and hidden classes gain; or `top`."""
         block = last_block(state.pretrained.backbone)
         if not block or not state.trials:
             why = "the network has no blocks" if state.trials else "no known class can be hidden"
             self.log.info(f"           --train-layers top: {why}")
             return "top"
-        finetuned = self._finetuned(state, block)
+        trained = f"{block},top"
+        finetuned = self._finetuned(state, trained)
         # What was begun had time enough, whatever is measured where a run is resumed.
         begun = self.folder.stage("calibration-known").path.exists()
         if not begun and not self._fits(finetuned):
@@ -353,10 +356,10 @@ class Pipeline:
         (trial,) = self._calibrating(finetuned)
         (frozen,) = (each for each in state.trials if each.repeats(trial))
         # Not at a tie: a layer on top is one of three seeds, and takes seconds for new labels.
-        layers = block if trial.accuracy > frozen.accuracy else "top"
+        layers = trained if trial.accuracy > frozen.accuracy + GAIN else "top"
         self.log.info(
             f"           --train-layers {layers}: {trial.accuracy:.1%} accuracy on hidden known "
-            f"classes if {block} is trained, {frozen.accuracy:.1%} if a layer on top is"
+            f"classes if {block} is trained too, {frozen.accuracy:.1%} if only a layer on top is"
         )
         return layers
 

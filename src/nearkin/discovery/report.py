@@ -303,7 +303,7 @@ def _protocol(outcome: Outcome) -> list[str]:
         else "Unlabeled images may be of known or of novel classes (gcd).",
         "The encoder is trained without labels, then frozen; labels train a layer on top of it."
         if layers == "top"
-        else f"The encoder is trained without labels first; labels then train {layers} of it.",
+        else f"The encoder is trained without labels first; labels then train {layers}.",
         f"Trained on {len(task.labeled)} labeled and {len(task.unlabeled)} unlabeled images. "
         f"Held out: {len(outcome.dataset.parts.test_rows)}.",
         f"The last epoch counts. The objective, {chosen}, {origin}; nothing was chosen by "

@@ -5,21 +5,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.data.batches import to_input
-from nearkin.data.decode import rgb_pixels
+from nearkin.data.channels import stored_channels
+from nearkin.data.decode import BadImage, Pixels, rgb_pixels
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
-from nearkin.data.views import MEAN, STD
+from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     ImageLike = Image.Image | np.ndarray | Tensor
 
-FORMATS: Final = ("1", "2")
-"""Formats that are read; the last is written. 1 had no preprocessing: images were cropped as by
-`Preprocessing(image_size)`."""
+FORMATS: Final = ("1", "2", "3")
+"""Formats that are read. 1 had no preprocessing: images were cropped as by
+`Preprocessing(image_size)`. 3 is written where images are not RGB of 8 bits, else 2."""
 AGAIN = "train it again"
 ARCHITECTURE = ("backbone", "config", "pooling")
 """Details that say what network it is; the last two, of networks of transformers."""
@@ -103,7 +103,7 @@ class Encoder(nn.Module):
         ]
 
     @override
-    def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
         features: Tensor = self.backbone(images)
         return features
 
@@ -115,11 +115,13 @@ class Encoder(nn.Module):
                 (height, width); a tensor of shape (3, height, width); an array of shape
                 (n, height, width, 3) or a tensor of shape (n, 3, height, width); or a list of
                 such. Arrays and tensors are uint8, or floats from 0 to 1. Images of a list may
-                differ in size. Pillow images are treated as the files it was trained on: upright
-                by their exif orientation, transparency over white, 16 bits scaled to 8.
+                differ in size. An encoder of images that are not RGB of 8 bits takes arrays and
+                tensors of their channels, with values as in their files. Pillow images are
+                treated as the files it was trained on: upright by their exif orientation,
+                transparency over white, 16 bits scaled to 8.
 
         Returns:
-            Of shape (3, size, size) for one image, (n, 3, size, size) for several.
+            Of shape (channels, size, size) for one image, (n, channels, size, size) for several.
 
         Raises:
             UsageError: If the images are of another type, shape or dtype.
@@ -132,13 +134,16 @@ class Encoder(nn.Module):
         pixels = to_input(torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2))
         return pixels if several else pixels[0]
 
-    def _crop(self, image: Any) -> UInt8[np.ndarray, "size size 3"]:
-        """Return an image as this encoder's preprocessing cuts it, in 8 bits."""
+    def _crop(self, image: Any) -> Pixels:
+        """Return an image as this encoder's preprocessing cuts it, in 8 bits or from 0 to 1."""
         try:
+            if self.preprocessing.channels:
+                stored = self.preprocessing.channels.scaled(stored_channels(image))
+                return self.preprocessing.pixels(stored)
             # A JPEG that is opened but not yet decoded is decoded at the smallest scale that
             # suffices, which is several times faster.
             pixels = rgb_pixels(image, self.preprocessing.min_side)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, BadImage) as error:
             raise UsageError(f"cannot transform an image: {error}") from error
         return self.preprocessing.pixels(pixels)
 
@@ -158,7 +163,7 @@ def write_encoder(
     view = preprocessing or Preprocessing(int(details["image_size"]))
     described = {
         **details,
-        "format": FORMATS[-1],
+        "format": FORMATS[-1] if view.low else FORMATS[1],
         "nearkin": __version__,
         "feature_dim": backbone.feature_dim,
         "image_size": view.image_size,
@@ -298,9 +303,8 @@ def _built(details: Mapping[str, Any], image_size: int) -> Backbone:
 def rescaled(network: Backbone, view: Preprocessing) -> Backbone:
     """Let a network of other statistics take images that are normalized by nearkin's."""
     if not view.standard:
-        mean, std, own_mean, own_std = map(
-            partial(torch.tensor, dtype=torch.float64), (view.mean, view.std, MEAN, STD)
-        )
+        statistics = view.mean, view.std, *input_statistics(len(view.mean))
+        mean, std, own_mean, own_std = torch.tensor(statistics, dtype=torch.float64)
         network.rescale_input((own_std / std).float(), ((own_mean - mean) / std).float())
     return network
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from nearkin.config import GraphFormat
@@ -27,14 +27,14 @@ PACKAGES: Final = ("onnx", "onnxscript", "onnxruntime")
 INPUT: Final = "images"
 DESCRIPTION: Final = "description.json"  # Beside the program, in its file
 
-Run = Callable[[UInt8[Tensor, "batch 3 _ _"]], Float[Tensor, "batch _"]]
+Run = Callable[[Shaped[Tensor, "batch _ _ _"]], Float[Tensor, "batch _"]]
 
 
 def write_graph(
     format: GraphFormat,
     folder: Path,
     network: nn.Module,
-    image_size: int,
+    images: Tensor,
     *,
     dynamic_size: bool,
     description: Mapping[str, Any],
@@ -45,8 +45,9 @@ def write_graph(
     Args:
         format: Of the file.
         folder: Where `FILES` of the format is written.
-        network: From images of 8 bits, of shape (batch, 3, height, width), to one tensor.
-        image_size: Side in pixels of the images. Any number of them may be given at once.
+        network: From images of 8 bits, of shape (batch, 3, height, width), or from channels of 0
+            to 1, to one tensor.
+        images: Two that it takes. Any number of them may be given at once.
         dynamic_size: Whether images of other sides may be given, too.
         description: Plain values that are kept in the file.
         output: What the network gives: the name of its output.
@@ -60,7 +61,7 @@ def write_graph(
     path = folder / FILES[format]
     if format == "onnx":
         _require_onnx()
-    program = _program(network, image_size, dynamic_size=dynamic_size)
+    program = _program(network, images, dynamic_size=dynamic_size)
     if format == "onnx":
         return _write_onnx(path, program, description, output)
     with _own_warnings():
@@ -76,16 +77,15 @@ def _require_onnx() -> None:
 
 
 def _program(
-    network: nn.Module, image_size: int, *, dynamic_size: bool
+    network: nn.Module, images: Tensor, *, dynamic_size: bool
 ) -> torch.export.ExportedProgram:
     """Return the operations of a network on a batch of any size."""
     sizes: dict[int, Any] = {0: torch.export.Dim("batch")}
     if dynamic_size:  # what a network asks of its sizes, such as whole patches, is found out
         sizes |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-    example = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
     try:
         with torch.no_grad(), _own_warnings():
-            return torch.export.export(network, (example,), dynamic_shapes=(sizes,))
+            return torch.export.export(network, (images,), dynamic_shapes=(sizes,))
     except Exception as error:  # of many kinds, by what the network does
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         remedy = "leave out --dynamic-size" if dynamic_size else "give --format safetensors"

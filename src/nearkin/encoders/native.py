@@ -37,6 +37,7 @@ from nearkin.networks.backbone import (
     is_extension,
     native,
     query_options,
+    split_channels,
     timm_names,
     torchvision_names,
 )
@@ -158,7 +159,7 @@ def _pretrained_cfg(encoder: Encoder) -> dict[str, Any]:
     own = getattr(body, "pretrained_cfg", None) or {}
     license_ = encoder.details.get("origin", {}).get("license", NOT_STATED)
     return {
-        "input_size": [3, view.image_size, view.image_size],
+        "input_size": [len(view.mean), view.image_size, view.image_size],
         "fixed_input_size": bool(own.get("fixed_input_size", False)),
         "crop_pct": _crop_share(view),
         "crop_mode": "squash" if view.crop == "squash" else "center",
@@ -167,6 +168,8 @@ def _pretrained_cfg(encoder: Encoder) -> dict[str, Any]:
         "std": list(view.std),
         "num_classes": 0,
         **{key: own[key] for key in ("first_conv", "classifier") if key in own},
+        # Or timm would convert weights of a stem for RGB, which these are not.
+        **({} if len(view.mean) == 3 else {"first_conv": None}),
         **({} if license_ == NOT_STATED else {"license": license_}),
     }
 
@@ -195,6 +198,9 @@ def architecture(
     """
     name, body = str(encoder.details["backbone"]), encoder.backbone.body
     own, bare, options = _parsed(name)
+    stem = {"in_chans": options["in_chans"]} if "in_chans" in options else {}
+    if stem and library == "torchvision":
+        raise _refusal(name, library, "its networks take RGB only")
     names = timm_names() if library == "timm" else torchvision_names()
     if name == CUSTOM or bare in SMALL or is_extension(name):
         whose = "nearkin's own" if bare in SMALL else "your own"
@@ -204,7 +210,7 @@ def architecture(
             f"{name} is a network of transformers, and none of {library}; give --format "
             f"huggingface, or {ANY_NETWORK}"
         )
-    if bare not in names or (options and own != library):
+    if bare not in names or (options != stem and own != library):
         raise _refusal(name, library, f"{library} has no such network")
     if library == "timm":
         options |= _patch_options(body, encoder.image_size, named=own == "timm")
@@ -225,7 +231,9 @@ def _parsed(name: str) -> tuple[str, str, dict[str, Any]]:
     if match:
         return match[1], match[2].partition(".")[0], query_options(match[3] or "")
     built = BUILT_FOR.fullmatch(name)
-    return "", (built[1] if built else name).rpartition("/")[2], {}
+    plain, num_channels = split_channels(built[1] if built else name)
+    options = {} if num_channels == 3 else {"in_chans": num_channels}
+    return "", plain.rpartition("/")[2], options
 
 
 def _patch_options(body: Any, image_size: int, *, named: bool) -> dict[str, Any]:
@@ -288,12 +296,14 @@ class _Pooled(nn.Module):
         self.model = model
 
     @override
-    def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
         pooled: Tensor = self.model(pixel_values=images).pooler_output
         return pooled.flatten(1)
 
 
 def _write_huggingface(folder: Path, encoder: Encoder) -> Native:
+    if encoder.preprocessing.low:
+        raise UsageError(f"transformers prepares RGB of 8 bits only; give {ANY_NETWORK}")
     folders.require_transformers()
     import transformers
     from transformers import AutoImageProcessor, AutoModel

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Shaped, UInt8
+from jaxtyping import Float, Float32, Int, Shaped
 from torch import Tensor, nn
 
 from nearkin.data.batches import CenterCrops, to_input
@@ -123,7 +123,7 @@ def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Flo
 
 
 def encode_pixels(
-    network: nn.Module, batches: Iterable[UInt8[Tensor, "_ 3 _ _"]], device: torch.device
+    network: nn.Module, batches: Iterable[Shaped[Tensor, "_ _ _ _"]], device: torch.device
 ) -> Float[Tensor, "n d"]:
     """Compute the features of decoded images, by a network on that device."""
     return encode(network, (to_input(batch.to(device)) for batch in batches))

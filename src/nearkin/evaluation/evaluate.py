@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from nearkin.config import Augment
-from nearkin.data.batches import CenterCrops
+from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.images import Images
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
@@ -410,7 +410,7 @@ def pixel_features(
     for part in parts:
         crops = CenterCrops(part, SIDE, workers=workers)
         pixels = torch.cat(list(tracked(crops, len(part), "raw pixels", on_progress)))
-        features.append(pixels.flatten(1).float().div_(255))
+        features.append(from_zero_to_one(pixels.flatten(1)))
     mean = torch.from_numpy(features[0].numpy().mean(axis=0, dtype=np.float64)).float()
     for pixels in features:
         for piece in pixels.split(PIECE):  # in place: all once more could be too many

@@ -22,6 +22,7 @@ from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.measures.neighbors import nearest
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
@@ -31,6 +32,7 @@ from nearkin.types import UNKNOWN
 
 FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
 COLUMNS: Final = ("path", "label", "vector")  # A table of another program needs no more
+TEXT: Final = ("path", "label", "split")
 BAD: Final = b"nearkin.bad"  # Where a part notes its bad images, so that both appear at once
 ENCODER: Final = "nearkin.encoder"  # Where a file notes the digest of the encoder that it is from
 BLOCK_SIZE: Final = 4_096  # Images that can be read from a file at once
@@ -315,11 +317,16 @@ class PartFolder:
     ) -> Iterator[tuple[str, int]]:
         """Write these parts of the embeddings of all images, with only one of them in memory.
 
+        A part that another process has written meanwhile is not made again.
+
         Yields:
             After each part, its name and how many images it has.
         """
         for number in numbers:
             name = f"part {number + 1} of {self.note.num_parts}"
+            if self.files[number].exists():
+                yield name, _read_footer(self.files[number])[0]
+                continue
             with resource_errors():
                 embeddings = encode_images(
                     encoder,
@@ -403,7 +410,7 @@ class Block:
     """
 
     vectors: Float[Tensor, "rows dim"]  # Each of length one
-    text: Any  # A record batch of the columns path and label
+    text: Any  # A record batch of the columns path and label, and split if there is one
 
 
 @dataclass(frozen=True)
@@ -430,7 +437,7 @@ class EmbeddingTable:
         start, dim = 0, 0
         for file in self.files:
             for count, batches in _groups(file):
-                inside = rows is None or ((rows >= start) & (rows < start + count)).any()
+                inside = rows is None or np.diff(np.searchsorted(rows, (start, start + count)))[0]
                 for block in _blocks(file, batches if inside else (), start, rows):
                     dim = dim or block.vectors.shape[1]
                     if block.vectors.shape[1] != dim:
@@ -438,6 +445,44 @@ class EmbeddingTable:
                         raise CheckpointError(f"{self.path} has vectors of {several}; {AGAIN}")
                     yield block
                 start += count
+
+    def gather(self, rows: Int[np.ndarray, " rows"] | None = None) -> Float[Tensor, "rows dim"]:
+        """Return the unit vectors of all rows, or of these ascending ones."""
+        vectors, start = torch.empty(0, 0), 0
+        for block in self.blocks(rows):
+            if not start:  # once the dimension is known: joining blocks would hold all of it twice
+                count = len(self) if rows is None else len(rows)
+                vectors = torch.empty(count, block.vectors.shape[1])
+            vectors[start : start + len(block.vectors)] = block.vectors
+            start += len(block.vectors)
+        if not start:
+            raise DataError(f"{self.path} has no image; give vectors of some")
+        return vectors
+
+    def texts(self, column: str, rows: Int[np.ndarray, " rows"] | None = None) -> list[str]:
+        """Return the column path, label or split of all rows, or of these ascending ones.
+
+        Empty where it says nothing, as a table of another program on the split.
+        """
+        texts = list[str]()
+        for block in self.blocks(rows):
+            absent = column not in block.text.schema.names
+            cells = [""] * len(block.vectors) if absent else block.text[column].to_pylist()
+            texts += [cell or "" for cell in cells]
+        return texts
+
+    def nearest(
+        self, queries: Float[Tensor, "queries dim"], k: int
+    ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
+        """Return the `k` rows most similar to each query, and the cosines, most similar first."""
+        best, rows, start = torch.empty(len(queries), 0), torch.empty(0), 0
+        for block in self.blocks():
+            similarity, index = nearest(block.vectors, queries, k)
+            joined = torch.cat([best, similarity], dim=1)
+            best, order = joined.topk(min(k, joined.shape[1]))
+            rows = (torch.cat([rows, index + start], dim=1) if start else index).gather(1, order)
+            start += len(block.vectors)
+        return best, rows
 
 
 def open_table(path: Path) -> EmbeddingTable:
@@ -483,7 +528,7 @@ def _parquet_groups(file: BinaryIO) -> Iterator[tuple[int, Iterator[Any]]]:
 
     table = parquet.ParquetFile(file)
     for group in range(table.num_row_groups):
-        batches = table.iter_batches(BLOCK_SIZE, [group], list(COLUMNS))
+        batches = table.iter_batches(BLOCK_SIZE, [group], [*TEXT, "vector"])
         yield table.metadata.row_group(group).num_rows, batches
 
 
@@ -495,7 +540,7 @@ def _npz_groups(file: BinaryIO) -> Iterator[tuple[int, Iterator[Any]]]:
 def _npz_batches(stored: Mapping[str, np.ndarray]) -> Iterator[Any]:
     import pyarrow
 
-    columns = {name: stored[name] for name in COLUMNS}
+    columns = {name: stored[name] for name in (*TEXT, "vector") if name in stored}
     if columns["vector"].ndim != 2:
         raise ValueError("its vectors are not rows of a matrix")
     columns["vector"] = _lists(columns["vector"])
@@ -511,10 +556,14 @@ def _blocks(
     """Yield the blocks of a row group that begins at a position, or only the given rows."""
     with usable(file, AGAIN):
         for batch in batches:
-            places, start = np.arange(start, start + len(batch)), start + len(batch)
-            part = batch if rows is None else batch.filter(np.isin(places, rows))
+            part = batch
+            if rows is not None:
+                low, high = np.searchsorted(rows, (start, start + len(batch)))
+                part = batch.take(rows[low:high] - start)
+            start += len(batch)
             if len(part):
-                yield Block(_vectors(part), part.select(["path", "label"]))
+                vectors = _vectors(part)
+                yield Block(vectors, part.select([n for n in TEXT if n in part.schema.names]))
 
 
 # Search

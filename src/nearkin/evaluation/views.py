@@ -12,11 +12,14 @@ from typing_extensions import override
 from nearkin.config import Augment
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
+from nearkin.data.channels import named
 from nearkin.data.corruptions import CorruptedSource
 from nearkin.data.images import Images
 from nearkin.data.order import Order
-from nearkin.data.views import MEAN, STD, normalize
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.data.views import input_statistics, normalize
 from nearkin.encoders.encoder import Encoder
+from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import (
     Embeddings,
     embeddings_of,
@@ -57,6 +60,8 @@ class ImageViews:
     def corrupted(self, most: int, name: str, severity: int) -> Embeddings:
         """Embeddings of at most `most` test images after a corruption; '' is none."""
         images = self.test.spread(most)
+        if images.channels:
+            raise DataError(f"corruptions are of RGB of 8 bits, not of {named(images.depth)}")
         source = CorruptedSource(images.source, name, severity, self.seed)
         return encode_images(
             self.encoder, replace(images, source=source), device=self.device, workers=self.workers
@@ -71,7 +76,7 @@ class AugmentedViews:
     ) -> None:
         self.encoder, self.images = encoder.to(device), images
         self.batches = Batches(
-            images,
+            encoder.preprocessing.applied(images),
             views_of(augment, ("strong",)),
             image_size=encoder.image_size,
             order=Order(len(images), 1, seed),
@@ -82,7 +87,7 @@ class AugmentedViews:
         """Features of a view of each image; see `readable`."""
         return encode(self.encoder, self._inputs(epoch))
 
-    def _inputs(self, epoch: int) -> Iterator[Float[Tensor, "batch 3 _ _"]]:
+    def _inputs(self, epoch: int) -> Iterator[Float[Tensor, "batch _ _ _"]]:
         rows = np.arange(len(self.images))
         size = images_at_once(self.encoder.image_size, self.batches.device)
         for piece in np.array_split(rows, range(size, len(rows), size)):
@@ -117,23 +122,27 @@ class RawPixels(nn.Module):
     center: Tensor
     deviation: Tensor
 
-    def __init__(self, mean_image: Float[Tensor, " dim"]) -> None:
+    def __init__(self, mean_image: Float[Tensor, " dim"], num_channels: int = 3) -> None:
         super().__init__()
         self.register_buffer("mean_image", mean_image)
-        self.register_buffer("center", torch.tensor(MEAN)[:, None, None])
-        self.register_buffer("deviation", torch.tensor(STD)[:, None, None])
+        mean, std = torch.tensor(input_statistics(num_channels))[..., None, None]
+        self.register_buffer("center", mean)
+        self.register_buffer("deviation", std)
 
     @override
-    def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch dim"]:
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
         pixels = images * self.deviation + self.center
         return unit(pixels.flatten(1) - self.mean_image)
 
 
 def pixel_encoder(train: Images, side: int, workers: int) -> Encoder:
     """Return raw pixels as an encoder of images of that side; the mean is of these images."""
-    total, count = torch.zeros(3 * side * side, dtype=torch.float64), 0
+    dim, count = train.num_channels * side * side, 0
+    total = torch.zeros(dim, dtype=torch.float64)
     for pixels in CenterCrops(train, side, workers=workers):
         total += pixels.flatten(1).sum(dim=0, dtype=torch.float64)
         count += len(pixels)
-    network = RawPixels((total / (255 * count)).float())
-    return Encoder(as_backbone(network, side, 3 * side * side, "raw pixels"), side, {})
+    white = 1 if train.channels else 255
+    network = RawPixels((total / (white * count)).float(), train.num_channels)
+    view = Preprocessing.of(side, train.channels)
+    return Encoder(as_backbone(network, side, dim, "raw pixels"), view, {})

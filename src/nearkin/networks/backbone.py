@@ -50,13 +50,13 @@ class Block(nn.Module):
         return y
 
 
-def small_resnet(stem: int, widths: Sequence[int]) -> nn.Sequential:
+def small_resnet(stem: int, widths: Sequence[int], num_channels: int = 3) -> nn.Sequential:
     """Return a residual network with one block per width, each at half the side of the one before.
 
     Pixels are averaged before a block, not skipped by strides, and those of the stem before its
     batch norm: on a CPU that takes an eighth less time, and it learns faster (docs/lab.md).
     """
-    conv, norm = conv_norm(3, stem, 3)
+    conv, norm = conv_norm(num_channels, stem, 3)
     layers: list[nn.Module] = [conv, half(), norm, nn.ReLU(inplace=True)]
     for number, (fan_in, fan_out) in enumerate(pairwise([stem, *widths])):
         layers += [half()] if number else []
@@ -68,7 +68,7 @@ def small_resnet(stem: int, widths: Sequence[int]) -> nn.Sequential:
     return network
 
 
-SMALL: dict[str, Callable[[], nn.Module]] = {
+SMALL: dict[str, Callable[..., nn.Module]] = {
     "tiny": partial(small_resnet, 32, (64, 128)),
     "small": partial(small_resnet, 32, (64, 128, 256)),
 }
@@ -79,7 +79,7 @@ SMALL_IMAGE: Final = 64
 
 
 def build_backbone(name: str, image_size: int) -> Backbone:
-    """Return the backbone of that name, untrained, for RGB images of `image_size` pixels.
+    """Return the backbone of that name, untrained, for images of `image_size` pixels.
 
     Args:
         name: One of `nearkin.networks.backbone.SMALL`, a torchvision name (`resnet18`,
@@ -90,7 +90,8 @@ def build_backbone(name: str, image_size: int) -> Backbone:
             libraries do at any size, as pretrained weights need it; see `native`.
             Or FILE.py:NAME, module:NAME, or a name that an installed package declares: a function
             or class that returns the network. A name of any kind but the native ones may end in
-            `?built_for=32`: what it is for images of 32 px, at another size.
+            `?built_for=32`: what it is for images of 32 px, at another size. Before that, it may
+            have `?in_chans=13`, as timm calls it: a stem for images of 13 channels, not RGB.
         image_size: Side of the views in pixels.
 
     Raises:
@@ -118,16 +119,17 @@ def _own_form(name: str, image_size: int) -> nn.Module:
 
 
 def _build(name: str, image_size: int) -> nn.Module:
+    name, num_channels = split_channels(name)
     library, _, bare = name.rpartition("/")
     extension = load_extension("backbones", name, built_in=name in SMALL)
     if extension is not None:
         return _imported(extension, name)
     if name in SMALL:
-        return SMALL[name]()
+        return SMALL[name](num_channels=num_channels)
     if library in ("", "torchvision") and bare in torchvision_names():
-        return _from_torchvision(bare)
+        return _with_stem(_from_torchvision(bare), num_channels)
     if library in ("", "timm") and bare in timm_names():
-        return _from_timm(bare, image_size)
+        return _from_timm(bare, image_size, num_channels)
     hint = suggestion(bare, [*SMALL, *torchvision_names(), *timm_names()])
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
 
@@ -138,6 +140,44 @@ def is_extension(name: str) -> bool:
     return not NATIVE.fullmatch(name) and (
         load_extension("backbones", bare, built_in=bare in SMALL) is not None
     )
+
+
+IN_CHANS: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?in_chans=(\d{1,4})")
+
+
+def split_channels(name: str) -> tuple[str, int]:
+    """Return a backbone's name without the channels that it states, and these: 3 if none.
+
+    >>> split_channels("resnet18?in_chans=13"), split_channels("small")
+    (('resnet18', 13), ('small', 3))
+    """
+    match = IN_CHANS.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, 3)
+
+
+def with_channels(name: str, num_channels: int) -> str:
+    """Return the name of the same backbone for images of as many channels.
+
+    Names with options, and those of networks from elsewhere, are left alone.
+    """
+    known = (*SMALL, *torchvision_names(), *timm_names())
+    changes = num_channels != 3 and name.rpartition("/")[2] in known
+    return f"{name}?in_chans={num_channels}" if changes else name
+
+
+def _with_stem(body: nn.Module, num_channels: int) -> nn.Module:
+    """Give a network a first convolution for images of other channels, in place."""
+    if num_channels == 3:
+        return body
+    name, conv = next(
+        (name, module) for name, module in body.named_modules() if isinstance(module, nn.Conv2d)
+    )
+    kept = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+    options = {key: getattr(conv, key) for key in kept}
+    parent, _, own = name.rpartition(".")
+    stem = nn.Conv2d(num_channels, bias=conv.bias is not None, **options)
+    setattr(body.get_submodule(parent), own, stem)
+    return body
 
 
 BUILT_FOR: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?built_for=(\d{1,4})")
@@ -224,10 +264,11 @@ def _from_torchvision(name: str, **options: object) -> nn.Module:
     raise UsageError(f"backbone {name} has no classifier to take off; use timm/{name}")
 
 
-def _from_timm(name: str, image_size: int) -> nn.Module:
+def _from_timm(name: str, image_size: int, num_channels: int) -> nn.Module:
     import timm
 
     options: dict[str, object] = {"num_classes": 0}
+    options |= {"in_chans": num_channels} if num_channels != 3 else {}
     if name.startswith(("vit_", "deit")):  # position embeddings are made for one size
         options["img_size"] = image_size
         options |= {"patch_size": 4} if image_size < SMALL_IMAGE else {}
@@ -259,5 +300,6 @@ def small_stem(body: nn.Module) -> None:
     """
     conv, pool = getattr(body, "conv1", None), getattr(body, "maxpool", None)
     if isinstance(conv, nn.Conv2d) and conv.stride == (2, 2) and pool is not None:
-        body.conv1 = nn.Conv2d(3, conv.out_channels, 3, stride=1, padding=1, bias=False)
+        channels = conv.in_channels, conv.out_channels
+        body.conv1 = nn.Conv2d(*channels, 3, stride=1, padding=1, bias=False)
         body.maxpool = nn.Identity()

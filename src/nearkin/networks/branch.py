@@ -40,6 +40,7 @@ class Backbone(nn.Module):
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
         self.body = body
+        self.num_channels = input_channels(body)
         self.feature_dim = feature_dim
         self.name = name or type(body).__name__
         # Constants of the architecture, not memory: they are in no checkpoint.
@@ -88,6 +89,12 @@ def as_backbone(
         features = _try_sizes(body, image_size, name or type(body).__name__)
         feature_dim = features.flatten(1).shape[1]
     return Backbone(body, feature_dim, name)
+
+
+def input_channels(body: nn.Module) -> int:
+    """Return the channels of the images of a network: of its first convolution, if it has one."""
+    convolutions = (module for module in body.modules() if isinstance(module, nn.Conv2d))
+    return getattr(next(convolutions, None), "in_channels", 3) or 3
 
 
 class Branch(nn.Module):
@@ -294,7 +301,8 @@ def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
     for size in sizes:
         try:
             with torch.no_grad(), eval_mode(body):
-                features = body(torch.zeros(2, 3, size, size, device=device))
+                shape = (2, input_channels(body), size, size)
+                features = body(torch.zeros(shape, device=device))
         except Exception as error:  # a network of the user's may raise anything
             if size == sizes[-1]:
                 raise size_error(name, size, error) from error

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nearkin.errors import UsageError
-from nearkin.networks.branch import Backbone, eval_mode
+from nearkin.networks.branch import Backbone, eval_mode, input_channels
 
 
 def add_lora(backbone: Backbone, rank: int, image_size: int) -> None:
@@ -51,7 +51,7 @@ def _called_linears(body: nn.Module, image_size: int) -> list[str]:
             hooks.append(hook)
     device = next(body.parameters()).device
     with torch.no_grad(), eval_mode(body):
-        body(torch.zeros(2, 3, image_size, image_size, device=device))
+        body(torch.zeros(2, input_channels(body), image_size, image_size, device=device))
     for hook in hooks:
         hook.remove()
     return list(dict.fromkeys(called))

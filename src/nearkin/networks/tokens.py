@@ -57,7 +57,9 @@ class TokenFeatures(nn.Module):
     def _tried(self, image_size: int) -> Tensor:
         device = next(self.backbone.parameters(), torch.zeros(())).device
         with torch.no_grad(), eval_mode(self.backbone):
-            tokens: Tensor = self(torch.zeros(2, 3, image_size, image_size, device=device))
+            channels = self.backbone.num_channels
+            images = torch.zeros(2, channels, image_size, image_size, device=device)
+            tokens: Tensor = self(images)
         return tokens
 
 
@@ -65,7 +67,7 @@ def _token_place(backbone: Backbone, image_size: int) -> str:
     """Return the name of the last module that gives several positions for each image."""
     body, places = backbone.body, list[str]()
     device = next(backbone.parameters(), torch.zeros(())).device
-    images = torch.zeros(2, 3, image_size, image_size, device=device)
+    images = torch.zeros(2, backbone.num_channels, image_size, image_size, device=device)
 
     def note(place: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if _has_positions(output):

@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from nearkin.data.batches import CenterCrops, squares
+from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus
@@ -448,6 +449,7 @@ def _sheets(images: Images, side: int, workers: int) -> Iterator[Image.Image]:
     for batch in CenterCrops(images, side, batch_size=PER_SHEET, workers=workers):
         rows = -(-len(batch) // COLUMNS)
         sheet = np.full((rows * COLUMNS, side, side, 3), MIDDLE_GRAY, np.uint8)
-        sheet[: len(batch)] = batch.permute(0, 2, 3, 1).numpy()
+        for place, square in enumerate(batch.permute(0, 2, 3, 1).numpy()):
+            sheet[place] = preview(square)
         grid = sheet.reshape(rows, COLUMNS, side, side, 3).swapaxes(1, 2)
         yield Image.fromarray(grid.reshape(rows * side, COLUMNS * side, 3))

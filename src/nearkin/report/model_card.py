@@ -69,7 +69,7 @@ class ModelCard:
             *self._front_matter(),
             f"# {printable(self.name)}",
             "",
-            f"From an RGB image of {self.encoder.image_size} px to {outputs}, by "
+            f"From {self._kind()} of {self.encoder.image_size} px to {outputs}, by "
             f"`{self.encoder.details['backbone']}`. Exported as {self.format} by nearkin.",
             "",
             "## Use",
@@ -92,6 +92,10 @@ class ModelCard:
             *self._licenses(),
         ]
 
+    def _kind(self) -> str:
+        low = self.encoder.preprocessing.low
+        return f"an image of {len(low)} channels" if low else "an RGB image"
+
     def _front_matter(self) -> list[str]:
         license_ = self.license or self._origin().get("license", NOT_STATED)
         stated = [] if license_ == NOT_STATED else [f"license: {json.dumps(license_)}"]
@@ -109,7 +113,7 @@ class ModelCard:
     def _usage(self) -> list[str]:
         code = {
             "safetensors": self._safetensors,
-            "timm": _timm,
+            "timm": self._timm,
             "torchvision": self._torchvision,
             "huggingface": self._huggingface,
             "onnx": self._onnx,
@@ -129,11 +133,33 @@ class ModelCard:
             '# features = encoder(encoder.transform(Image.open("photo.jpg"))[None])',
         ]
 
+    def _timm(self) -> list[str]:
+        if not self.encoder.preprocessing.low:
+            return _timm()
+        return [
+            "import timm",
+            "import torch",
+            *self._pixels(),
+            "",
+            'model = timm.create_model("local-dir:.", pretrained=True).eval()',
+            *self._normalized(),
+        ]
+
+    def _normalized(self) -> list[str]:
+        """Return lines from the pixels of a file to the features of a `model`."""
+        view = self.encoder.preprocessing
+        return [
+            f"mean = torch.tensor({list(view.mean)})[:, None, None]",
+            f"std = torch.tensor({list(view.std)})[:, None, None]",
+            f'images = torch.from_numpy(pixels("photo.jpg"))[None]{"" if view.low else " / 255"}',
+            "with torch.inference_mode():",
+            "    features = model((images - mean) / std)",
+        ]
+
     def _torchvision(self) -> list[str]:
         name, options = architecture(self.encoder, "torchvision")
         arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
         head = next(head for head in HEADS if hasattr(self.encoder.backbone.body, head))
-        view = self.encoder.preprocessing
         return [
             "import torch",
             "import torchvision",
@@ -143,11 +169,7 @@ class ModelCard:
             f"model.{head} = torch.nn.Identity()",
             'model.load_state_dict(torch.load("model.pth", weights_only=True))',
             "model.eval()",
-            f"mean = torch.tensor({list(view.mean)})[:, None, None]",
-            f"std = torch.tensor({list(view.std)})[:, None, None]",
-            'images = torch.from_numpy(pixels("photo.jpg"))[None] / 255',
-            "with torch.inference_mode():",
-            "    features = model((images - mean) / std)",
+            *self._normalized(),
         ]
 
     def _huggingface(self) -> list[str]:
@@ -207,6 +229,27 @@ class ModelCard:
     def _pixels(self) -> list[str]:
         """Return a function from a file to pixels, the same as `Preprocessing.pixels`."""
         view = self.encoder.preprocessing
+        if view.low:
+            return [
+                "import numpy as np",
+                "import tifffile",
+                "from PIL import Image",
+                "",
+                "",
+                "def cut(image):",
+                *(f"    {line}" for line in _cut(view)),
+                "    return np.asarray(image)",
+                "",
+                "",
+                "def pixels(path):",
+                "    values = tifffile.imread(path).astype(np.float32)",
+                "    values = values.reshape(*values.shape[:2], -1)  # channels last",
+                f"    low, high = np.array([{list(view.low)}, {list(view.high)}], np.float32)",
+                "    scaled = ((values - low) / (high - low)).clip(0, 1)",
+                "    planes = [cut(Image.fromarray(scaled[..., n])) for n in range(len(low))]",
+                "    return np.stack(planes).clip(0, 1)",
+                "",
+            ]
         return [
             "import numpy as np",
             "from PIL import Image, ImageOps",

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.data.sheets import COLUMNS, class_sheet, save_sheet, shortened
@@ -296,6 +297,6 @@ def _square(images: Images, source: int | bytes | None, side: int) -> Float[Tens
     pixels = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
     with suppress(BadImage):
         if source is not None:
-            content = source if isinstance(source, bytes) else images.read(source)
-            pixels = center(content, side)
+            stored = source if isinstance(source, bytes) else images.stored(source)
+            pixels = preview(center(images.scaled(stored), side))
     return torch.from_numpy(pixels).movedim(2, 0) / 255

@@ -15,8 +15,9 @@ from jaxtyping import Float, Float32
 from PIL import Image
 from torch import Tensor
 
+from nearkin.data.channels import header, preview
 from nearkin.data.copies import copy_to, file_names
-from nearkin.data.decode import BadImage, center, decode, header
+from nearkin.data.decode import BadImage, center, decode
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.data.scan import MAX_PIXELS
 from nearkin.distributed import choose_device
@@ -73,6 +74,8 @@ class RunSite:
         with self._decoders:
             try:
                 content = self._images.read(number)
+                if not isinstance(content, bytes):
+                    content = preview(content)
                 image = (
                     _screen_sized(content) if large else Image.fromarray(center(content, SMALL))
                 )

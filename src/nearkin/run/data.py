@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from nearkin.config import EmbedConfig, TrainConfig
+from nearkin.data.channels import Channels
 from nearkin.data.images import Images
 from nearkin.data.split import Split, duplicate_warnings, open_split
 from nearkin.distributed import device_name, world_size
@@ -25,6 +27,7 @@ def open_logged(
 ) -> Split:
     """Open the data of a run and hold images out; log what they are."""
     split = open_split(data, config, log.progress, partial(write_bad_files, folder.bad_files))
+    split = noted_channels(folder, split)
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
     for line in [split.describe(), *split.images.notes, *(f"warning: {w}" for w in warnings)]:
         log.info(line)
@@ -48,7 +51,9 @@ def same_data(
     if not folder.data.exists():
         rows = zip(names, sizes.tolist(), strict=True)
         write_csv(folder.images, ("path", "bytes"), rows)
-        replace_text(folder.data, json.dumps({**now, "sources": sources or {}}) + "\n")
+        channels = split.images.channels
+        noted = {"channels": asdict(channels)} if channels else {}
+        replace_text(folder.data, json.dumps({**now, "sources": sources or {}, **noted}) + "\n")
         return []
     with usable(folder.data, "start anew with --init-from this run"):
         noted = json.loads(folder.data.read_text(encoding="utf-8"))
@@ -71,6 +76,16 @@ def same_data(
     )
 
 
+def noted_channels(folder: RunFolder, split: Split) -> Split:
+    """Return the same images in the range that the run was started with, if it has been."""
+    if split.images.channels is None or not folder.data.exists():
+        return split
+    with usable(folder.data, "start anew with --init-from this run"):
+        noted = json.loads(folder.data.read_text(encoding="utf-8")).get("channels")
+        channels = noted and Channels(**{name: tuple(each) for name, each in noted.items()})
+        return replace(split, images=replace(split.images, channels=channels))
+
+
 def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
     """Describe which images came, went or changed, with an example of each."""
     kinds = {
@@ -79,7 +94,9 @@ def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
         "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
     }
     changes = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
-    return ", ".join(changes) or "the same files, held out otherwise"
+    return (
+        ", ".join(changes) or "the same names and sizes, with other contents or held out otherwise"
+    )
 
 
 def write_bad_files(

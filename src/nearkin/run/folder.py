@@ -23,8 +23,9 @@ from nearkin.config import (
     suggestion,
     to_toml,
 )
-from nearkin.data.sources import MARKER
-from nearkin.errors import OutputError, UsageError
+from nearkin.data.remote import is_url
+from nearkin.data.sources import MARKER, is_pattern
+from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
 from nearkin.pace import count
 from nearkin.tables import aligned, remove_partial, replace_text, usable
@@ -223,9 +224,16 @@ def neighboring_runs(path: Path) -> list[str]:
 
 
 def data_name(data: Any) -> str:
-    """Return the name of the data in files: their full path, reference or name, or `arrays`."""
+    """Return the name of the data in files: their full path, reference or name, or `arrays`.
+
+    An address is named without password and signature.
+    """
     if not isinstance(data, str | Path):
         return "arrays"
+    if is_url(str(data)):
+        return redacted(str(data))
+    if is_pattern(str(data)):
+        return str(Path(data).expanduser().absolute())
     return str(Path(data).resolve()) if Path(data).exists() else absolute(str(data))
 
 
@@ -273,7 +281,9 @@ def run_folder(out: str | Path | None, data: Any, name: str, *, again: bool) -> 
     """
     if out is not None:
         return RunFolder(Path(out))
-    stem = Path(data_name(data)).name.split(".")[0].replace(":", "-")
+    named = data_name(data)
+    shown = named.partition("{")[0].rstrip("/-_") if is_pattern(named) else named
+    stem = Path(shown).name.split(".")[0].replace(":", "-")
     path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
     while path.exists() and (not path.is_dir() or _occupied(RunFolder(path))):

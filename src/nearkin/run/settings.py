@@ -32,13 +32,20 @@ from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
+from nearkin.data.sources import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.extensions import absolute, is_reference, label, load_extension, source_of
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class, option_types, parameters
-from nearkin.networks.backbone import SMALL, SMALL_IMAGE, build_backbone
+from nearkin.networks.backbone import (
+    SMALL,
+    SMALL_IMAGE,
+    build_backbone,
+    split_channels,
+    with_channels,
+)
 from nearkin.networks.branch import Backbone, as_backbone, should_compile
 from nearkin.pace import count
 from nearkin.types import UNKNOWN
@@ -252,6 +259,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     lr = chosen.lr if optimizer == chosen.optimizer else Defaults.lr
     growth = math.sqrt(batch / 256) if optimizer in ADAPTIVE else batch / 256
     backbone = _or(config.backbone, lambda: backbone_for(size, device))
+    if not config.init_from:
+        backbone = with_channels(backbone, images.num_channels)
     resolved = replace(
         config,
         image_size=size,
@@ -271,6 +280,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
             config.cache,
             lambda: cache_for(images, size, memory=free_memory() // processes, disk=free_disk()),
         ),
+        shuffle_window=_or(config.shuffle_window, lambda: window_for(images)),
         options=method_options(
             config.method, config.options, len(images), batch, config.chunk_size
         ),
@@ -446,7 +456,8 @@ def view_size_for(size: int, backbone: str) -> str:
     may be built for one size.
     """
     smaller = 4 * round(0.75 * size / 4)
-    return str(smaller if backbone in SMALL and smaller >= 20 and size <= SMALL_IMAGE else size)
+    own = split_channels(backbone)[0] in SMALL
+    return str(smaller if own and smaller >= 20 and size <= SMALL_IMAGE else size)
 
 
 def view_sides(config: TrainConfig) -> list[int]:
@@ -457,7 +468,9 @@ def view_sides(config: TrainConfig) -> list[int]:
 
 
 def is_gray(images: Images) -> bool:
-    """Whether images have no color, by a look at some of them."""
+    """Whether images of 8 bits have no color, by a look at some of them."""
+    if images.channels:
+        return False
     batches = CenterCrops(images.spread(64), 16)
     return all(bool((batch == batch[:, :1]).all()) for batch in batches)  # unreadable: gray
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from nearkin.config import TrainConfig
@@ -174,7 +174,7 @@ class Monitor:
         self.latest = measured
         return measured
 
-    def _encode(self, method: Method[Any], pixels: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
+    def _encode(self, method: Method[Any], pixels: Shaped[Tensor, "n _ _ _"]) -> Tensor:
         size = images_at_once(self.view.image_size, self.device)
         pieces = tracked(pixels.split(size), len(pixels), "evaluation", self.on_progress)
         return encode_pixels(method.backbone, pieces, self.device)
@@ -186,7 +186,7 @@ def in_memory(
     view: Preprocessing,
     workers: int,
     on_progress: ProgressCallback,
-) -> tuple[UInt8[Tensor, "n 3 {view.image_size} {view.image_size}"], Int[np.ndarray, " n"]]:
+) -> tuple[Shaped[Tensor, "n _ {view.image_size} {view.image_size}"], Int[np.ndarray, " n"]]:
     """Decode some images, of those with labels if there are any; return pixels and labels.
 
     At most `count` are spread evenly; those that cannot be read are left out.

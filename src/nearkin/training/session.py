@@ -32,7 +32,7 @@ from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_siz
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import merged
 from nearkin.pace import ProgressCallback, ignore_progress
-from nearkin.run.data import same_data, write_bad_files
+from nearkin.run.data import noted_channels, same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import (
@@ -77,8 +77,9 @@ def train_encoder(
     for line in same_data(folder, split, sources_of(config)):
         log.info(line)
     if start:
+        start.preprocessing = start.preprocessing.for_images(split.images)
         write_start(folder, start)
-    view = preprocessing_of(start, config)
+    view = preprocessing_of(start, config, split.images)
     teacher = open_teacher(folder, config)
     for line in teacher.lines() if teacher else []:
         log.info(f"teacher {line}")
@@ -120,8 +121,8 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
     with training_group(1, run_worker):
         settings, path = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
-        split = open_split(data, config)
         folder = RunFolder(Path(path))
+        split = noted_channels(folder, open_split(data, config))
         teacher = open_teacher(folder, config)
         device = choose_device(config.device)
         method, batches = build(config, split.train, device, network, teacher, folder)
@@ -169,15 +170,18 @@ def build(
     cls = method_class(config.method)
     counts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
     counts["teacher_dim"] = teacher.dim if teacher else 0
+    if teacher:
+        teacher.preprocessing.for_images(images)  # refused if they have other channels
     accepted = inspect.signature(cls.__init__).parameters
     counts = {name: count for name, count in counts.items() if name in accepted}
     with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
-        backbone = starting_backbone(config, network, folder)
+        backbone, images = starting_backbone(config, images, network, folder)
         method: Method[Any] = cls(backbone, **counts, **config.options)
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
-    order = Order(len(images), int(config.batch_size), config.seed)
+    window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
+    order = Order(len(images), int(config.batch_size), config.seed, window)
     batches = Batches(
         images,
         views_of(config.augment, method.views, more=method.more_views),

@@ -11,7 +11,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
 from nearkin.data.preprocessing import Preprocessing
-from nearkin.encoders.encoder import CUSTOM, Encoder, load, resized, write_encoder
+from nearkin.encoders.encoder import CUSTOM, Encoder, load, rescaled, resized, write_encoder
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class
@@ -133,33 +133,40 @@ def check_memory(config: TrainConfig, device: torch.device, free: int | None = N
 
 
 def starting_backbone(
-    config: TrainConfig, network: nn.Module | None, start: RunFolder | None
-) -> Backbone:
+    config: TrainConfig, images: Images, network: nn.Module | None, start: RunFolder | None
+) -> tuple[Backbone, Images]:
     """Build the backbone of a resolved configuration as training starts with it.
 
-    `start` is the run folder that holds the encoder to start from, where there is one.
+    `start` is the run folder that holds the encoder to start from, where there is one. Also
+    return the images in the range that the backbone takes.
     """
     size = int(config.image_size)
     if config.init_from:
         source = start.start if start and start.start.exists() else config.init_from
         partial = config.allow_partial and source == config.init_from
         encoder = load(source, backbone=network, image_size=size, allow_partial=partial)
-        backbone = encoder.backbone
+        backbone, view = encoder.backbone, encoder.preprocessing.for_images(images)
     else:
-        backbone = named_backbone(config, network)
+        view = Preprocessing.of(size, images.channels)
+        backbone = rescaled(named_backbone(config, network), view)
+    if backbone.num_channels != images.num_channels:
+        raise UsageError(
+            f"backbone {backbone.name} takes {backbone.num_channels} channels, and images have "
+            f"{images.num_channels}; leave --backbone out, or give another"
+        )
     rate = None if config.drop_path == "auto" else config.drop_path
     set_drop_path(backbone.body, rate, backbone.name)
     if config.lora:
         add_lora(backbone, config.lora, size)
     if config.grad_checkpointing:
         recompute_blocks(backbone.body, backbone.name)
-    return backbone
+    return backbone, view.applied(images)
 
 
-def preprocessing_of(start: Encoder | None, config: TrainConfig) -> Preprocessing:
+def preprocessing_of(start: Encoder | None, config: TrainConfig, images: Images) -> Preprocessing:
     """Return the preprocessing of the encoder that a training leaves: its start's, resized."""
     size = int(config.image_size)
     if start is None:
-        return Preprocessing(size)
-    view = start.preprocessing
+        return Preprocessing.of(size, images.channels)
+    view = start.preprocessing.for_images(images)
     return view if view.image_size == size else view.resized(size)

@@ -1,0 +1,166 @@
+"""`nearkin select`: which images to label first."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from nearkin.commands.vectors import Vectors, check_new, open_vectors
+from nearkin.config import Auto
+from nearkin.data.labels import match, read_table
+from nearkin.discovery.assignments import LABEL_COLUMNS
+from nearkin.errors import UsageError
+from nearkin.measures.selection import Rule, ranked
+from nearkin.run.failures import resource_errors
+from nearkin.run.folder import RunFolder
+from nearkin.run.named import Row, read_edited
+from nearkin.run.reporter import Reporter
+from nearkin.tables import usable, write_csv, writing
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Images to label, most useful first."""
+
+    paths: tuple[str, ...]
+    rule: Rule
+    num_unlabeled: int  # That could have been selected
+    num_labeled: int  # That have a label already
+    output: Path | None
+
+    def lines(self) -> list[str]:
+        """Lines of text."""
+        lines = [
+            f"{len(self.paths)} of {self.num_unlabeled} unlabeled images by rule {self.rule}, "
+            f"beside {self.num_labeled} labeled ones"
+        ]
+        if self.output is not None:
+            lines.append(f"fill in the column label: {self.output.resolve()}")
+        return lines
+
+
+def select(
+    source: str | Path,
+    data: Any = None,
+    *,
+    num: int,
+    output: str | Path | None = None,
+    rule: Rule = "typical",
+    labeled: str | Path | None = None,
+    vectors: str | Path | None = None,
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    workers: int | Auto = "auto",
+    reporter: Reporter | None = None,
+) -> Selected:
+    """Select images to label, by their features; the same for equal arguments.
+
+    No label but those of `labeled`, and of the run that `uncertain` takes, is ever looked at.
+    Images that a run holds out for scoring are left out: their labels would teach nothing.
+
+    Args:
+        source: A run; an encoder, with `data`; or vectors that `embed` has written.
+        data: Images: those to embed, or those that the vectors are of.
+        num: How many.
+        output: A new .csv like to_label.csv of a discovery.
+        rule: `typical`: of each cluster the image with the closest neighbors; `diverse`: k-center
+            greedy; `uncertain`: least margin, one of each class in turn, by assignments.csv of a
+            classification or discovery; `mixture`: these three in turn, the last if there is
+            such a run; `random`. See `nearkin.measures.selection`.
+        labeled: A table with columns path and label: images that have a label already.
+        vectors: Of `data` by the encoder `source`, instead of computing them.
+        image_size: Side of the images in pixels that features are computed with.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        seed: Decides what is drawn, and where k-means starts.
+        device: Where to compute features.
+        workers: Processes that decode photographs; `auto`: one per CPU.
+        reporter: Receives log lines and progress.
+
+    Raises:
+        UsageError: If that does not fit together, or there are not so many unlabeled images.
+        DataError: If `labeled` names none of the images.
+        OutputError: If `output` exists or cannot be written.
+        CheckpointError: If vectors or assignments are damaged.
+    """
+    if num < 1:
+        raise UsageError(f"--num {num} is less than one image; give at least 1")
+    if output is not None and Path(output).suffix != ".csv":
+        raise UsageError(f"cannot write {output}; give a name that ends in .csv")
+    check_new(output)
+    sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
+    computing: dict[str, Any] = {"device": device, "workers": workers, "reporter": reporter}
+    with (
+        resource_errors(),
+        open_vectors(source, data, vectors=vectors, **sizes, **computing) as opened,
+    ):
+        table, assigned = opened.table, _assigned(opened)
+        if rule == "uncertain" and not assigned:
+            raise UsageError(
+                f"{source} has no classifier that could be uncertain; give a run of nearkin "
+                "classify or discover, or another --rule"
+            )
+        paths = table.texts("path")
+        pool = np.flatnonzero(np.array(table.texts("split"), np.str_) != "test")
+        names = [paths[row] for row in pool.tolist()]
+        has_label, margin = _labels(names, labeled, assigned), _margins(names, assigned)
+        possible = ~has_label & (np.isfinite(margin) if rule == "uncertain" else True)
+        if num > possible.sum():
+            raise UsageError(
+                f"--num {num}, but only {possible.sum()} images have no label; give fewer"
+            )
+        clusters = [assigned[name]["cluster"] if name in assigned else "" for name in names]
+        order = ranked(
+            rule,
+            table.gather(pool),
+            np.flatnonzero(has_label),
+            num,
+            seed=seed,
+            margin=margin if assigned else None,
+            cluster=np.unique(clusters, return_inverse=True)[1],
+        )
+        chosen = tuple(names[row] for row in order[:num].tolist())
+    if output is not None:
+        with writing(Path(output)):
+            write_csv(Path(output), LABEL_COLUMNS, _table(chosen, assigned))
+    where = None if output is None else Path(output)
+    return Selected(chosen, rule, int((~has_label).sum()), int(has_label.sum()), where)
+
+
+def _assigned(opened: Vectors) -> dict[str, Row]:
+    """Return the rows of a run's assignments.csv by path; empty if it has none."""
+    folder = RunFolder(Path(opened.source))
+    if not opened.is_of_run or not folder.assignments.exists():
+        return {}
+    rows = read_edited(folder.assignments, ("path", "cluster", "score", "margin"))
+    with usable(folder.assignments, "restore it, or classify or discover again"):
+        _margins([row["path"] for row in rows], {row["path"]: row for row in rows})
+    return {row["path"]: row for row in rows}
+
+
+def _labels(
+    names: Sequence[str], labeled: str | Path | None, assigned: Mapping[str, Row]
+) -> Bool[np.ndarray, " names"]:
+    """Whether images have a label: in the table, or as those that a run has learned from."""
+    given = set[str]()
+    if labeled is not None:
+        rows, _ = match(Path(labeled), read_table(Path(labeled), ("path", "label")), names)
+        given = {name for name, row in rows.items() if row.label}
+    return np.array([name in given or bool(assigned and name not in assigned) for name in names])
+
+
+def _margins(names: Sequence[str], assigned: Mapping[str, Row]) -> Float[np.ndarray, " names"]:
+    """Return the margin of each image that a run has assigned; NaN for others."""
+    margins = (assigned[name]["margin"] if name in assigned else "" for name in names)
+    return np.array([float(margin or "nan") for margin in margins])
+
+
+def _table(paths: Sequence[str], assigned: Mapping[str, Row]) -> Iterator[list[str]]:
+    """Yield a row per image in the order of `LABEL_COLUMNS`, without a label."""
+    for path in paths:
+        row = assigned.get(path, {})
+        yield [path, "", *(row.get(column, "") for column in LABEL_COLUMNS[2:])]

@@ -1,0 +1,138 @@
+"""What commands on the features of many images take: a run, an encoder with images, or vectors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from nearkin.commands.embed import embed, load_source
+from nearkin.commands.report import images_of
+from nearkin.config import Auto
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import Encoder, is_own
+from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.evaluation.table import NOTE, READERS, EmbeddingTable, as_text, open_table
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Reporter
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A table of features, with the encoder and the images that they are from, where known."""
+
+    table: EmbeddingTable
+    source: str  # What `load` takes; empty if only the table was given
+    data: Any = None  # Images, if they are not those of a run
+    image_size: int | Auto = "auto"
+    allow_partial: bool = False
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether the table is a run's own."""
+        return bool(self.source) and self.table.path == RunFolder(Path(self.source)).embeddings
+
+    def encoder(self) -> Encoder | None:
+        """Load the encoder, or refuse one that the table is not from; None if none was given."""
+        if not self.source:
+            return None
+        if self.is_of_run:
+            RunFolder(Path(self.source)).encoder_settings()  # a discovery has other features
+        encoder = load_source(
+            self.source, image_size=self.image_size, allow_partial=self.allow_partial
+        )
+        check_origin(self.table, encoder, self.source)
+        return encoder
+
+    def images(self) -> Images | None:
+        """Open the images; None if none were given."""
+        if self.data is not None:
+            return open_images(self.data)
+        return images_of(RunFolder(Path(self.source))) if self.is_of_run else None
+
+    def image_rows(self, images: Images) -> Int[np.ndarray, " rows"]:
+        """Return the row among the images of each row of the table."""
+        row = {as_text(name): number for number, name in enumerate(images.names)}
+        paths = self.table.texts("path")
+        if missing := [path for path in paths if path not in row]:
+            raise DataError(
+                f"{len(missing)} of {len(paths)} images of {self.table.path} are not among these, "
+                f"such as {missing[0]!r}; give the images that it was made of"
+            )
+        return np.array([row[path] for path in paths], np.int64)
+
+
+@contextmanager
+def open_vectors(
+    source: str | Path,
+    data: Any = None,
+    *,
+    vectors: str | Path | None = None,
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
+    device: str = "auto",
+    workers: int | Auto = "auto",
+    reporter: Reporter | None = None,
+) -> Iterator[Vectors]:
+    """Yield a run's features; those of `data` by an encoder, computed or stored; or stored ones.
+
+    Args:
+        source: A run, an encoder with `data`, or what `embed` has written.
+        data: Images.
+        vectors: What `embed` has made of them with that encoder.
+        image_size: Side of the images in pixels that features are computed with.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        device: Where to compute.
+        workers: Processes that decode photographs.
+        reporter: Receives log lines and progress.
+
+    Raises:
+        UsageError: If that does not fit together.
+    """
+    path = Path(source)
+    if path.suffix in READERS or (path / NOTE).exists():
+        if vectors is not None:
+            raise UsageError(f"{source} are vectors, and so is --in; give one of them")
+        yield Vectors(open_table(path), "", data)
+    elif vectors is not None:
+        yield Vectors(open_table(Path(vectors)), str(source), data, image_size, allow_partial)
+    elif data is None:
+        if not is_own(source):
+            raise UsageError(f"{source} has no images of its own; give DATA, too")
+        RunFolder(path).check_is_run()
+        yield Vectors(open_table(RunFolder(path).embeddings), str(source))
+    else:
+        with TemporaryDirectory() as folder:
+            table = Path(folder) / "vectors.parquet"
+            sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
+            embed(
+                source,
+                data,
+                output=table,
+                labels="none",
+                device=device,
+                workers=workers,
+                reporter=reporter,
+                **sizes,
+            )
+            yield Vectors(open_table(table), str(source), data, **sizes)
+
+
+def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) -> None:
+    """Refuse a table of another encoder, where it names its own."""
+    if table.encoder not in ("", encoder.digest):
+        raise CheckpointError(
+            f"{table.path} is of another encoder than {source}, or of the same at another image "
+            f"size; give that --image-size, or make it again with {source}"
+        )
+
+
+def check_new(path: str | Path | None) -> None:
+    """Refuse to replace a table, in which a person may have written, before it is computed."""
+    if path is not None and Path(path).exists():
+        raise OutputError(f"{path} exists, and may have been edited; choose another name")

@@ -1,0 +1,225 @@
+"""Images in a column of Parquet and Arrow files, as those of Hugging Face's datasets."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from nearkin.data.cache import cache_folder
+from nearkin.data.images import in_bytes
+from nearkin.data.labels import SIDES, File, Row
+from nearkin.data.remote import RemoteFile
+from nearkin.errors import DataError, ResourceError
+
+COLUMN_TABLES: Final = (".parquet", ".arrow")
+ROWS: Final = 256  # Rows that are copied at a time
+IMAGES: Final = ("image", "img")  # Which of several columns with bytes is taken
+
+
+class Cell(NamedTuple):
+    """The image of a row: where its bytes lie, why there are none, and what the row says of it."""
+
+    name: str
+    offset: int
+    bytes: int
+    refusal: str
+    row: Row
+
+
+def image_column(schema: Any) -> str | None:
+    """The column that holds encoded images, as bytes or as `datasets` stores them."""
+    import pyarrow as pa
+
+    def holds_bytes(kind: Any) -> bool:
+        if pa.types.is_struct(kind):
+            return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type)
+        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+    found = [entry.name for entry in schema if holds_bytes(entry.type)]
+    named = [name for name in IMAGES if name in found]
+    return next(iter(named or (found if len(found) == 1 else [])), None)
+
+
+def has_images(table: File) -> bool:
+    """Whether a table holds the images themselves, and not their paths."""
+    if table.suffix.lower() != ".parquet":
+        return table.suffix.lower() in COLUMN_TABLES
+    from pyarrow import parquet
+
+    with _readable(table), table.open("rb") as file:
+        schema = parquet.read_schema(file)
+    return "path" not in schema.names or image_column(schema) is not None
+
+
+def list_column(table: File) -> tuple[Path, list[Cell]]:
+    """An Arrow file with the images of a table, and what lies where in it, row by row.
+
+    That is the table itself if it is one, on this machine and uncompressed. Otherwise it is copied
+    to $XDG_CACHE_HOME/nearkin/tables, once: Parquet packs many rows as one.
+    """
+    with _readable(table):
+        if isinstance(table, Path) and table.suffix.lower() == ".arrow":
+            cells = _cells(table)
+            if cells is not None:
+                return table, cells
+        state = (table.size, table.tag) if isinstance(table, RemoteFile) else _state(table)
+        known = hashlib.sha256(in_bytes(f"{table} {state}")).hexdigest()
+        copy = cache_folder("tables") / f"{known[:32]}.arrow"
+        if not copy.exists():
+            with table.open("rb") as file:
+                _copy(*_batches(table, file), copy)
+    return copy, _cells(copy) or []
+
+
+def copied_dataset(dataset: Any) -> Path:
+    """A `datasets.Dataset`, or a stream of one, read once, to its end, as an Arrow file."""
+    if dataset.features is None:
+        raise DataError("the dataset does not say what its columns are; cast it to its Features")
+    tables = dataset.with_format("arrow").iter(batch_size=ROWS)
+    schema, whole = dataset.features.arrow_schema, hashlib.sha256()
+
+    def batches() -> Iterator[Any]:
+        for table in tables:
+            for batch in table.cast(schema).combine_chunks().to_batches():
+                whole.update(batch.serialize())
+                yield batch
+
+    new = cache_folder("tables") / f"stream-{os.getpid()}.arrow"
+    _copy(schema, batches(), new)
+    copy = new.with_name(f"{whole.hexdigest()[:32]}.arrow")
+    if copy.exists():  # the time of its last write stays
+        new.unlink()
+    else:
+        new.replace(copy)
+    return copy
+
+
+@contextmanager
+def _readable(table: File) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        kind = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
+        raise DataError(f"{table}: not a readable {kind} ({reason}); write it anew") from error
+
+
+def _state(table: Path) -> tuple[int, int]:
+    state = table.stat()
+    return state.st_size, state.st_mtime_ns
+
+
+def _batches(table: File, file: Any) -> tuple[Any, Iterable[Any]]:
+    """The schema of an open table, and its rows."""
+    if table.suffix.lower() == ".parquet":
+        from pyarrow import parquet
+
+        opened = parquet.ParquetFile(file)
+        return opened.schema_arrow, opened.iter_batches(ROWS)
+    import pyarrow as pa
+
+    return _stream(pa.PythonFile(file, "r"))
+
+
+def _stream(file: Any) -> tuple[Any, Iterable[Any]]:
+    """The same of an Arrow file, in either of its two formats."""
+    import pyarrow as pa
+
+    try:
+        stream = pa.ipc.open_stream(file)
+        return stream.schema, stream
+    except pa.ArrowInvalid:
+        file.seek(0)
+        opened = pa.ipc.open_file(file)
+        return opened.schema, map(opened.get_batch, range(opened.num_record_batches))
+
+
+def _copy(schema: Any, batches: Iterable[Any], path: Path) -> None:
+    """Write batches as an uncompressed Arrow file, whole or not at all."""
+    import pyarrow as pa
+
+    new = path.with_name(f"new-{os.getpid()}-{path.name}")
+    try:
+        new.parent.mkdir(parents=True, exist_ok=True)
+        with pa.OSFile(str(new), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            for batch in batches:
+                stream.write_batch(batch)
+        new.replace(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        raise ResourceError(
+            f"{path.parent}: no room for a copy of the table's images ({error.strerror}); make "
+            "some, or point XDG_CACHE_HOME to another disk"
+        ) from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _cells(table: Path) -> list[Cell] | None:
+    """What lies where in an Arrow file; None if it is compressed."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(table)) as mapped:
+        whole = mapped.read_buffer()
+    schema, batches = _stream(pa.BufferReader(whole))
+    name = image_column(schema)
+    if name is None:
+        raise DataError(
+            f"{table}: no column of images among: {', '.join(schema.names)[:200]}; give one with "
+            "bytes, called image, or a table with the column path"
+        )
+    cells = list[Cell]()
+    for batch in batches:
+        content, ends, there = _values(batch.column(name))
+        start = content.address - whole.address
+        if not 0 <= start < whole.size:
+            return None
+        sizes = np.diff(ends).tolist()
+        found = zip((ends + start).tolist(), sizes, there, _rows(batch, schema), strict=False)
+        for offset, size, valid, row in found:
+            refusal = "" if valid else "no bytes in the table"
+            cells.append(Cell(f"{len(cells):08}", offset, size, refusal, row))
+    return cells
+
+
+def _values(column: Any) -> tuple[Any, np.ndarray, list[bool]]:
+    """The buffer of all images of a column, where each ends, and which of them there are."""
+    import pyarrow as pa
+
+    there = column.is_valid()
+    if pa.types.is_struct(column.type):
+        column = column.field("bytes")
+        there = pa.compute.and_(there, column.is_valid())
+    _, ends, content = column.buffers()
+    kind = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+    places = np.frombuffer(ends, kind)[column.offset :][: len(column) + 1].astype(np.int64)
+    return content or ends, places, there.to_pylist()
+
+
+def _rows(batch: Any, schema: Any) -> Iterator[Row]:
+    """What the columns label (or the only one with named classes), group and split say."""
+    described = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = described.get("info", {}).get("features", {})
+    classes = {name: said["names"] for name, said in features.items() if said.get("names")}
+    label = "label" if "label" in schema.names or len(classes) != 1 else next(iter(classes))
+
+    def texts(column: str) -> list[str]:
+        if column not in schema.names:
+            return [""] * len(batch)
+        names = classes.get(column)
+        values = batch.column(column).to_pylist()
+        if names:
+            values = [None if value is None or value < 0 else names[value] for value in values]
+        return ["" if value is None else str(value).strip() for value in values]
+
+    for said, group, split in zip(texts(label), texts("group"), texts("split"), strict=True):
+        yield Row(said, group, SIDES.get(split.lower(), ""))

@@ -1,0 +1,90 @@
+"""Images of one kind: RGB of 8 bits, or of the same channels and type, with their range."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, Shaped
+
+from nearkin.data.channels import GRAY, Channels, depth_of, named, read_channels
+from nearkin.data.decode import BadImage, header
+from nearkin.data.images import BadFile, Images, in_bytes, read
+from nearkin.errors import DataError
+
+SAMPLE: Final = 128  # Images that ranges and statistics are of, evenly spread
+SIDE: Final = 64  # Pixels along a side of each of them, evenly spread
+PERCENTILES: Final = (0.1, 99.9)
+"""Of values that are not of 8 bits. CT is cut at .5 and 99.5 % (nnU-Net, Isensee et al. 2021),
+where few pixels matter as little; the bright cells of a microscope are often less than 1 %."""
+LEAST_STD: Final = 1e-3  # Of a channel that hardly differs from pixel to pixel
+
+
+def of_one_kind(images: Images) -> Images:
+    """The images of the most frequent channels and type, with their `Channels`; others are bad.
+
+    Where most are RGB of 8 bits, or all are gray of several types, all that Pillow reads stay, as
+    RGB of 8 bits.
+    """
+    depths = [depth_of(kind) for kind in images.kinds.tolist()]
+    counts = Counter(depths)
+    if set(counts) <= {""}:
+        return images
+    kind = max(sorted(counts), key=lambda depth: counts[depth])
+    if len(counts) > 1 and all(not depth or depth.startswith(GRAY) for depth in counts):
+        kind = ""
+    same = np.array([depth == kind for depth in depths])
+    if not kind:
+        same |= [bool(depth) and _has_8_bits(images, row) for row, depth in enumerate(depths)]
+        deep = int(same.sum()) - counts[""]
+        note = f"{deep} images of more than 8 bits are read in 8 bits, as the others are"
+        images = replace(images, notes=(*images.notes, *[note] * bool(deep)))
+    others = [
+        BadFile(images.names[row], f"{named(depths[row])}, not {named(kind)}", size)
+        for row, size in enumerate(images.num_bytes.tolist())
+        if not same[row]
+    ]
+    bad = tuple(sorted((*images.bad, *others), key=lambda file: in_bytes(file.name)))
+    kept = replace(images.subset(np.flatnonzero(same)), bad=bad)
+    return replace(kept, channels=_channels(kept, kind)) if kind else kept
+
+
+def _has_8_bits(images: Images, row: int) -> bool:
+    """Whether Pillow reads a file, if only as RGB of 8 bits."""
+    try:
+        content = images.stored(row)
+        return isinstance(content, bytes) and bool(header(content))
+    except BadImage:
+        return False
+
+
+def _channels(images: Images, kind: str) -> Channels:
+    """Range, mean and deviation of each channel: a function of the images alone."""
+    count, _, dtype = kind.partition(" ")
+    values = _sampled(images)
+    low, high = np.zeros(int(count)), np.full(int(count), 255.0)
+    if dtype != "uint8":
+        low, high = np.percentile(values, PERCENTILES, axis=0)
+        high = np.where(high > low, high, low + 1)
+    scaled = ((values - low) / (high - low)).clip(0, 1)
+    std = scaled.std(axis=0).clip(min=LEAST_STD)
+    columns = (low, high, scaled.mean(axis=0), std)
+    # Gray is three equal channels, as in 8 bits.
+    return Channels(*(tuple(x.tolist()) * (3 if count == "1" else 1) for x in columns))
+
+
+def _sampled(images: Images) -> Float64[np.ndarray, "pixels channels"]:
+    """Some pixels of some images; a `DataError` if none of these can be read."""
+    sampled, reason = list[Shaped[np.ndarray, "pixels channels"]](), ""
+    for name in images.spread(SAMPLE).names:
+        try:
+            pixels = read_channels(read(images.source, name))
+        except BadImage as error:
+            reason = f"{name!r} ({error.reason})"
+            continue
+        rows, columns = (np.linspace(0, n - 1, min(n, SIDE)).astype(int) for n in pixels.shape[:2])
+        part = pixels[rows][:, columns].reshape(-1, pixels.shape[2])
+        sampled.append(part.astype(np.float64))
+    if not sampled:
+        raise DataError(f"no image can be decoded, such as {reason}; look at the files")
+    return np.concatenate(sampled)

@@ -1,0 +1,381 @@
+"""Files of a store that is reached by a URL: listed once, read in blocks, kept in a cache folder.
+
+fsspec opens the store: s3://, gs://, https://, hf:// and others. Credentials are those that its
+library finds in the environment, or that the URL holds; no message, file or log shows the latter.
+"""
+
+import hashlib
+import io
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from nearkin.data.cache import cache_folder
+from nearkin.errors import DataError, UsageError, redacted
+
+BLOCK: Final = 2**20
+"""Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`
+of them within `TIMEOUT`."""
+THREADS: Final = 16  # Requests of a process at once
+ATTEMPTS: Final = 5
+PAUSE = 1.0  # Seconds before the second attempt; each further one waits twice as long
+TIMEOUT = 15.0
+"""Seconds for one request. All attempts together take less than `batches.PATIENCE`."""
+LISTING: Final = 1800.0  # Seconds for a list of all files
+REMEMBERED: Final = 60.0  # Seconds during which what failed is not asked for again
+TAGS: Final = (
+    *("ETag", "etag", "md5Hash", "blob_id", "mtime"),
+    *("LastModified", "Last-Modified", "updated", "last_modified"),
+)
+"""What stores say of a file that changes with its content: the first of these counts."""
+
+
+class RemoteError(OSError):
+    """A read that failed in all attempts; `reason` is unreachable, cut short, or not found."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def is_url(text: str) -> bool:
+    """Whether this is the address of a store rather than a path."""
+    return "://" in text
+
+
+def cache_limit() -> int:
+    """Bytes that the cache of blocks may hold, from $NEARKIN_REMOTE_CACHE, as 50G; 0 for none."""
+    text = os.environ.get("NEARKIN_REMOTE_CACHE") or "20G"
+    number, unit = (text[:-1], text[-1].upper()) if text[-1].isalpha() else (text, "")
+    try:
+        return int(float(number) * 1024 ** ["", "K", "M", "G", "T"].index(unit))
+    except ValueError as error:
+        raise UsageError(f"NEARKIN_REMOTE_CACHE {text!r} is no size; say 50G, or 0") from error
+
+
+# Requests
+
+
+@lru_cache
+def _filesystem(store: str, process: int) -> Any:
+    """Fsspec's access to a store; a fork needs one of its own."""
+    del process
+    try:
+        from fsspec.core import url_to_fs
+
+        options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+        if store.startswith("s3"):  # attempts are counted in one place
+            options["config_kwargs"] = {"retries": {"total_max_attempts": 1}}
+        filesystem: Any = url_to_fs(store, **options)[0]
+    except ImportError:
+        raise UsageError(
+            f"{store.partition('://')[0]}:// needs a library: pip install 'nearkin[remote]' for "
+            "s3 and https, gcsfs for gs, adlfs for abfs"
+        ) from None
+    except ValueError:
+        raise UsageError(
+            f"{redacted(store)}: not a kind of store that is known; give s3, gs, https"
+        ) from None
+    if hasattr(filesystem, "retries"):
+        filesystem.retries = 1
+    return filesystem
+
+
+def _store(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/"
+
+
+def _request(url: str, what: str, seconds: float, **options: Any) -> Any:
+    """One call of fsspec, which ends after that time where the store can be waited for."""
+    filesystem = _filesystem(_store(url), os.getpid())
+    path = filesystem._strip_protocol(url)
+    if not getattr(filesystem, "async_impl", False):
+        return getattr(filesystem, what)(path, **options)
+    from fsspec.asyn import sync
+
+    return sync(filesystem.loop, getattr(filesystem, f"_{what}"), path, timeout=seconds, **options)
+
+
+def _problem(error: BaseException | None) -> str:
+    """What is wrong, in words of our own: those of a library may show secrets."""
+    chain = list[BaseException]()
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__
+    names = " ".join(type(each).__name__ for each in chain)
+    statuses = {getattr(each, "status", None) for each in chain} - {None}
+    if statuses & {401, 403} or "Permission" in names or "Credentials" in names:
+        return "forbidden"
+    if re.search("[Cc]onnect|Timeout|Payload", names) or statuses - {404, 410}:
+        return "unreachable"  # before the next, which fsspec makes of anything
+    return "not found" if "NotFound" in names else "unreachable"
+
+
+def _attempts(url: str, what: str, seconds: float, **options: Any) -> Any:
+    """The answer to a request that is repeated while the store does not answer; RemoteError."""
+    size = options.get("end", 0) - options.get("start", 0)
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
+        try:
+            answer = _request(url, what, seconds, **options)
+        except UsageError:
+            raise
+        except Exception as error:  # each store has errors of its own
+            problem = _problem(error)
+        else:
+            if not size or len(answer) == size:
+                return answer
+            if len(answer) > size:
+                raise DataError(
+                    f"{redacted(url)}: the server sends no parts of files (HTTP ranges); use "
+                    "another server, or copy the data here"
+                )
+            problem = "cut short"
+        if problem in ("forbidden", "not found"):
+            break
+    raise RemoteError(problem) from None
+
+
+def _ask(url: str, what: str, seconds: float = 0.0, **options: Any) -> Any:
+    """What a store says of its files, or one line of a DataError."""
+    try:
+        return _attempts(url, what, seconds or TIMEOUT, **options)
+    except RemoteError as error:
+        advice = {
+            "forbidden": "access denied; set the credentials of the store in the environment",
+            "not found": "nothing is there; check the spelling",
+        }
+        no_answer = "the store does not answer; check the address and the network, and try again"
+        raise DataError(f"{redacted(url)}: {advice.get(error.reason, no_answer)}") from None
+
+
+_failed: dict[tuple[str, int], tuple[float, str]] = {}  # When, and why, by address and place
+
+
+def _fetch(url: str, start: int, stop: int) -> bytes:
+    """These bytes of a file: a RemoteError if only it fails, a DataError if the store does."""
+    when, reason = _failed.get((url, start), (-REMEMBERED, ""))
+    if time.monotonic() - when < REMEMBERED:
+        raise RemoteError(reason)
+    try:
+        content: bytes = _attempts(url, "cat_file", TIMEOUT, start=start, end=stop)
+    except RemoteError as error:
+        if error.reason == "unreachable" and not _answers(url):
+            raise DataError(
+                f"{redacted(_store(url))}: the store does not answer any more; what is done is "
+                "kept: give the same command again, a run's with --resume"
+            ) from None
+        _failed[url, start] = time.monotonic(), error.reason
+        raise
+    return content
+
+
+def _answers(url: str) -> bool:
+    """Whether the store says anything at all, be it that access is denied."""
+    try:
+        _request(_store(url), "info", TIMEOUT)
+    except Exception as error:
+        return _problem(error) != "unreachable"
+    return True
+
+
+# Files
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a store, read like one of this machine; for messages, `str` shows no secret."""
+
+    url: str = field(repr=False)
+    size: int
+    tag: int  # Another one when the content is another
+
+    def __str__(self) -> str:
+        return redacted(self.url)
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return str(self).rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """From the last dot of the name on."""
+        return Path(self.name).suffix
+
+    def open(self, mode: str = "rb") -> io.BufferedReader:
+        """The file as one for reading, of bytes."""
+        assert mode == "rb", mode
+        return io.BufferedReader(_Raw(self), BLOCK)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """These bytes, of the blocks that hold them; a RemoteError if they cannot be had."""
+        stop = min(offset + count, self.size)
+        if stop <= offset:
+            return b""
+        if not cache_limit():
+            return _fetch(self.url, offset, stop)
+        return b"".join(self._part(number, offset, stop) for number in blocks(offset, stop))
+
+    def _part(self, number: int, offset: int, stop: int) -> bytes:
+        """The bytes of one block between these places of the file."""
+        first, last = number * BLOCK, min((number + 1) * BLOCK, self.size)
+        start, end = max(offset - first, 0), min(stop, last) - first
+        path = self.path(number)
+        with suppress(OSError), path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == last - first:
+                file.seek(start)
+                return file.read(end - start)
+        block = _fetch(self.url, first, last)
+        _keep(path, block)
+        return block[start:end]
+
+    def path(self, number: int) -> Path:
+        """Where a block lies in the cache, if it does."""
+        scheme, rest = self.url.split("://", 1)
+        netloc, slash, path = rest.partition("/")
+        address = f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
+        known = f"{address}\0{self.size}\0{self.tag}\0{BLOCK}\0{number}"
+        digest = hashlib.sha256(known.encode("utf-8", "surrogateescape")).hexdigest()
+        return cache_folder("remote") / digest[:40]
+
+
+def blocks(offset: int, stop: int) -> range:
+    """The numbers of the blocks that hold the bytes between two places of a file."""
+    return range(offset // BLOCK, -(-stop // BLOCK))
+
+
+def warm(needed: Iterable[tuple[RemoteFile, int]]) -> None:
+    """Fetch blocks of files into the cache at once; what fails shows when it is read."""
+    missing = [(file, n) for file, n in needed if cache_limit() and not file.path(n).exists()]
+
+    def touch(place: tuple[RemoteFile, int]) -> None:
+        file, number = place
+        with suppress(RemoteError):
+            file.read(number * BLOCK, 1)
+
+    if missing:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(touch, missing))
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, file: RemoteFile) -> None:
+        self.file, self.position = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.position = offset + (0, self.position, self.file.size)[whence]
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.file.read(self.position, len(buffer))
+        buffer[: len(content)] = content
+        self.position += len(content)
+        return len(content)
+
+
+# The cache of blocks
+
+_kept = 0  # Bytes that this process has kept since it last made room
+
+
+def _keep(path: Path, block: bytes) -> None:
+    """Write a block of the cache; a full or read-only disk costs time, nothing else."""
+    global _kept
+    own = path.with_name(f"new-{os.getpid()}-{time.monotonic_ns()}-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own.write_bytes(block)
+        own.replace(path)
+    except OSError:
+        own.unlink(missing_ok=True)
+        return
+    _kept += len(block)
+    if _kept > cache_limit() // 64:
+        _kept = 0
+        make_room(path.parent, cache_limit())
+
+
+def make_room(folder: Path, limit: int) -> None:
+    """Remove the files that were written first, until those of a folder fit into a limit."""
+    files = list[tuple[int, int, str]]()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # another process makes room as well
+                state = entry.stat()
+                files.append((state.st_mtime_ns, state.st_size, entry.path))
+    excess = sum(size for _, size, _ in files) - limit
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            return
+        with suppress(OSError):
+            Path(path).unlink()
+        excess -= size
+
+
+# Listings
+
+
+def remote_file(url: str) -> RemoteFile:
+    """A file by its address; a DataError if the store has none."""
+    return _described(url, _ask(url, "info"))
+
+
+def is_folder(url: str) -> bool:
+    """Whether files lie below an address: of HTTP, whether it is an HTML page, with links."""
+    if url.endswith("/") and url.startswith("http"):
+        return True
+    info = _ask(url, "info")
+    return bool(info["type"] == "directory" or info.get("mimetype") == "text/html")
+
+
+def remote_files(urls: Mapping[str, str]) -> dict[str, RemoteFile]:
+    """Files of addresses by name, asked for at once."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(urls, pool.map(remote_file, urls.values()), strict=True))
+
+
+def files_below(root: str, wanted: Callable[[str], bool]) -> dict[str, RemoteFile]:
+    """The files below an address that have a wanted name, by their path below it."""
+    root = root.rstrip("/")
+    if root.startswith("http"):  # a page of links tells no sizes
+        linked = (path.removeprefix(f"{root}/") for path in _linked(f"{root}/"))
+        return remote_files({name: f"{root}/{name}" for name in linked if wanted(name)})
+    found: Mapping[str, Any] = _ask(root, "find", LISTING, detail=True)
+    start = _filesystem(_store(root), os.getpid())._strip_protocol(root).rstrip("/") + "/"
+    infos = {path.removeprefix(start): info for path, info in found.items()}
+    return {n: _described(f"{root}/{n}", info) for n, info in infos.items() if wanted(n)}
+
+
+def _linked(page: str) -> Iterator[str]:
+    """The files that an HTML page, and the pages below it, lead to."""
+    for entry in _ask(page, "ls", detail=True):
+        path = str(entry["name"])
+        if path.startswith(page) and path != page:
+            yield from _linked(path) if path.endswith("/") else [path]
+
+
+def _described(url: str, info: Mapping[str, Any]) -> RemoteFile:
+    if info.get("size") is None:
+        raise DataError(f"{redacted(url)}: the store tells no size; copy the data here")
+    tag = next((str(info[name]) for name in TAGS if info.get(name)), "")
+    number = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8]) >> 1
+    return RemoteFile(url, int(info["size"]), number)

@@ -1,0 +1,251 @@
+"""How well a threshold on the cosine tells copies of images from other images of the same data."""
+
+import io
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from PIL import Image, ImageEnhance
+from torch import Tensor
+
+from nearkin.data.decode import as_image
+from nearkin.data.duplicates import duplicates
+from nearkin.data.images import Images, Source, read
+from nearkin.encoders.encoder import Encoder
+from nearkin.errors import DataError, UsageError
+from nearkin.evaluation.embeddings import encode_images
+from nearkin.evaluation.table import EmbeddingTable
+from nearkin.measures.intervals import wilson
+from nearkin.objectives import unit
+from nearkin.pace import ProgressCallback, ignore_progress, under
+
+SAMPLE: Final = 1_000  # Images of which a copy is made: half choose the threshold, half test it
+OTHERS: Final = 10  # Nearest images of each among which one is looked for that is no copy
+LEAST: Final = 10  # Images with a copy and another image, to estimate anything
+LARGEST_SIDE: Final = 1_024  # Larger images are reduced to this shorter side before
+
+
+def _reencoded(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=int(rng.integers(40, 91)))
+    return Image.open(file).convert("RGB")
+
+
+def _resized(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    factor = rng.uniform(0.5, 0.9)
+    width, height = (max(1, round(edge * factor)) for edge in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _cropped(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    left, top, right, bottom = rng.uniform(0, 0.05, 4)
+    width, height = image.size
+    box = (left * width, top * height, (1 - right) * width, (1 - bottom) * height)
+    return image.resize(image.size, Image.Resampling.BICUBIC, box=box)
+
+
+def _brightened(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    return ImageEnhance.Brightness(image).enhance(float(rng.uniform(0.8, 1.2)))
+
+
+def _all(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    return _reencoded(_brightened(_resized(_cropped(image, rng), rng), rng), rng)
+
+
+EDITS: Final[Mapping[str, Callable[[Image.Image, np.random.Generator], Image.Image]]] = {
+    "re-encoded as JPEG, quality 40 to 90": _reencoded,
+    "resized to .5 to .9 of the sides": _resized,
+    "cropped by up to 5 % at each edge": _cropped,
+    "brightness times .8 to 1.2": _brightened,
+    "all four": _all,
+}
+
+
+@dataclass(frozen=True)
+class EditedSource:
+    """Reads the images of another source, each edited; a pure function of name and seed."""
+
+    source: Source
+    edit_of: Mapping[str, str]  # The edit of each image
+    seed: int
+
+    def read(self, name: str, limit: int | None = None) -> np.ndarray:
+        """An edited image's pixels; `BadImage` where it cannot be read."""
+        del limit
+        image = as_image(read(self.source, name), min_side=LARGEST_SIDE)
+        assert isinstance(image, Image.Image)  # only RGB of 8 bits is edited
+        rng = np.random.default_rng((self.seed, zlib.crc32(name.encode(errors="surrogatepass"))))
+        return np.asarray(EDITS[self.edit_of[name]](image, rng))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a threshold does on images that did not choose it, with 95 % intervals."""
+
+    threshold: float
+    precision: tuple[float, float, float]
+    """Value and interval: of all copies and other images above the threshold, the share that are
+    copies, with one copy and one other image, its most similar one, of each."""
+    recall: tuple[float, float, float]  # The share of the copies that are above
+    false: tuple[float, float, float]  # The share of the other images that are above
+    by_edit: Mapping[str, float]  # Recall of each kind of copy
+    num: int  # Images
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return names and values as text."""
+        shares = {
+            "precision": self.precision,
+            "recall": self.recall,
+            "other images above": self.false,
+        }
+        rows = [
+            (name, f"{v:.3f} [{low:.3f}, {high:.3f}]") for name, (v, low, high) in shares.items()
+        ]
+        return rows + [(f"recall, {name}", f"{of:.3f}") for name, of in self.by_edit.items()]
+
+
+@dataclass(frozen=True, eq=False)
+class CopyTest:
+    """Sampled images, each with an edited copy and with the most similar image that is no copy."""
+
+    edit: tuple[str, ...]
+    copy: Float[np.ndarray, " n"]  # The cosine of the image and its copy
+    other: Float[np.ndarray, " n"]  # The cosine of the image and the other one
+    pairs: Int[np.ndarray, "n 2"]  # The table's rows of the image and the other one
+
+    @property
+    def choosing(self) -> Bool[np.ndarray, " n"]:
+        """The half that a threshold is chosen on; the other half tests it."""
+        return np.asarray(np.arange(len(self.copy)) // len(EDITS) % 2 == 0)
+
+    def threshold(self, precision: float) -> float:
+        """Return the lowest threshold with this precision on the choosing half.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        copy, other = (np.sort(x[self.choosing]) for x in (self.copy, self.other))
+        true = len(copy) - np.searchsorted(copy, copy)
+        false = len(other) - np.searchsorted(other, copy)
+        reached = np.flatnonzero(true >= precision * (true + false))
+        if not len(reached):
+            best = float((true / (true + false)).max(initial=0))
+            raise UsageError(
+                f"no threshold has --precision {precision:g}: the highest is {best:.3f}, as other "
+                "images are as similar as copies; give a lower one, a --threshold, or a better "
+                "encoder"
+            )
+        return float(copy[reached[0]])
+
+    def at(self, threshold: float, *, chosen: bool) -> Precision:
+        """Measure a threshold: on the testing half if it was `chosen` here, else on all."""
+        rows = ~self.choosing if chosen else np.ones(len(self.copy), bool)
+        copy, other = self.copy[rows] >= threshold, self.other[rows] >= threshold
+        edit = np.array(self.edit)[rows]
+        true, false, num = int(copy.sum()), int(other.sum()), int(rows.sum())
+        return Precision(
+            threshold,
+            precision=_share(true, true + false),
+            recall=_share(true, num),
+            false=_share(false, num),
+            by_edit={name: float(copy[edit == name].mean()) for name in EDITS if name in edit},
+            num=num,
+        )
+
+
+def _share(part: int, whole: int) -> tuple[float, float, float]:
+    return (part / whole if whole else 1.0, *wilson(part, whole))
+
+
+def copy_test(
+    table: EmbeddingTable,
+    encoder: Encoder,
+    images: Images,
+    image_rows: Int[np.ndarray, " rows"],
+    *,
+    seed: int,
+    device: torch.device,
+    workers: int,
+    on_progress: ProgressCallback = ignore_progress,
+) -> CopyTest:
+    """Edit copies of sampled images, and find the most similar other image of each in the table.
+
+    Other images are those that `nearkin.data.duplicates` does not take for copies, by bytes and
+    thumbnails. A copy that it misses counts as another image: precision is rather too low.
+
+    Args:
+        table: Features of the images.
+        encoder: That they are from.
+        images: Those of the table, maybe with others.
+        image_rows: The row among the images of each row of the table.
+        seed: Decides which images are drawn and how they are edited.
+        device: Where to compute.
+        workers: Processes that decode photographs.
+        on_progress: Receives progress.
+
+    Raises:
+        DataError: If fewer than `LEAST` images have another image.
+    """
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.choice(len(table), min(SAMPLE, len(table)), replace=False))
+    vectors, at = table.gather(rows), image_rows[rows]
+    other, other_row = _others(table, rows, vectors, images, image_rows)
+    order = np.argsort(at)  # as images are encoded
+    rows, at, other, other_row = rows[order], at[order], other[order], other_row[order]
+    drawn = images.subset(at)
+    edits = dict(zip(drawn.names, cycle(EDITS), strict=False))
+    edited = replace(drawn, source=EditedSource(drawn.source, edits, seed))
+    embeddings = encode_images(
+        encoder, edited, device=device, workers=workers, on_progress=under("copies", on_progress)
+    )
+    read = embeddings.rows
+    copy = (unit(embeddings.tensor) * vectors[order][read]).sum(dim=1).numpy()
+    tested = other_row[read] >= 0
+    if tested.sum() < LEAST:
+        raise DataError(
+            f"{tested.sum()} images have another image to be told from, too few to estimate a "
+            f"precision; give a --threshold, or {LEAST} images or more"
+        )
+    return CopyTest(
+        edit=tuple(edits[drawn.names[row]] for row in read[tested].tolist()),
+        copy=copy[tested],
+        other=other[read][tested],
+        pairs=np.stack([rows, other_row], axis=1)[read][tested],
+    )
+
+
+def _others(
+    table: EmbeddingTable,
+    rows: Int[np.ndarray, " n"],
+    vectors: Float[Tensor, "n dim"],
+    images: Images,
+    image_rows: Int[np.ndarray, " rows"],
+) -> tuple[Float[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Return the cosine and the row of the most similar image that is no copy; -1 if none is."""
+    similarity, near = (x.numpy() for x in table.nearest(vectors, OTHERS + 1))
+    every = np.union1d(near, rows)
+    looked_at, place = np.unique(image_rows[every], return_inverse=True)
+    # Not stored: it would replace what is known of the thumbnails of all images.
+    groups = duplicates(replace(images.subset(looked_at), key="")).groups
+    group = groups[place]
+    own, theirs = (group[np.searchsorted(every, each)] for each in (rows, near))
+    different = theirs != own[:, None]
+    first, lines = different.argmax(axis=1), np.arange(len(rows))
+    found = different.any(axis=1)
+    return similarity[lines, first], np.where(found, near[lines, first], -1)
+
+
+def curves(test: CopyTest) -> dict[str, list[tuple[float, float]]]:
+    """Return precision and recall of thresholds, on all sampled images."""
+    low, high = min(test.copy.min(), test.other.max()), 1.0
+    at = [test.at(float(each), chosen=False) for each in np.linspace(low, high, 41)]
+    return {
+        "precision": [(each.threshold, each.precision[0]) for each in at],
+        "recall of edited copies": [(each.threshold, each.recall[0]) for each in at],
+        "other images above": [(each.threshold, each.false[0]) for each in at],
+    }

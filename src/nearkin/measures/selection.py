@@ -1,0 +1,195 @@
+"""Rows that stand for others: one of a set of copies, typical, spread and uncertain ones."""
+
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.measures.kmeans import compact, constrained_kmeans
+from nearkin.measures.neighbors import held_at_once, nearest
+from nearkin.objectives import unit
+from nearkin.objectives.fused import blocks, product
+from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.types import UNKNOWN
+
+Rows = Int[np.ndarray, " rows"]
+Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
+
+ROUNDING: Final = 1e-6  # Of a cosine in float32: equal vectors may be so far below 1
+CLUSTERS: Final = 500  # Of `typical`, at most, as in its paper
+NEIGHBORS: Final = 20  # Nearest rows of a cluster whose mean distance says how typical a row is
+
+
+@torch.no_grad()
+def keep_one(
+    x: Float[Tensor, "n dim"], threshold: float, on_progress: ProgressCallback = ignore_progress
+) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Return for each row the row that is kept in its place, itself if it is kept; and the cosine.
+
+    Rows are taken in order: one is kept unless it is a copy, by a cosine of `threshold` or more,
+    of a row that is kept already, the first of which takes its place. So no two kept rows are
+    copies, and each other row is a copy of the very row that is kept: a chain, whose ends are
+    alike only by way of its middle, is not merged as a connected component would be. Exact, by
+    products of blocks; memory is that of the unit vectors `x` and of one block.
+
+    >>> chain = torch.tensor([[0.0, 0.4, 0.8]])
+    >>> keep_one(torch.cat([chain.cos(), chain.sin()]).T, threshold=0.9)[0]
+    array([0, 0, 2])
+    """
+    least = threshold - ROUNDING
+    kept, similarity = torch.full((len(x),), -1), torch.ones(len(x))
+    side = int(held_at_once(x.device) ** 0.5)
+    for own in blocks(len(x), side):
+        on_progress(own.start, len(x), "comparing images")
+        free = own.start + (kept[own] < 0).nonzero().flatten()
+        inside = product(x[free], x[free].T)
+        copies = (inside >= least).numpy()
+        for place, row in enumerate(free.tolist()):
+            if kept[row] < 0:
+                kept[row] = row
+                if copies[place].sum() > 1:
+                    later = place + 1 + np.flatnonzero(copies[place, place + 1 :])
+                    later = later[(kept[free[later]] < 0).numpy()]
+                    kept[free[later]], similarity[free[later]] = row, inside[place, later]
+        new = free[kept[free] == free]
+        for other in blocks(len(x) - own.stop if len(new) else 0, side):
+            rows = slice(own.stop + other.start, own.stop + other.stop)
+            matrix = product(x[new], x[rows].T)
+            alike = matrix >= least
+            found = (alike.any(dim=0) & (kept[rows] < 0)).nonzero().flatten()
+            first = alike[:, found].int().argmax(dim=0)
+            kept[rows.start + found] = new[first]
+            similarity[rows.start + found] = matrix[first, found]
+    return kept.numpy(), similarity.clamp(max=1).numpy()
+
+
+def typical(
+    features: Float[Tensor, "n dim"], labeled: Rows, num: int, *, seed: int
+) -> Int[np.ndarray, " unlabeled"]:
+    """Return all unlabeled rows, those first that stand for most others, one per cluster in turn.
+
+    TypiClust (Hacohen, Dekel, Weinshall. Active learning on a budget: opposite strategies suit
+    high and low budgets. ICML 2022, arXiv:2202.02794, section 3.2): k-means into as many clusters
+    as there will be labels, `CLUSTERS` at most. The next is of the cluster with the fewest labels,
+    the largest of these, and in it the row whose `NEIGHBORS` nearest are nearest on average.
+
+    Args:
+        features: Of any length.
+        labeled: Rows that have a label.
+        num: How many rows are to be labeled.
+        seed: Decides where k-means starts.
+    """
+    k = min(len(labeled) + num, CLUSTERS, len(features))
+    x, nobody = compact(features), np.full(len(features), UNKNOWN)
+    cluster = constrained_kmeans(x, nobody, k, seed=seed, starts=1).cluster
+    is_labeled = np.zeros(len(x), bool)
+    is_labeled[labeled] = True
+    turn, size = np.zeros(len(x), np.int64), np.bincount(cluster, minlength=k)[cluster]
+    for number in range(k):
+        members = np.flatnonzero(cluster == number)
+        spread = np.zeros(len(members))
+        if len(members) > 1:
+            own = features[members]
+            near = nearest(own, own, NEIGHBORS, exclude_self=True)[0]
+            spread = (2 - 2 * near).clamp(min=0).sqrt().mean(dim=1).numpy()
+        first = np.lexsort((spread, ~is_labeled[members]))
+        turn[members[first]] = np.arange(len(members))  # labeled ones took the first turns
+    order = np.lexsort((cluster, -size, turn))
+    return np.asarray(order[~is_labeled[order]])
+
+
+@torch.no_grad()
+def diverse(
+    features: Float[Tensor, "n dim"], labeled: Rows, num: int, *, seed: int
+) -> Int[np.ndarray, " unlabeled"]:
+    """Return unlabeled rows, each the farthest from all labeled rows and those before it.
+
+    k-center greedy (Sener & Savarese. Active learning for convolutional neural networks: a
+    core-set approach. ICLR 2018, arXiv:1708.00489): the largest distance of a row to a chosen one
+    is at most twice the least possible (Gonzalez 1985). The first is drawn if nothing is labeled.
+    """
+    x = unit(features)
+    largest, chosen = x.new_full((len(x),), -torch.inf), list[int]()  # cosine to the nearest
+    for rows in blocks(len(labeled), 256):
+        largest = torch.maximum(largest, product(x, x[labeled[rows]].T).amax(dim=1))
+    largest[labeled] = torch.inf
+    if not len(labeled):
+        chosen.append(int(np.random.default_rng(seed).integers(len(x))))
+    while True:
+        if chosen:
+            largest = torch.maximum(largest, x @ x[chosen[-1]])
+            largest[chosen[-1]] = torch.inf
+        if len(chosen) >= min(num, len(x) - len(labeled)):
+            return np.array(chosen[:num], np.int64)
+        chosen.append(int(largest.argmin()))
+
+
+def least_certain(
+    margin: Float[np.ndarray, " n"], cluster: Int[np.ndarray, " n"]
+) -> Int[np.ndarray, " n"]:
+    """Return the order of images by margin, one of each class in turn.
+
+    The least certain image of each class, by its margin (Scheffer, Decomain, Wrobel. Active hidden
+    Markov models for information extraction. IDA 2001), then the second of each, and so on: the
+    least certain ones of all may lie between the same two classes.
+    """
+    order = np.argsort(margin, kind="stable")
+    turn = np.zeros(len(order), np.int64)
+    for number in np.unique(cluster):
+        own = np.flatnonzero(cluster[order] == number)
+        turn[own] = np.arange(len(own))
+    return np.asarray(order[np.argsort(turn, kind="stable")])
+
+
+def ranked(
+    rule: Rule,
+    features: Float[Tensor, "n dim"],
+    labeled: Rows,
+    num: int,
+    *,
+    seed: int,
+    margin: Float[np.ndarray, " n"] | None = None,
+    cluster: Int[np.ndarray, " n"] | None = None,
+) -> Int[np.ndarray, " selected"]:
+    """Return unlabeled rows by a rule, the one to label first in front; `num` or more.
+
+    Args:
+        rule: One of the functions here; `uncertain` is `least_certain`; `mixture` is these three
+            in turn, the last if there are margins; or `random`.
+        features: Of any length.
+        labeled: Rows that have a label.
+        num: How many rows are to be labeled.
+        seed: Decides what is drawn, and where k-means starts.
+        margin: What a classifier says of each row; NaN where it says nothing.
+        cluster: The class that it puts each row in.
+    """
+    if rule == "mixture":
+        rules: list[Rule] = ["typical", "diverse"]
+        rules += ["uncertain"] * (margin is not None)
+        certain: dict[str, Any] = {"seed": seed, "margin": margin, "cluster": cluster}
+        return interleave(*(ranked(each, features, labeled, num, **certain) for each in rules))
+    if rule == "typical":
+        return typical(features, labeled, num, seed=seed)
+    if rule == "diverse":
+        return diverse(features, labeled, num, seed=seed)
+    free = np.setdiff1d(np.arange(len(features)), labeled)
+    if rule == "random":
+        return np.random.default_rng(seed).permutation(free)
+    if margin is None or cluster is None:
+        raise ValueError("no margins to be uncertain by")
+    free = free[np.isfinite(margin[free])]
+    return np.asarray(free[least_certain(margin[free], cluster[free])])
+
+
+def interleave(*orders: Int[np.ndarray, " _"]) -> Int[np.ndarray, " union"]:
+    """Return the rows of several orders, one of each in turn, each row once.
+
+    >>> interleave(np.array([1, 2, 3]), np.array([3, 4, 5]))
+    array([1, 3, 2, 4, 5])
+    """
+    places = np.concatenate([np.arange(len(order)) for order in orders])
+    rows = np.concatenate(orders)[np.argsort(places, kind="stable")]
+    _, first = np.unique(rows, return_index=True)
+    return np.asarray(rows[np.sort(first)])

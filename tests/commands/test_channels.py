@@ -1,0 +1,205 @@
+"""Images of many channels, from files to a run, its use, its resumption and its exports."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from processes import environment
+
+import nearkin
+from nearkin.cli import main
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import load
+from nearkin.errors import DataError, UsageError
+from nearkin.report.image_map import thumbnails, tiles
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Silent
+
+tifffile = pytest.importorskip("tifffile")
+
+SMALL = dict(
+    batch_size=8, epochs=2, seed=0, workers=0, save_every=1, evaluate_every=0, report=False
+)
+
+
+def textures(root: Path, channels: int, dtype: str, count: int = 12, side: int = 20) -> Path:
+    """Two classes, whose texture is in other channels, in folders."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(("field", "town")):
+        (root / name).mkdir(parents=True)
+        for image in range(count):
+            pixels = rng.gamma(4, 300, (side, side, channels))
+            pixels[::2, :, number::2] *= 3
+            stored = pixels.astype(dtype)
+            path = root / name / f"{image:02}"
+            if channels == 1:
+                Image.fromarray(stored[..., 0]).save(path.with_suffix(".png"))
+            else:
+                options = dict(photometric="minisblack", planarconfig="contig")
+                tifffile.imwrite(path.with_suffix(".tif"), stored, **options)
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return textures(tmp_path_factory.mktemp("data") / "bands", 13, "uint16")
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """Trained without any option that is of channels."""
+    folder = tmp_path_factory.mktemp("runs") / "bands"
+    nearkin.train(data, out=folder, **SMALL)
+    return folder
+
+
+def test_channels_and_their_range_are_noted_and_travel_with_the_encoder(run, data):
+    noted = json.loads((run / "data.json").read_text())["channels"]
+    encoder = load(run)
+    assert encoder.details["backbone"].endswith("?in_chans=13")
+    view = encoder.preprocessing
+    for name in ("low", "high", "mean", "std"):
+        assert tuple(noted[name]) == getattr(view, name)
+        assert len(noted[name]) == 13
+    assert f"mean {view.mean[0]:.3f}" in str(view)
+
+
+def test_the_page_shows_the_first_three_channels_in_8_bits(data):
+    images = open_images(data)
+    sheets, side = tiles(images)
+    with Image.open(io.BytesIO(sheets[0])) as sheet:  # lossless, as it is so small
+        shown = np.asarray(sheet.convert("RGB"))[:side, :side]
+    assert (shown == np.rint(255 * images.read(0)[..., :3])).all()
+    assert len(thumbnails(images, np.arange(3))) == 3
+
+
+def test_the_network_sees_unit_channels(run, data):
+    """Through both normalizations, as if each channel had been standardized."""
+    encoder = load(run)
+    pixels = tifffile.imread(data / "field" / "00.tif")
+    seen = encoder.backbone.scaled(encoder.transform(pixels)[None])[0]
+    view = encoder.preprocessing
+    low, high, mean, std = (
+        np.array(x)[:, None, None] for x in (view.low, view.high, view.mean, view.std)
+    )
+    scaled = ((np.moveaxis(pixels, -1, 0) - low) / (high - low)).clip(0, 1)
+    torch.testing.assert_close(
+        seen, torch.from_numpy((scaled - mean) / std).float(), rtol=0, atol=1e-5
+    )
+
+
+def test_features_are_those_of_the_range_that_was_learned_whatever_is_embedded(
+    run, data, tmp_path
+):
+    """Of all images, of one alone, and of one that is given from Python."""
+    whole = nearkin.embed(run, data, output=tmp_path / "all.npz", workers=0)
+    one = tmp_path / "one"
+    one.mkdir()
+    pixels = tifffile.imread(data / "town" / "03.tif")
+    tifffile.imwrite(one / "x.tif", pixels, photometric="minisblack", planarconfig="contig")
+    alone = nearkin.embed(run, one, output=tmp_path / "one.npz", workers=0)
+    row = whole.paths.index("town/03.tif")
+    np.testing.assert_allclose(alone.vectors[0], whole.vectors[row], atol=1e-6)
+    encoder = load(run)
+    with torch.inference_mode():
+        vector = encoder(encoder.transform(pixels)[None])[0]
+    np.testing.assert_allclose(
+        torch.nn.functional.normalize(vector, dim=0), alone.vectors[0], atol=1e-6
+    )
+    (found,) = nearkin.neighbors(run, [one / "x.tif"], top=1)
+    assert found.neighbors[0].path == "town/03.tif"
+
+
+class Stops(Silent):
+    """Ends a training in the middle of its second epoch."""
+
+    def info(self, text: str) -> None:
+        if text.startswith("epoch 1/2"):
+            raise InterruptedError
+
+
+def test_a_resumed_training_is_the_unbroken_one_to_the_bit(run, data, tmp_path):
+    """Also where the range is that of the record: a later version might compute another."""
+    folder = RunFolder(tmp_path / "broken")
+    with pytest.raises(InterruptedError):
+        nearkin.train(data, out=folder.path, reporter=Stops(), **SMALL)
+    assert not folder.encoder.exists()
+    assert [*folder.checkpoints.glob("*.pt")]
+    nearkin.train(data, out=folder.path, resume=True, **SMALL)
+    whole = RunFolder(run)
+    for name in ("encoder", "projector", "metrics"):
+        assert getattr(folder, name).read_bytes() == getattr(whole, name).read_bytes(), name
+
+
+def test_other_images_are_refused_in_one_line_with_exit_code_3(run, tmp_path, capsys):
+    textures(tmp_path / "four", 4, "uint16", 2)
+    assert main(["embed", str(run), str(tmp_path / "four"), "-o", str(tmp_path / "x.npz")]) == 3
+    assert "4 channels of uint16, and the encoder takes 13 channels" in capsys.readouterr().err
+    options = {key: value for key, value in SMALL.items() if key != "batch_size"}
+    with pytest.raises(UsageError, match="backbone torchvision:resnet18 takes 3 channels"):
+        nearkin.train(
+            tmp_path / "four", out=tmp_path / "run", backbone="torchvision:resnet18", **options
+        )
+    with pytest.raises(DataError, match="4 channels of uint16, and the encoder takes 13"):
+        nearkin.train(tmp_path / "four", out=tmp_path / "more", init_from=run, **options)
+
+
+CODE = """
+import os, sys
+sys.modules["nearkin"] = None
+import numpy
+for folder, result in {folders!r}:
+    os.chdir(folder)
+    code = open("README.md").read().split("```python\\n")[1].split("```")[0]
+    names = dict()
+    exec(code.replace('"photo.jpg"', {photo!r}), names)
+    numpy.save("result.npy", numpy.asarray(names[result]))
+"""
+
+
+@pytest.mark.slow
+def test_exports_give_the_same_features_by_the_code_of_their_cards(run, data, tmp_path):
+    """By programs without nearkin; a timm network in timm."""
+    nearkin.train(data, out=tmp_path / "timm", backbone="timm/resnet10t", image_size=64, **SMALL)
+    photo = data / "town" / "01.tif"
+    cards = [
+        (run, "onnx", "outputs"),
+        (run, "torch-export", "outputs"),
+        (tmp_path / "timm", "timm", "features"),
+    ]
+    folders = []
+    for number, (source, format, result) in enumerate(cards):
+        nearkin.export(source, tmp_path / str(number), format=format)
+        folders.append((str(tmp_path / str(number)), result))
+    code = CODE.format(folders=folders, photo=repr(str(photo)))
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment(), check=True)
+    for (source, *_), (folder, _) in zip(cards, folders, strict=True):
+        encoder = load(source)
+        with torch.inference_mode():
+            own = encoder(encoder.transform(tifffile.imread(photo))[None])
+        theirs = np.load(Path(folder) / "result.npy")
+        np.testing.assert_allclose(theirs, own, atol=1e-4 * float(own.abs().max()))
+    for format, reason in (
+        ("torchvision", "its networks take RGB only"),
+        ("huggingface", "RGB of 8 bits only"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            nearkin.export(run, tmp_path / format, format=format)
+
+
+@pytest.mark.slow
+def test_gray_of_16_bits_is_trained_from_scratch_and_from_an_encoder_of_photographs(tmp_path):
+    gray = textures(tmp_path / "gray", 1, "uint16")
+    run = tmp_path / "run"
+    nearkin.train(gray, out=run, **SMALL)
+    view = load(run).preprocessing
+    assert len(view.low) == 3
+    assert view.high[0] < 20_000, "the range is that of the values, not of their type"
+    nearkin.train(gray, out=tmp_path / "more", init_from=run, **SMALL)
+    assert load(tmp_path / "more").preprocessing == view

@@ -1,0 +1,335 @@
+"""Images of many channels and of more than 8 bits: what is read, its range, and its views."""
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nearkin.data.augmentations import SIMCLR, views_of
+from nearkin.data.batches import Batches, CenterCrops
+from nearkin.data.channels import NEEDS_TIFFFILE, array_pixels, header, preview, read_channels
+from nearkin.data.copies import copy_to
+from nearkin.data.decode import UPRIGHT, BadImage, crops
+from nearkin.data.opening import open_images
+from nearkin.data.order import Order
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.data.views import View, augment, contrast, sample_view
+from nearkin.errors import DataError, UsageError
+
+tifffile = pytest.importorskip("tifffile")
+
+
+def values(count: int = 13, dtype: str = "uint16", seed: int = 0, side: int = 24) -> np.ndarray:
+    """Pixels (side, side + 4, count) whose channels differ in brightness."""
+    drawn = np.random.default_rng(seed).gamma(
+        3, 100 * np.arange(1, count + 1), (side, side + 4, count)
+    )
+    return (drawn if dtype.startswith("float") else drawn.clip(0, np.iinfo(dtype).max)).astype(
+        dtype
+    )
+
+
+def tiff(pixels: np.ndarray, **options) -> bytes:
+    file = io.BytesIO()
+    tifffile.imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+def contiguous(pixels: np.ndarray, **options) -> bytes:
+    if pixels.shape[-1] == 1:
+        return tiff(pixels[..., 0], **options)
+    return tiff(pixels, photometric="minisblack", planarconfig="contig", **options)
+
+
+def planar(pixels: np.ndarray) -> np.ndarray:
+    return np.moveaxis(pixels, -1, 0)
+
+
+def folder(root: Path, count: int = 12, channels: int = 13, dtype: str = "uint16") -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (root / f"{number:02}.tif").write_bytes(contiguous(values(channels, dtype, number)))
+    return root
+
+
+CYX = {"axes": "CYX"}
+WRITTEN = {
+    "samples": lambda x: contiguous(x),
+    "planes": lambda x: tiff(planar(x), photometric="minisblack", planarconfig="separate"),
+    "ImageJ": lambda x: tiff(planar(x), imagej=True, metadata=CYX),
+    "OME": lambda x: tiff(planar(x), ome=True, metadata=CYX),
+    "tiles": lambda x: contiguous(x, tile=(16, 16), compression="zlib"),
+    "BigTIFF": lambda x: contiguous(x, bigtiff=True),
+    "big-endian": lambda x: contiguous(x, byteorder=">"),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+@pytest.mark.parametrize(("count", "dtype"), [(2, "uint8"), (4, "uint16"), (13, "float32")])
+def test_every_value_of_every_layout_comes_back(how, count, dtype):
+    pixels = values(count, dtype)
+    encoded = WRITTEN[how](pixels)
+    assert header(encoded) == (f"TIFF of {count} {dtype}", 28, 24)
+    assert (read_channels(encoded) == pixels).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "float32", "uint32"])
+def test_gray_of_more_than_8_bits_is_never_clipped(dtype):
+    pixels = values(1, dtype) * 20
+    assert (read_channels(tiff(pixels[..., 0])) == pixels).all()
+
+
+def test_another_writer_and_png_give_the_same_values():
+    pixels = values(1)[..., 0] * 40
+    assert pixels.max() > 20_000
+    for kind in ("PNG", "TIFF"):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, kind)
+        assert header(file.getvalue()).format == f"{kind} of 1 uint16"
+        assert (read_channels(file.getvalue())[..., 0] == pixels).all()
+
+
+@pytest.mark.parametrize("turn", UPRIGHT)
+@pytest.mark.parametrize("count", [1, 5])
+def test_orientation_turns_all_channels(turn, count):
+    pixels = values(count)
+    encoded = tiff(
+        pixels if count > 1 else pixels[..., 0],
+        photometric="minisblack",
+        extratags=[(274, 3, 1, turn, True)],
+        **({"planarconfig": "contig"} if count > 1 else {}),
+    )
+    upright = [Image.fromarray(plane.copy()).transpose(UPRIGHT[turn]) for plane in planar(pixels)]
+    expected = np.stack([np.asarray(plane) for plane in upright], axis=-1)
+    assert header(encoded)[:0:-1] == expected.shape[:2]
+    assert (read_channels(encoded) == expected).all()
+
+
+def test_rgb_gray_and_transparent_tiffs_of_8_bits_are_as_before():
+    pixels = values(4, "uint8")
+    for shown in (pixels[..., 0], pixels[..., :3], pixels):  # the last with transparency
+        assert header(tiff(shown)).format == "TIFF"
+    infrared = tiff(pixels, photometric="rgb", extrasamples=["unspecified"])
+    assert header(infrared).format == "TIFF of 4 uint8"
+    assert (read_channels(infrared) == pixels).all()
+
+
+def test_pages_are_channels_only_where_the_file_says_so():
+    pixels = planar(values(5))
+    for stack in (tiff(pixels), tiff(pixels, imagej=True, metadata={"axes": "ZYX"})):
+        with pytest.raises(BadImage, match=r"stack of 5 pages \((Q|Z)YX\); channels are CYX"):
+            header(stack)
+    assert header(tiff(planar(values(5, "uint8")))).format == "TIFF"  # its first page
+
+
+def test_overviews_are_no_pages():
+    file, pixels = io.BytesIO(), values(4)
+    with tifffile.TiffWriter(file) as writer:
+        options = dict(photometric="minisblack", planarconfig="contig")
+        writer.write(pixels, **options)
+        writer.write(pixels[::2, ::2], subfiletype=1, **options)
+    assert (read_channels(file.getvalue()) == pixels).all()
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_a_tiff_that_ends_early_is_bad_wherever_it_ends(compression):
+    encoded = contiguous(values(), compression=compression)
+    for size in range(4, len(encoded), 997):
+        with pytest.raises(BadImage):
+            read_channels(encoded[:size])
+
+
+def test_without_tifffile_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(BadImage) as error:
+        header(contiguous(values()))
+    assert error.value.reason == NEEDS_TIFFFILE
+    gray = values(1)
+    assert (read_channels(tiff(gray[..., 0])) == gray).all()  # Pillow does
+
+
+# A data set
+
+
+def test_ranges_are_percentiles_and_the_statistics_are_of_what_is_scaled(tmp_path):
+    images = open_images(folder(tmp_path))
+    whole = np.concatenate([values(seed=n).reshape(-1, 13) for n in range(12)])
+    low, high = np.percentile(whole, (0.1, 99.9), axis=0)
+    scaled = ((whole - low) / (high - low)).clip(0, 1)
+    channels = images.channels
+    for ours, expected in zip(
+        (channels.low, channels.high, channels.mean, channels.std),
+        (low, high, scaled.mean(axis=0), scaled.std(axis=0)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-9)
+    assert images.formats == {"TIFF of 13 uint16": 12}
+    np.testing.assert_allclose(
+        images.read(3), scaled[3 * 672 : 4 * 672].reshape(24, 28, 13), atol=1e-6
+    )
+    again = open_images(tmp_path)
+    assert (again.channels, again.fingerprint) == (images.channels, images.fingerprint)
+
+
+def test_8_bits_keep_their_own_range(tmp_path):
+    channels = open_images(folder(tmp_path, channels=5, dtype="uint8")).channels
+    assert (set(channels.low), set(channels.high)) == ({0.0}, {255.0})
+
+
+def test_files_archives_and_arrays_are_the_same_images(tmp_path):
+    images = open_images(folder(tmp_path / "files", 4, 2))
+    stacked = np.stack([values(2, seed=n) for n in range(4)])
+    np.savez(tmp_path / "images.npz", x=stacked)
+    array = open_images(tmp_path / "images.npz")
+    assert array.channels == images.channels == open_images(stacked).channels
+    assert array.formats == {"array of 2 uint16": 4}
+    assert all((array.read(n) == images.read(n)).all() for n in range(4))
+    assert copy_to(tmp_path / "copies", array, np.arange(2), ["a", "b"], data=[]) == 2
+    assert (np.load(tmp_path / "copies" / "a" / "0.npy") == stacked[0]).all()
+
+
+def test_channels_first_are_not_taken_for_a_wide_image():
+    with pytest.raises(ValueError, match=r"shape \(2, 5, 24, 28\); give \(height, width, 3\)"):
+        array_pixels(np.zeros((2, 5, 24, 28), np.uint8), 4)
+
+
+def test_a_few_of_other_channels_or_with_nan_are_bad_files(tmp_path):
+    folder(tmp_path)
+    (tmp_path / "other.tif").write_bytes(contiguous(values(4)))
+    Image.new("RGB", (24, 24)).save(tmp_path / "photo.jpg")
+    (tmp_path / "torn.tif").write_bytes(contiguous(values())[:5000])
+    bad = {file.name: file.reason for file in open_images(tmp_path, full=True).bad}
+    assert bad == {
+        "other.tif": "4 channels of uint16, not 13 channels of uint16",
+        "photo.jpg": "RGB of 8 bits, not 13 channels of uint16",
+        "torn.tif": "truncated",
+    }
+
+
+def test_nan_is_found_by_a_full_scan_and_else_when_it_is_read(tmp_path):
+    folder(tmp_path, 4, 3, "float32")
+    holes = values(3, "float32")
+    holes[3, 4, 1] = np.nan
+    (tmp_path / "00.tif").write_bytes(contiguous(holes))
+    (bad,) = open_images(tmp_path, full=True).bad
+    assert (bad.name, bad.reason) == ("00.tif", "NaN or infinite pixels; give them a value")
+    crops = CenterCrops(open_images(tmp_path), 16)
+    assert torch.cat(list(crops)).isfinite().all()
+    assert crops.bad == {0: bad.reason}
+    for path in tmp_path.iterdir():
+        path.write_bytes(contiguous(holes))
+    with pytest.raises(DataError, match=r"no image can be decoded, such as '03.tif' \(NaN"):
+        open_images(tmp_path)
+
+
+def test_gray_among_8_bits_is_scaled_by_its_type_and_said_so(tmp_path):
+    Image.fromarray(np.full((24, 24), 1000, np.uint16)).save(tmp_path / "a.png")
+    for name in "bcd":
+        Image.new("RGB", (24, 24)).save(tmp_path / f"{name}.png")
+    (tmp_path / "e.tif").write_bytes(contiguous(values(13)))
+    images = open_images(tmp_path)
+    assert images.channels is None
+    assert [file.reason for file in images.bad] == ["13 channels of uint16, not RGB of 8 bits"]
+    assert images.notes == ("1 images of more than 8 bits are read in 8 bits, as the others are",)
+
+
+def test_an_encoder_sees_no_images_of_other_channels(tmp_path):
+    many = open_images(folder(tmp_path / "many"))
+    few = open_images(folder(tmp_path / "few", channels=4))
+    gray = open_images(folder(tmp_path / "gray", channels=1))
+    own = Preprocessing.of(24, many.channels)
+    assert Preprocessing.from_dict(own.to_dict()) == own
+    assert own.applied(many).channels == many.channels
+    for images, view, said in (
+        (few, own, "4 channels of uint16, and the encoder takes 13 channels"),
+        (many, Preprocessing(24), "13 channels of uint16, and the encoder takes RGB of 8 bits"),
+    ):
+        with pytest.raises(DataError, match=said):
+            CenterCrops(images, view)
+    # Gray is seen by an encoder of 8 bits, by its type, or in the range that it is given.
+    assert Preprocessing(24).applied(gray).channels is None
+    assert Preprocessing(24).for_images(gray).low == gray.channels.low
+    assert "low" not in Preprocessing(24).to_dict()
+
+
+# Views
+
+
+def test_crops_of_channels_are_those_of_their_planes():
+    # Within the range: between its two passes, Pillow cuts what is of 8 bits.
+    pixels = np.random.default_rng(0).integers(60, 190, (60, 64, 3), np.uint8)
+    boxes = np.array([[0.1, 0.2, 0.5, 0.6]])
+    floats = (pixels / 255).astype(np.float32)
+    (deep,) = crops(floats, boxes, [16])
+    (plain,) = crops(pixels, boxes, [16])
+    assert np.abs(255 * deep - plain).max() <= 1
+
+
+def sampled(view: View, channels: int, index: int = 0, count: int = 400, **changes):
+    where = dict(seed=0, epoch=0, number=0, width=32, height=32, num_channels=channels)
+    return sample_view(view, index=np.arange(index, index + count), **where | changes)
+
+
+def test_channels_jitter_apart_and_one_of_them_is_lost():
+    params = sampled(SIMCLR, 6)
+    jittered, lost = (params.gain != 1).any(axis=1), (params.gain == 0).any(axis=1)
+    assert (params.gain >= 1 - SIMCLR.brightness - 1e-6).sum(axis=1)[lost].tolist() == [
+        5
+    ] * lost.sum()
+    assert 0.15 < lost.mean() < 0.25
+    assert 0.75 < jittered.mean() < 0.95
+    assert not params.gray.any()
+    assert not params.solarize.any()
+    assert (params.jitter[:, [0, 2, 3, 4]] == [1, 1, 0, 0]).all()
+    assert (sampled(SIMCLR, 2).gain > 0).all()
+    assert sampled(SIMCLR, 3).gain.shape == (400, 0)
+
+
+def test_draws_are_of_the_image_alone_and_rgb_has_those_it_had():
+    params, later = sampled(SIMCLR, 6), sampled(SIMCLR, 6, index=100, count=5)
+    assert (params.gain[100:105] == later.gain).all()
+    assert (params.gain != sampled(SIMCLR, 6, epoch=1).gain).any()
+    for field in ("box", "sigma", "flip", "order"):
+        assert (getattr(params, field) == getattr(sampled(SIMCLR, 3), field)).all()
+
+
+def test_a_lost_channel_is_zero_and_contrast_keeps_the_mean_of_each():
+    images = torch.rand(8, 6, 16, 16, generator=torch.Generator().manual_seed(0)) / 2 + 0.2
+    params = sampled(View(gray=1.0), 6, count=8)
+    views = augment(images, params)
+    lost = torch.from_numpy(params.gain == 0)
+    assert (views.amax(dim=(2, 3)) == 0).equal(lost)
+    assert views[~lost].equal(images[~lost])
+    changed = contrast(images, torch.full((8,), 0.5))
+    torch.testing.assert_close(changed.mean(dim=(2, 3)), images.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("side", [24, 80])  # in memory, and from files
+def test_batches_have_all_channels_with_any_number_of_workers(tmp_path, side):
+    for number in range(8):
+        (tmp_path / f"{number}.tif").write_bytes(contiguous(values(4, seed=number, side=side)))
+    images = open_images(tmp_path)
+    views = views_of("simclr")
+    options = dict(image_size=16, order=Order(8, 4, 0), device=torch.device("cpu"))
+    first, again = (
+        list(Batches(images, views, workers=workers, **options).between(0, 3))
+        for workers in (0, 1)
+    )
+    for one, other in zip(first, again, strict=True):
+        assert one.views[0].shape == (4, 4, 16, 16)
+        assert all(map(torch.equal, one.views, other.views))
+    with pytest.raises(
+        UsageError, match="--cache ram holds RGB of 8 bits, and images have 4 chan"
+    ):
+        Batches(images, views, cache="ram", **options)
+
+
+def test_people_see_the_first_three_channels():
+    pixels = np.random.default_rng(0).random((4, 4, 5), np.float32)
+    eight = np.rint(255 * pixels).astype(np.uint8)
+    assert (preview(pixels) == eight[..., :3]).all()
+    assert (preview(pixels[..., :2]) == np.dstack([eight[..., :2], 0 * eight[..., :1]])).all()

@@ -1,0 +1,259 @@
+"""Images in tables: Parquet, Arrow, folders and objects of `datasets`; patterns of shards."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from nearkin.data.opening import open_images
+from nearkin.errors import DataError
+from nearkin.run.folder import data_name, run_folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "nearkin"
+
+
+def png(seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (70 + seed, 80, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+IMAGES = [png(seed) for seed in range(6)]
+LABELS = [0, 1, 0, -1, 1, None]
+FEATURES = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+METADATA = {"huggingface": json.dumps({"info": {"features": FEATURES}})}
+
+
+def table(kind="struct", images=IMAGES):
+    """What `datasets` writes: a struct of bytes and path, and numbers with names in the metadata."""
+    if kind == "struct":
+        cells = [{"bytes": image, "path": f"{row}.png"} for row, image in enumerate(images)]
+        column = pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    else:
+        column = pa.array(images, getattr(pa, kind)())
+    columns = {"image": column, "label": pa.array(LABELS[: len(images)], pa.int64())}
+    return pa.table(columns).replace_schema_metadata(METADATA)
+
+
+def write_arrow(path, content, kind="stream", **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}[kind]
+    with pa.OSFile(str(path), "wb") as file, new(file, content.schema, **options) as writer:
+        writer.write_table(content, max_chunksize=4)
+    return path
+
+
+def assert_images(images, expected=IMAGES):
+    assert [images.read(row) for row in range(len(images))] == expected
+    assert images.sizes.tolist() == [[80, 70 + IMAGES.index(image)] for image in expected]
+    assert images.classes == ("cat", "dog")
+    labels = [
+        (LABELS[IMAGES.index(image)], -1)[LABELS[IMAGES.index(image)] is None]
+        for image in expected
+    ]
+    assert images.labels.tolist() == labels
+
+
+@pytest.mark.parametrize("kind", ["struct", "binary", "large_binary"])
+@pytest.mark.parametrize("form", ["parquet", "stream", "file", "compressed"])
+def test_a_table_holds_its_images(tmp_path, cache, kind, form):
+    path = tmp_path / ("t.parquet" if form == "parquet" else "t.arrow")
+    if form == "parquet":
+        parquet.write_table(table(kind), path, row_group_size=4)
+    elif form == "compressed":
+        options = {"options": pa.ipc.IpcWriteOptions(compression="zstd")}
+        write_arrow(path, table(kind), **options)
+    else:
+        write_arrow(path, table(kind), form)
+    images = open_images(path)
+    assert list(images.names) == [f"{row:08}" for row in range(6)]
+    assert_images(images)
+    copies = list((cache / "tables").glob("*")) if (cache / "tables").exists() else []
+    assert len(copies) == (form in ("parquet", "compressed"))  # Arrow is read in place
+    assert_images(open_images(path))
+    assert (sorted((cache / "tables").glob("*")) if copies else []) == copies
+
+
+def test_a_table_that_is_written_again_is_read_again(tmp_path):
+    parquet.write_table(table(), tmp_path / "t.parquet")
+    before = open_images(tmp_path / "t.parquet")
+    parquet.write_table(table(images=IMAGES[:3][::-1]), tmp_path / "t.parquet")
+    after = open_images(tmp_path / "t.parquet")
+    assert [after.read(row) for row in range(3)] == IMAGES[2::-1]
+    assert before.fingerprint != after.fingerprint
+
+
+def test_a_row_without_an_image_is_bad(tmp_path):
+    parquet.write_table(table(images=[*IMAGES[:2], None, b"no image"]), tmp_path / "t.parquet")
+    images = open_images(tmp_path / "t.parquet")
+    assert len(images) == 2
+    reasons = {bad.name: bad.reason for bad in images.bad}
+    assert reasons == {"00000002": "no bytes in the table", "00000003": "not-an-image"}
+
+
+def test_groups_and_splits_of_a_table(tmp_path):
+    extra = {"group": ["a", "a", "b", "", "", ""], "split": ["train"] * 4 + ["test", "validation"]}
+    whole = table()
+    for name, values in extra.items():
+        whole = whole.append_column(name, pa.array(values))
+    parquet.write_table(whole, tmp_path / "t.parquet")
+    images = open_images(tmp_path / "t.parquet")
+    assert images.groups.tolist() == [0, 0, 2, 3, 4, 5]
+    assert images.splits.tolist() == ["train"] * 4 + ["test"] * 2
+
+
+def test_a_folder_of_tables_is_one_data_set(tmp_path):
+    parquet.write_table(table(images=IMAGES[:2]), tmp_path / "train-00000-of-00002.parquet")
+    parquet.write_table(table(images=IMAGES[:1]), tmp_path / "train-00001-of-00002.parquet")
+    (tmp_path / "README.md").write_text("of the hub")
+    images = open_images(tmp_path)
+    assert list(images.names) == [
+        "train-00000-of-00002.parquet/00000000",
+        "train-00000-of-00002.parquet/00000001",
+        "train-00001-of-00002.parquet/00000000",
+    ]
+    assert images.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"label": [1, 2]}, "no column of images among: label"),
+        ({"a": [b"1"], "b": [b"2"]}, "a, b"),
+    ],
+)
+def test_a_table_without_images_says_what_it_has(tmp_path, columns, reason):
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=reason):
+        open_images(tmp_path / "t.parquet")
+
+
+def test_a_table_that_ends_early_is_one_line(tmp_path):
+    for name in ("t.parquet", "t.arrow"):
+        path = tmp_path / name
+        if name == "t.arrow":
+            write_arrow(path, table())
+        else:
+            parquet.write_table(table(), path)
+        path.write_bytes(path.read_bytes()[:-5000])
+        with pytest.raises(
+            DataError, match=rf"{name}: not a readable .*; write it anew"
+        ) as caught:
+            open_images(path)
+        assert "\n" not in str(caught.value)
+
+
+class TestDatasets:
+    """What the library itself writes and holds."""
+
+    @pytest.fixture
+    def dataset(self):
+        datasets = pytest.importorskip("datasets")
+        features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+        columns = {"image": [{"bytes": i, "path": None} for i in IMAGES], "label": LABELS}
+        return datasets.Dataset.from_dict(columns, datasets.Features(features))
+
+    def test_what_is_saved_to_disk(self, dataset, tmp_path, cache):
+        dataset.save_to_disk(str(tmp_path / "saved"), num_shards=2)
+        (tmp_path / "saved" / "cache-1f.arrow").write_bytes(b"of a map, left beside the data")
+        images = open_images(tmp_path / "saved")
+        assert_images(images)
+        assert images.names[3] == "data-00001-of-00002.arrow/00000000"
+        assert not (cache / "tables").exists()
+
+    def test_parts_of_a_dictionary_are_splits(self, dataset, tmp_path):
+        import datasets
+
+        parts = {"train": dataset.select(range(4)), "test": dataset.select([4, 5])}
+        datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+        images = open_images(tmp_path / "saved")
+        assert images.splits.tolist() == ["test"] * 2 + ["train"] * 4
+        assert_images(images, [*IMAGES[4:], *IMAGES[:4]])
+
+    def test_an_object_and_a_stream_are_read_once(self, dataset, tmp_path, cache):
+        import datasets
+
+        dataset.to_parquet(str(tmp_path / "t.parquet"))
+        stream = datasets.load_dataset(
+            "parquet",
+            data_files=str(tmp_path / "t.parquet"),
+            streaming=True,
+            split="train",
+            cache_dir=str(tmp_path / "hf"),
+        )
+        opened = [open_images(each) for each in (dataset, dataset, stream)]
+        for images in opened:
+            assert_images(images)
+        assert len(list((cache / "tables").iterdir())) == 1  # the same content, the same file
+        assert len({images.fingerprint for images in opened}) == 1
+        chosen = open_images(dataset.select([5, 0, 3, 1]))
+        assert [chosen.read(row) for row in range(4)] == [IMAGES[row] for row in (5, 0, 3, 1)]
+        assert chosen.labels.tolist() == [-1, 0, -1, 1]
+
+
+def pack(path, members):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_shards_by_a_pattern_with_labels_in_json(tmp_path, monkeypatch):
+    labels = [b'{"label": "cat"}', b'{"cls": 1, "caption": "a dog"}', b"[]", b"{"]
+    for shard in range(4):
+        members = {"0001.json": labels[shard], "0001.png": IMAGES[shard], "0002.png": IMAGES[4]}
+        pack(tmp_path / "shards" / f"{shard:06}.tar", members)
+    images = open_images(f"{tmp_path}/shards/{{000000..000002}}.tar")
+    assert list(images.names)[:3] == [
+        "000000.tar/0001.png",
+        "000000.tar/0002.png",
+        "000001.tar/0001.png",
+    ]
+    assert len(images) == 6
+    assert images.classes == ("1", "cat")
+    assert images.labels.tolist() == [1, -1, 0, -1, -1, -1]
+    monkeypatch.chdir(tmp_path)
+    assert list(open_images("shards/00000{0,3}.tar").names)[2] == "000003.tar/0001.png"
+    with pytest.raises(DataError, match=r"2 of 6 shards do not exist.*000004.tar"):
+        open_images("shards/{000000..000005}.tar")
+    assert data_name("shards/{0,1}.tar") == str(tmp_path / "shards" / "{0,1}.tar")
+    assert run_folder(None, "shards/{0,1}.tar", "simclr", again=False).path.name == "shards-simclr"
+    with pytest.raises(DataError, match="no range"):
+        open_images("shards/{a..b}.tar")
+
+
+@pytest.mark.parametrize("kept", ["in the last image", "in a header"])
+def test_a_shard_that_ends_early_is_named(tmp_path, kept):
+    pack(tmp_path / "0.tar", {"1.png": IMAGES[0]})
+    pack(tmp_path / "1.tar", {"1.png": IMAGES[0], "2.png": IMAGES[1]})
+    content = (tmp_path / "1.tar").read_bytes()
+    second = 512 + -(-len(IMAGES[0]) // 512) * 512
+    (tmp_path / "1.tar").write_bytes(
+        content[: second + (1000 if kept == "in the last image" else 99)]
+    )
+    with pytest.raises(
+        DataError, match=r"1.tar: not a readable archive \(unexpected end of data\); pack"
+    ):
+        open_images(tmp_path)
+
+
+def test_names_that_differ_by_case_alone_are_two_images(tmp_path):
+    pack(tmp_path / "0.tar", {"a.png": IMAGES[0], "A.png": IMAGES[1], "A.PNG": IMAGES[2]})
+    images = open_images(tmp_path / "0.tar")
+    assert list(images.names) == ["A.PNG", "A.png", "a.png"]
+    assert [images.read(row) for row in range(3)] == IMAGES[2::-1]
+    assert Path(images.names[0]).suffix == ".PNG"

@@ -1,0 +1,218 @@
+"""Training on a real S3 server behind a proxy that fails: the same bits, or one line."""
+
+import contextlib
+import tomllib
+
+import pytest
+from safetensors.torch import load_file
+from stores import FORMS, IMAGES, Store, error_of, jpeg, local, serving, tar
+
+from nearkin.cli import main
+from nearkin.data import remote
+from nearkin.data.opening import open_images
+from nearkin.tables import read_csv
+
+pytestmark = pytest.mark.slow
+QUICK = (
+    "--backbone",
+    "tiny",
+    "--image-size",
+    "16",
+    "--batch-size",
+    "4",
+    "--epochs",
+    "2",
+    "--val",
+    "0",
+    "--no-report",
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """An empty cache, and little patience."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    remote._failed.clear()
+
+
+@pytest.fixture(scope="module")
+def server():
+    """moto's S3 over HTTP."""
+    moto = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    started = moto.ThreadedMotoServer(port=0, verbose=False)
+    started.start()
+    yield started.get_host_and_port()
+    started.stop()
+
+
+@pytest.fixture
+def store(server, monkeypatch):
+    """A proxy before it; the environment has address and credentials."""
+    proxy = Store(upstream=server)
+    with serving(proxy) as (host, port):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAHUNTER2")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "c0ffeec0ffee")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setattr(remote, "TIMEOUT", 3.0)
+        remote._filesystem.cache_clear()
+        yield proxy
+        remote._filesystem.cache_clear()
+
+
+def upload(files, bucket="photos"):
+    import s3fs
+
+    client = s3fs.S3FileSystem(skip_instance_cache=True)
+    with contextlib.suppress(FileExistsError):
+        client.mkdir(bucket)
+    for name, content in files.items():
+        client.pipe_file(f"{bucket}/{name}", content)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "photos/",
+        "photos.tar",
+        "shards/",
+        "shards/{000000..000001}.tar",
+        "photos/list.csv",
+        "table.parquet",
+    ],
+)
+def test_a_bucket_is_read_as_files_are(store, form, tmp_path):
+    upload(FORMS[form], "whole")
+    local(tmp_path, FORMS[form])
+    images, expected = open_images(f"s3://whole/{form}"), open_images(f"{tmp_path}/{form}")
+    assert images.names == expected.names
+    assert images.labels.tolist() == expected.labels.tolist()
+    assert [images.read(row) for row in range(8)] == [expected.read(row) for row in range(8)]
+
+
+def test_odd_keys(store):
+    odd = {
+        "a b.jpg": 0,
+        "ä/ü+1%20.jpg": 1,
+        "case.jpg": 2,
+        "Case.jpg": 3,
+        ".hidden.jpg": 4,
+        "c#d?e.jpg": 5,
+    }
+    names = sorted(IMAGES)
+    upload({name: IMAGES[names[n]] for name, n in odd.items()} | {"folder/": b""}, "odd")
+    images = open_images("s3://odd")
+    read = {name: images.read(row) for row, name in enumerate(images.names)}
+    assert read == {name: IMAGES[names[n]] for name, n in odd.items() if name != ".hidden.jpg"}
+
+
+@pytest.mark.parametrize("fault", ["503", "cut", "drop", "wait 4"])
+def test_requests_that_fail_are_repeated(store, fault):
+    upload(FORMS["shards/"])
+    counts = {}
+
+    def failing(method, path):
+        counts[path] = counts.get(path, 0) + 1
+        return fault if method == "GET" and counts[path] == 1 else ""
+
+    store.fault = failing
+    images = open_images("s3://photos/shards/")
+    assert len(images) == 8
+    assert images.bad == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "fault", "line"),
+    [
+        ("s3://photos/nowhere", "", "nothing is there; check the spelling"),
+        ("s3://no-such-bucket/x", "", "nothing is there; check the spelling"),
+        ("s3://photos/shards/", "403", "access denied; set the credentials"),
+        ("s3://photos/shards/", "503", "the store does not answer; check the address"),
+        ("s3://photos/shards/", "wait 5", "the store does not answer; check the address"),
+    ],
+)
+def test_a_bucket_that_says_no_is_one_line(store, url, fault, line, capsys):
+    upload(FORMS["shards/"])
+    store.fault = lambda _method, _path: fault
+    code, said = error_of(capsys, "check", url)
+    assert code == 3
+    assert said.startswith(f"error: {url}: {line}")
+
+
+def many_shards():
+    """64 images in four shards, of more bytes than the cache may hold."""
+    names = [f"{n:03}.jpg" for n in range(64)]
+    return {
+        f"many/{shard}.tar": tar({n: jpeg(int(n[:3])) for n in names[shard::4]})
+        for shard in range(4)
+    }
+
+
+def test_a_store_that_goes_away_in_a_training(store, tmp_path, monkeypatch, capsys):
+    """One line, exit code 3; --resume ends with the same bits, which are those of local files."""
+    monkeypatch.setattr(remote, "BLOCK", 20_000)
+    monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "150K")
+    local(tmp_path, many_shards())
+    upload(many_shards())
+    monkeypatch.chdir(tmp_path)
+    quick = (*QUICK, "--save-every", "1", "--workers", "0", "--cache", "off")
+    assert main(["train", "s3://photos/many", *quick, "-o", "whole"]) == 0
+    window = tomllib.loads((tmp_path / "whole" / "config.toml").read_text())["shuffle_window"]
+    assert 0 < window < 40
+
+    def gone(_method, _path):
+        return "503" if len(list((tmp_path / "cut" / "checkpoints").glob("ckpt-*"))) >= 2 else ""
+
+    store.fault = gone
+    assert main(["train", "s3://photos/many", *quick, "-o", "cut"]) == 3
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("error: s3://photos/: the store does not answer any more; what is done")
+    done = [path.name for path in (tmp_path / "cut" / "checkpoints").glob("ckpt-*")]
+    assert done
+    assert max(done) < "ckpt-00000020.pt"  # of 32 steps
+    store.fault = lambda _method, _path: ""
+    remote._failed.clear()
+    assert main(["train", "s3://photos/many", *quick, "-o", "cut", "--resume"]) == 0
+    more = ("--shuffle-window", str(window))
+    assert main(["train", "many", *quick, *more, "-o", "local"]) == 0
+    expected = load_file(tmp_path / "whole" / "encoder.safetensors")
+    for run in ("cut", "local"):
+        weights = load_file(tmp_path / run / "encoder.safetensors")
+        assert all(weights[name].equal(tensor) for name, tensor in expected.items())
+    losses = [
+        [row["loss"] for row in read_csv(tmp_path / run / "metrics.csv")]
+        for run in ("whole", "cut", "local")
+    ]
+    assert losses[0] == losses[1] == losses[2]
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [
+        content for content in written if b"AKIAHUNTER2" in content or b"c0ffee" in content
+    ]
+
+
+def test_workers_say_in_one_line_that_a_store_went_away(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "BLOCK", 20_000)
+    monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "150K")
+    upload(many_shards())
+    monkeypatch.chdir(tmp_path)
+    more = ("--save-every", "1", "--workers", "2", "--cache", "off", "-o", "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    store.fault = lambda _method, _path: "503" if list(checkpoints.glob("ckpt-*")) else ""
+    assert main(["train", "s3://photos/many", *QUICK, *more]) == 3
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == (
+        "error: s3://photos/: the store does not answer any more; what is done is kept: give the "
+        "same command again, a run's with --resume"
+    )
+
+
+def test_workers_read_a_bucket_with_the_same_bits(store, tmp_path, monkeypatch):
+    upload(many_shards())
+    monkeypatch.chdir(tmp_path)
+    for workers in ("0", "2"):
+        quick = (*QUICK, "--workers", workers, "--cache", "off", "-o", workers)
+        assert main(["train", "s3://photos/many", *quick]) == 0
+    first, second = (load_file(tmp_path / run / "encoder.safetensors") for run in ("0", "2"))
+    assert all(second[name].equal(tensor) for name, tensor in first.items())

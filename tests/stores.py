@@ -1,0 +1,174 @@
+"""Stores over real HTTP: files of a dictionary, or another server behind a proxy that fails."""
+
+import hashlib
+import http.client
+import io
+import tarfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+from pyarrow import parquet
+
+from nearkin.cli import main
+
+OWN = ("content-length", "transfer-encoding", "connection", "date", "server")
+
+
+def healthy(_method, _path):
+    return ""
+
+
+class Store:
+    """Serves `files`, or what `upstream` answers.
+
+    `fault(method, path)` says what goes wrong: "" nothing, "drop" no answer, "cut" half of it,
+    "wait 3" seconds before it, or a status such as "503".
+    """
+
+    def __init__(self, files=None, upstream=None):
+        self.files, self.upstream, self.fault = files or {}, upstream, healthy
+        self.requests = []  # Method and path of each
+
+    def answer(self, method, path, headers, body):
+        """Status, headers and content."""
+        if self.upstream:
+            connection = http.client.HTTPConnection(*self.upstream)
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            return response.status, response.getheaders(), response.read()
+        name = unquote(path.partition("?")[0]).lstrip("/")
+        if name in self.files:
+            return self._file(self.files[name], headers.get("Range", ""))
+        below = [other[len(name) :] for other in self.files if other.startswith(name)]
+        if not below or not name.endswith("/"):
+            return 404, [], b""
+        entries = {other.partition("/")[0] + "/" * ("/" in other) for other in below}
+        page = "".join(f'<a href="{entry}">{entry}</a>' for entry in sorted(entries))
+        return 200, [("Content-Type", "text/html")], page.encode()
+
+    def _file(self, content, wanted):
+        headers = [("ETag", hashlib.sha256(content).hexdigest())]
+        if not wanted:
+            return 200, headers, content
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        return 206, headers, content[int(first) : int(last or len(content)) + 1]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def respond(self):
+        store = self.server.store
+        store.requests.append((self.command, self.path))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = store.fault(self.command, self.path)
+        if fault.startswith("wait"):
+            time.sleep(float(fault.split()[1]))
+        if fault == "drop":
+            self.close_connection = True
+        elif fault.isdecimal():
+            self.send(int(fault), [], b"", "")
+        else:
+            self.send(*store.answer(self.command, self.path, self.headers, body), fault)
+
+    def send(self, status, headers, content, fault):
+        length = {name.lower(): value for name, value in headers}.get("content-length")
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in OWN:
+                self.send_header(name, value)
+        if status != 204:
+            head = self.command == "HEAD" and length
+            self.send_header("Content-Length", length if head else str(len(content)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(content[: len(content) // 2] if fault == "cut" else content)
+        self.close_connection = self.close_connection or fault == "cut"
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = respond  # noqa: N815
+
+    def handle(self):
+        with suppress(OSError, ValueError):  # the other side has closed the connection
+            super().handle()
+
+    def log_message(self, *message):
+        pass
+
+
+@contextmanager
+def serving(store):
+    """The (host, port) that a store answers at."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.block_on_close, server.store = True, False, store
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+        yield server.server_address
+        server.shutdown()
+
+
+def jpeg(seed, size=(90, 80)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+IMAGES = {f"{('cat', 'dog')[n % 2]}/{n:02}.jpg": jpeg(n, (80 + n, 70)) for n in range(8)}
+
+
+def tar(members):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as packed:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def parquet_bytes(columns):
+    file = io.BytesIO()
+    parquet.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def shards():
+    names = sorted(IMAGES)
+    return {f"{n:06}.tar": tar({name: IMAGES[name] for name in names[n::2]}) for n in range(2)}
+
+
+FORMS = {
+    "photos/": {f"photos/{name}": content for name, content in IMAGES.items()},
+    "photos.tar": {"photos.tar": tar(IMAGES)},
+    "shards/": {f"shards/{name}": content for name, content in shards().items()},
+    "shards/{000000..000001}.tar": {
+        f"shards/{name}": content for name, content in shards().items()
+    },
+    "photos/list.csv": {f"photos/{name}": content for name, content in IMAGES.items()}
+    | {"photos/list.csv": b"path,label\n" + "".join(f"{n},{n[:3]}\n" for n in IMAGES).encode()},
+    "table.parquet": {
+        "table.parquet": parquet_bytes(
+            {"image": list(IMAGES.values()), "label": [name[:3] for name in IMAGES]}
+        )
+    },
+    "arrays.npz": {},
+}
+
+
+def error_of(capsys, *arguments):
+    code = main(list(arguments))
+    lines = capsys.readouterr().err.strip().splitlines()
+    return code, lines[-1]
+
+
+def local(tmp_path, files):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
