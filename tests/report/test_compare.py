@@ -279,6 +279,8 @@ def test_without_a_name_the_table_is_in_the_run_folder(run, capsys):
         assert main(["export", str(run.path)]) == 0
         assert capsys.readouterr().out == f"19 images: {run.atlas.resolve()}\n"
         assert parquet.read_metadata(run.atlas).num_rows == 19
+        assert main(["export", str(run.path)]) == 4  # nothing is overwritten
+        assert f"{run.atlas} exists; remove it" in capsys.readouterr().err
     finally:
         run.atlas.unlink()
 

@@ -107,7 +107,7 @@ def export(
     """
     folder = RunFolder(Path(run))
     if format == "atlas":
-        table = Path(output or folder.atlas)
+        table = _new(Path(output or folder.atlas))
         return Exported(table, f"{write_atlas(folder, table, data)} images")
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
@@ -154,6 +154,11 @@ def _destination(folder: RunFolder, output: str | Path | None, format: str) -> P
             f"{path} would be one file, and an export is a folder with a model card; give "
             f"-o {path.with_suffix('')}"
         )
+    return _new(path)
+
+
+def _new(path: Path) -> Path:
+    """Return a path, unless there is something already."""
     if path.exists():
         raise OutputError(f"{path} exists; remove it, or choose another -o")
     return path
