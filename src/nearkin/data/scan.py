@@ -182,7 +182,7 @@ def scan(
         retried = "sizes" if getattr(listing.source, "tagged", False) else ""
         fill(columns, listing, kind, values, what, on_progress, retried=retried)
     kinds[sizes.prod(axis=1, dtype=np.int64) > MAX_PIXELS] = b"too-large"
-    formats = np.strings.partition(kinds, b" of ")[0]
+    formats = np.strings.partition(kinds, b" of ")[0] if len(kinds) else kinds
     good = np.isin(formats, np.array((*FORMATS, "array"), np.bytes_))
     bad = [*listing.bad]
     for row in np.flatnonzero(~good).tolist():
