@@ -57,8 +57,9 @@ MAY_RUN_CODE = {
     "builtins", "cloudpickle", "code", "ctypes", "dill", "joblib", "marshal", "pickle", "pty",
     "runpy", "shelve", "subprocess", "torch.hub", "torch.jit", "torch.package", "yaml",
 }  # fmt: skip
-EXCEPT = {"training/loop.py": {"ctypes"}}
-"""It tells the C library when to keep memory, by two functions it names itself."""
+EXCEPT = {"training/loop.py": {"ctypes"}, "evaluation/ray_parts.py": {"subprocess"}}
+"""One tells the C library when to keep memory, by two functions it names itself. The other starts
+this Python anew, as Ray's driver."""
 CALLS = {"__import__", "compile", "os.popen", "os.startfile", "shutil.unpack_archive"}
 LOADERS = {"load", "open_memmap", "read_array"}
 

@@ -267,7 +267,7 @@ REFUSED = {
         "embed SOURCE DATA -o OUT/v.parquet --val .2", 2, "--val is of run folders",
     ),
     "two outputs": ("embed SOURCE DATA -o OUT/v.npz --out OUT/r", 2, "give one"),
-    "parts of a run": ("embed SOURCE DATA --part 1/2", 2, "--shard and --part are of a folder"),
+    "parts of a run": ("embed SOURCE DATA --part 1/2", 2, "--shard, --part and --engine are of"),
     "unknown option": ("embed SOURCE DATA --vall .2", 2, "--vall"),
     "image size": ("embed SOURCE DATA --out OUT/r --image-size 33", 2, "32 or 40"),
     "unknown name": ("embed dinov2-smal DATA --out OUT/r", 2, "Did you mean dinov2-small?"),
