@@ -17,6 +17,7 @@ from nearkin.data.labels import (
     Row,
     annotations_from_folders,
     annotations_from_rows,
+    file_at,
     match,
     read_table,
 )
@@ -170,7 +171,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
     if labels == "folders":
         annotations = annotations_from_folders(names, labels).or_else(annotations)
     elif labels not in ("auto", "none"):
-        table = remote_file(labels) if is_url(labels) else Path(labels).expanduser()
+        table = file_at(labels)
         rows, notes = match(table, read_table(table, ("path", "label")), names)
         annotations = annotations_from_rows(rows, names).or_else(annotations)
     classes, numbers = annotations.numbered()
