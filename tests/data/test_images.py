@@ -587,6 +587,16 @@ def test_digits_are_those_of_scikit_learn():
     assert np.abs(shrunk - load_digits().images[:100]).mean() < 0.7
 
 
+def test_a_folder_called_digits_is_not_taken_for_the_data_set_in_silence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_images("digits").notes == ()
+    fill(tmp_path / "digits", "one.png")
+    both = open_images("digits")
+    assert len(both) == 1797
+    assert both.notes == ("digits is the built-in data set; the folder of that name is ./digits",)
+    assert open_images("./digits").names == ("one.png",)
+
+
 def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARKIN_TORCHVISION", str(tmp_path))
     with pytest.raises(DataError, match="download it once with") as raised:

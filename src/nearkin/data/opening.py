@@ -79,6 +79,9 @@ def open_images(
             f"{where}: none of {len(images.bad)} images can be used, such as "
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
+    if is_name(where) and Path(where).exists():
+        note = f"{where} is the built-in data set; the folder of that name is ./{where}"
+        images = replace(images, notes=(*images.notes, note))
     return _annotated(images, listing, labels)
 
 
