@@ -91,6 +91,13 @@ def test_folders_that_do_not_look_like_classes_give_none(tmp_path, names):
     assert len(images) == len(names)
 
 
+def test_classes_that_differ_by_case_alone_are_noted(tmp_path):
+    names = [f"{name}/{number}.png" for name in ("cat", "dog", "Cat") for number in range(3)]
+    images = open_images(fill(tmp_path, *names))
+    assert images.classes == ("Cat", "cat", "dog")
+    assert images.notes == ("classes that differ by case alone: 'Cat' and 'cat'",)
+
+
 def test_folders_can_be_insisted_on(tmp_path):
     fill(tmp_path, "a/1.png", "b/c/1.png")
     assert open_images(tmp_path, labels="folders").classes == ("a", "b/c")

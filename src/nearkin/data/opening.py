@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -184,5 +185,13 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         groups=annotations.grouped(),
         splits=np.array(annotations.splits, np.str_),
         classes=classes,
-        notes=(*images.notes, *notes),
+        notes=(*images.notes, *notes, *_spellings(classes)),
     )
+
+
+def _spellings(classes: Sequence[str]) -> list[str]:
+    """Note classes whose names differ by case alone: most often they are one."""
+    folded = sorted(classes, key=lambda name: (name.casefold(), name))
+    groups = [list(names) for _, names in groupby(folded, key=str.casefold)]
+    alike = [" and ".join(map(repr, names)) for names in groups if len(names) > 1]
+    return [f"classes that differ by case alone: {', '.join(alike[:3])}"] if alike else []
