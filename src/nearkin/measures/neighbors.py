@@ -54,14 +54,13 @@ def nearest(
     k = min(k, len(bank) - exclude_self)
     if k < 1:
         raise DataError("no image to compare with; nearest neighbors need at least one other")
-    bank, queries = unit(bank), unit(queries)
     width = min(len(bank), max(WIDTH.get(bank.device.type, LARGE_WIDTH), k))
     rows = max(1, min(held_at_once(bank.device) // width, len(queries)))
     pieces = []
     for x in blocks(len(queries), rows):
-        values, index = queries.new_empty(0), torch.empty(0)
-        for y in blocks(len(bank), width):
-            similarity = product(queries[x], bank[y].T)
+        values, index, own = queries.new_empty(0), torch.empty(0), unit(queries[x])
+        for y in blocks(len(bank), width):  # block by block: a unit bank would be a whole copy
+            similarity = product(own, unit(bank[y]).T)
             if ignored is not None:
                 similarity.masked_fill_(ignored[x, y], -torch.inf)
             if exclude_self:

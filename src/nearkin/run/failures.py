@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from nearkin.data.batches import first_sentence, worker_lost
+from nearkin.data.cache import free_memory
 from nearkin.errors import ResourceError, WorkerError
 
 
@@ -37,6 +38,21 @@ def resource_errors(batch_size: int | None = None) -> Iterator[None]:
         where = error.filename or "to the disk"
         then = "use --resume" if batch_size else "try again"
         raise ResourceError(f"no room left to write {where}; make room, then {then}") from error
+
+
+def check_room(what: str, size: int) -> str:
+    """Return what a step holds in memory, in words.
+
+    Raises:
+        ResourceError: If that is more than the machine, or the control group, has left.
+    """
+    free, text = free_memory(), f"{what}, {size / 1e6:,.0f} MB"
+    if 0 < free < size:
+        raise ResourceError(
+            f"{text}, and {free / 1e6:,.0f} MB of memory are free; give fewer images, or end "
+            "other programs"
+        )
+    return text
 
 
 def _smaller(batch_size: int | None) -> str:
