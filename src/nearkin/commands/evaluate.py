@@ -75,45 +75,13 @@ def evaluate(
     Raises:
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
-    protocol_names(protocol)  # refused before anything is opened
+    names = protocol_names(protocol)  # refused before anything is opened
     if is_table(Path(run)):
-        if (data, features, image_size, allow_partial, backbone) != OF_VECTORS:
+        if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
         return evaluate_vectors(run, train, protocol, device, devices, reporter)
     if train is not None or devices != 1:
         raise UsageError(f"--train and --devices are for vectors, and {run} is an encoder")
-    return _of_images(
-        run,
-        data,
-        protocol=protocol,
-        features=features,
-        image_size=image_size,
-        allow_partial=allow_partial,
-        backbone=backbone,
-        device=device,
-        workers=workers,
-        reporter=reporter,
-    )
-
-
-OF_VECTORS: Final = (None, "backbone", "auto", False, None)
-"""The settings of `evaluate` that are of images, where there are none."""
-
-
-def _of_images(
-    run: str | Path,
-    data: Any,
-    *,
-    protocol: str,
-    features: str,
-    image_size: int | Auto,
-    allow_partial: bool,
-    backbone: nn.Module | None,
-    device: str,
-    workers: int | Auto,
-    reporter: Reporter | None,
-) -> Evaluation:
-    """Measure an encoder on images; see `evaluate`."""
     log, where = reporter or Silent(), choose_device(device)
     folder, config, images = _run_of(run)
     if data is None and images == data_name(None) and not Path(images).exists():
@@ -123,13 +91,7 @@ def _of_images(
     encoder = load_source(
         run, backbone=backbone, image_size=image_size, allow_partial=allow_partial
     )
-    for line in encoder.lines():
-        log.info(line)
-    tables = {"encoder": encoder}
-    if features == "embedding":
-        embedding = embedding_encoder(encoder, folder.projector)
-        tables = {"embedding": embedding, **tables}
-        log.info(f"embedding {embedding.dim} dimensions, by {folder.projector}")
+    tables = _tables(encoder, folder, features, log)
     split = open_split(images if data is None else data, config, log.progress)
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
@@ -155,9 +117,26 @@ def _of_images(
             on_progress=log.progress,
         )
     evaluation = _named(evaluation, table, measured.dim)
-    if data is None and (protocol_names(protocol) != ["quick"] or table == "embedding"):
+    if data is None and (names != ["quick"] or table == "embedding"):
         _store(folder, evaluation, log)
     return evaluation
+
+
+OF_IMAGES: Final = (None, "backbone", "auto", False, None)
+"""What `evaluate` takes of images, where there are only vectors."""
+
+
+def _tables(
+    encoder: Encoder, folder: RunFolder, features: str, log: Reporter
+) -> dict[str, Encoder]:
+    """Return what is measured, the table that it is about first."""
+    for line in encoder.lines():
+        log.info(line)
+    if features != "embedding":
+        return {"encoder": encoder}
+    embedding = embedding_encoder(encoder, folder.projector)
+    log.info(f"embedding {embedding.dim} dimensions, by {folder.projector}")
+    return {"embedding": embedding, "encoder": encoder}
 
 
 def _run_of(encoder: str | Path) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:

@@ -119,6 +119,12 @@ class Share:
         """Return which of `count` rows are this process's."""
         return slice(self.rank * count // self.ranks, (self.rank + 1) * count // self.ranks)
 
+    def blocks(self, count: int, size: int) -> Iterator[slice]:
+        """Yield this process's rows, `size` at once."""
+        own = self.rows(count)
+        for start in range(own.start, own.stop, size):
+            yield slice(start, min(start + size, own.stop))
+
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum over the processes, which is the same to the bit on all of them."""
         if self.ranks > 1:

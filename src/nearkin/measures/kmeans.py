@@ -17,9 +17,7 @@ from nearkin.types import UNKNOWN
 
 WIDEST: Final = 64  # Wider features are reduced to as many principal components, for speed
 BLOCK: Final = 2**23  # Features, or distances, that are computed with at once, 32 MiB in float32
-SETTLED: Final = (
-    1e-4  # Share of the rows below which those that move change no cluster to speak of
-)
+SETTLED: Final = 1e-4  # Share of the rows; where fewer move, clusters hardly change
 # Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
 # k-means repairs a bad start less than without; the usual 2 + log k draws leave classes out.
 DRAWS: Final = 20
@@ -48,28 +46,30 @@ class Compaction:
         n, dim = features.shape
         if dim <= WIDEST:
             return cls()
-        sums = (unit(x.float()).sum(dim=0).double() for x in _blocks(features, share))
+        sums = (x.sum(dim=0).double() for x in _unit_blocks(features, share))
         mean = (share.sum(sum(sums, features.new_zeros(dim).double())) / n).float()
         if n < dim:  # of 40 rows of 3,072 pixels in milliseconds instead of seconds
             x = unit(features.float()) - mean
             return cls(mean, torch.linalg.svd(x, full_matrices=False).Vh[:WIDEST].T)
-        away = (unit(x.float()) - mean for x in _blocks(features, share))
+        away = (x - mean for x in _unit_blocks(features, share))
         scatter = share.sum(sum((x.T @ x for x in away), features.new_zeros(dim, dim).float()))
         return cls(mean, torch.linalg.eigh(scatter).eigenvectors[:, -WIDEST:])
 
     def __call__(self, features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
         """Reduce these rows."""
-        pieces = [self._reduced(x).cpu().numpy() for x in _blocks(features)]
-        return np.concatenate(pieces) if pieces else np.empty((0, features.shape[1]), np.float32)
+        pieces = [self._reduced(x) for x in _unit_blocks(features, ALONE)]
+        return np.asarray(torch.cat(pieces or [self._reduced(features.float())]).cpu().numpy())
 
-    def _reduced(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n kept"]:
-        x = unit(x.float())
-        return x if self.components is None else (x - self.mean) @ self.components
+    def _reduced(self, unit_rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n kept"]:
+        if self.components is None:
+            return unit_rows
+        return (unit_rows - self.mean) @ self.components
 
 
-def _blocks(features: Float[Tensor, "n dim"], share: Share = ALONE) -> Iterator[Tensor]:
-    """Yield the rows of this process, some at once: they may be on disk, or too many to copy."""
-    yield from features[share.rows(len(features))].split(max(1, BLOCK // features.shape[1]))
+def _unit_blocks(features: Float[Tensor, "n dim"], share: Share) -> Iterator[Tensor]:
+    """Yield unit rows of this process, some at once: all may be on disk, or too many to copy."""
+    n, dim = features.shape
+    return (unit(features[rows].float()) for rows in share.blocks(n, max(1, BLOCK // dim)))
 
 
 def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:

@@ -88,13 +88,6 @@ def fit_path(
     return fits
 
 
-def _own_blocks(count: int, size: int, share: Share) -> Iterator[slice]:
-    """Yield this process's rows in blocks."""
-    own = share.rows(count)
-    for block in blocks(own.stop - own.start, size):
-        yield slice(own.start + block.start, own.start + block.stop)
-
-
 def _principal_directions(
     x: Float[Tensor, "n dim"] | Standardized, size: int, share: Share
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "dim rank"]]:
@@ -106,7 +99,7 @@ def _principal_directions(
     if n < dim:
         _, scales, rows = torch.linalg.svd(x[:], full_matrices=False)
         return scales.square() / n, rows.T
-    products = (x[rows].T @ x[rows] for rows in _own_blocks(n, size, share))
+    products = (y.T @ y for y in (x[rows] for rows in share.blocks(n, size)))
     total = share.sum(sum(products, x[:0].new_zeros(dim, dim)))
     variances, directions = torch.linalg.eigh(total / n)
     return variances.clamp(min=0), directions
@@ -138,7 +131,7 @@ def minimize(
         loss = squares() / (2 * strength * n * share.ranks)
         loss.backward()
         total = loss.detach()
-        for rows in _own_blocks(n, size or n, share):
+        for rows in share.blocks(n, size or n):
             loss = F.cross_entropy(logits(rows), y[rows], reduction="sum") / n
             loss.backward()
             total = total + loss.detach()
@@ -302,7 +295,7 @@ def _moments(
 
     def mean_of(function: Callable[[Tensor], Tensor]) -> Float[Tensor, " dim"]:
         total = torch.zeros(dim, dtype=torch.float64)
-        for rows in _own_blocks(n, max(1, BLOCK // dim), share):
+        for rows in share.blocks(n, max(1, BLOCK // dim)):
             total += function(features[rows].float()).sum(dim=0).cpu()
         return (share.sum(total) / n).float().to(features.device)
 
