@@ -31,11 +31,11 @@ from nearkin.evaluation.measures import num_neighbors
 from nearkin.evaluation.protocols import CLUSTERS, ENTRIES, chosen
 from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
 from nearkin.measures.kmeans import WIDEST
-from nearkin.run.failures import check_room, resource_errors
+from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.types import UNKNOWN
 
-Rows = Int[np.ndarray, " rows"]
+Rows = Int[np.ndarray, " _"]
 KMEANS_COPIES: Final = 3  # Of the reduced vectors of a process: as they are, and for k-means
 COPIED: Final = {"train": ENTRIES["retrieval"], "test": ENTRIES["fewshot"]}
 """Measures that hold a copy of the vectors of one part, each process its own."""
@@ -74,12 +74,11 @@ def evaluate_vectors(
         share, sizes = Share.of_rank(), {name: len(part) for name, part in parts.items()}
         log.info(f"vectors  {sizes['train']:,} training images, {sizes['test']:,} test images")
         dim = parts["test"].vectors.shape[1]
-        held = [(CLUSTERS, -(-sizes["test"] // share.ranks), min(dim, WIDEST), KMEANS_COPIES)]
-        held += [(entry, sizes[part], dim, 1) for part, of in COPIED.items() for entry in of]
-        for entry, rows, columns, copies in held:
+        held = [(CLUSTERS, -(-sizes["test"] // share.ranks), KMEANS_COPIES * min(dim, WIDEST))]
+        held += [(entry, sizes[part], dim) for part, copied in COPIED.items() for entry in copied]
+        for entry, rows, columns in held:
             if entry in entries:
-                what = f"{entry.title}: {rows:,} x {columns} numbers"
-                log.info(f"memory   {check_room(what, 4 * rows * columns * copies)}")
+                state_memory(f"{entry.title} of {rows:,} vectors", 4 * rows * columns, log)
         evaluation = evaluate_tables(
             {"encoder": (parts["train"], parts["test"])},
             seed=EmbedConfig().seed,
