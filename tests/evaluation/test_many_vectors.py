@@ -186,7 +186,11 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
         nearkin.evaluate(test, "digits", train=train)
     with pytest.raises(UsageError, match="--train and --devices are for vectors"):
         nearkin.evaluate("dinov2-small", "digits", devices=2)
-    (tmp_path / "void").mkdir()
+    narrow = Embeddings(pair[0].vectors[:, :9], pair[0].labels, paths=pair[0].paths,
+                        splits=pair[0].splits, classes=pair[0].classes)  # fmt: skip
+    write_embeddings(tmp_path / "narrow.parquet", narrow)
+    with pytest.raises(CheckpointError, match="have 70 and 9 features; embed all by one encoder"):
+        nearkin.evaluate(test, train=tmp_path / "narrow.parquet")
     write_embeddings(tmp_path / "void.parquet", pair[1].subset(np.arange(0)))
     with pytest.raises(DataError, match=r"void.parquet has no image"):
         nearkin.evaluate(tmp_path / "void.parquet")

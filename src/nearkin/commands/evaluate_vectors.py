@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 
 from nearkin.config import EmbedConfig
 from nearkin.distributed import (
@@ -30,13 +30,12 @@ from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.measures import num_neighbors
 from nearkin.evaluation.protocols import CLUSTERS, ENTRIES, chosen
 from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
-from nearkin.measures.kmeans import WIDEST
+from nearkin.measures.kmeans import COPIES, WIDEST
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.types import UNKNOWN
 
 Rows = Int[np.ndarray, " _"]
-KMEANS_COPIES: Final = 3  # Of the reduced vectors of a process: as they are, and for k-means
 COPIED: Final = {"train": ENTRIES["retrieval"], "test": ENTRIES["fewshot"]}
 """Measures that hold a copy of the vectors of one part, each process its own."""
 
@@ -49,7 +48,7 @@ def evaluate_vectors(
     devices: int = 1,
     reporter: Reporter | None = None,
 ) -> Evaluation:
-    """Measure the vectors of tables, those of images without the label that others have left out.
+    """Measure vectors, those without a label left out where others have one.
 
     Processes that torchrun or srun has started, or `devices` on this machine, divide kNN, linear
     probe and clusters; each makes the rest itself. For the arguments see `evaluate`.
@@ -74,7 +73,7 @@ def evaluate_vectors(
         share, sizes = Share.of_rank(), {name: len(part) for name, part in parts.items()}
         log.info(f"vectors  {sizes['train']:,} training images, {sizes['test']:,} test images")
         dim = parts["test"].vectors.shape[1]
-        held = [(CLUSTERS, -(-sizes["test"] // share.ranks), KMEANS_COPIES * min(dim, WIDEST))]
+        held = [(CLUSTERS, -(-sizes["test"] // share.ranks), COPIES * min(dim, WIDEST))]
         held += [(entry, sizes[part], dim) for part, copied in COPIED.items() for entry in copied]
         for entry, rows, columns in held:
             if entry in entries:
@@ -104,16 +103,20 @@ def _mapped(table: EmbeddingTable, bank: EmbeddingTable) -> Iterator[dict[str, E
     for name in rows:
         labeled = names[tables[name]][rows[name]] != ""
         rows[name] = rows[name][labeled] if labeled.any() or name == "train" else rows[name]
-    if not len(rows["test"]):
-        raise DataError(f"{table.path} has no image; give vectors of some")
-    classes = np.unique(np.concatenate([names[tables[name]][rows[name]] for name in rows]))
-    classes = classes[classes != ""]
+    dim, of_bank = _dim(table), _dim(bank)
+    if dim != of_bank:
+        both = f"{table.path} and {bank.path} have {dim} and {of_bank}"
+        raise CheckpointError(
+            f"{both} have {dim} and {of_bank} features; embed all by one encoder"
+        )
+    # No label is the empty text, which sorts before every class.
+    each = [[""], *(names[tables[name]][rows[name]] for name in rows)]
+    classes = np.unique(np.concatenate(each))
     with TemporaryDirectory(prefix="nearkin-") as own:
-        dim = next(table.blocks()).vectors.shape[1]
         if is_main_process():
             _check_disk(Path(own), 4 * dim * sum(map(len, rows.values())))
-            for name, each in tables.items():
-                each.write_vectors(Path(own) / name, rows[name])
+            for name, of in tables.items():
+                of.write_vectors(Path(own) / name, rows[name])
         # Waits until the first process has written all.
         folder = Path(broadcast_bytes(own.encode()).decode())
         if not folder.exists():
@@ -123,11 +126,17 @@ def _mapped(table: EmbeddingTable, bank: EmbeddingTable) -> Iterator[dict[str, E
         yield {
             name: Embeddings(
                 map_vectors(folder / name, dim),
-                _numbers(names[tables[name]][rows[name]], classes),
-                classes=tuple(classes.tolist()),
+                np.searchsorted(classes, names[tables[name]][rows[name]]) + UNKNOWN,
+                classes=tuple(classes[1:].tolist()),
             )
             for name in rows
         }
+
+
+def _dim(table: EmbeddingTable) -> int:
+    for block in table.blocks():
+        return block.vectors.shape[1]
+    raise DataError(f"{table.path} has no image; give vectors of some")
 
 
 def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
@@ -138,12 +147,6 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
     if learned.all():  # nothing is held out: clusters and geometry are measured of all
         learned[:] = False
     return np.flatnonzero(learned), np.flatnonzero(~learned)
-
-
-def _numbers(
-    names: Shaped[np.ndarray, " n"], classes: Shaped[np.ndarray, " classes"]
-) -> Int[np.ndarray, " n"]:
-    return np.where(names == "", UNKNOWN, np.searchsorted(classes, names))
 
 
 def _check_disk(folder: Path, needed: int) -> None:

@@ -190,7 +190,9 @@ def _measured(inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCal
 
 
 def _check_finite(embeddings: Embeddings | None) -> None:
-    for rows in blocks(len(embeddings) if embeddings is not None else 0, PIECE):
+    if embeddings is None:
+        return
+    for rows in blocks(len(embeddings), PIECE):
         finite = np.isfinite(embeddings.vectors[rows]).all(axis=1)
         if not finite.all():
             raise DivergedError(

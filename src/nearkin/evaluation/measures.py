@@ -34,7 +34,7 @@ from nearkin.measures.geometry import (
     uniformity,
 )
 from nearkin.measures.intervals import bootstrap, mean_interval, wilson
-from nearkin.measures.kmeans import WIDEST, Compaction, lloyd
+from nearkin.measures.kmeans import WIDEST, compact, lloyd, reduction
 from nearkin.measures.matching import (
     adjusted_rand_index,
     cluster_accuracy,
@@ -55,7 +55,7 @@ NEIGHBORS: Final = 10  # Nearest images that two views are compared by
 # MoCo the second, and the k with the best result of these.
 KS: Final = (10, 20, 100, 200)
 TEMPERATURES: Final = (0.07, 0.1)
-TALLIED: Final = 2**24  # Votes for classes that are held at once
+TALLIED: Final = 2**22  # Votes for classes that are held at once
 SAMPLE: Final = 65_536  # Images that k-means starts on, or this many of each cluster if more:
 FEWEST: Final = 32
 SHOTS: Final = (1, 2, 5, 10)  # Training images per class
@@ -418,16 +418,24 @@ def clusters(test: Embeddings, *, seed: int, share: Share = ALONE) -> list[Measu
     than `SAMPLE` images, k-means starts on so many; its result then moves on all of them, which
     processes share.
     """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     test = test.labeled()
     n, k = len(test), len(np.unique(test.labels))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    compact, started = Compaction.of(test.tensor, share), max(SAMPLE, FEWEST * k)
-    drawn = np.sort(np.random.default_rng(seed).permutation(n)[:started])
-    assigned, centers = _kmeans(compact(test.tensor[drawn]), k, seed)
+    reduce = reduction(test.tensor, share)
+    drawn = np.sort(np.random.default_rng(seed).permutation(n)[: max(SAMPLE, FEWEST * k)])
+    kmeans, x = KMeans(k, n_init=10, random_state=seed), compact(test.tensor, reduce, drawn)
+    with warnings.catch_warnings(), threads_for(x.size):
+        # Collapsed features have fewer points than clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assigned = kmeans.fit_predict(x).astype(np.int64)
     starts = "10 starts"
     if len(drawn) < n:
-        own = lloyd(compact(test.tensor[share.rows(n)]), centers, share=share)
+        x = compact(test.tensor, reduce, np.arange(n)[share.rows(n)])
+        own = lloyd(x, kmeans.cluster_centers_, share=share)
         assigned = share.join(torch.from_numpy(own), n).numpy()
         starts += f" on {len(drawn)} of them, the best of which moves on all"
     protocol = (
@@ -448,20 +456,6 @@ def clusters(test: Embeddings, *, seed: int, share: Share = ALONE) -> list[Measu
         score("NMI", normalized_mutual_information),
         score("ARI", adjusted_rand_index, lowest=-0.5),
     ]
-
-
-def _kmeans(
-    x: Float[np.ndarray, "n dim"], k: int, seed: int
-) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "k dim"]]:
-    """Return clusters and their centers, by the best of ten starts."""
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    kmeans = KMeans(k, n_init=10, random_state=seed)
-    with warnings.catch_warnings(), threads_for(x.size):
-        # Collapsed features have fewer points than clusters.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return kmeans.fit_predict(x).astype(np.int64), kmeans.cluster_centers_
 
 
 # Without labels

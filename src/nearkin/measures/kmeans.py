@@ -1,6 +1,6 @@
 """K-means in which the class of some rows may be known."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ from nearkin.objectives.fused import blocks
 from nearkin.types import UNKNOWN
 
 WIDEST: Final = 64  # Wider features are reduced to as many principal components, for speed
+COPIES: Final = 4  # Of what it clusters, that k-means holds at most, with its first draws
 BLOCK: Final = 2**23  # Features, or distances, that are computed with at once, 32 MiB in float32
 SETTLED: Final = 1e-4  # Share of the rows; where fewer move, clusters hardly change
 # Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
@@ -33,48 +34,43 @@ class Clustering:
     inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 
-@dataclass(frozen=True, eq=False)
-class Compaction:
-    """Unit features, reduced to at most `WIDEST` principal components if they are wider."""
-
-    mean: Float[Tensor, " dim"] | None = None
-    components: Float[Tensor, "dim kept"] | None = None
-
-    @classmethod
-    def of(cls, features: Float[Tensor, "n dim"], share: Share = ALONE) -> "Compaction":
-        """Compute what all rows have in common; processes share the rows."""
-        n, dim = features.shape
-        if dim <= WIDEST:
-            return cls()
-        sums = (x.sum(dim=0).double() for x in _unit_blocks(features, share))
-        mean = (share.sum(sum(sums, features.new_zeros(dim).double())) / n).float()
-        if n < dim:  # of 40 rows of 3,072 pixels in milliseconds instead of seconds
-            x = unit(features.float()) - mean
-            return cls(mean, torch.linalg.svd(x, full_matrices=False).Vh[:WIDEST].T)
-        away = (x - mean for x in _unit_blocks(features, share))
-        scatter = share.sum(sum((x.T @ x for x in away), features.new_zeros(dim, dim).float()))
-        return cls(mean, torch.linalg.eigh(scatter).eigenvectors[:, -WIDEST:])
-
-    def __call__(self, features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
-        """Reduce these rows."""
-        pieces = [self._reduced(x) for x in _unit_blocks(features, ALONE)]
-        return np.asarray(torch.cat(pieces or [self._reduced(features.float())]).cpu().numpy())
-
-    def _reduced(self, unit_rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n kept"]:
-        if self.components is None:
-            return unit_rows
-        return (unit_rows - self.mean) @ self.components
+Reduce = Callable[[Float[Tensor, "m dim"]], Float[Tensor, "m kept"]]
 
 
-def _unit_blocks(features: Float[Tensor, "n dim"], share: Share) -> Iterator[Tensor]:
-    """Yield unit rows of this process, some at once: all may be on disk, or too many to copy."""
+def reduction(features: Float[Tensor, "n dim"], share: Share = ALONE) -> Reduce:
+    """Return how to reduce rows, as `compact` does; processes share the work on all of these."""
     n, dim = features.shape
-    return (unit(features[rows].float()) for rows in share.blocks(n, max(1, BLOCK // dim)))
+    if dim <= WIDEST:
+        return lambda x: unit(x.float())
+
+    def total(function: Callable[[Tensor], Tensor], zero: Tensor) -> Tensor:
+        rows = share.blocks(n, max(1, BLOCK // dim))
+        return share.sum(sum((function(unit(features[x].float())) for x in rows), zero))
+
+    mean = total(lambda x: x.sum(dim=0).double(), features.new_zeros(dim).double()) / n
+    mean = mean.float()
+    if n < dim:  # of 40 rows of 3,072 pixels in milliseconds instead of seconds
+        away = unit(features.float()) - mean
+        components = torch.linalg.svd(away, full_matrices=False).Vh[:WIDEST].T
+    else:
+        scatter = total(lambda x: (x - mean).T @ (x - mean), features.new_zeros(dim, dim).float())
+        components = torch.linalg.eigh(scatter).eigenvectors[:, -WIDEST:]
+    return lambda x: (unit(x.float()) - mean) @ components
 
 
-def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
-    """Unit features, reduced to at most their `WIDEST` principal components if they are wider."""
-    return Compaction.of(features)(features)
+def compact(
+    features: Float[Tensor, "n dim"],
+    reduce: Reduce | None = None,
+    rows: Int[np.ndarray, " m"] | None = None,
+) -> Float[np.ndarray, "m kept"]:
+    """Unit features, reduced to at most their `WIDEST` principal components if they are wider.
+
+    Of all rows, or of some of them by the `reduction` of all. Features may be on disk.
+    """
+    rows = np.arange(len(features)) if rows is None else rows
+    reduce = reduce or reduction(features)
+    parts = blocks(max(1, len(rows)), max(1, BLOCK // features.shape[1]))
+    return np.concatenate([reduce(features[rows[part]]).cpu().numpy() for part in parts])
 
 
 def constrained_kmeans(
