@@ -45,7 +45,7 @@ def make(path: Path, count: int, seed: int) -> None:
         folder.write(number, part.normalized())
 
 
-def own_memory(pid: int | str) -> float:
+def own_memory(pid: str) -> float:
     """Megabytes that a process shares with no file and no other process."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
@@ -79,7 +79,7 @@ def evaluated(command: list[str]) -> None:
 
     def watch() -> None:
         while not ended.wait(0.1):
-            for child in (process.pid, *children(process.pid)):
+            for child in (str(process.pid), *children(process.pid)):
                 try:
                     peaks.append(own_memory(child))
                 except (OSError, StopIteration):  # it has just ended

@@ -231,7 +231,7 @@ def predict(
     share: Share = ALONE,
 ) -> Shaped[np.ndarray, " queries"]:
     """Return the label that wins each query's vote; of equals, the one that sorts first."""
-    return predict_each(bank, labels, queries, [(k, temperature)], share=share)[0]
+    return np.asarray(predict_each(bank, labels, queries, [(k, temperature)], share=share)[0])
 
 
 def predict_each(
