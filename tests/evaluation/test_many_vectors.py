@@ -236,6 +236,7 @@ def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
     assert first == pytest.approx(alone, abs=1e-5 + 1 / 250)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch knows no processes")
 def test_processes_that_the_command_starts_measure_what_one_does(tables, capsys):
     train, test, *_ = tables
