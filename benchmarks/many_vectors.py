@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 CLASSES, DIM, SHARD = 100, 384, 65_536
-SPREAD = 6.0  # Of the images of a class, in the units that classes differ by
+SPREAD = 2.5  # Of the images of a class, in the units that classes differ by
 
 
 def make(path: Path, count: int, seed: int) -> None:

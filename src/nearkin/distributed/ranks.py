@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, Final
 
 import torch
@@ -120,10 +122,14 @@ class Share:
         return slice(self.rank * count // self.ranks, (self.rank + 1) * count // self.ranks)
 
     def blocks(self, count: int, size: int) -> Iterator[slice]:
-        """Yield this process's rows, `size` at once."""
+        """Yield this process's rows, `size` at once; a block without rows if it has none."""
         own = self.rows(count)
-        for start in range(own.start, own.stop, size):
+        for start in range(own.start, max(own.stop, own.start + 1), size):
             yield slice(start, min(start + size, own.stop))
+
+    def total(self, function: Callable[[slice], Tensor], count: int, size: int) -> Tensor:
+        """Return the sum of what a function gives for blocks of all rows."""
+        return self.sum(reduce(add, map(function, self.blocks(count, size))))
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum over the processes, which is the same to the bit on all of them."""

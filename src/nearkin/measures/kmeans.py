@@ -43,17 +43,16 @@ def reduction(features: Float[Tensor, "n dim"], share: Share = ALONE) -> Reduce:
     if dim <= WIDEST:
         return lambda x: unit(x.float())
 
-    def total(function: Callable[[Tensor], Tensor], zero: Tensor) -> Tensor:
-        rows = share.blocks(n, max(1, BLOCK // dim))
-        return share.sum(sum((function(unit(features[x].float())) for x in rows), zero))
+    def total(function: Callable[[Tensor], Tensor]) -> Tensor:
+        size = max(1, BLOCK // dim)
+        return share.total(lambda rows: function(unit(features[rows].float())), n, size)
 
-    mean = total(lambda x: x.sum(dim=0).double(), features.new_zeros(dim).double()) / n
-    mean = mean.float()
+    mean = (total(lambda x: x.sum(dim=0).double()) / n).float()
     if n < dim:  # of 40 rows of 3,072 pixels in milliseconds instead of seconds
         away = unit(features.float()) - mean
         components = torch.linalg.svd(away, full_matrices=False).Vh[:WIDEST].T
     else:
-        scatter = total(lambda x: (x - mean).T @ (x - mean), features.new_zeros(dim, dim).float())
+        scatter = total(lambda x: (away := x - mean).T @ away)
         components = torch.linalg.eigh(scatter).eigenvectors[:, -WIDEST:]
     return lambda x: (unit(x.float()) - mean) @ components
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from nearkin.distributed import ALONE, Share, threads_for
 from nearkin.errors import DataError
@@ -99,9 +100,8 @@ def _principal_directions(
     if n < dim:
         _, scales, rows = torch.linalg.svd(x[:], full_matrices=False)
         return scales.square() / n, rows.T
-    products = (y.T @ y for y in (x[rows] for rows in share.blocks(n, size)))
-    total = share.sum(sum(products, x[:0].new_zeros(dim, dim)))
-    variances, directions = torch.linalg.eigh(total / n)
+    products = share.total(lambda rows: (y := x[rows]).T @ y, n, size)
+    variances, directions = torch.linalg.eigh(products / n)
     return variances.clamp(min=0), directions
 
 
@@ -121,27 +121,27 @@ def minimize(
     Loss and gradients are summed over blocks of `size` rows, and over the processes of the share:
     every step is of all rows. All processes get the same sums, so they take the same steps.
     """
-    n, shapes = len(y), [each.shape for each in parameters]
+    n = len(y)
     optimizer = torch.optim.LBFGS(
         parameters, max_iter=steps, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
-        optimizer.zero_grad()
+        total, *gradients = sums = [
+            parameters[0].new_zeros(()),
+            *map(torch.zeros_like, parameters),
+        ]
+        for each, gradient in zip(parameters, gradients, strict=True):
+            each.grad = gradient  # to which every backward pass adds
         loss = squares() / (2 * strength * n * share.ranks)
         loss.backward()
-        total = loss.detach()
+        total += loss.detach()
         for rows in share.blocks(n, size or n):
             loss = F.cross_entropy(logits(rows), y[rows], reduction="sum") / n
             loss.backward()
-            total = total + loss.detach()
+            total += loss.detach()
         if share.ranks > 1:
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            flat = share.sum(torch.cat([total[None], *(each.flatten() for each in gradients)]))
-            total, *summed = flat.split([1, *(shape.numel() for shape in shapes)])
-            for each, gradient, shape in zip(parameters, summed, shapes, strict=True):
-                each.grad = gradient.view(shape)
-            total = total[0]
+            vector_to_parameters(share.sum(parameters_to_vector(sums)), sums)
         return total
 
     with torch.enable_grad():
@@ -294,10 +294,11 @@ def _moments(
     n, dim = features.shape
 
     def mean_of(function: Callable[[Tensor], Tensor]) -> Float[Tensor, " dim"]:
-        total = torch.zeros(dim, dtype=torch.float64)
-        for rows in share.blocks(n, max(1, BLOCK // dim)):
-            total += function(features[rows].float()).sum(dim=0).cpu()
-        return (share.sum(total) / n).float().to(features.device)
+        def sums(rows: slice) -> Tensor:
+            return function(features[rows].float()).sum(dim=0).cpu().double()
+
+        total = share.total(sums, n, max(1, BLOCK // dim))
+        return (total / n).float().to(features.device)
 
     mean = mean_of(lambda x: x)
     std = mean_of(lambda x: (x - mean).square()).sqrt()
