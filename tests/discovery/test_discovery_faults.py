@@ -1,11 +1,16 @@
 """Faults of discoveries that show in no result, unless one looks for them."""
 
 import numpy as np
+import pytest
 import torch
 
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import open_discovery_data
 from nearkin.discovery.pipeline import Pipeline
+from nearkin.encoders.encoder import write_encoder
+from nearkin.errors import ResourceError
+from nearkin.networks.backbone import build_backbone
+from nearkin.run import failures
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
 from nearkin.types import UNKNOWN
@@ -26,3 +31,32 @@ def test_labels_of_held_out_images_are_kept_from_all_that_learns(tmp_path):
     assert (task.label[held_out] == UNKNOWN).all()
     assert task.rows.tolist() == learned.tolist()
     assert task.label[learned].tolist() == dataset.label[learned].tolist()
+
+
+@pytest.mark.slow
+def test_a_discovery_says_what_it_holds_in_memory_before_it_does(tmp_path, monkeypatch):
+    data, encoder = tmp_path / "data.npz", tmp_path / "encoder.safetensors"
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    np.savez(data, x=pixels, y=np.array(["cat", "dog", "eel", "fox"])[np.arange(40) % 4])
+    network = build_backbone("tiny", 16)
+    write_encoder(encoder, network, {"backbone": "tiny", "image_size": 16})
+    config = DiscoverConfig(
+        from_run=str(encoder), known="cat,dog", classes=2, num_views=4, workers=0, augment="simclr"
+    )
+    dataset, folder = open_discovery_data(str(data), config), RunFolder(tmp_path / "run")
+    size = 2 * 4 * 40 * network.feature_dim * (1 + 4)  # twice, float32, each image and its views
+    monkeypatch.setattr(failures, "STATED", 8 * 4 * 64 * 40)  # k-means, in double precision
+    folder.path.mkdir()
+    with Logger(Silent(), folder.log) as log:
+        pipeline = Pipeline(str(data), config, folder, torch.device("cpu"), log)
+        monkeypatch.setattr(failures, "free_memory", lambda: size - 1)
+        with pytest.raises(ResourceError, match="features, and a copy to write: 0 MB in memory"):
+            pipeline.prepare(dataset)
+        assert not folder.cached_features.exists()
+        monkeypatch.setattr(failures, "free_memory", lambda: 2**30)
+        state = pipeline.prepare(dataset)
+    lines = folder.log.read_text(encoding="utf-8")
+    assert "features, and a copy to write: " in lines
+    assert "k-means of all images: " in lines
+    assert "probabilities of all images" not in lines  # those of four classes are few
+    assert len(state.frozen.cached.center) == 40

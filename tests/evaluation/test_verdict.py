@@ -10,10 +10,17 @@ import torch
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables, lines
-from nearkin.evaluation.measures import Measure, Outcome, knn, knn_refits, view_retrieval
+from nearkin.evaluation.measures import (
+    Measure,
+    Outcome,
+    knn,
+    knn_refits,
+    predict,
+    view_retrieval,
+)
 from nearkin.evaluation.verdict import Difference, StartComparison, compare_with_start
 from nearkin.measures.intervals import paired_difference
-from nearkin.measures.neighbors import predict_without, vote
+from nearkin.measures.neighbors import predict_without
 
 
 def normal(*shape, seed=0):
@@ -214,9 +221,8 @@ def test_votes_without_a_fold_are_those_of_the_rest_of_the_bank():
     predicted = predict_without(bank, labels, queries, fold, k=30, temperature=0.1)
     for left_out, row in enumerate(predicted):
         rest = fold != left_out
-        how = {"k": 30, "temperature": 0.1, "num_classes": 3}
-        scores = vote(bank[torch.from_numpy(rest)], labels[rest], queries, **how)
-        assert (scores.argmax(dim=1) == row).all()
+        of_rest = bank[torch.from_numpy(rest)], labels[rest], queries
+        assert (predict(*of_rest, k=30, temperature=0.1) == row.numpy()).all()
 
 
 def test_whole_groups_of_the_bank_are_left_out():

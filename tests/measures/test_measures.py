@@ -25,7 +25,7 @@ from nearkin.measures.matching import (
     cluster_accuracy,
     normalized_mutual_information,
 )
-from nearkin.measures.neighbors import nearest, neighbor_agreement, vote
+from nearkin.measures.neighbors import nearest, neighbor_agreement, tally
 from nearkin.objectives import unit
 
 
@@ -46,6 +46,13 @@ def plain_nearest(bank, query, k, leave_out=None):
         (-cosine(row, query), i) for i, row in enumerate(bank.tolist()) if i != leave_out
     )
     return [i for _, i in order[:k]]
+
+
+def vote(bank, labels, queries, *, k, temperature, num_classes, exclude_self=False):
+    """The scores of the classes, by the nearest of the bank."""
+    similarity, index = nearest(bank, queries, k, exclude_self=exclude_self)
+    voters = torch.from_numpy(labels)[index]
+    return tally(similarity, voters, temperature=temperature, num_classes=num_classes)
 
 
 def plain_vote(bank, labels, query, k, temperature, num_classes):

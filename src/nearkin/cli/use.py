@@ -90,10 +90,12 @@ def replay(run: Run, data: RunImages = None, /) -> None:
 
 @app.command
 def evaluate(
-    run: Encoder,
+    run: Source,
     data: str | None = None,
     /,
     *,
+    train: Path | None = None,
+    devices: int = 1,
     protocol: Protocol = "quick",
     features: Features = "backbone",
     image_size: ImageSize = "auto",
@@ -102,24 +104,33 @@ def evaluate(
 ) -> None:
     """Measure a run's encoder beside its floors: its start, the untrained network, raw pixels.
 
+    Of vectors that `nearkin embed -o` has written, it measures as many as a disk holds.
+
     Args:
         data: Other images than those of the run.
+        train: Vectors to learn from, if not those of the split train among the given ones.
+        devices: Processes that share the measures of vectors.
     """
-    if not is_only_process():
+    from nearkin.distributed import is_main_process
+    from nearkin.evaluation.table import is_table
+    from nearkin.run.folder import RunFolder
+
+    if not is_table(Path(run)) and not is_only_process():
         return
     with Terminal(json) as terminal:
         evaluation = nearkin.evaluate(
             run,
             data,
+            train=train,
+            devices=devices,
             protocol=protocol,
             features=features,
             image_size=image_size,
             allow_partial=allow_partial,
             reporter=terminal,
         )
-    from nearkin.run.folder import RunFolder
-
-    show(evaluation.to_dict(), json, evaluation.lines(RunFolder(Path(run)).start))
+    if is_main_process():
+        show(evaluation.to_dict(), json, evaluation.lines(RunFolder(Path(run)).start))
 
 
 @app.command

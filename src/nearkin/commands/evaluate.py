@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
 from nearkin.commands.embed import load_source
+from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.frozen import frozen_floors, resolved
 from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
 from nearkin.data.images import Images
@@ -20,6 +21,7 @@ from nearkin.encoders.projector import embedding_encoder
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
+from nearkin.evaluation.table import is_table
 from nearkin.pace import ProgressCallback, under
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
@@ -31,21 +33,26 @@ def evaluate(
     run: str | Path,
     data: Any = None,
     *,
+    train: str | Path | None = None,
     protocol: str = "quick",
     features: Literal["backbone", "embedding"] = "backbone",
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
+    devices: int = 1,
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Evaluation:
-    """Measure the encoder of a run, or any other.
+    """Measure the encoder of a run, or any other; or vectors, as many as a disk holds.
 
     Args:
-        run: A run folder, or what else `nearkin.load` takes, such as dinov2-small.
+        run: A run folder, or what else `nearkin.load` takes, such as dinov2-small; or what
+            `embed` has written: a folder of parts, a .parquet, an .npz.
         data: Other images than those of the run, split like those; the images for an encoder
             that is of no run.
+        train: The vectors to learn from, if `run` are vectors; by default those of them whose
+            split is `train`. All others are scored.
         protocol: What is measured, names of `nearkin.config.PROTOCOLS` separated by commas, or
             `full`. Other than `quick`, the measures of a run's own images are also stored in its
             evaluation.json and shown by its page.
@@ -55,6 +62,7 @@ def evaluate(
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
+        devices: Processes on this machine that share the measures of vectors.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
 
@@ -68,6 +76,12 @@ def evaluate(
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
     names = protocol_names(protocol)  # refused before anything is opened
+    if is_table(Path(run)):
+        if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
+            raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
+        return evaluate_vectors(run, train, protocol, device, devices, reporter)
+    if train is not None or devices != 1:
+        raise UsageError(f"--train and --devices are for vectors, and {run} is an encoder")
     log, where = reporter or Silent(), choose_device(device)
     folder, config, images = _run_of(run)
     if data is None and images == data_name(None) and not Path(images).exists():
@@ -77,13 +91,7 @@ def evaluate(
     encoder = load_source(
         run, backbone=backbone, image_size=image_size, allow_partial=allow_partial
     )
-    for line in encoder.lines():
-        log.info(line)
-    tables = {"encoder": encoder}
-    if features == "embedding":
-        embedding = embedding_encoder(encoder, folder.projector)
-        tables = {"embedding": embedding, **tables}
-        log.info(f"embedding {embedding.dim} dimensions, by {folder.projector}")
+    tables = _tables(encoder, folder, features, log)
     split = open_split(images if data is None else data, config, log.progress)
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
@@ -112,6 +120,23 @@ def evaluate(
     if data is None and (names != ["quick"] or table == "embedding"):
         _store(folder, evaluation, log)
     return evaluation
+
+
+OF_IMAGES: Final = (None, "backbone", "auto", False, None)
+"""What `evaluate` takes of images, where there are only vectors."""
+
+
+def _tables(
+    encoder: Encoder, folder: RunFolder, features: str, log: Reporter
+) -> dict[str, Encoder]:
+    """Return what is measured, the table that it is about first."""
+    for line in encoder.lines():
+        log.info(line)
+    if features != "embedding":
+        return {"encoder": encoder}
+    embedding = embedding_encoder(encoder, folder.projector)
+    log.info(f"embedding {embedding.dim} dimensions, by {folder.projector}")
+    return {"embedding": embedding, "encoder": encoder}
 
 
 def _run_of(encoder: str | Path) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:

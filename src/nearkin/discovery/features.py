@@ -27,7 +27,7 @@ from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.tables import usable, write_whole
+from nearkin.tables import usable, whole
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
@@ -43,16 +43,19 @@ class CachedFeatures:
 
     def subset(self, rows: Int64[np.ndarray, " rows"]) -> "CachedFeatures":
         """Return the features of some images."""
+        if len(rows) == len(self.center):  # all of them stay in the file that they are mapped from
+            return self
         index = torch.from_numpy(rows)
         return CachedFeatures(self.center[index], self.views[:, index])
 
     def write(self, path: Path, bad_files: dict[int, str]) -> None:
         """Write the features, and the rows of unreadable images, atomically."""
-        from safetensors.torch import save
+        from safetensors.torch import save_file
 
         tensors = {"center": self.center.contiguous(), "views": self.views.contiguous()}
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save(tensors, metadata={"bad": json.dumps(bad_files)}))
+        with whole(path) as partial:
+            save_file(tensors, partial, metadata={"bad": json.dumps(bad_files)})
 
     @classmethod
     def read(cls, path: Path, num_images: int) -> tuple["CachedFeatures", dict[int, str]]:
@@ -110,12 +113,11 @@ def extract_features(
         for chunk in np.array_split(np.arange(count), range(size, count, size)):
             yield normalize(augmented.views(epoch, chunk)[0])
 
-    views = []
+    views = center.new_empty((drawn.num_views, *center.shape))
     for epoch in range(drawn.num_views):
         name = f"features of view {epoch + 1}/{drawn.num_views}"
-        views.append(encode(network, tracked(view(epoch), count, name, on_progress)))
-    every = torch.stack(views) if views else center.new_zeros((0, *center.shape))
-    return CachedFeatures(center, every), {**crops.bad, **augmented.bad}
+        views[epoch] = encode(network, tracked(view(epoch), count, name, on_progress))
+    return CachedFeatures(center, views), {**crops.bad, **augmented.bad}
 
 
 class CachedViews:

@@ -51,11 +51,12 @@ from nearkin.discovery.trials import (
     usual,
 )
 from nearkin.encoders.encoder import Encoder, load
+from nearkin.measures.kmeans import COPIES, WIDEST
 from nearkin.method import Method
 from nearkin.pace import span
 from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
-from nearkin.run.failures import resource_errors
+from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.folder import RunFolder, data_name, opened
 from nearkin.run.opening import resumed_settings
 from nearkin.run.reporter import Logger
@@ -157,6 +158,12 @@ class Pipeline:
         frozen = FrozenEncoder(cached, self.device)
         estimate = self._estimate(cached, dataset)
         task = self._task(dataset, estimate)
+        for step, columns in (
+            ("k-means", COPIES * WIDEST),
+            ("probabilities", 2 * (task.num_known + task.num_novel)),
+        ):
+            size = 8 * columns * len(task.label)
+            state_memory(f"           {step} of all images", size, self.log)
         # Warnings of what is clear already come before time is spent on training.
         findings = early_findings(
             cached.center[torch.from_numpy(task.rows)].numpy(),
@@ -254,6 +261,8 @@ class Pipeline:
         if not path.exists():
             views = f"{self.config.num_views} views of each"
             self.log.info(f"           features of {len(images)} images and {views}")
+            numbers = len(images) * pretrained.backbone.feature_dim * (1 + self.config.num_views)
+            state_memory("           features, and a copy to write", 2 * 4 * numbers, self.log)
             drawn = ViewSettings(base.augment, self.config.num_views, base.seed)
             workers, on_progress = int(base.workers), self.log.progress
             features, bad = extract_features(

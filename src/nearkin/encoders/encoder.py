@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     ImageLike = Image.Image | np.ndarray | Tensor
 
+PIECE: Final = 2**24  # Numbers of a tensor that are checked at once
 FORMATS: Final = ("1", "2", "3")
 """Formats that are read. 1 had no preprocessing: images were cropped as by
 `Preprocessing(image_size)`. 3 is written where images are not RGB of 8 bits, else 2."""
@@ -395,6 +396,7 @@ def read_tensors(path: Path, key: str) -> tuple[Any, dict[str, Tensor]]:
         noted = json.loads((file.metadata() or {})[key])
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for name, tensor in state.items():
-        if not tensor.float().isfinite().all():  # as networks hold them
+        pieces = tensor.flatten().split(PIECE)  # features may be more than fit in memory twice
+        if not all(piece.float().isfinite().all() for piece in pieces):  # as networks hold them
             raise ValueError(f"{name} is not finite")
     return noted, state

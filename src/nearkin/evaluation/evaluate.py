@@ -15,6 +15,7 @@ from nearkin.config import Augment
 from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.images import Images
 from nearkin.data.split import Split
+from nearkin.distributed import ALONE, Share
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
@@ -27,6 +28,7 @@ from nearkin.evaluation.floors import (
 )
 from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
 from nearkin.evaluation.measures import (
+    CPU,
     GEOMETRY_IMAGES,
     Measure,
     geometry_rows,
@@ -36,6 +38,7 @@ from nearkin.evaluation.protocols import ENTRIES, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, compare_with_start, stored_comparison
 from nearkin.evaluation.views import ImageViews, pixel_encoder, second_view
 from nearkin.objectives import unit
+from nearkin.objectives.fused import blocks
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.tables import aligned
 from nearkin.types import UNKNOWN
@@ -49,7 +52,7 @@ TITLES: Final = {
 }
 SIDE: Final = 32  # Raw pixels are those of crops of so many pixels a side
 PIXEL_BANK: Final = 50_000  # Training images, at most, whose raw pixels are measured
-PIECE: Final = 1024  # Images of raw pixels that are centered at once
+PIECE: Final = 1024  # Images whose raw pixels are centered, or features checked, at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ def evaluate_tables(
     k: int = 200,
     protocol: str = QUICK,
     image_views: Mapping[str, ImageViews] | None = None,
+    device: torch.device = CPU,
+    share: Share = ALONE,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
     """Take the same measures of several tables of features of the same images.
@@ -119,12 +124,13 @@ def evaluate_tables(
     image. One that is the `teacher` is compared with it likewise.
 
     `protocol` names what is measured, see `nearkin.evaluation.protocols`. For measures that need
-    more than features, `image_views` has the images of each table.
+    more than features, `image_views` has the images of each table. With the share of a process,
+    others measure the same tables at the same time.
     """
     taken = {}
     for name, (train, test) in tables.items():
         views = (image_views or {}).get(name)
-        inputs = Inputs(train, test, k, seed, image_views=views)
+        inputs = Inputs(train, test, k, seed, device, views, share)
         taken[name] = _measured(inputs, chosen(protocol), under(name, on_progress))
     return _evaluation(tables, taken, protocol, k)
 
@@ -184,12 +190,15 @@ def _measured(inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCal
 
 
 def _check_finite(embeddings: Embeddings | None) -> None:
-    finite = np.isfinite(embeddings.vectors).all(axis=1) if embeddings is not None else np.ones(1)
-    if not finite.all():
-        raise DivergedError(
-            f"the features of image {finite.argmin()} are not finite numbers; "
-            "go back to an encoder from before its training diverged"
-        )
+    if embeddings is None:
+        return
+    for rows in blocks(len(embeddings), PIECE):
+        finite = np.isfinite(embeddings.vectors[rows]).all(axis=1)
+        if not finite.all():
+            raise DivergedError(
+                f"the features of image {rows.start + finite.argmin()} are not finite numbers; "
+                "go back to an encoder from before its training diverged"
+            )
 
 
 def evaluate_split(

@@ -5,9 +5,10 @@ are left out of those that need labels; where too few are left, a measure raises
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from nearkin.distributed import threads_for
+from nearkin.distributed import ALONE, Share, threads_for
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.measures.fewshot import (
@@ -33,13 +34,13 @@ from nearkin.measures.geometry import (
     uniformity,
 )
 from nearkin.measures.intervals import bootstrap, mean_interval, wilson
-from nearkin.measures.kmeans import WIDEST, compact
+from nearkin.measures.kmeans import WIDEST, compact, lloyd, reduction
 from nearkin.measures.matching import (
     adjusted_rand_index,
     cluster_accuracy,
     normalized_mutual_information,
 )
-from nearkin.measures.neighbors import nearest, neighbor_agreement, predict_without, tally, vote
+from nearkin.measures.neighbors import nearest, neighbor_agreement, predict_without, tally
 from nearkin.measures.probe import HELD_OUT, train_probe
 from nearkin.measures.retrieval import retrieve
 from nearkin.measures.spectrum import FIRST, LAST, RIDGE, alpha_req, lidar, rankme
@@ -54,7 +55,9 @@ NEIGHBORS: Final = 10  # Nearest images that two views are compared by
 # MoCo the second, and the k with the best result of these.
 KS: Final = (10, 20, 100, 200)
 TEMPERATURES: Final = (0.07, 0.1)
-TALLIED: Final = 2**24  # Votes for classes that are held at once
+TALLIED: Final = 2**22  # Votes for classes that are held at once
+SAMPLE: Final = 65_536  # Images that k-means starts on, or this many of each cluster if more:
+FEWEST: Final = 32
 SHOTS: Final = (1, 2, 5, 10)  # Training images per class
 DRAWS: Final = 10  # How often these are drawn
 
@@ -146,18 +149,20 @@ def knn(
     k: int = 200,
     temperature: float = TEMPERATURE,
     device: torch.device = CPU,
+    share: Share = ALONE,
 ) -> Measure:
     """Measure how often the vote of the `k` nearest training images is right.
 
     The protocol of Wu et al. 2018 and of MoCo's CIFAR-10 demonstration. Of classes with equal
-    votes, the lowest number wins. Neighbors are searched on the device.
+    votes, the lowest number wins. Neighbors are searched on the device; processes share the
+    test images.
     """
     rows = np.flatnonzero(test.labels != UNKNOWN)
     train, test = train.labeled(), test.labeled()
     if not len(train) or not len(test):
         raise DataError("kNN needs labeled training images and labeled test images")
     bank, queries = train.tensor.to(device), test.tensor.to(device)
-    predicted = predict(bank, train.labels, queries, k=k, temperature=temperature)
+    predicted = predict(bank, train.labels, queries, k=k, temperature=temperature, share=share)
     protocol = (
         f"weighted kNN by cosine, k {min(k, len(train))}, temperature {temperature:g}, "
         f"bank of {len(train)} training images, {len(test)} test images{_unseen(train, test)}"
@@ -165,7 +170,7 @@ def knn(
     return accuracy("kNN top-1", predicted == test.labels, protocol, rows)
 
 
-def knn_grid(train: Embeddings, test: Embeddings) -> list[Measure]:
+def knn_grid(train: Embeddings, test: Embeddings, share: Share = ALONE) -> list[Measure]:
     """Measure kNN at every `k` of `KS` and temperature of `TEMPERATURES`, and by plain majority.
 
     All of them from one search. None of them is chosen: the best of several on test images would
@@ -176,25 +181,20 @@ def knn_grid(train: Embeddings, test: Embeddings) -> list[Measure]:
     if not len(train) or not len(test):
         raise DataError("kNN needs labeled training images and labeled test images")
     ks = [k for k in KS if k <= len(train)] or [len(train)]
-    classes, numbers = np.unique(train.labels, return_inverse=True)
-    similarity, index = nearest(train.tensor, test.tensor, max(ks))
-    voters = torch.from_numpy(numbers)[index]
     of = f"{len(train)} training images, {len(test)} test images{_unseen(train, test)}"
-
-    def measure(k: int, temperature: float, name: str, kind: str) -> Measure:
-        rows = max(1, TALLIED // len(classes))
-        pieces = zip(similarity[:, :k].split(rows), voters[:, :k].split(rows), strict=True)
-        winners = [
-            tally(values, own, temperature=temperature, num_classes=len(classes)).argmax(dim=1)
-            for values, own in pieces
-        ]
-        correct = classes[torch.cat(winners).cpu().numpy()] == test.labels
-        protocol = f"{kind} kNN by cosine, k {k}, bank of {of}"
-        return accuracy(f"kNN k {k}, {name}", correct, protocol, scored)
-
-    votes = [(t, f"t {t:g}", f"temperature {t:g}, weighted") for t in TEMPERATURES]
-    votes.append((float("inf"), "majority", "unweighted"))
-    return [measure(k, *kind) for k in ks for kind in votes]
+    kinds = [(t, f"t {t:g}", f"temperature {t:g}, weighted") for t in TEMPERATURES]
+    kinds.append((float("inf"), "majority", "unweighted"))
+    votes = [(k, temperature) for k in ks for temperature, _, _ in kinds]
+    predicted = predict_each(train.tensor, train.labels, test.tensor, votes, share=share)
+    return [
+        accuracy(
+            f"kNN k {k}, {name}",
+            winner == test.labels,
+            f"{kind} kNN by cosine, k {k}, bank of {of}",
+            scored,
+        )
+        for winner, (k, (_, name, kind)) in zip(predicted, product(ks, kinds), strict=True)
+    ]
 
 
 def knn_refits(
@@ -228,11 +228,37 @@ def predict(
     *,
     k: int,
     temperature: float = TEMPERATURE,
+    share: Share = ALONE,
 ) -> Shaped[np.ndarray, " queries"]:
     """Return the label that wins each query's vote; of equals, the one that sorts first."""
+    return np.asarray(predict_each(bank, labels, queries, [(k, temperature)], share=share)[0])
+
+
+def predict_each(
+    bank: Float[Tensor, "bank dim"],
+    labels: Shaped[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+    votes: Sequence[tuple[int, float]],
+    *,
+    share: Share = ALONE,
+) -> Shaped[np.ndarray, "votes queries"]:
+    """Predict by several `k` and temperatures, from one search; see `predict`.
+
+    Queries are searched some at a time, and those of a share of them by other processes.
+    """
     classes, numbers = np.unique(labels, return_inverse=True)
-    scores = vote(bank, numbers, queries, k=k, temperature=temperature, num_classes=len(classes))
-    return np.asarray(classes[scores.argmax(dim=1).cpu().numpy()])
+    own, most = queries[share.rows(len(queries))], max(k for k, _ in votes)
+    voters, winners = torch.from_numpy(numbers), []
+    for some in own.split(max(1, TALLIED // max(len(classes), most))):
+        similarity, index = nearest(bank, some, most)
+        voter = voters.to(index.device)[index]
+        scores = (
+            tally(similarity[:, :k], voter[:, :k], temperature=t, num_classes=len(classes))
+            for k, t in votes
+        )
+        winners.append(torch.stack([each.argmax(dim=1) for each in scores], dim=1).cpu())
+    joined = torch.cat(winners) if winners else torch.empty(0, len(votes), dtype=torch.int64)
+    return np.asarray(classes[share.join(joined, len(queries)).T.numpy()])
 
 
 @lru_cache(maxsize=1)  # two parts of a page show them
@@ -254,24 +280,33 @@ def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
 
 
 def linear_probe(
-    train: Embeddings, test: Embeddings, *, seed: int, device: torch.device = CPU
+    train: Embeddings,
+    test: Embeddings,
+    *,
+    seed: int,
+    device: torch.device = CPU,
+    share: Share = ALONE,
 ) -> Measure:
     """Measure the accuracy of a linear classifier on frozen features; see `train_probe`.
 
-    It is trained on the device.
+    It is trained on the device; processes share the images.
     """
     rows, test = np.flatnonzero(test.labels != UNKNOWN), test.labeled()
     if not len(test):
         raise DataError("the linear probe needs labeled test images")
     train = train.labeled()
-    probe = train_probe(train.tensor.to(device), train.labels, seed=seed, groups=train.groups)
+    probe = train_probe(
+        train.tensor.to(device), train.labels, seed=seed, groups=train.groups, share=share
+    )
     reduced = "" if probe.basis is None else f"{probe.basis.shape[1]} principal components of "
     protocol = (
         f"logistic regression on {reduced}standardized features, C {probe.strength:g} chosen on "
         f"{HELD_OUT:.0%} of the training images, {len(train)} training images, "
         f"{len(test)} test images{_unseen(train, test)}"
     )
-    correct = probe.predict(test.tensor.to(device)) == test.labels
+    own = share.rows(len(test))
+    right = torch.from_numpy(probe.predict(test.tensor[own].to(device)) == test.labels[own])
+    correct = share.join(right.int(), len(test)).bool().numpy()
     return accuracy("linear probe", correct, protocol, rows)
 
 
@@ -375,26 +410,36 @@ def retrieval(train: Embeddings, test: Embeddings, *, seed: int) -> list[Measure
 # Clusters
 
 
-def clusters(test: Embeddings, *, seed: int) -> list[Measure]:
+def clusters(test: Embeddings, *, seed: int, share: Share = ALONE) -> list[Measure]:
     """Measure how well k-means, given the number of classes, separates the classes.
 
     Accuracy under the best one-to-one match, normalized mutual information (arithmetic mean)
-    and adjusted Rand index. Their intervals resample the images and keep the clustering.
+    and adjusted Rand index. Their intervals resample the images and keep the clustering. Of more
+    than `SAMPLE` images, k-means starts on so many; its result then moves on all of them, which
+    processes share.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     test = test.labeled()
-    k = len(np.unique(test.labels))
+    n, k = len(test), len(np.unique(test.labels))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    kmeans, x = KMeans(k, n_init=10, random_state=seed), compact(test.tensor)
+    reduce = reduction(test.tensor, share)
+    drawn = np.sort(np.random.default_rng(seed).permutation(n)[: max(SAMPLE, FEWEST * k)])
+    kmeans, x = KMeans(k, n_init=10, random_state=seed), compact(test.tensor, reduce, drawn)
     with warnings.catch_warnings(), threads_for(x.size):
         # Collapsed features have fewer points than clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
         assigned = kmeans.fit_predict(x).astype(np.int64)
+    starts = "10 starts"
+    if len(drawn) < n:
+        x = compact(test.tensor, reduce, np.arange(n)[share.rows(n)])
+        own = lloyd(x, kmeans.cluster_centers_, share=share)
+        assigned = share.join(torch.from_numpy(own), n).numpy()
+        starts += f" on {len(drawn)} of them, the best of which moves on all"
     protocol = (
-        f"k-means of {len(test)} test images, k {k} (the number of classes), 10 starts, "
+        f"k-means of {n} test images, k {k} (the number of classes), {starts}, "
         f"unit features, {min(test.vectors.shape[1], WIDEST)} dimensions; "
         "interval as if images were independent, clustering fixed"
     )

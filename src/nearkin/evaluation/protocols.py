@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from nearkin.config import protocol_names
+from nearkin.distributed import ALONE, Share
 from nearkin.errors import DataError
 from nearkin.evaluation.attentive import attentive_probe
 from nearkin.evaluation.embeddings import Embeddings
@@ -42,6 +43,7 @@ class Inputs:
     seed: int
     device: torch.device = CPU  # Of kNN and the linear probe, which take longest
     image_views: ImageViews | None = None  # Where the images are at hand, not only features
+    share: Share = ALONE  # Of what takes longest: kNN, linear probe and clusters
 
     @property
     def views(self) -> ImageViews:
@@ -66,16 +68,16 @@ def _lidar(of: Inputs) -> list[Measure]:
 
 
 def _knn(of: Inputs) -> list[Measure]:
-    return [knn(of.train, of.test, k=of.k, device=of.device)]
+    return [knn(of.train, of.test, k=of.k, device=of.device, share=of.share)]
 
 
 def _linear_probe(of: Inputs) -> list[Measure]:
-    return [linear_probe(of.train, of.test, seed=of.seed, device=of.device)]
+    return [linear_probe(of.train, of.test, seed=of.seed, device=of.device, share=of.share)]
 
 
 KNN = Entry("kNN top-1", _knn, compared=True)
 LINEAR = Entry("linear probe", _linear_probe, compared=True)
-CLUSTERS = Entry("clusters", lambda of: clusters(of.test, seed=of.seed))
+CLUSTERS = Entry("clusters", lambda of: clusters(of.test, seed=of.seed, share=of.share))
 GEOMETRY = (
     Entry("view retrieval", lambda of: view_retrieval(of.test), compared=True),
     Entry("RankMe", lambda of: smooth_rank(of.test)),
@@ -86,7 +88,7 @@ LIDAR = Entry("LiDAR", _lidar, needs_images=True)
 
 ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = {
     "quick": (KNN, LINEAR, CLUSTERS, *GEOMETRY),
-    "knn": (Entry("kNN", lambda of: knn_grid(of.train, of.test)),),
+    "knn": (Entry("kNN", lambda of: knn_grid(of.train, of.test, of.share)),),
     "linear": (LINEAR,),
     "attentive": (
         Entry(

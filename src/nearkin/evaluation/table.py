@@ -6,11 +6,11 @@ read whole by `read_embeddings`, and block by block where it is more than memory
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ ENCODER: Final = "nearkin.encoder"  # Where a file notes the digest of the encod
 BLOCK_SIZE: Final = 4_096  # Images that can be read from a file at once
 AGAIN: Final = "write it again with nearkin embed"
 ROOM: Final = "make room, or choose another -o"
+
+Read = TypeVar("Read")
 
 
 # Files
@@ -434,17 +436,36 @@ class EmbeddingTable:
 
         An .npz is in memory whole. A file that is no such table is a CheckpointError.
         """
-        start, dim = 0, 0
+        dim = 0
+        for block in self._read((*TEXT, "vector"), rows, _block):
+            dim = dim or block.vectors.shape[1]
+            if block.vectors.shape[1] != dim:
+                several = f"{dim} features and of {block.vectors.shape[1]}"
+                raise CheckpointError(f"{self.path} has vectors of {several}; {AGAIN}")
+            yield block
+
+    def _read(
+        self,
+        columns: Iterable[str],
+        rows: Int[np.ndarray, " rows"] | None,
+        convert: Callable[[Any], Read],
+    ) -> Iterator[Read]:
+        """Yield what these columns of all rows, or of ascending ones, convert to, in batches."""
+        start = 0
         for file in self.files:
-            for count, batches in _groups(file):
-                inside = rows is None or np.diff(np.searchsorted(rows, (start, start + count)))[0]
-                for block in _blocks(file, batches if inside else (), start, rows):
-                    dim = dim or block.vectors.shape[1]
-                    if block.vectors.shape[1] != dim:
-                        several = f"{dim} features and of {block.vectors.shape[1]}"
-                        raise CheckpointError(f"{self.path} has vectors of {several}; {AGAIN}")
-                    yield block
-                start += count
+            for count, batches in _groups(file, columns):
+                position, start = start, start + count
+                if rows is not None and not np.diff(np.searchsorted(rows, (position, start)))[0]:
+                    continue
+                with usable(file, AGAIN):
+                    for batch in batches:
+                        part = batch
+                        if rows is not None:
+                            inside = np.searchsorted(rows, (position, position + len(batch)))
+                            part = batch.take(rows[slice(*inside)] - position)
+                        position += len(batch)
+                        if len(part):
+                            yield convert(part)
 
     def gather(self, rows: Int[np.ndarray, " rows"] | None = None) -> Float[Tensor, "rows dim"]:
         """Return the unit vectors of all rows, or of these ascending ones."""
@@ -459,17 +480,27 @@ class EmbeddingTable:
             raise DataError(f"{self.path} has no image; give vectors of some")
         return vectors
 
+    def write_vectors(self, file: Path, rows: Int[np.ndarray, " rows"]) -> None:
+        """Write the unit vectors of these ascending rows, block by block; see `map_vectors`.
+
+        Not through the map: a full disk is an error here, and there the end of the process.
+        """
+        with file.open("wb") as written:
+            for block in self.blocks(rows):
+                written.write(block.vectors.numpy().tobytes())
+
     def texts(self, column: str, rows: Int[np.ndarray, " rows"] | None = None) -> list[str]:
         """Return the column path, label or split of all rows, or of these ascending ones.
 
         Empty where it says nothing, as a table of another program on the split.
         """
-        texts = list[str]()
-        for block in self.blocks(rows):
-            absent = column not in block.text.schema.names
-            cells = [""] * len(block.vectors) if absent else block.text[column].to_pylist()
-            texts += [cell or "" for cell in cells]
-        return texts
+
+        def cells(batch: Any) -> list[str]:
+            absent = column not in batch.schema.names
+            return [""] * len(batch) if absent else batch[column].to_pylist()
+
+        pieces = self._read(dict.fromkeys(("path", column)), rows, cells)
+        return [cell or "" for piece in pieces for cell in piece]
 
     def nearest(
         self, queries: Float[Tensor, "queries dim"], k: int
@@ -483,6 +514,11 @@ class EmbeddingTable:
             rows = (torch.cat([rows, index + start], dim=1) if start else index).gather(1, order)
             start += len(block.vectors)
         return best, rows
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is one of vectors, not of an encoder."""
+    return path.suffix in READERS or (path / NOTE).exists()
 
 
 def open_table(path: Path) -> EmbeddingTable:
@@ -517,53 +553,50 @@ def _encoder_of(file: Path) -> str:
         return str(noted.get(ENCODER.encode(), b""), "utf-8")
 
 
-def _groups(file: Path) -> Iterator[tuple[int, Iterator[Any]]]:
-    """Yield how many rows each row group of a file has, and its record batches, unread."""
+def map_vectors(file: Path, dim: int) -> Float[np.ndarray, "rows dim"]:
+    """Map a file of vectors into memory, which then holds what is in use; write nothing there."""
+    if not file.stat().st_size:
+        return np.empty((0, dim), np.float32)
+    return np.memmap(file, np.float32, mode="r+").reshape(-1, dim)
+
+
+def _groups(file: Path, columns: Iterable[str] = ()) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Yield how many rows each row group of a file has, and batches of its columns, unread."""
     with usable(file, AGAIN), file.open("rb") as opened:
-        yield from READERS[file.suffix](opened)
+        yield from READERS[file.suffix](opened, columns)
 
 
-def _parquet_groups(file: BinaryIO) -> Iterator[tuple[int, Iterator[Any]]]:
+def _parquet_groups(file: BinaryIO, columns: Iterable[str]) -> Iterator[tuple[int, Iterator[Any]]]:
     from pyarrow import parquet
 
     table = parquet.ParquetFile(file)
     for group in range(table.num_row_groups):
-        batches = table.iter_batches(BLOCK_SIZE, [group], [*TEXT, "vector"])
+        batches = table.iter_batches(BLOCK_SIZE, [group], list(columns))
         yield table.metadata.row_group(group).num_rows, batches
 
 
-def _npz_groups(file: BinaryIO) -> Iterator[tuple[int, Iterator[Any]]]:
+def _npz_groups(file: BinaryIO, columns: Iterable[str]) -> Iterator[tuple[int, Iterator[Any]]]:
     with np.load(file, allow_pickle=False) as stored:
-        yield len(stored["path"]), _npz_batches(stored)
+        yield len(stored["path"]), _npz_batches(stored, columns)
 
 
-def _npz_batches(stored: Mapping[str, np.ndarray]) -> Iterator[Any]:
+def _npz_batches(stored: Mapping[str, np.ndarray], columns: Iterable[str]) -> Iterator[Any]:
     import pyarrow
 
-    columns = {name: stored[name] for name in (*TEXT, "vector") if name in stored}
-    if columns["vector"].ndim != 2:
-        raise ValueError("its vectors are not rows of a matrix")
-    columns["vector"] = _lists(columns["vector"])
-    yield from pyarrow.table(columns).to_batches(BLOCK_SIZE)
+    read = {name: stored[name] for name in columns if name in stored}
+    if "vector" in read:
+        if read["vector"].ndim != 2:
+            raise ValueError("its vectors are not rows of a matrix")
+        read["vector"] = _lists(read["vector"])
+    yield from pyarrow.table(read).to_batches(BLOCK_SIZE)
 
 
 READERS: Final = {".parquet": _parquet_groups, ".npz": _npz_groups}
 
 
-def _blocks(
-    file: Path, batches: Iterable[Any], start: int, rows: Int[np.ndarray, " rows"] | None
-) -> Iterator[Block]:
-    """Yield the blocks of a row group that begins at a position, or only the given rows."""
-    with usable(file, AGAIN):
-        for batch in batches:
-            part = batch
-            if rows is not None:
-                low, high = np.searchsorted(rows, (start, start + len(batch)))
-                part = batch.take(rows[low:high] - start)
-            start += len(batch)
-            if len(part):
-                vectors = _vectors(part)
-                yield Block(vectors, part.select([n for n in TEXT if n in part.schema.names]))
+def _block(batch: Any) -> Block:
+    """Return a batch with its vectors as a matrix; ValueError if it is of no such table."""
+    return Block(_vectors(batch), batch.select([n for n in TEXT if n in batch.schema.names]))
 
 
 # Search

@@ -118,8 +118,8 @@ def _fit_path(
     weight = x.new_zeros(start.numel(), num_classes, requires_grad=True)
     bias = x.new_zeros(num_classes, requires_grad=True)
 
-    def logits() -> Tensor:
-        return pool_tokens(x, attention) @ weight + bias
+    def logits(rows: slice) -> Tensor:
+        return pool_tokens(x[rows], attention) @ weight + bias
 
     def squares() -> Tensor:
         return attention.square().sum() + weight.square().sum()

@@ -1,5 +1,6 @@
 """K-means in which the class of some rows may be known."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,12 +9,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.distributed import threads_for
+from nearkin.distributed import ALONE, Share, threads_for
 from nearkin.errors import DataError
 from nearkin.objectives import unit
+from nearkin.objectives.fused import blocks
 from nearkin.types import UNKNOWN
 
 WIDEST: Final = 64  # Wider features are reduced to as many principal components, for speed
+COPIES: Final = 4  # Of what it clusters, that k-means holds at most, with its first draws
+BLOCK: Final = 2**23  # Features, or distances, that are computed with at once, 32 MiB in float32
+SETTLED: Final = 1e-4  # Share of the rows; where fewer move, clusters hardly change
 # Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
 # k-means repairs a bad start less than without; the usual 2 + log k draws leave classes out.
 DRAWS: Final = 20
@@ -29,17 +34,42 @@ class Clustering:
     inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 
-def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
-    """Unit features, reduced to at most their `WIDEST` principal components if they are wider."""
-    x = unit(features.float())
-    if x.shape[1] > WIDEST:
-        x = x - x.mean(dim=0)
-        if len(x) < x.shape[1]:  # of 40 rows of 3,072 pixels in milliseconds instead of seconds
-            components = torch.linalg.svd(x, full_matrices=False).Vh[:WIDEST].T
-        else:
-            components = torch.linalg.eigh(x.T @ x).eigenvectors[:, -WIDEST:]
-        x = x @ components
-    return np.asarray(x.cpu().numpy())
+Reduce = Callable[[Float[Tensor, "m dim"]], Float[Tensor, "m kept"]]
+
+
+def reduction(features: Float[Tensor, "n dim"], share: Share = ALONE) -> Reduce:
+    """Return how to reduce rows, as `compact` does; processes share the work on all of these."""
+    n, dim = features.shape
+    if dim <= WIDEST:
+        return lambda x: unit(x.float())
+
+    def total(function: Callable[[Tensor], Tensor]) -> Tensor:
+        size = max(1, BLOCK // dim)
+        return share.total(lambda rows: function(unit(features[rows].float())), n, size)
+
+    mean = (total(lambda x: x.sum(dim=0).double()) / n).float()
+    if n < dim:  # of 40 rows of 3,072 pixels in milliseconds instead of seconds
+        away = unit(features.float()) - mean
+        components = torch.linalg.svd(away, full_matrices=False).Vh[:WIDEST].T
+    else:
+        scatter = total(lambda x: (away := x - mean).T @ away)
+        components = torch.linalg.eigh(scatter).eigenvectors[:, -WIDEST:]
+    return lambda x: (unit(x.float()) - mean) @ components
+
+
+def compact(
+    features: Float[Tensor, "n dim"],
+    reduce: Reduce | None = None,
+    rows: Int[np.ndarray, " m"] | None = None,
+) -> Float[np.ndarray, "m kept"]:
+    """Unit features, reduced to at most their `WIDEST` principal components if they are wider.
+
+    Of all rows, or of some of them by the `reduction` of all. Features may be on disk.
+    """
+    rows = np.arange(len(features)) if rows is None else rows
+    reduce = reduce or reduction(features)
+    parts = blocks(max(1, len(rows)), max(1, BLOCK // features.shape[1]))
+    return np.concatenate([reduce(features[rows[part]]).cpu().numpy() for part in parts])
 
 
 def constrained_kmeans(
@@ -91,6 +121,33 @@ def constrained_kmeans(
     return Clustering(best.cluster, best.centers + middle, best.inertia)
 
 
+def lloyd(
+    x: Float[np.ndarray, "own dim"],
+    centers: Float[np.ndarray, "k dim"],
+    *,
+    most: int = 100,
+    share: Share = ALONE,
+) -> Int[np.ndarray, " own"]:
+    """Return the clusters of this process's rows, by k-means of those of all from given centers.
+
+    Rows go to the nearest center and centers to the mean of their rows; one without rows stays.
+    It ends after `most` steps, or when fewer than one row in `1 / SETTLED` has moved.
+    """
+    rows, k = _Rows(x, np.full(len(x), UNKNOWN), len(centers)), len(centers)
+    cluster = np.full(len(x), UNKNOWN)
+    count = share.sum(torch.tensor(float(len(x))))
+    with threads_for(x.size):
+        for _ in range(most):
+            before, cluster = cluster, rows.nearest(centers)[0]
+            moved = share.sum(torch.tensor(float((before != cluster).sum())))
+            if moved <= SETTLED * count:
+                break
+            total, size = (share.sum(torch.from_numpy(y)).numpy() for y in _sums(x, cluster, k))
+            mean = total / np.maximum(size, 1)[:, None]
+            centers = np.where(size[:, None] > 0, mean, centers)
+    return cluster
+
+
 class _Rows:
     """The rows; the sums over labeled ones, which never move, are computed once."""
 
@@ -103,14 +160,28 @@ class _Rows:
         self.least = ROUNDING * float(np.einsum("nd,nd->n", x, x).max())
         self.total, self.count = _sums(x[~self.moving], label[~self.moving], k)
 
-    def distances(self, centers: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, "free k"]:
+    def distances(
+        self, centers: Float[np.ndarray, "k dim"], rows: slice = slice(None)
+    ) -> Float[np.ndarray, "free k"]:
         """Squared, of unlabeled rows."""
         centers = centers.astype(self.free.dtype)
-        product: Float[np.ndarray, "free k"] = self.free @ (-2 * centers.T)
+        product: Float[np.ndarray, "free k"] = self.free[rows] @ (-2 * centers.T)
         product += np.einsum("kd,kd->k", centers, centers)
-        product += self.square[:, None]
+        product += self.square[rows, None]
         np.maximum(product, 0, out=product)
         return product
+
+    def nearest(
+        self, centers: Float[np.ndarray, "k dim"]
+    ) -> tuple[Int[np.ndarray, " free"], Float[np.ndarray, " free"]]:
+        """Return the nearest center of each unlabeled row, and the squared distance to it."""
+        cluster = np.empty(len(self.free), np.int64)
+        away = np.full(len(self.free), np.inf, self.free.dtype)
+        for rows in blocks(len(self.free) if len(centers) else 0, 1 + BLOCK // (1 + len(centers))):
+            squares = self.distances(centers, rows)
+            cluster[rows] = squares.argmin(axis=1)
+            away[rows] = squares.min(axis=1)
+        return cluster, away
 
     def means(
         self, cluster: Int[np.ndarray, " free"], centers: Float[np.ndarray, "k dim"]
@@ -138,7 +209,7 @@ def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k 
     centers: Float[np.ndarray, "k dim"] = rows.total / np.maximum(rows.count, 1)[:, None]
     if not len(rows.free):
         return centers  # nothing will ever move there
-    away = rows.distances(centers[taken]).min(axis=1, initial=np.inf).astype(np.float64)
+    away = rows.nearest(centers[taken])[1].astype(np.float64)
     draws = min(DRAWS, 1 + len(away) // 10)  # the best of nearly all would be the same each time
     for cluster in np.flatnonzero(~taken):
         total = away.sum()
@@ -154,7 +225,7 @@ def _descend(rows: _Rows, centers: Float[np.ndarray, "k dim"], most: int) -> Clu
     """Move rows to the nearest center and centers to the mean, until no row moves."""
     cluster = np.full(len(rows.free), UNKNOWN)
     for _ in range(most):
-        before, cluster = cluster, rows.distances(centers).argmin(axis=1)
+        before, cluster = cluster, rows.nearest(centers)[0]
         if np.array_equal(before, cluster):
             break
         cluster, centers = _settle(rows, cluster, centers)

@@ -97,8 +97,17 @@ def _contingency(
     weight: Int[np.ndarray, " n"] | None = None,
 ) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, " k"], Int[np.ndarray, "c k"]]:
     """Return classes, clusters, and how many images, or how much weight, they share."""
-    classes, row = np.unique(labels, return_inverse=True)
-    names, column = np.unique(clusters, return_inverse=True)
-    table = np.zeros((len(classes), len(names)), dtype=np.int64)
-    np.add.at(table, (row, column), 1 if weight is None else weight)
-    return classes, names, table
+    (classes, row), (names, column) = _numbered(labels), _numbered(clusters)
+    shape = len(classes), len(names)
+    counts = np.bincount(row * shape[1] + column, weight, minlength=shape[0] * shape[1])
+    return classes, names, counts.astype(np.int64).reshape(shape)
+
+
+def _numbered(
+    names: Int[np.ndarray, " n"],
+) -> tuple[Int[np.ndarray, " distinct"], Int[np.ndarray, " n"]]:
+    """Return the distinct names, ascending, and the place of each name among them."""
+    if not len(names) or names.min() < 0 or names.max() >= len(names):
+        return np.unique(names, return_inverse=True)
+    there = np.bincount(names) > 0  # many times as fast as to sort a million
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[names]

@@ -54,14 +54,13 @@ def nearest(
     k = min(k, len(bank) - exclude_self)
     if k < 1:
         raise DataError("no image to compare with; nearest neighbors need at least one other")
-    bank, queries = unit(bank), unit(queries)
     width = min(len(bank), max(WIDTH.get(bank.device.type, LARGE_WIDTH), k))
     rows = max(1, min(held_at_once(bank.device) // width, len(queries)))
     pieces = []
     for x in blocks(len(queries), rows):
-        values, index = queries.new_empty(0), torch.empty(0)
-        for y in blocks(len(bank), width):
-            similarity = product(queries[x], bank[y].T)
+        values, index, own = queries.new_empty(0), torch.empty(0), unit(queries[x])
+        for y in blocks(len(bank), width):  # block by block: a unit bank would be a whole copy
+            similarity = product(own, unit(bank[y]).T)
             if ignored is not None:
                 similarity.masked_fill_(ignored[x, y], -torch.inf)
             if exclude_self:
@@ -140,26 +139,6 @@ def _improved(
     return values[:, :k], index.gather(1, order[:, :k])
 
 
-def vote(
-    bank: Float[Tensor, "bank dim"],
-    bank_labels: Int[np.ndarray, " bank"],
-    queries: Float[Tensor, "queries dim"],
-    *,
-    k: int,
-    temperature: float,
-    num_classes: int,
-    exclude_self: bool = False,
-) -> Float[Tensor, "queries num_classes"]:
-    """Score classes by the `k` nearest neighbors, weighted by `exp(cosine / temperature)`.
-
-    The classifier of Wu et al. 2018, section 3.4. The scores of a query sum to one. With
-    `exclude_self` the queries are the bank, and no image votes for itself.
-    """
-    similarity, index = nearest(bank, queries, k, exclude_self=exclude_self)
-    classes = torch.from_numpy(bank_labels).to(index)[index]
-    return tally(similarity, classes, temperature=temperature, num_classes=num_classes)
-
-
 def tally(
     similarity: Float[Tensor, "queries k"],
     classes: Int[Tensor, "queries k"],
@@ -167,9 +146,10 @@ def tally(
     temperature: float,
     num_classes: int,
 ) -> Float[Tensor, "queries num_classes"]:
-    """Add up the votes of each query's neighbors by their classes; see `vote`.
+    """Score classes by the nearest neighbors, weighted by `exp(cosine / temperature)`.
 
-    A temperature of infinity is the plain majority, in which all neighbors count alike.
+    The classifier of Wu et al. 2018, section 3.4. The scores of a query sum to one. A temperature
+    of infinity is the plain majority, in which all neighbors count alike.
     """
     weights = torch.softmax(similarity / temperature, dim=1)
     scores = weights.new_zeros(len(similarity), num_classes)
@@ -186,7 +166,7 @@ def predict_without(
     k: int,
     temperature: float,
 ) -> Int[Tensor, "folds queries"]:
-    """Predict classes by votes as in `vote`, without each fold of the bank in turn.
+    """Predict classes by votes as in `tally`, without each fold of the bank in turn.
 
     The neighbors are searched once, half as many again as vote. Where that leaves fewer than
     `k`, these vote alone.

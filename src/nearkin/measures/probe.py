@@ -1,6 +1,6 @@
-"""Multinomial logistic regression by L-BFGS on all images at once."""
+"""Multinomial logistic regression by L-BFGS on all images at once, read in blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -9,18 +9,49 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from nearkin.distributed import threads_for
+from nearkin.distributed import ALONE, Share, threads_for
 from nearkin.errors import DataError
+from nearkin.objectives.fused import blocks
 from nearkin.types import UNKNOWN
 
 Fit = TypeVar("Fit")
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
+BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
+HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB in float32
+
+
+@dataclass(frozen=True, eq=False)
+class Standardized:
+    """Features minus their mean over their deviation, computed anew for the rows asked for.
+
+    The features may be on disk, mapped into memory; of them there is never a whole copy.
+    """
+
+    features: Float[Tensor, "n dim"]
+    mean: Float[Tensor, " dim"]
+    std: Float[Tensor, " dim"]
+    basis: Float[Tensor, "dim reduced"] | None = None  # Principal components of wide features
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows, and of columns."""
+        reduced = self.features if self.basis is None else self.basis
+        return len(self.features), reduced.shape[1]
+
+    def __getitem__(self, rows: slice | Int[np.ndarray, " m"]) -> Float[Tensor, "m reduced"]:
+        x = (self.features[rows].float() - self.mean) / self.std
+        return x if self.basis is None else x @ self.basis
 
 
 def fit_path(
-    x: Float[Tensor, "n dim"], y: Int[Tensor, " n"], num_classes: int, strengths: Sequence[float]
+    x: Float[Tensor, "n dim"] | Standardized,
+    y: Int[Tensor, " n"],
+    num_classes: int,
+    strengths: Sequence[float],
+    share: Share = ALONE,
 ) -> list[tuple[Float[Tensor, "dim classes"], Float[Tensor, " classes"]]]:
     """Fit weights and biases for each strength `C` in turn, each starting where the last ended.
 
@@ -31,61 +62,87 @@ def fit_path(
     the principal directions, each scaled by the curvature that is expected along it: the optimum
     is the same, and a few dozen steps find it instead of hundreds.
     """
-    with threads_for(x.numel()):
-        variances, directions = _principal_directions(x)
-        weight, fits = x.new_zeros(num_classes, x.shape[1]), []
-        bias = x.new_zeros(num_classes, requires_grad=True)
+    n, dim = x.shape
+    size = max(1, BLOCK // (dim + num_classes))
+    with threads_for(n * dim):
+        variances, directions = _principal_directions(x, size, share)
+        weight, fits = directions.new_zeros(num_classes, dim), []
+        bias = directions.new_zeros(num_classes, requires_grad=True)
         for strength in strengths:
-            curvature = variances * (num_classes - 1) / num_classes**2 + 1 / (strength * len(x))
+            curvature = variances * (num_classes - 1) / num_classes**2 + 1 / (strength * n)
             scaled = (weight @ directions * curvature.sqrt()).requires_grad_()
             basis = (directions / curvature.sqrt()).T
 
             # A row per class: torch is several times faster with the gradient of these.
-            def logits(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
-                return F.linear(x, scaled @ basis, bias)
+            def logits(rows: slice, scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
+                return F.linear(x[rows], scaled @ basis, bias)
 
             def squares(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
                 return (scaled @ basis).square().sum()
 
-            minimize(logits, y, squares, [scaled, bias], strength=strength, steps=STEPS)
+            minimize(
+                logits, y, squares, [scaled, bias],
+                strength=strength, steps=STEPS, size=size, share=share,
+            )  # fmt: skip
             weight = (scaled @ basis).detach()
             fits.append((weight.T, bias.detach().clone()))
     return fits
 
 
 def _principal_directions(
-    x: Float[Tensor, "n dim"],
+    x: Float[Tensor, "n dim"] | Standardized, size: int, share: Share
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "dim rank"]]:
     """Return the mean squares of features along their principal directions, and these.
 
     Of fewer rows than dimensions, only the directions that these span: the optimum is there.
     """
-    if len(x) < x.shape[1]:
-        _, scales, rows = torch.linalg.svd(x, full_matrices=False)
-        return scales.square() / len(x), rows.T
-    variances, directions = torch.linalg.eigh(x.T @ x / len(x))
+    n, dim = x.shape
+    if n < dim:
+        _, scales, rows = torch.linalg.svd(x[:], full_matrices=False)
+        return scales.square() / n, rows.T
+    products = share.total(lambda rows: (y := x[rows]).T @ y, n, size)
+    variances, directions = torch.linalg.eigh(products / n)
     return variances.clamp(min=0), directions
 
 
 def minimize(
-    logits: Callable[[], Tensor],
+    logits: Callable[[slice], Tensor],
     y: Int[Tensor, " n"],
     squares: Callable[[], Tensor],
     parameters: Sequence[Tensor],
     *,
     strength: float,
     steps: int,
+    size: int | None = None,
+    share: Share = ALONE,
 ) -> None:
-    """Minimize the mean cross-entropy plus `squares` over `2 C n` by L-BFGS, in place."""
+    """Minimize the mean cross-entropy plus `squares` over `2 C n` by L-BFGS, in place.
+
+    Loss and gradients are summed over blocks of `size` rows, and over the processes of the share:
+    every step is of all rows. All processes get the same sums, so they take the same steps.
+    """
+    n = len(y)
     optimizer = torch.optim.LBFGS(
         parameters, max_iter=steps, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(logits(), y) + squares() / (2 * strength * len(y))
+        total, *gradients = sums = [
+            parameters[0].new_zeros(()),
+            *map(torch.zeros_like, parameters),
+        ]
+        for each, gradient in zip(parameters, gradients, strict=True):
+            each.grad = gradient  # to which every backward pass adds
+        loss = squares() / (2 * strength * n * share.ranks)
         loss.backward()
-        return loss
+        total += loss.detach()
+        for rows in share.blocks(n, size or n):
+            loss = F.cross_entropy(logits(rows), y[rows], reduction="sum") / n
+            loss.backward()
+            total += loss.detach()
+        if share.ranks > 1:
+            vector_to_parameters(share.sum(parameters_to_vector(sums)), sums)
+        return total
 
     with torch.enable_grad():
         optimizer.step(closure)
@@ -113,13 +170,18 @@ class LinearProbe:
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each row."""
-        return np.asarray(self.classes[self.logits(features).argmax(dim=1).cpu().numpy()])
+        likely = [logits.argmax(dim=1) for logits in self._blocks(features)]
+        return np.asarray(self.classes[torch.cat(likely).cpu().numpy()])
 
     def logits(self, features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
         """Return the logits of the classes."""
-        x = (features.float() - self.mean) / self.std
-        x = x if self.basis is None else x @ self.basis
-        return x @ self.weight + self.bias
+        return torch.cat(list(self._blocks(features)))
+
+    def _blocks(self, features: Float[Tensor, "n dim"]) -> Iterator[Float[Tensor, "rows classes"]]:
+        x = Standardized(features, self.mean, self.std, self.basis)
+        size = max(1, BLOCK // (features.shape[1] + len(self.bias)))
+        for rows in blocks(max(1, len(features)), size):  # of no features, a matrix without rows
+            yield x[rows] @ self.weight + self.bias
 
     def layer(self) -> tuple[Float[Tensor, "classes dim"], Float[Tensor, " classes"]]:
         """Return weights and biases that take features as they are, not standardized."""
@@ -134,13 +196,15 @@ def train_probe(
     *,
     seed: int,
     groups: Int[np.ndarray, " n"] | None = None,
+    share: Share = ALONE,
 ) -> LinearProbe:
     """Choose the regularization on a held-out slice of these images, then fit all of them.
 
     Images without a label are left out; those of one group are held out together or not at all.
+    With the share of a process, several fit all images together; each makes the choice itself.
     """
-    task = _task(features, labels, groups, seed)
-    few = np.random.default_rng(seed).permutation(len(task.x))[:CHOICE_LIMIT]
+    task = _task(features, labels, groups, seed, share)
+    few = np.random.default_rng(seed).permutation(len(task.rows))[:CHOICE_LIMIT]
     held_out = hold_out(task.target[few], task.groups[few], seed)
     return task.probe(_choose(task.x[few], task.y[few], held_out, len(task.classes)))
 
@@ -160,8 +224,8 @@ def train_validated_probe(
     images, each image that can be is held out once; see `validation_folds`. With `predict_all`
     that is so of many images too: the choice is made on a slice, then all are predicted with it.
     """
-    task = _task(features, labels, groups, seed)
-    few = np.sort(np.random.default_rng(seed).permutation(len(task.x))[:CHOICE_LIMIT])
+    task = _task(features, labels, groups, seed, ALONE)
+    few = np.sort(np.random.default_rng(seed).permutation(len(task.rows))[:CHOICE_LIMIT])
     x, y = task.x[few], task.y[few]
 
     def fit(rows: Tensor, strengths: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
@@ -185,24 +249,24 @@ def train_validated_probe(
 class _Task:
     """Standardized features of the labeled images, and their classes."""
 
+    share: Share
     rows: Int[np.ndarray, " labeled"]  # Among all images
     classes: Int[np.ndarray, " classes"]
     target: Int[np.ndarray, " labeled"]  # Positions in `classes`
     groups: Int[np.ndarray, " labeled"]
-    mean: Float[Tensor, " dim"]
-    std: Float[Tensor, " dim"]
-    basis: Float[Tensor, "dim reduced"] | None
-    x: Float[Tensor, "labeled reduced"]
+    x: Standardized
 
     @property
     def y(self) -> Int[Tensor, " labeled"]:
         """The classes as a tensor, where the features are."""
-        return torch.from_numpy(self.target).to(self.x.device)
+        return torch.from_numpy(self.target).to(self.x.mean.device)
 
     def probe(self, strength: float) -> LinearProbe:
         """Fit all images."""
-        weight, bias = fit_path(self.x, self.y, len(self.classes), (strength,))[-1]
-        return LinearProbe(self.mean, self.std, self.basis, weight, bias, self.classes, strength)
+        n, dim = self.x.shape
+        x = self.x[:] if n * dim <= HELD else self.x
+        (fitted,) = fit_path(x, self.y, len(self.classes), (strength,), self.share)
+        return LinearProbe(self.x.mean, self.x.std, self.x.basis, *fitted, self.classes, strength)
 
 
 def _task(
@@ -210,19 +274,35 @@ def _task(
     labels: Int[np.ndarray, " n"],
     groups: Int[np.ndarray, " n"] | None,
     seed: int,
+    share: Share,
 ) -> _Task:
     rows = np.flatnonzero(labels != UNKNOWN)
     classes, target = np.unique(labels[rows], return_inverse=True)
     if len(classes) < 2:
         raise DataError("the linear probe needs labeled training images of two classes or more")
-    x = features[rows].float()
-    std, mean = torch.std_mean(x, dim=0, correction=0)
-    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant carries nothing but noise
-    x = (x - mean) / std
-    basis = _leading(x, seed) if x.shape[1] > WIDEST else None
-    x = x if basis is None else x @ basis
-    groups = rows if groups is None else groups[rows]
-    return _Task(rows, classes, target, groups, mean, std, basis, x)
+    labeled = features if len(rows) == len(features) else features[rows]
+    x = Standardized(labeled, *_moments(labeled, share))
+    if x.shape[1] > WIDEST:
+        x = replace(x, basis=_leading(x, seed))
+    return _Task(share, rows, classes, target, rows if groups is None else groups[rows], x)
+
+
+def _moments(
+    features: Float[Tensor, "n dim"], share: Share
+) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+    """Return means and standard deviations; the latter are one where features are constant."""
+    n, dim = features.shape
+
+    def mean_of(function: Callable[[Tensor], Tensor]) -> Float[Tensor, " dim"]:
+        def sums(rows: slice) -> Tensor:
+            return function(features[rows].float()).sum(dim=0).cpu().double()
+
+        total = share.total(sums, n, max(1, BLOCK // dim))
+        return (total / n).float().to(features.device)
+
+    mean = mean_of(lambda x: x)
+    std = mean_of(lambda x: (x - mean).square()).sqrt()
+    return mean, torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant is but noise
 
 
 def hold_out(
@@ -241,9 +321,9 @@ def hold_out(
     return np.asarray(chosen[member])
 
 
-def _leading(x: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "dim reduced"]:
+def _leading(x: Standardized, seed: int) -> Float[Tensor, "dim reduced"]:
     """Return the `KEPT` leading principal components of at most `CHOICE_LIMIT` rows."""
-    few = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[:CHOICE_LIMIT])
+    few = np.random.default_rng(seed).permutation(x.shape[0])[:CHOICE_LIMIT]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the factorization starts from random vectors
         components: Tensor = torch.pca_lowrank(x[few], q=min(KEPT, len(few)), niter=2)[2]

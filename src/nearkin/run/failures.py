@@ -3,11 +3,14 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import torch
 
 from nearkin.data.batches import first_sentence, worker_lost
+from nearkin.data.cache import free_memory
 from nearkin.errors import ResourceError, WorkerError
+from nearkin.run.reporter import Reporter
 
 
 @contextmanager
@@ -37,6 +40,24 @@ def resource_errors(batch_size: int | None = None) -> Iterator[None]:
         where = error.filename or "to the disk"
         then = "use --resume" if batch_size else "try again"
         raise ResourceError(f"no room left to write {where}; make room, then {then}") from error
+
+
+STATED: Final = 2**28  # Bytes from which a step says what it holds in memory
+
+
+def state_memory(what: str, size: int, log: Reporter) -> None:
+    """Log how many bytes a step holds in memory, if these are many.
+
+    Raises:
+        ResourceError: If that is more than the machine, or the control group, has left.
+    """
+    free, text = free_memory(), f"{what}: {size / 1e6:,.0f} MB in memory"
+    if 0 < free < size:
+        raise ResourceError(
+            f"{text}, and {free / 1e6:,.0f} MB are free; give fewer images, or end other programs"
+        )
+    if size >= STATED:
+        log.info(text)
 
 
 def _smaller(batch_size: int | None) -> str:
