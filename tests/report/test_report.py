@@ -127,8 +127,7 @@ def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
 
 def test_tiles_are_the_images_in_their_order(trained):
     images = images_of(trained)
-    sheets, side = tiles(images)
-    assert side == 8
+    sheets = tiles(images, 8)
     assert len(sheets) == 1
     sheet = np.asarray(Image.open(io.BytesIO(sheets[0])))
     assert PER_SHEET == COLUMNS**2

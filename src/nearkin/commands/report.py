@@ -9,18 +9,26 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import UsageError
-from nearkin.report.pages import page_html, write_page
+from nearkin.report.image_map import ONE_FILE
+from nearkin.report.pages import write_page
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.tables import replace_text, writing
+from nearkin.tables import writing
 
 
-def write_report(run: str | Path, data: Any = None, *, output: str | Path | None = None) -> Path:
+def write_report(
+    run: str | Path,
+    data: Any = None,
+    *,
+    output: str | Path | None = None,
+    one_file: int = ONE_FILE,
+) -> Path:
     """Write the page of a finished run again, from its files and its images.
 
     Args:
         run: The run folder.
         data: Its images, if they have moved.
         output: The file; the run's own report.html by default.
+        one_file: Of more images, most of the page is in a folder beside it, such as report_files.
 
     Returns:
         Where the page is.
@@ -31,10 +39,7 @@ def write_report(run: str | Path, data: Any = None, *, output: str | Path | None
     folder = RunFolder(Path(run))
     path, images = Path(output or folder.report), images_of(folder, data)
     with writing(path):
-        if output is None:
-            write_page(folder, images)
-        else:
-            replace_text(path, page_html(folder, images))
+        write_page(folder, images, output=Path(output) if output else None, one_file=one_file)
     return path
 
 

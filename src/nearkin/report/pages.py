@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -13,7 +15,8 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
-from nearkin.report.image_map import EarlyMap, image_map, thumbnails
+from nearkin.report.image_map import ONE_FILE, EarlyMap, image_map, thumbnails
+from nearkin.report.page.map import ImageMap, write_files
 from nearkin.report.page.sections import (
     ClassificationReport,
     ClassView,
@@ -27,15 +30,19 @@ from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.tables import read_csv, replace_text, usable
 
+FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192
 SIDE: Final = 96
 
 
-def page_html(folder: RunFolder, images: Images, *, served: bool = False) -> str:
-    """Return the page of a finished run, for a server or as a file of its own."""
+def served_page(
+    folder: RunFolder, images: Images, one_file: int = ONE_FILE
+) -> tuple[str, ImageMap | None]:
+    """Return the page of a finished run for a server, and its map; its files are in `FILES`."""
     embeddings = read_embeddings(folder.embeddings, images)
+    map_ = image_map(folder, embeddings, images, one_file=one_file)
     report = report_of(folder, images, embeddings)
-    return report_page(report, image_map(folder, embeddings, images), served=served)
+    return report_page(report, map_, served=True, files=FILES), map_
 
 
 def write_page(
@@ -43,18 +50,28 @@ def write_page(
     images: Images,
     on_progress: ProgressCallback = ignore_progress,
     early: EarlyMap | None = None,
+    output: Path | None = None,
+    one_file: int = ONE_FILE,
 ) -> None:
-    """Write the page and the plots of a finished run into its folder."""
+    """Write the page of a finished run, and its plots unless the page goes elsewhere.
+
+    Of more than `one_file` images, a folder beside the page, such as report_files, holds most.
+    """
     on_progress(0, 3, "page: embeddings")
     embeddings = read_embeddings(folder.embeddings, images)
     report = report_of(folder, images, embeddings)
     on_progress(1, 3, "page: map")
-    map_ = image_map(folder, embeddings, images, early)
+    map_ = image_map(folder, embeddings, images, early, one_file=one_file)
     on_progress(2, 3, "page: plots")
-    write_figures(folder, report, map_, images)
-    if isinstance(report, TrainingReport):
-        neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
-    replace_text(folder.report, report_page(report, map_))
+    if output is None:
+        write_figures(folder, report, map_, images)
+        if isinstance(report, TrainingReport):
+            neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
+    path = output or folder.report
+    files = path.with_name(f"{path.stem}_{FILES}")
+    if map_ and map_.per_file:
+        write_files(map_, files)
+    replace_text(path, report_page(report, map_, files=quote(files.name)))
     on_progress(3, 3, "page: written")
 
 
