@@ -22,6 +22,7 @@ from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import read_embeddings
 from nearkin.report.encoder_report import _lead
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
+from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
 
 EACH = 16
@@ -212,6 +213,26 @@ def test_the_command_prints_where_the_page_is(trained, capsys):
 def test_pixels_stand_in_the_page_itself(trained):
     (sheet,) = packed(trained.report.read_text())["sheets"]
     assert base64.b64decode(sheet)[8:12] == b"WEBP"
+
+
+def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
+    path = tmp_path / "a page.html"
+    for _ in range(2):
+        assert main(["report", str(trained.path), "-o", str(path), "--one-file", "50"]) == 0
+        made = {file.name: file.read_bytes() for file in (tmp_path / "a page_files").iterdir()}
+    assert made.keys() == {"0.js", "0.webp"}
+    data = packed(path.read_text())
+    assert (data["files"], data["perFile"]) == ("a%20page_files", 4_096)
+    assert not data.keys() & {"details", "sheets"}
+    served = RunSite(trained, images_of(trained), one_file=50)
+    assert served.details(0) == made["0.js"]
+    assert served.sheet(0) == made["0.webp"]
+    assert served.details(1) is served.sheet(1) is None
+    assert packed(served.page)["files"] == "files"
+    assert re.search("script-src 'sha256-[^']*' 'self';", served.policy)
+    whole = RunSite(trained, images_of(trained))
+    assert whole.details(0) is whole.sheet(9) is None
+    assert "details" in packed(whole.page)
 
 
 def test_a_folder_is_asked_for_that_is_a_run(tmp_path):

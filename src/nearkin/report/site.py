@@ -90,7 +90,7 @@ class RunSite:
     def details(self, number: int) -> bytes | None:
         """Return the names and neighbors of some thousand images, as a script."""
         shown = self._shown
-        if shown is None or number * shown.per_file >= len(shown.names):
+        if not (shown and shown.per_file) or number * shown.per_file >= len(shown.names):
             return None
         return details(shown, number).encode()
 

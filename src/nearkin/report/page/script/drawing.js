@@ -197,10 +197,11 @@ let points = null;
 function arranged() {
   const [row, style] = [new Uint32Array(data.count), new Uint16Array(data.count)];
   const [x, y] = [new Float32Array(data.count), new Float32Array(data.count)];
+  const someFaint = state.highlighted !== null || state.selected.size > 0;
   let total = 0;
   for (const faintOnes of [true, false]) {
     for (const i of drawOrder) {
-      const isFaint = faint(i) || look[i] >= styleOf(QUIET, 0);
+      const isFaint = (someFaint && faint(i)) || look[i] >= styleOf(QUIET, 0);
       if (!state.visible[i] || isFaint !== faintOnes) continue;
       row[total] = i;
       x[total] = data.xy[2 * i];
