@@ -32,6 +32,8 @@ from nearkin.report.page.map import Coloring, ImageMap, map_section, script
 
 CLASSES: Final = 100
 SECONDS: Final = 10
+SWIFTSHADER: Final = ("--enable-unsafe-swiftshader", "--use-angle=swiftshader")
+NO_GPU: Final = ("--disable-gpu",)
 LIMIT: Final = 60  # seconds for the first frame, and for all others
 WIDTH, HEIGHT = 1000, 700
 COLORS: Final = (
@@ -115,7 +117,8 @@ def points(count: int) -> ImageMap:
 
 def own_page(shown: ImageMap) -> str:
     """Return the page as it is, but that the driver can move its map."""
-    code = script().removesuffix("})();\n") + OWN + "})();\n" + DRIVER
+    begin = "document.getElementById('map-view').scrollIntoView();\nbegin(mount());\n"
+    code = script().removesuffix("})();\n") + OWN + "})();\n" + DRIVER + begin
     sections = [("Map", map_section(shown))]
     return document(title="Points", kicker="", lead="", sections=sections, script=code)
 
@@ -125,9 +128,7 @@ def library_page(shown: ImageMap, bundle: Path) -> str:
     section = str(map_section(shown))
     data = section[section.index('<script type="application/json"') :]
     size = 2 if shown.per_file else 4
-    start = (
-        f"globalThis.started = mount(place, {{ x, y, of, colors: {list(COLORS)}, size: {size} }});"
-    )
+    start = f"begin(mount(place, {{ x, y, of, colors: {list(COLORS)}, size: {size} }}));"
     code = bundle.read_text(encoding="utf-8").replace("</script", r"<\/script")
     return (
         f'<!doctype html><meta charset="utf-8"><body style="margin:0;background:#fff">'
@@ -147,11 +148,11 @@ def spent(parent: int) -> tuple[float, float]:
             children.setdefault(int(fields[1]), []).append((int(child), fields))
     below, seconds, kilobytes = [parent], 0.0, 0
     while below:
-        for child, fields in children.get(below.pop(), []):
-            below.append(child)
+        for process, fields in children.get(below.pop(), []):
+            below.append(process)
             with suppress(OSError):
-                if "chrom" in Path(f"/proc/{child}/comm").read_text():
-                    rollup = Path(f"/proc/{child}/smaps_rollup").read_text()
+                if "chrom" in Path(f"/proc/{process}/comm").read_text():
+                    rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
                     kilobytes += int(rollup.split("Pss:")[1].split()[0])
                     seconds += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
     return seconds, kilobytes / 1024
@@ -162,15 +163,13 @@ def measure(browser: Browser, file: Path, shot: Path | None) -> dict[str, float]
 
     The mean: where frames queue up, many short intervals follow a very long one.
     """
-    size = {"width": WIDTH + 400, "height": HEIGHT + 100}
-    page = browser.new_page(viewport=size, bypass_csp=True)  # waiting evaluates
+    page = browser.new_page(
+        viewport={"width": WIDTH + 400, "height": HEIGHT + 100},
+        bypass_csp=True,  # waiting evaluates
+    )
     page.on("pageerror", lambda error: print(file.name, error))
     page.set_default_timeout(1000 * LIMIT)
-    page.goto(file.as_uri())
-    if page.evaluate("document.getElementById('map-view') !== null"):
-        page.evaluate("document.getElementById('map-view').scrollIntoView()")
-        page.evaluate("globalThis.started = mount()")
-    page.evaluate("begin(started)")
+    page.goto(file.as_uri(), wait_until="commit")
     page.wait_for_function("globalThis.first_ > 0")
     before, _ = spent(os.getpid())
     page.evaluate(f"globalThis.times_ = null; move({SECONDS}); 0")
@@ -197,6 +196,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
+    parser.add_argument("--no-gpu", action="store_true", help="without WebGL of any kind")
     parser.add_argument("--shots", type=Path, help="folder for a screenshot of each")
     options = parser.parse_args()
     print("points     drawn by    bundle  first frame  frame: mean  95 of 100  CPU time  memory")
@@ -211,11 +211,7 @@ def main() -> None:
             log: dict[str, list[dict[str, float]]] = {name: [] for name in pages}
             for _ in range(options.turns):
                 for name, file in pages.items():
-                    flags = [
-                        "--no-sandbox",
-                        "--enable-unsafe-swiftshader",
-                        "--use-angle=swiftshader",
-                    ]
+                    flags = ["--no-sandbox", *(NO_GPU if options.no_gpu else SWIFTSHADER)]
                     browser = driver.chromium.launch(executable_path=options.chromium, args=flags)
                     shot = options.shots and options.shots / f"{file.stem}.png"
                     try:

@@ -139,12 +139,13 @@ function painted(side, paint) {
 function sprite(style, size) {
   const { margin, width } = frame;
   const side = 2 * margin + 1;
-  const tiny = size < MIN_HALO * box.ratio; // neither halo nor soft edge: nothing has to be mixed
+  // Of so few pixels that no shape shows: without halo and soft edge, nothing has to be mixed.
+  const tiny = size < MIN_HALO * box.ratio;
   const pixels = painted(side, (brush) => {
     const lineWidth = Math.min(2.5 * box.ratio / size, 0.6);
     Object.assign(brush, { fillStyle: colorOf(style), strokeStyle: theme.card, lineWidth });
     brush.setTransform(size, 0, 0, size, margin + 0.5, margin + 0.5);
-    const shape = SHAPES[style % SHAPES.length];
+    const shape = SHAPES[tiny ? 0 : style % SHAPES.length];
     if (!tiny) brush.stroke(shape); // a thin halo
     brush.fill(shape);
   });
