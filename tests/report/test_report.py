@@ -235,6 +235,27 @@ def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
     assert "details" in packed(whole.page)
 
 
+def test_vectors_have_a_page_too(trained, data, tmp_path, capsys):
+    parts, page = tmp_path / "vectors", tmp_path / "page.html"
+    assert main(["embed", str(trained.path), str(data), "-o", f"{parts}/", "--shard", "64"]) == 0
+    assert len(list(parts.glob("*.parquet"))) == 3
+    assert main(["report", str(parts), str(data), "-o", str(page), "--one-file", "50"]) == 0
+    run = image_map(
+        trained, read_embeddings(trained.embeddings, images_of(trained)), images_of(trained)
+    )
+    shown = packed(page.read_text())
+    number = np.frombuffer(base64.b64decode(shown["number"]["data"]), "<i2")
+    xy = np.frombuffer(base64.b64decode(shown["xy"]["data"]), "<f4").reshape(-1, 2)
+    np.testing.assert_allclose(xy, run.xy[number], rtol=1e-6)
+    assert "160 images of vectors" in page.read_text()
+    assert [one["name"] for one in shown["colorings"]] == ["Label"]
+    assert {file.name for file in (tmp_path / "page_files").iterdir()} == {"0.js", "0.webp"}
+    capsys.readouterr()
+    assert main(["report", str(parts)]) == 2
+    assert "give DATA, their images, and -o, the page" in capsys.readouterr().err
+    assert main(["report", str(parts), str(data), "-o", str(tmp_path / "no" / "page.html")]) == 4
+
+
 def test_a_folder_is_asked_for_that_is_a_run(tmp_path):
     with pytest.raises(UsageError):
         images_of(RunFolder(tmp_path / "nothing"))

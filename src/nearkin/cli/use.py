@@ -299,14 +299,14 @@ def assign(
 
 @app.command
 def report(
-    run: Run,
-    data: RunImages = None,
+    run: Annotated[Path, Parameter(help="A run folder, or what `nearkin embed -o` has written.")],
+    data: DataOf = None,
     /,
     *,
     output: Output | None = None,
     one_file: int = 50_000,
 ) -> None:
-    """Write the page of a run again: report.html, which works offline.
+    """Write the page of a run again, or one with the map of vectors; it works offline.
 
     Args:
         output: Where to; the report.html of the run if not given.

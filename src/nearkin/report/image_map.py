@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Event, Thread
 from typing import Any, Final, NamedTuple
@@ -47,29 +47,32 @@ BLOCK: Final = 4_096  # images that are placed, or decoded, at once
 
 Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
 """The cosine similarity of each image's nearest others, most similar first, and which they are."""
+Read = Callable[[Int[np.ndarray, " rows"]], Iterable[Float[Tensor, "_ d"]]]
 
 
 def image_map(
-    folder: RunFolder,
+    folder: RunFolder | None,
     embeddings: Embeddings,
     images: Images,
     early: "EarlyMap | None" = None,
     *,
+    read: Read | None = None,
     landmarks: int = LANDMARKS,
     one_file: int = ONE_FILE,
 ) -> ImageMap | None:
-    """Return the map of a run; None if fewer than two images can be shown.
+    """Return the map of a run, or of a table; None if fewer than two images can be shown.
 
     Coordinates of landmarks are stored in the run folder, so that a map stays the same for the
     same embeddings. `early` is on the way to store them. Of more than `one_file` images, those
     that are close on the map follow each other, so that files of some thousand hold what is in
-    view together; their sheets are made when they are asked for.
+    view together; their sheets are made when they are asked for. `read` yields the features of
+    ascending rows block by block, where `embeddings` has none of them in memory.
     """
     if len(embeddings.rows) < 2:
         return None
     shown, among = map_rows(embeddings.class_names, landmarks)
-    vectors = embeddings.vectors[shown[among]]
-    bank = torch.from_numpy(vectors)
+    read = read or (lambda rows: map(embeddings.tensor.__getitem__, _blocks(rows)))
+    bank = torch.cat(list(read(shown[among])))
     # One search for the page and for t-SNE.
     near = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
     chosen, in_files = images.subset(embeddings.rows[shown]), len(shown) > one_file
@@ -79,13 +82,12 @@ def image_map(
     if early:
         early.wait()  # last: all else is computed meanwhile
     own = Places(
-        coordinates(folder, vectors, shown[among], near),
+        coordinates(folder, bank.numpy(), shown[among], near),
         *(each[:, :NEIGHBORS].numpy() for each in near),
     )
     places = own
     if len(among) < len(shown):
-        blocks = np.split(shown, range(BLOCK, len(shown), BLOCK))
-        places = placed((embeddings.tensor[rows] for rows in blocks), bank, own, among)
+        places = placed(read(shown), bank, own, among)
     if in_files:
         order = z_order(places.xy)
     position = np.argsort(order)  # of each image on the page
@@ -105,6 +107,10 @@ def image_map(
         among=len(among) if len(among) < len(shown) else 0,
         per_file=BLOCK if in_files else 0,
     )
+
+
+def _blocks(rows: Int[np.ndarray, " n"]) -> Sequence[Int[np.ndarray, " _"]]:
+    return np.split(rows, range(BLOCK, len(rows), BLOCK))
 
 
 def map_rows(
@@ -142,10 +148,12 @@ def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
 
 
 def colorings(
-    folder: RunFolder, embeddings: Embeddings, rows: Int[np.ndarray, " rows"]
+    folder: RunFolder | None, embeddings: Embeddings, rows: Int[np.ndarray, " rows"]
 ) -> tuple[Coloring, ...]:
     """Return the colorings of these rows, the most informative first, without constant ones."""
-    if folder.clusters.exists():
+    if folder is None:
+        candidates = _of_table(embeddings)
+    elif folder.clusters.exists():
         candidates = _of_discovery(folder, embeddings)
     elif folder.assignments.exists():
         candidates = _of_classification(folder, embeddings)
@@ -155,8 +163,18 @@ def colorings(
         Coloring(one.name, one.values[rows], one.classes, one.note)
         for one in candidates
         if len(one.classes) != 1
-        and ((one.values[rows] >= 0) if one.classes else np.isfinite(one.values[rows])).any()
+        and (one.values[rows] >= 0 if _is_named(one) else np.isfinite(one.values[rows])).any()
     )
+
+
+def _is_named(coloring: Coloring) -> bool:
+    """Whether its values are classes, even if none is known."""
+    return bool(np.issubdtype(coloring.values.dtype, np.integer))
+
+
+def _of_table(embeddings: Embeddings) -> Iterator[Coloring]:
+    yield by_name("Label", embeddings.class_names, note="The class in your data.")
+    yield by_name("Split", embeddings.splits, note="As your data name it.")
 
 
 def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
@@ -239,16 +257,18 @@ def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Colo
 
 
 def coordinates(
-    folder: RunFolder,
+    folder: RunFolder | None,
     vectors: Float32[np.ndarray, "n dim"],
     rows: Int[np.ndarray, " n"],
     neighbors: Nearest | None = None,
 ) -> Float[np.ndarray, "n 2"]:
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
-    In a folder that cannot be written to, they are computed each time. `neighbors` are those of
-    `tsne`.
+    Without a folder, or in one that cannot be written to, they are computed each time.
+    `neighbors` are those of `tsne`.
     """
+    if folder is None:
+        return tsne(vectors, neighbors)
     stored = _stored_coordinates(folder, rows)
     return stored if stored is not None else _store(folder, rows, Layout(vectors, neighbors))
 

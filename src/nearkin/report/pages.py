@@ -1,6 +1,6 @@
 """report.html of a finished run, from its files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -8,15 +8,19 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
+from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import read_embeddings
-from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.evaluation.table import EmbeddingTable, read_embeddings
+from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
 from nearkin.report.image_map import ONE_FILE, EarlyMap, image_map, thumbnails
-from nearkin.report.page.map import ImageMap, write_files
+from nearkin.report.page.html import document
+from nearkin.report.page.map import ImageMap, map_section, script, write_files
 from nearkin.report.page.sections import (
     ClassificationReport,
     ClassView,
@@ -29,6 +33,7 @@ from nearkin.report.page.sections import (
 from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.tables import read_csv, replace_text, usable
+from nearkin.types import UNKNOWN
 
 FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192
@@ -68,11 +73,60 @@ def write_page(
         if isinstance(report, TrainingReport):
             neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
     path = output or folder.report
-    files = path.with_name(f"{path.stem}_{FILES}")
-    if map_ and map_.per_file:
-        write_files(map_, files)
-    replace_text(path, report_page(report, map_, files=quote(files.name)))
+    replace_text(path, report_page(report, map_, files=_files(map_, path)))
     on_progress(3, 3, "page: written")
+
+
+def write_table_page(
+    table: EmbeddingTable,
+    images: Images,
+    rows: Int[np.ndarray, " rows"],
+    output: Path,
+    one_file: int = ONE_FILE,
+) -> None:
+    """Write a page with the map of a table of features, of which a block is in memory.
+
+    Args:
+        table: Features.
+        images: The images that they are of.
+        rows: The image of each row of the table.
+        output: Where to.
+        one_file: As of `write_page`.
+    """
+    labels = ["", *table.texts("label")]  # no label sorts before every class
+    classes, numbers = np.unique(labels, return_inverse=True)
+    embeddings = Embeddings(
+        np.zeros((len(rows), 0), np.float32),
+        numbers[1:] + UNKNOWN,
+        rows=rows,
+        paths=table.texts("path"),
+        classes=tuple(classes[1:].tolist()),
+        splits=np.array(table.texts("split")),
+    )
+
+    def read(chosen: Int[np.ndarray, " chosen"]) -> Iterator[Float[Tensor, "_ dim"]]:
+        return (block.vectors for block in table.blocks(chosen))
+
+    map_ = image_map(None, embeddings, images, read=read, one_file=one_file)
+    if map_ is None:
+        raise DataError(f"{table.path} has fewer than two images, which need no map")
+    page = document(
+        title=f"{count(len(rows), 'image')} of {table.path.name}",
+        kicker="nearkin report",
+        lead="Features that nearkin embed has written.",
+        sections=[("Map", map_section(map_, _files(map_, output)))],
+        script=script(),
+        files=bool(map_.per_file),
+    )
+    replace_text(output, page)
+
+
+def _files(map_: ImageMap | None, page: Path) -> str:
+    """Write the files of a map beside its page, if it has such; return their address."""
+    folder = page.with_name(f"{page.stem}_{FILES}")
+    if map_ and map_.per_file:
+        write_files(map_, folder)
+    return quote(folder.name)
 
 
 def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Report:
