@@ -540,7 +540,8 @@ def tiles(images: Images, side: int, workers: int = 0) -> tuple[bytes, ...]:
 
     Sheets are WebP images of `PER_SHEET` squares, `COLUMNS` in a row; unreadable images are gray.
     """
-    arrays, sheets = list(_sheets(images, np.arange(len(images)), side, workers)), ()
+    arrays = list(_sheets(images, np.arange(len(images)), side, workers))
+    sheets: tuple[bytes, ...] = ()
     for quality in QUALITIES:
         sheets = tuple(_webp(sheet, quality) for sheet in arrays)
         if sum(map(len, sheets)) <= MAX_BYTES * max(len(images), LANDMARKS):

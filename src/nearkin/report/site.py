@@ -97,11 +97,11 @@ class RunSite:
     def sheet(self, number: int) -> bytes | None:
         """Return a sheet of the map's thumbnails, made now."""
         shown = self._shown
-        some = shown.number[number * shown.per_sheet :][: shown.per_sheet] if shown else ()
-        if shown is None or not len(some):
+        if shown is None or number * shown.per_sheet >= len(shown.names):
             return None
+        rows = shown.number[number * shown.per_sheet :][: shown.per_sheet]
         with self._decoders:
-            return next(sheets_in_order(self._images, some, shown.side))
+            return next(sheets_in_order(self._images, rows, shown.side))
 
     def search(self, file: bytes) -> Json:
         """Return the nearest neighbors of an image file, and its coordinates on the map."""
