@@ -30,8 +30,8 @@ def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
     """Write the images of a run, with coordinates and neighbors, as a table for Embedding Atlas.
 
     The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
-    table, and cosine distances) and, of a discovery, cluster and score. Of very many images, a
-    sample is written, as on the map.
+    table, and cosine distances) and, of a discovery, cluster and score. Of very many images, the
+    landmarks of the map are written.
 
     Args:
         folder: The run.

@@ -176,8 +176,8 @@ function mix(under, over, share) {
 }
 
 /* Shuffled by a prime step: in the order of the data, the last class would cover all others. Images
-   with files beside the page lie in the order of the map, and are shuffled among those near them: a
-   frame of a million is then drawn twice as fast, as neighbors share the memory they are drawn to. */
+   with files beside the page lie in the order of the map, and are shuffled among those near them,
+   as neighbors share the memory that they are drawn to: a frame of a million takes a fifth less. */
 const drawOrder = new Uint32Array(data.count);
 for (let start = 0; start < data.count; start += data.perFile) {
   const size = Math.min(data.perFile, data.count - start);
