@@ -18,8 +18,9 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from nearkin.report.image_map import BLOCK, ONE_FILE, z_order
 from nearkin.report.page.html import document
-from nearkin.report.page.map import Coloring, ImageMap, map_section, script
+from nearkin.report.page.map import Coloring, ImageMap, map_section, script, write_files
 
 SIDE: Final = 48
 COLUMNS: Final = 16
@@ -55,10 +56,14 @@ def images(count: int) -> ImageMap:
     middle = rng.normal(scale=8, size=(CLASSES, 2))
     names = tuple(f"class-{each:03d}" for each in range(CLASSES))
     sheets = [sheet(rng) for _ in range(4)]
+    xy = middle[of] + rng.normal(size=(count, 2))
+    if count > ONE_FILE:  # as a page has them
+        order = z_order(xy)
+        of, xy = of[order], xy[order]
     return ImageMap(
         number=np.arange(count),
         names=tuple(f"{names[each]}/image-{row:06d}.jpg" for row, each in enumerate(of)),
-        xy=middle[of] + rng.normal(size=(count, 2)),
+        xy=xy,
         neighbors=rng.integers(0, count, (count, NEIGHBORS)),
         similarity=rng.random((count, NEIGHBORS)).astype(np.float32),
         colorings=(
@@ -71,6 +76,7 @@ def images(count: int) -> ImageMap:
         columns=COLUMNS,
         per_sheet=PER_SHEET,
         total=count,
+        per_file=BLOCK if count > ONE_FILE else 0,
     )
 
 
@@ -100,7 +106,8 @@ def measure(browser: Browser, file: Path, width: int, height: int) -> str:
     page = browser.new_page(viewport={"width": width, "height": height})
     page.add_init_script(WATCHED)
     page.goto(file.as_uri())
-    page.wait_for_function("window.frames_.length > 0")
+    while not page.evaluate("window.frames_.length"):  # the page's policy forbids to wait in it
+        page.wait_for_timeout(50)
     usable = page.evaluate("window.frames_[0][1]")
     page.evaluate("document.getElementById('map-view').scrollIntoView()")
     page.mouse.move(500, 500)
@@ -117,7 +124,7 @@ def measure(browser: Browser, file: Path, width: int, height: int) -> str:
 def main() -> None:
     """Print a line per number of images."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--counts", type=int, nargs="+", default=[2_000, 20_000, 100_000])
+    parser.add_argument("--counts", type=int, nargs="+", default=[2_000, 20_000, 1_000_000])
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--height", type=int, default=800)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
@@ -134,9 +141,12 @@ def main() -> None:
                 title="Many images",
                 kicker="benchmark",
                 lead="",
-                sections=[("Map", map_section(shown))],
+                sections=[("Map", map_section(shown, "page_files"))],
                 script=script(),
+                files=bool(shown.per_file),
             )
+            if shown.per_file:
+                write_files(shown, Path(folder) / "page_files")
             file = Path(folder) / "page.html"
             file.write_text(page, encoding="utf-8")
             line = measure(browser, file, options.width, options.height)

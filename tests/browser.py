@@ -101,14 +101,15 @@ def small_map(names=None, count=300, **changes):
     return ImageMap(**parts | changes)
 
 
-def page_of(image_map, *, served=False):
+def page_of(image_map, *, served=False, files=""):
     return document(
         title="What was learned",
         kicker="nearkin train",
         lead="A test.",
-        sections=[("Map", map_section(image_map))],
+        sections=[("Map", map_section(image_map, files))],
         script=script(),
         served=served,
+        files=bool(files),
     )
 
 

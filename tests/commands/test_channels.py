@@ -72,7 +72,8 @@ def test_channels_and_their_range_are_noted_and_travel_with_the_encoder(run, dat
 
 def test_the_page_shows_the_first_three_channels_in_8_bits(data):
     images = open_images(data)
-    sheets, side = tiles(images)
+    side = int(images.sizes.max())
+    sheets = tiles(images, side)
     with Image.open(io.BytesIO(sheets[0])) as sheet:  # lossless, as it is so small
         shown = np.asarray(sheet.convert("RGB"))[:side, :side]
     assert (shown == np.rint(255 * images.read(0)[..., :3])).all()

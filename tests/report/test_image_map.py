@@ -1,14 +1,27 @@
 """The map of images: the same every time, alike ones together, and new ones among their like."""
 
+import io
 from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from nearkin.data.opening import open_images
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.table import read_embeddings, write_embeddings
-from nearkin.report.image_map import EarlyMap, Layout, image_map, place, tsne
+from nearkin.measures.neighbors import nearest as similar
+from nearkin.report.image_map import (
+    EarlyMap,
+    Layout,
+    Places,
+    image_map,
+    place,
+    placed,
+    tsne,
+    z_order,
+)
 from nearkin.run.folder import RunFolder
 
 
@@ -19,6 +32,10 @@ def blobs(per=30, groups=4, dim=16, spread=0.15, seed=0):
     group = np.repeat(np.arange(groups), per)
     vectors = means[group] + spread * rng.normal(size=(len(group), dim))
     return vectors.astype(np.float32), group
+
+
+def unit(features):
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
 def distances(places, others=None):
@@ -152,6 +169,29 @@ def test_new_images_have_places_on_maps_of_a_few(count):
     assert (placed.max(axis=0) <= places.max(axis=0) + 1e-9).all()
 
 
+def test_images_of_blocks_are_placed_by_their_landmarks_as_single_ones_are(mapped):
+    features, group, _ = mapped
+    among = np.arange(0, 120, 3)
+    bank, xy = torch.from_numpy(features[among]), tsne(features[among])
+    found = [each.numpy() for each in similar(bank, bank, 12, exclude_self=True)]
+    own = Places(xy, *found)
+    places = placed(torch.from_numpy(features).split(25), bank, own, among)
+    for column, values in zip(places, own, strict=True):
+        np.testing.assert_array_equal(column[among], values)
+    others = np.setdiff1d(np.arange(120), among)
+    np.testing.assert_array_equal(places.xy[others], place(features[others], features[among], xy))
+    assert (group[among[places.neighbors[:, :3]]] == group[:, None]).mean() > 0.98
+    cosine = np.einsum("nd,nkd->nk", unit(features), unit(features)[among[places.neighbors]])
+    np.testing.assert_allclose(places.similarity, cosine, atol=1e-5)
+
+
+def test_what_is_close_follows_each_other_along_the_curve():
+    xy = np.random.default_rng(0).uniform(size=(4_096, 2))
+    pieces = xy[z_order(xy)].reshape(64, 64, 2)
+    assert np.ptp(pieces, axis=1).mean() < 0.25  # 64 squares of a side of an eighth
+    np.testing.assert_array_equal(z_order(np.zeros((3, 2))), [0, 1, 2])
+
+
 def test_nothing_is_printed(mapped, capfd):
     tsne(mapped[0][:50])
     assert capfd.readouterr() == ("", "")
@@ -176,8 +216,32 @@ def embedded(tmp_path):
     return make
 
 
-def shown(folder, images, early=None):
-    return image_map(folder, read_embeddings(folder.embeddings, images), images, early)
+def shown(folder, images, early=None, **limits):
+    return image_map(folder, read_embeddings(folder.embeddings, images), images, early, **limits)
+
+
+def test_of_many_images_landmarks_are_laid_out_and_are_everybodys_neighbors(embedded):
+    folder, images = embedded("many")
+    plain = shown(folder, images, landmarks=40)
+    assert (plain.among, plain.per_file, len(plain.names)) == (40, 0, 120)
+    assert len(np.unique(plain.neighbors)) <= 40
+    in_files = shown(folder, images, landmarks=40, one_file=60)
+    assert (in_files.among, in_files.per_file) == (40, 4_096)
+    order = z_order(plain.xy)
+    np.testing.assert_array_equal(in_files.number, order)
+    np.testing.assert_array_equal(in_files.xy, plain.xy[order])
+    np.testing.assert_array_equal(order[in_files.neighbors], plain.neighbors[order])
+    np.testing.assert_array_equal(in_files.similarity, plain.similarity[order])
+    assert in_files.names == tuple(plain.names[row] for row in order)
+    label = in_files.colorings[0]
+    assert [label.classes[number] for number in label.values] == [
+        images.classes[number] for number in images.labels[order]
+    ]
+    (sheet,) = in_files.sheets
+    pixels = np.asarray(Image.open(io.BytesIO(sheet)))  # lossless, as they are so small
+    for place_, row in ((0, order[0]), (77, order[77])):
+        top, left = 8 * (place_ // 16), 8 * (place_ % 16)
+        np.testing.assert_array_equal(pixels[top : top + 8, left : left + 8], images.read(row))
 
 
 def test_a_map_that_is_computed_beside_other_work_is_the_same(embedded):

@@ -22,6 +22,7 @@ from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import read_embeddings
 from nearkin.report.encoder_report import _lead
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
+from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
 
 EACH = 16
@@ -127,8 +128,7 @@ def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
 
 def test_tiles_are_the_images_in_their_order(trained):
     images = images_of(trained)
-    sheets, side = tiles(images)
-    assert side == 8
+    sheets = tiles(images, 8)
     assert len(sheets) == 1
     sheet = np.asarray(Image.open(io.BytesIO(sheets[0])))
     assert PER_SHEET == COLUMNS**2
@@ -213,6 +213,47 @@ def test_the_command_prints_where_the_page_is(trained, capsys):
 def test_pixels_stand_in_the_page_itself(trained):
     (sheet,) = packed(trained.report.read_text())["sheets"]
     assert base64.b64decode(sheet)[8:12] == b"WEBP"
+
+
+def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
+    path = tmp_path / "a page.html"
+    for _ in range(2):
+        assert main(["report", str(trained.path), "-o", str(path), "--one-file", "50"]) == 0
+        made = {file.name: file.read_bytes() for file in (tmp_path / "a page_files").iterdir()}
+    assert made.keys() == {"0.js", "0.webp"}
+    data = packed(path.read_text())
+    assert (data["files"], data["perFile"]) == ("a%20page_files", 4_096)
+    assert not data.keys() & {"details", "sheets"}
+    served = RunSite(trained, images_of(trained), one_file=50)
+    assert served.details(0) == made["0.js"]
+    assert served.sheet(0) == made["0.webp"]
+    assert served.details(1) is served.sheet(1) is None
+    assert packed(served.page)["files"] == "files"
+    assert re.search("script-src 'sha256-[^']*' 'self';", served.policy)
+    whole = RunSite(trained, images_of(trained))
+    assert whole.details(0) is whole.sheet(9) is None
+    assert "details" in packed(whole.page)
+
+
+def test_vectors_have_a_page_too(trained, data, tmp_path, capsys):
+    parts, page = tmp_path / "vectors", tmp_path / "page.html"
+    assert main(["embed", str(trained.path), str(data), "-o", f"{parts}/", "--shard", "64"]) == 0
+    assert len(list(parts.glob("*.parquet"))) == 3
+    assert main(["report", str(parts), str(data), "-o", str(page), "--one-file", "50"]) == 0
+    run = image_map(
+        trained, read_embeddings(trained.embeddings, images_of(trained)), images_of(trained)
+    )
+    shown = packed(page.read_text())
+    number = np.frombuffer(base64.b64decode(shown["number"]["data"]), "<i2")
+    xy = np.frombuffer(base64.b64decode(shown["xy"]["data"]), "<f4").reshape(-1, 2)
+    np.testing.assert_allclose(xy, run.xy[number], rtol=1e-6)
+    assert "160 images of vectors" in page.read_text()
+    assert [one["name"] for one in shown["colorings"]] == ["Label"]
+    assert {file.name for file in (tmp_path / "page_files").iterdir()} == {"0.js", "0.webp"}
+    capsys.readouterr()
+    assert main(["report", str(parts)]) == 2
+    assert "give DATA, their images, and -o, the page" in capsys.readouterr().err
+    assert main(["report", str(parts), str(data), "-o", str(tmp_path / "no" / "page.html")]) == 4
 
 
 def test_a_folder_is_asked_for_that_is_a_run(tmp_path):

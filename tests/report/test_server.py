@@ -36,6 +36,12 @@ class Shop(RunSite):
         self.requests.append(("image" if large else "thumbnail", number))
         return b"RIFF" if number < PICTURES else None
 
+    def details(self, number):
+        return b"nearkinDetails(0);" if not number else None
+
+    def sheet(self, number):
+        return b"RIFF" if number < PICTURES else None
+
     def search(self, encoded):
         return self.change("search", len(encoded))
 
@@ -198,6 +204,10 @@ def test_headers_are_these_and_no_others(server, site):
     expected = {
         "/": ("text/html; charset=utf-8", f"{POLICY}; frame-ancestors 'none'", {}),
         "/image/0": ("image/webp", nothing, {}),
+        "/files/0.js": ("text/javascript", nothing, {}),
+        "/files/0.webp": ("image/webp", nothing, {}),
+        "/files/1.js": ("application/json", nothing, {}),
+        "/files/../0.js": ("application/json", nothing, {}),
         "/classes": ("application/json", nothing, {}),
         "/nothing": ("application/json", nothing, {}),
         start: ("text/plain", nothing, {"Location": "/", "Set-Cookie": cookie}),

@@ -308,13 +308,21 @@ def assign(
 
 
 @app.command
-def report(run: Run, data: RunImages = None, /, *, output: Output | None = None) -> None:
-    """Write the page of a run again: report.html, one file that works offline.
+def report(
+    run: Annotated[Path, Parameter(help="A run folder, or what `nearkin embed -o` has written.")],
+    data: DataOf = None,
+    /,
+    *,
+    output: Output | None = None,
+    one_file: int = 50_000,
+) -> None:
+    """Write the page of a run again, or one with the map of vectors; it works offline.
 
     Args:
         output: Where to; the report.html of the run if not given.
+        one_file: Up to this many images, the page is one file; above, it has a folder beside it.
     """
-    print(nearkin.write_report(run, data, output=output).resolve())
+    print(nearkin.write_report(run, data, output=output, one_file=one_file).resolve())
 
 
 @app.command

@@ -18,7 +18,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.measures.neighbors import nearest
-from nearkin.report.image_map import MAX_IMAGES, NEIGHBORS, balanced, coordinates
+from nearkin.report.image_map import NEIGHBORS, coordinates, map_rows
 from nearkin.report.site import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, writing
@@ -30,8 +30,8 @@ def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
     """Write the images of a run, with coordinates and neighbors, as a table for Embedding Atlas.
 
     The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
-    table, and cosine distances) and, of a discovery, cluster and score. Of very many images, a
-    sample is written, as on the map.
+    table, and cosine distances) and, of a discovery, cluster and score. Of very many images, the
+    landmarks of the map are written.
 
     Args:
         folder: The run.
@@ -51,7 +51,8 @@ def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
     from pyarrow import parquet
 
     embeddings = read_embeddings(folder.embeddings, images)
-    rows = balanced(embeddings.class_names, MAX_IMAGES)
+    shown, landmarks = map_rows(embeddings.class_names)
+    rows = shown[landmarks]
     table = _atlas_table(folder, embeddings.subset(rows), images, rows)
     with writing(path), path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
         parquet.write_table(table, file)

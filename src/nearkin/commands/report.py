@@ -9,18 +9,30 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import UsageError
-from nearkin.report.pages import page_html, write_page
+from nearkin.evaluation.table import NOTE, READERS, open_table
+from nearkin.report.image_map import ONE_FILE
+from nearkin.report.pages import write_page, write_table_page
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.tables import replace_text, writing
+from nearkin.tables import writing
 
 
-def write_report(run: str | Path, data: Any = None, *, output: str | Path | None = None) -> Path:
-    """Write the page of a finished run again, from its files and its images.
+def write_report(
+    run: str | Path,
+    data: Any = None,
+    *,
+    output: str | Path | None = None,
+    one_file: int = ONE_FILE,
+) -> Path:
+    """Write the page of a finished run again, or a page with the map of a table of features.
+
+    Of a table, a block is in memory, so that a million images have room.
 
     Args:
-        run: The run folder.
-        data: Its images, if they have moved.
+        run: The run folder, or what `embed` has written.
+        data: The images of a table; those of a run, if they have moved.
         output: The file; the run's own report.html by default.
+        one_file: Of more images, most of the page is in a folder beside it, such as report_files.
 
     Returns:
         Where the page is.
@@ -28,13 +40,23 @@ def write_report(run: str | Path, data: Any = None, *, output: str | Path | None
     Raises:
         NearkinError: One line on what failed.
     """
+    if Path(run).suffix in READERS or (Path(run) / NOTE).exists():
+        return _write_table_page(Path(run), data, output, one_file)
     folder = RunFolder(Path(run))
     path, images = Path(output or folder.report), images_of(folder, data)
     with writing(path):
-        if output is None:
-            write_page(folder, images)
-        else:
-            replace_text(path, page_html(folder, images))
+        write_page(folder, images, output=Path(output) if output else None, one_file=one_file)
+    return path
+
+
+def _write_table_page(table: Path, data: Any, output: str | Path | None, one_file: int) -> Path:
+    from nearkin.commands.vectors import Vectors  # which takes the images of runs from here
+
+    if data is None or output is None:
+        raise UsageError(f"{table} are features; give DATA, their images, and -o, the page")
+    vectors, images, path = Vectors(open_table(table), ""), open_images(data), Path(output)
+    with writing(path), resource_errors():
+        write_table_page(vectors.table, images, vectors.image_rows(images), path, one_file)
     return path
 
 

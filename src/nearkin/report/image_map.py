@@ -2,10 +2,10 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Event, Thread
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, usable, write_whole
 
-MAX_IMAGES: Final = 20_000  # a map of more images shows a sample that is balanced over classes
+MAX_IMAGES: Final = 1_000_000  # a map of more images shows a sample that is balanced over classes
+LANDMARKS: Final = 20_000  # of more images, a balanced sample is laid out, and places the others
+ONE_FILE: Final = 50_000  # images of a page that is one file; of more, most is in files beside it
 NEIGHBORS: Final = 12
 FEW: Final = 10_000  # images up to which t-SNE is as fast in one thread as in several
 PERPLEXITY: Final = 30
@@ -40,43 +42,83 @@ MOST_NEIGHBORS: Final = 3 * PERPLEXITY  # that attract an image in t-SNE
 CHECKED: Final = 10  # iterations of t-SNE after which a thread sees whether it is to stop
 MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
 ANCHORS: Final = 10  # images by which a new one is placed
+BLOCK: Final = 4_096  # images that are placed, or decoded, at once
 
 
 Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
 """The cosine similarity of each image's nearest others, most similar first, and which they are."""
+Read = Callable[[Int[np.ndarray, " rows"]], Iterable[Float[Tensor, "_ d"]]]
 
 
 def image_map(
-    folder: RunFolder, embeddings: Embeddings, images: Images, early: "EarlyMap | None" = None
+    folder: RunFolder | None,
+    embeddings: Embeddings,
+    images: Images,
+    early: "EarlyMap | None" = None,
+    *,
+    read: Read | None = None,
+    landmarks: int = LANDMARKS,
+    one_file: int = ONE_FILE,
 ) -> ImageMap | None:
-    """Return the map of a run; None if fewer than two images can be shown.
+    """Return the map of a run, or of a table; None if fewer than two images can be shown.
 
-    Coordinates are stored in the run folder, so that a map stays the same for the same
-    embeddings. `early` is on the way to store them.
+    Coordinates of landmarks are stored in the run folder, so that a map stays the same for the
+    same embeddings. `early` is on the way to store them. Of more than `one_file` images, those
+    that are close on the map follow each other, so that files of some thousand hold what is in
+    view together; their sheets are made when they are asked for. `read` yields the features of
+    ascending rows block by block, where `embeddings` has none of them in memory.
     """
     if len(embeddings.rows) < 2:
         return None
-    rows = balanced(embeddings.class_names, MAX_IMAGES)
-    vectors = torch.from_numpy(embeddings.vectors[rows])
+    shown, among = map_rows(embeddings.class_names, landmarks)
+    read = read or (lambda rows: map(embeddings.tensor.__getitem__, _blocks(rows)))
+    bank = torch.cat(list(read(shown[among])))
     # One search for the page and for t-SNE.
-    similarity, neighbors = nearest(vectors, vectors, MOST_NEIGHBORS, exclude_self=True)
-    sheets, side = tiles(images.subset(embeddings.rows[rows]), workers=available_cpus())
-    colored = colorings(folder, embeddings, rows)
+    near = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
+    chosen, in_files = images.subset(embeddings.rows[shown]), len(shown) > one_file
+    side = min(SIDE, int(chosen.sizes.min(axis=1).max()))
+    order = np.arange(len(shown))
+    sheets = () if in_files else tiles(chosen, side, workers=available_cpus())
     if early:
         early.wait()  # last: all else is computed meanwhile
+    own = Places(
+        coordinates(folder, bank.numpy(), shown[among], near),
+        *(each[:, :NEIGHBORS].numpy() for each in near),
+    )
+    places = own
+    if len(among) < len(shown):
+        places = placed(read(shown), bank, own, among)
+    if in_files:
+        order = z_order(places.xy)
+    position = np.argsort(order)  # of each image on the page
+    rows = shown[order]
     return ImageMap(
         number=embeddings.rows[rows],
         names=tuple(embeddings.paths[row] for row in rows.tolist()),
-        xy=coordinates(folder, embeddings.vectors[rows], rows, (similarity, neighbors)),
-        neighbors=neighbors[:, :NEIGHBORS].numpy().astype(np.int32),
-        similarity=similarity[:, :NEIGHBORS].numpy(),
-        colorings=colored,
-        sheets=sheets,
+        xy=places.xy[order],
+        neighbors=position[among[places.neighbors[order]]].astype(np.int32),
+        similarity=places.similarity[order],
+        colorings=colorings(folder, embeddings, rows),
+        sheets=sheets or sheets_in_order(chosen, order, side, workers=available_cpus()),
         side=side,
         columns=COLUMNS,
         per_sheet=PER_SHEET,
         total=len(embeddings.rows),
+        among=len(among) if len(among) < len(shown) else 0,
+        per_file=BLOCK if in_files else 0,
     )
+
+
+def _blocks(rows: Int[np.ndarray, " n"]) -> Sequence[Int[np.ndarray, " _"]]:
+    return np.split(rows, range(BLOCK, len(rows), BLOCK))
+
+
+def map_rows(
+    labels: np.ndarray, landmarks: int = LANDMARKS
+) -> tuple[Int[np.ndarray, " shown"], Int[np.ndarray, " landmarks"]]:
+    """Return which images are on the map, and which of these are its landmarks."""
+    shown = balanced(labels, MAX_IMAGES)
+    return shown, balanced(labels[shown], landmarks)
 
 
 def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
@@ -106,10 +148,12 @@ def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
 
 
 def colorings(
-    folder: RunFolder, embeddings: Embeddings, rows: Int[np.ndarray, " rows"]
+    folder: RunFolder | None, embeddings: Embeddings, rows: Int[np.ndarray, " rows"]
 ) -> tuple[Coloring, ...]:
     """Return the colorings of these rows, the most informative first, without constant ones."""
-    if folder.clusters.exists():
+    if folder is None:
+        candidates = _of_table(embeddings)
+    elif folder.clusters.exists():
         candidates = _of_discovery(folder, embeddings)
     elif folder.assignments.exists():
         candidates = _of_classification(folder, embeddings)
@@ -119,8 +163,18 @@ def colorings(
         Coloring(one.name, one.values[rows], one.classes, one.note)
         for one in candidates
         if len(one.classes) != 1
-        and ((one.values[rows] >= 0) if one.classes else np.isfinite(one.values[rows])).any()
+        and (one.values[rows] >= 0 if _is_named(one) else np.isfinite(one.values[rows])).any()
     )
+
+
+def _is_named(coloring: Coloring) -> bool:
+    """Whether its values are classes, even if none is known."""
+    return bool(np.issubdtype(coloring.values.dtype, np.integer))
+
+
+def _of_table(embeddings: Embeddings) -> Iterator[Coloring]:
+    yield by_name("Label", embeddings.class_names, note="The class in your data.")
+    yield by_name("Split", embeddings.splits, note="As your data name it.")
 
 
 def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
@@ -203,16 +257,18 @@ def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Colo
 
 
 def coordinates(
-    folder: RunFolder,
+    folder: RunFolder | None,
     vectors: Float32[np.ndarray, "n dim"],
     rows: Int[np.ndarray, " n"],
     neighbors: Nearest | None = None,
 ) -> Float[np.ndarray, "n 2"]:
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
-    In a folder that cannot be written to, they are computed each time. `neighbors` are those of
-    `tsne`.
+    Without a folder, or in one that cannot be written to, they are computed each time.
+    `neighbors` are those of `tsne`.
     """
+    if folder is None:
+        return tsne(vectors, neighbors)
     stored = _stored_coordinates(folder, rows)
     return stored if stored is not None else _store(folder, rows, Layout(vectors, neighbors))
 
@@ -259,7 +315,8 @@ class EarlyMap:
     def start(self) -> None:
         """Begin, as soon as the run folder has its embeddings."""
         embeddings = read_embeddings(self._folder.embeddings, self._images)
-        rows = balanced(embeddings.class_names, MAX_IMAGES)
+        shown, among = map_rows(embeddings.class_names)
+        rows = shown[among]
         if _stored_coordinates(self._folder, rows) is not None:
             return
         # Not in the thread: the number of threads of matrix products is one for all.
@@ -364,23 +421,74 @@ def place(
     image of the map lands on itself, and one between two groups lands in one of them, where a
     mean would land between.
     """
-    k = min(ANCHORS, len(features))
-    squared, anchors = _index(_unit(features)).kneighbors(_unit(new), k)
-    near, weights = xy[anchors], 1 / np.maximum(squared[:, :, None], 2e-7)
-    weights = np.broadcast_to(weights, near.shape)
-    median = np.quantile(near, 0.5, axis=1, weights=weights, method="inverted_cdf")
-    return np.asarray(median)
+    bank = torch.from_numpy(features)
+    similarity, anchors = nearest(bank, torch.from_numpy(new), min(ANCHORS, len(features)))
+    return _medians(xy[anchors.numpy()], similarity.numpy())
+
+
+def _medians(
+    near: Float[np.ndarray, "m k 2"], similarity: Float32[np.ndarray, "m k"]
+) -> Float[np.ndarray, "m 2"]:
+    """The weighted median of each row's coordinates; see `place`."""
+    weights = 1 / np.maximum(2 - 2 * similarity.astype(np.float64), 2e-7)
+    order = near.argsort(axis=1, kind="stable")
+    cumulated = np.take_along_axis(weights[:, :, None], order, axis=1).cumsum(axis=1)
+    middle = (cumulated >= cumulated[:, -1:] / 2).argmax(axis=1, keepdims=True)
+    return np.take_along_axis(np.take_along_axis(near, order, axis=1), middle, axis=1)[:, 0]
+
+
+class Places(NamedTuple):
+    """Where images lie, and the landmarks that they are most similar to."""
+
+    xy: Float[np.ndarray, "n 2"]
+    similarity: Float32[np.ndarray, "n k"]
+    neighbors: Int[np.ndarray, "n k"]
+
+
+def placed(
+    blocks: Iterable[Float[Tensor, "_ d"]],
+    landmarks: Float[Tensor, "l d"],
+    own: Places,
+    among: Int[np.ndarray, " l"],
+) -> Places:
+    """Place many images by their nearest landmarks as `place` does, with one block in memory.
+
+    The median keeps more neighbors than a mean of the same landmarks; see docs/report.md.
+
+    Args:
+        blocks: Features of all images.
+        landmarks: Features of the landmarks.
+        own: The places of the landmarks, whose neighbors are other landmarks.
+        among: Which of all images are the landmarks.
+    """
+    pieces = list[Places]()
+    for block in blocks:
+        k = min(max(ANCHORS, NEIGHBORS), len(landmarks))
+        similarity, near = (each.numpy() for each in nearest(landmarks, block, k))
+        xy = _medians(own.xy[near[:, :ANCHORS]], similarity[:, :ANCHORS])
+        width = own.neighbors.shape[1]
+        pieces.append(Places(xy, similarity[:, :width], near[:, :width]))
+    places = Places(*map(np.concatenate, zip(*pieces, strict=True)))
+    for column, values in zip(places, own, strict=True):
+        column[among] = values
+    return places
+
+
+def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
+    """Return points along a Z-order curve, on which neighbors are mostly close to each other.
+
+    >>> z_order(np.array([[0, 0], [9, 9], [1, 0], [9, 8]])).tolist()
+    [0, 2, 3, 1]
+    """
+    low = xy.min(axis=0)
+    cells = ((xy - low) * (65_535 / max(1e-9, (xy - low).max()))).astype(np.int64)
+    bits = [(cells >> bit & 1) << (2 * bit + np.arange(2)) for bit in range(16)]
+    return np.argsort(np.sum(bits, axis=(0, 2)), kind="stable")
 
 
 def _unit(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
     length = np.linalg.norm(features, axis=1, keepdims=True)
     return features / np.where(length > 0, length, 1)
-
-
-def _index(unit: Float32[np.ndarray, "n d"]) -> Any:
-    from sklearn.neighbors import NearestNeighbors
-
-    return NearestNeighbors(metric="sqeuclidean", algorithm="brute").fit(unit)
 
 
 def _principal_components(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:
@@ -398,8 +506,8 @@ QUALITY: Final = 80  # of WebP: 4 KB for a photograph of 96 pixels
 SIDE: Final = 48
 COLUMNS: Final = 16
 PER_SHEET: Final = COLUMNS**2
-MAX_BYTES: Final = 9_000_000
-"""Of all sheets: a page of 20,000 images must stay below 15 MB, and base64 adds a third."""
+MAX_BYTES: Final = 450
+"""Of an image on its sheet: a page of 20,000 must stay below 15 MB, and base64 adds a third."""
 QUALITIES: Final = (60, 35, 15)  # of WebP, tried in turn until all sheets are small enough
 
 
@@ -427,29 +535,50 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def tiles(images: Images, workers: int = 0) -> tuple[tuple[bytes, ...], int]:
-    """Return sheets of the central squares of all images, and the side of a square in pixels.
+def tiles(images: Images, side: int, workers: int = 0) -> tuple[bytes, ...]:
+    """Return sheets of the central squares of all images, small enough for a page of one file.
 
     Sheets are WebP images of `PER_SHEET` squares, `COLUMNS` in a row; unreadable images are gray.
-    Images that are all smaller than a tile keep the size of the largest of them.
     """
-    side = min(SIDE, int(images.sizes.min(axis=1).max()))
-    arrays = list(_sheets(images, side, workers))
-    lossless = side <= SIDE // 2  # of very small images every pixel counts
+    arrays = list(_sheets(images, np.arange(len(images)), side, workers))
+    sheets: tuple[bytes, ...] = ()
     for quality in QUALITIES:
-        sheets = tuple(
-            encoded(sheet, "webp", quality=quality, lossless=lossless) for sheet in arrays
-        )
-        if sum(map(len, sheets)) <= MAX_BYTES:
+        sheets = tuple(_webp(sheet, quality) for sheet in arrays)
+        if sum(map(len, sheets)) <= MAX_BYTES * max(len(images), LANDMARKS):
             break
-    return sheets, side
+    return sheets
 
 
-def _sheets(images: Images, side: int, workers: int) -> Iterator[Image.Image]:
-    for batch in CenterCrops(images, side, batch_size=PER_SHEET, workers=workers):
-        rows = -(-len(batch) // COLUMNS)
-        sheet = np.full((rows * COLUMNS, side, side, 3), MIDDLE_GRAY, np.uint8)
-        for place, square in enumerate(batch.permute(0, 2, 3, 1).numpy()):
-            sheet[place] = preview(square)
-        grid = sheet.reshape(rows, COLUMNS, side, side, 3).swapaxes(1, 2)
-        yield Image.fromarray(grid.reshape(rows * side, COLUMNS * side, 3))
+def sheets_in_order(
+    images: Images, order: Int[np.ndarray, " n"], side: int, workers: int = 0
+) -> Iterator[bytes]:
+    """Yield the sheets of images in any order, with some thousand images in memory."""
+    return (_webp(sheet, QUALITIES[0]) for sheet in _sheets(images, order, side, workers))
+
+
+def _webp(sheet: Image.Image, quality: int) -> bytes:
+    lossless = sheet.width <= COLUMNS * SIDE // 2  # of very small images every pixel counts
+    return encoded(sheet, "webp", quality=quality, lossless=lossless)
+
+
+def _sheets(
+    images: Images, order: Int[np.ndarray, " n"], side: int, workers: int
+) -> Iterator[Image.Image]:
+    for start in range(0, len(order), BLOCK):
+        chosen = order[start : start + BLOCK]
+        ascending = chosen.argsort()
+        squares = np.empty((len(chosen), side, side, 3), np.uint8)
+        crops = CenterCrops(images.subset(chosen[ascending]), side, workers=workers)
+        every = (square for batch in crops for square in batch.permute(0, 2, 3, 1).numpy())
+        for place, square in zip(ascending, every, strict=True):
+            squares[place] = preview(square)
+        for first in range(0, len(squares), PER_SHEET):
+            yield _sheet(squares[first : first + PER_SHEET])
+
+
+def _sheet(squares: UInt8[np.ndarray, "n side side 3"]) -> Image.Image:
+    rows, side = -(-len(squares) // COLUMNS), squares.shape[1]
+    sheet = np.full((rows * COLUMNS, side, side, 3), MIDDLE_GRAY, np.uint8)
+    sheet[: len(squares)] = squares
+    grid = sheet.reshape(rows, COLUMNS, side, side, 3).swapaxes(1, 2)
+    return Image.fromarray(grid.reshape(rows * side, COLUMNS * side, 3))

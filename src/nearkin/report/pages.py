@@ -1,19 +1,26 @@
 """report.html of a finished run, from its files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
+from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import read_embeddings
-from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.evaluation.table import EmbeddingTable, read_embeddings
+from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
-from nearkin.report.image_map import EarlyMap, image_map, thumbnails
+from nearkin.report.image_map import ONE_FILE, EarlyMap, image_map, thumbnails
+from nearkin.report.page.html import document
+from nearkin.report.page.map import ImageMap, map_section, script, write_files
 from nearkin.report.page.sections import (
     ClassificationReport,
     ClassView,
@@ -26,16 +33,21 @@ from nearkin.report.page.sections import (
 from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.tables import read_csv, replace_text, usable
+from nearkin.types import UNKNOWN
 
+FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192
 SIDE: Final = 96
 
 
-def page_html(folder: RunFolder, images: Images, *, served: bool = False) -> str:
-    """Return the page of a finished run, for a server or as a file of its own."""
+def served_page(
+    folder: RunFolder, images: Images, one_file: int = ONE_FILE
+) -> tuple[str, ImageMap | None]:
+    """Return the page of a finished run for a server, and its map; its files are in `FILES`."""
     embeddings = read_embeddings(folder.embeddings, images)
+    map_ = image_map(folder, embeddings, images, one_file=one_file)
     report = report_of(folder, images, embeddings)
-    return report_page(report, image_map(folder, embeddings, images), served=served)
+    return report_page(report, map_, served=True, files=FILES), map_
 
 
 def write_page(
@@ -43,19 +55,78 @@ def write_page(
     images: Images,
     on_progress: ProgressCallback = ignore_progress,
     early: EarlyMap | None = None,
+    output: Path | None = None,
+    one_file: int = ONE_FILE,
 ) -> None:
-    """Write the page and the plots of a finished run into its folder."""
+    """Write the page of a finished run, and its plots unless the page goes elsewhere.
+
+    Of more than `one_file` images, a folder beside the page, such as report_files, holds most.
+    """
     on_progress(0, 3, "page: embeddings")
     embeddings = read_embeddings(folder.embeddings, images)
     report = report_of(folder, images, embeddings)
     on_progress(1, 3, "page: map")
-    map_ = image_map(folder, embeddings, images, early)
+    map_ = image_map(folder, embeddings, images, early, one_file=one_file)
     on_progress(2, 3, "page: plots")
-    write_figures(folder, report, map_, images)
-    if isinstance(report, TrainingReport):
-        neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
-    replace_text(folder.report, report_page(report, map_))
+    if output is None:
+        write_figures(folder, report, map_, images)
+        if isinstance(report, TrainingReport):
+            neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
+    path = output or folder.report
+    replace_text(path, report_page(report, map_, files=_files(map_, path)))
     on_progress(3, 3, "page: written")
+
+
+def write_table_page(
+    table: EmbeddingTable,
+    images: Images,
+    rows: Int[np.ndarray, " rows"],
+    output: Path,
+    one_file: int = ONE_FILE,
+) -> None:
+    """Write a page with the map of a table of features, of which a block is in memory.
+
+    Args:
+        table: Features.
+        images: The images that they are of.
+        rows: The image of each row of the table.
+        output: Where to.
+        one_file: As of `write_page`.
+    """
+    labels = ["", *table.texts("label")]  # no label sorts before every class
+    classes, numbers = np.unique(labels, return_inverse=True)
+    embeddings = Embeddings(
+        np.zeros((len(rows), 0), np.float32),
+        numbers[1:] + UNKNOWN,
+        rows=rows,
+        paths=table.texts("path"),
+        classes=tuple(classes[1:].tolist()),
+        splits=np.array(table.texts("split")),
+    )
+
+    def read(chosen: Int[np.ndarray, " chosen"]) -> Iterator[Float[Tensor, "_ dim"]]:
+        return (block.vectors for block in table.blocks(chosen))
+
+    map_ = image_map(None, embeddings, images, read=read, one_file=one_file)
+    if map_ is None:
+        raise DataError(f"{table.path} has fewer than two images, which need no map")
+    page = document(
+        title=f"{count(len(rows), 'image')} of {table.path.name}",
+        kicker="nearkin report",
+        lead="Features that nearkin embed has written.",
+        sections=[("Map", map_section(map_, _files(map_, output)))],
+        script=script(),
+        files=bool(map_.per_file),
+    )
+    replace_text(output, page)
+
+
+def _files(map_: ImageMap | None, page: Path) -> str:
+    """Write the files of a map beside its page, if it has such; return their address."""
+    folder = page.with_name(f"{page.stem}_{FILES}")
+    if map_ and map_.per_file:
+        write_files(map_, folder)
+    return quote(folder.name)
 
 
 def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Report:

@@ -22,6 +22,7 @@ from msgspec import defstruct
 from typing_extensions import override
 
 from nearkin.errors import DataError, NearkinError, PortError, UsageError
+from nearkin.report.pages import FILES
 from nearkin.report.site import Json, RunSite
 
 LOOPBACK: Final = ("127.0.0.1", "localhost")  # names of this computer in its own browsers
@@ -34,6 +35,7 @@ TRANSFER_TIMEOUT: Final = 300.0  # seconds for a request body or an answer
 LINGER: Final = 1.0
 START: Final = "/?token="
 IMAGE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
+FILE: Final = re.compile(FILES + r"/(0|[1-9][0-9]{0,8})\.(js|webp)")
 HEADERS: Final = {  # of every answer
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -276,6 +278,12 @@ class RequestHandler(BaseHTTPRequestHandler):
             image = site.image(int(number), large=size == "image")
             if image is not None:
                 return Reply(image, "image/webp")
+        if match := FILE.fullmatch(self.path[1:]):
+            number, ending = int(match[1]), match[2]
+            script = ending == "js"
+            content = site.details(number) if script else site.sheet(number)
+            if content is not None:
+                return Reply(content, "text/javascript" if script else "image/webp")
         raise Refused(HTTPStatus.NOT_FOUND, "not found")
 
     def _post(self) -> Reply:

@@ -27,16 +27,17 @@ from nearkin.evaluation.embeddings import Embeddings, encode_pixels
 from nearkin.evaluation.table import read_embeddings
 from nearkin.measures.neighbors import nearest
 from nearkin.report.image_map import (
-    MAX_IMAGES,
-    balanced,
+    ONE_FILE,
     coordinates,
     display_name,
     encoded,
+    map_rows,
     place,
+    sheets_in_order,
 )
 from nearkin.report.page import html
-from nearkin.report.page.map import script
-from nearkin.report.pages import page_html
+from nearkin.report.page.map import details, script
+from nearkin.report.pages import served_page
 from nearkin.run.folder import RunFolder, locked
 from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
 from nearkin.tables import whole, write_csv, write_whole, writing
@@ -55,11 +56,13 @@ Json = Mapping[str, Any]  # plain values
 class RunSite:
     """The content of a run's page and the actions it offers; thread-safe."""
 
-    def __init__(self, folder: RunFolder, images: Images) -> None:
+    def __init__(self, folder: RunFolder, images: Images, one_file: int = ONE_FILE) -> None:
         self._folder = folder
         self._images = images
-        self.page = page_html(folder, images, served=True)  # it asks for later classes itself
-        self.policy = html.policy(script(), served=True)
+        # It asks for later classes itself.
+        self.page, self._shown = served_page(folder, images, one_file)
+        in_files = bool(self._shown and self._shown.per_file)
+        self.policy = html.policy(script(), served=True, files=in_files)
         self._device = choose_device("auto")
         self._lock = threading.Lock()  # held during changes and searches
         self._decoders = threading.Semaphore(MAX_DECODERS)
@@ -83,6 +86,22 @@ class RunSite:
                 return None
             lossless = max(image.size) <= SMALL_SIDE
             return encoded(image, "webp", quality=85, lossless=lossless)
+
+    def details(self, number: int) -> bytes | None:
+        """Return the names and neighbors of some thousand images, as a script."""
+        shown = self._shown
+        if not (shown and shown.per_file) or number * shown.per_file >= len(shown.names):
+            return None
+        return details(shown, number).encode()
+
+    def sheet(self, number: int) -> bytes | None:
+        """Return a sheet of the map's thumbnails, made now."""
+        shown = self._shown
+        if shown is None or number * shown.per_sheet >= len(shown.names):
+            return None
+        rows = shown.number[number * shown.per_sheet :][: shown.per_sheet]
+        with self._decoders:
+            return next(sheets_in_order(self._images, rows, shown.side))
 
     def search(self, file: bytes) -> Json:
         """Return the nearest neighbors of an image file, and its coordinates on the map."""
@@ -127,8 +146,9 @@ class RunSite:
 
     @cached_property
     def _map(self) -> tuple[Float32[np.ndarray, "n dim"], Float[np.ndarray, "n 2"]]:
-        """The features and the coordinates of the images on the map."""
-        rows = balanced(self._embeddings.class_names, MAX_IMAGES)
+        """The features and the coordinates of the landmarks of the map."""
+        shown, among = map_rows(self._embeddings.class_names)
+        rows = shown[among]
         vectors = self._embeddings.vectors[rows]
         return vectors, coordinates(self._folder, vectors, rows)
 

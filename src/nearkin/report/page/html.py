@@ -64,6 +64,7 @@ def document(
     script: str = "",
     tiny: bool = False,  # enlarge images without blur, since they are only a few pixels wide
     served: bool = False,  # allow requests to the page's server
+    files: bool = False,  # allow scripts and images from files beside the page
 ) -> str:
     """Return a whole page; sections without content are left out.
 
@@ -75,7 +76,7 @@ def document(
         kicker=kicker,
         lead=lead,
         sections={name: content for name, content in sections if content.strip()},
-        policy=policy(script, served=served),
+        policy=policy(script, served=served, files=files),
         style=Markup(STYLE),
         script=Markup(script),
         tiny=tiny,
@@ -83,12 +84,14 @@ def document(
     )
 
 
-def policy(script: str = "", *, served: bool = False) -> str:
-    """Return the Content-Security-Policy of a page: its own style, script and images only."""
-    images = ["'self'"] * served + ["data:"] + ["blob:"] * bool(script)
+def policy(script: str = "", *, served: bool = False, files: bool = False) -> str:
+    """Return the Content-Security-Policy of a page: its own style, script, images, files only."""
+    beside = ["'self'"] * (served or files) + ["file:"] * (files and not served)
+    images = [*beside, "data:"] + ["blob:"] * bool(script)
     allowed = ["default-src 'none'", f"img-src {' '.join(images)}"]
     allowed += [f"style-src 'sha256-{_digest(STYLE)}'"]
-    allowed += [f"script-src 'sha256-{_digest(script)}'"] if script else []
+    scripts = [f"'sha256-{_digest(script)}'", *(beside if files else ())]
+    allowed += [f"script-src {' '.join(scripts)}"] if script else []
     allowed += ["connect-src 'self'"] if served else []
     return "; ".join([*allowed, "base-uri 'none'", "form-action 'none'"])
 

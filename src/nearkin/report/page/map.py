@@ -2,15 +2,18 @@
 
 import base64
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Final
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, Shaped
 from markupsafe import Markup
 
 from nearkin.report.page.html import TEMPLATES
+from nearkin.tables import write_whole
 
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""
@@ -46,45 +49,86 @@ class ImageMap:
     similarity: Float32[np.ndarray, "n k"]  # cosine
     colorings: tuple[Coloring, ...]
     """The first is selected at first; without any, all points look alike."""
-    sheets: tuple[bytes, ...]  # WebP images of thumbnails, row by row in the order of the images
+    sheets: Iterable[bytes]  # WebP images of thumbnails, row by row in the order of the images
     side: int  # pixels of a thumbnail's side
     columns: int  # thumbnails in a row of a sheet
     per_sheet: int  # thumbnails on every sheet but the last
     total: int  # images in the run, of which these may be a sample
+    among: int = 0  # images that neighbors are among, if not all
+    per_file: int = 0  # images whose names and neighbors are in a file beside the page; 0 is none
 
 
-def map_section(image_map: ImageMap) -> Markup:
-    """Return the section of the map, with its data for the script."""
+def map_section(image_map: ImageMap, files: str = "") -> Markup:
+    """Return the section of the map, with its data for the script.
+
+    `files` is the address of what `details` and the sheets are in, if the map has such.
+    """
     template = TEMPLATES.get_template("map.html")
-    return Markup(template.render(map=image_map, data=_data(image_map)))
+    return Markup(template.render(map=image_map, data=_data(image_map, files)))
+
+
+def write_files(image_map: ImageMap, folder: Path) -> None:
+    """Write what the page of a map loads when it is needed: N.js and N.webp, counted from 0.
+
+    Scripts and images, as a page from a disk may load nothing else. One sheet is in memory.
+    """
+    folder.mkdir(exist_ok=True)
+    for number in range(-(-len(image_map.names) // image_map.per_file)):
+        write_whole(folder / f"{number}.js", details(image_map, number).encode())
+    for number, sheet in enumerate(image_map.sheets):
+        write_whole(folder / f"{number}.webp", sheet)
+
+
+def details(image_map: ImageMap, number: int) -> str:
+    """Return the names and neighbors of one file's images, as a script in plain ASCII."""
+    start = number * image_map.per_file
+    return f"nearkinDetails({number}, {_json(_details(image_map, start, image_map.per_file))});\n"
 
 
 def script() -> str:
     """Return the JavaScript of the map."""
-    folder = files(__package__) / "script"
+    folder = resources.files(__package__) / "script"
     parts = [(folder / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPT_PARTS]
     return "\n".join(['"use strict";\n(() => {', *parts, "})();\n"])
 
 
-def _data(image_map: ImageMap) -> Markup:
-    """JSON with arrays as base64, which cannot be taken for markup."""
-    similarity = np.rint(image_map.similarity * SIMILARITY_STEPS).astype(np.int16)
+def _details(image_map: ImageMap, start: int, count: int) -> dict[str, Any]:
+    some = slice(start, start + count)
+    similarity = np.rint(image_map.similarity[some] * SIMILARITY_STEPS).astype(np.int16)
+    return {
+        "names": image_map.names[some],
+        "neighbors": _array(image_map.neighbors[some]),
+        "similarity": _array(similarity),
+    }
+
+
+def _data(image_map: ImageMap, files: str) -> Markup:
     colorings = [
         {"name": c.name, "classes": c.classes, "note": c.note, "values": _array(c.values)}
         for c in image_map.colorings
     ]
-    data = {
-        "names": image_map.names,
-        **{name: _array(getattr(image_map, name)) for name in ("number", "xy", "neighbors")},
-        "similarity": _array(similarity),
+    data: dict[str, Any] = {
+        "number": _array(image_map.number),
+        "xy": _array(image_map.xy),
+        "k": image_map.neighbors.shape[1],
+        "among": image_map.among,
         "similaritySteps": SIMILARITY_STEPS,
         "colorings": colorings,
-        "sheets": [_base64(sheet) for sheet in image_map.sheets],
         "side": image_map.side,
         "columns": image_map.columns,
         "perSheet": image_map.per_sheet,
     }
-    return Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPES))
+    if image_map.per_file:
+        data |= {"files": files, "perFile": image_map.per_file}
+    else:
+        data["details"] = _details(image_map, 0, len(image_map.names))
+        data["sheets"] = [_base64(sheet) for sheet in image_map.sheets]
+    return Markup(_json(data))
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    """JSON with arrays as base64, which cannot be taken for markup."""
+    return json.dumps(values, separators=(",", ":")).translate(ESCAPES)
 
 
 def _array(values: Shaped[np.ndarray, "..."]) -> dict[str, str]:

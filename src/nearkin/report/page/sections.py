@@ -167,8 +167,9 @@ def report_page(
     image_map: ImageMap | None = None,
     *,
     served: bool = False,
+    files: str = "",
 ) -> str:
-    """Return the page of a run, without a map if there is none."""
+    """Return the page of a run, without a map if there is none; `files` as of `map_section`."""
     run = report.run
     if isinstance(report, TrainingReport):
         verb, title, lead = "train", f"Encoder trained on {run.data}", report.lead
@@ -189,7 +190,7 @@ def report_page(
         lead=lead,
         sections=[
             first,
-            ("Map", map_section(image_map) if image_map else Markup()),
+            ("Map", map_section(image_map, files) if image_map else Markup()),
             *sections,
             ("Protocol", BLOCKS.listing("ul", [(sentence, "") for sentence in run.protocol])),
             ("Settings", BLOCKS.settings(run)),
@@ -198,6 +199,7 @@ def report_page(
         script=script() if image_map else "",
         tiny=run.tiny,
         served=served,
+        files=bool(image_map and image_map.per_file),
     )
 
 

@@ -13,28 +13,37 @@ const COLORS = 8; // coprime to the number of shapes: both together give 56 clas
 const SCALE_STEPS = 64; // of the color scale of numbers
 const PADDING = 36; // pixels between the outermost points and the edge of the map
 const MAX_RADIUS = 7; // of a point
+const MIN_HALO = 1.5; // radius of a point that has a shape and a halo
 const CLICK_DISTANCE = 14; // pixels between a point and a click on it
 const IMAGE_ZOOM = 2; // from this zoom on, points become images
 const MAX_IMAGES = 1500; // with more in view, they stay points
+const MAX_SHEETS = 100; // that are kept decoded
 const GALLERY = 60;
 const TABLE_ROWS = 50;
 
 function decodeBase64(text) {
-  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const characters = atob(text);
+  const bytes = new Uint8Array(characters.length);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = characters.charCodeAt(at);
+  return bytes;
+}
+
+const array = ({ kind, data }) => new globalThis[kind](decodeBase64(data).buffer);
+
+function readDetails({ names, neighbors, similarity }) {
+  return { names, neighbors: array(neighbors), similarity: array(similarity) };
 }
 
 function readData() {
-  const array = ({ kind, data }) => new globalThis[kind](decodeBase64(data).buffer);
   const json = JSON.parse(document.getElementById("images").textContent);
-  for (const name of ["number", "xy", "neighbors", "similarity"]) json[name] = array(json[name]);
+  for (const name of ["number", "xy"]) json[name] = array(json[name]);
   for (const coloring of json.colorings) coloring.values = array(coloring.values);
-  json.count = json.names.length;
-  json.k = json.count ? json.neighbors.length / json.count : 0;
+  json.count = json.number.length;
+  json.perFile ??= Math.max(1, json.count); // images whose details lie together
   return json;
 }
 
 const data = readData();
-const rowOfNumber = new Map(Array.from(data.number, (number, i) => [number, i]));
 const served = document.documentElement.dataset.served === "true";
 const $ = (name) => document.getElementById(`map-${name}`);
 const canvas = $("canvas");
@@ -62,12 +71,43 @@ const state = {
   page: 0,
 };
 
-const name = (i) => escapeInvisible(data.names[i]);
-const similarity = (i, j) => data.similarity[i * data.k + j] / data.similaritySteps;
-const neighbors = (i) => data.neighbors.subarray(i * data.k, (i + 1) * data.k);
+/* Names and neighbors, of a few thousand images each: in the page, or in files beside it, which are
+   scripts, as a page from a disk can load nothing else. */
+const details = data.details ? [readDetails(data.details)] : [];
+const arrivals = [];
+const detailsOf = (i) => details[Math.floor(i / data.perFile)];
+const name = (i) => escapeInvisible(rawName(i));
+const rawName = (i) => detailsOf(i)?.names[i % data.perFile] ?? "…";
+const similarity = (i, j) => {
+  return detailsOf(i).similarity[(i % data.perFile) * data.k + j] / data.similaritySteps;
+};
+const neighbors = (i) => {
+  const at = i % data.perFile;
+  return detailsOf(i).neighbors.subarray(at * data.k, (at + 1) * data.k);
+};
+
+globalThis.nearkinDetails = (at, json) => { details[at] = readDetails(json); };
+
+/* Waits until the details of these images are there. */
+function loaded(members) {
+  const missing = new Set();
+  for (const i of members) if (!detailsOf(i)) missing.add(Math.floor(i / data.perFile));
+  return Promise.all(Array.from(missing, (at) => {
+    return arrivals[at] ??= new Promise((onload) => {
+      const onerror = () => lackFiles();
+      document.head.append(make("script", { src: `${data.files}/${at}.js`, onload, onerror }));
+    });
+  }));
+}
+
+function lackFiles() {
+  $("note").textContent = `Images and names are missing: put the folder ${data.files} beside this page.`;
+}
+
 const hasClasses = (coloring) => coloring.classes.length > 0;
 const currentColoring = () => data.colorings[state.coloring];
-const visibleRows = () => Array.from(data.names.keys()).filter((i) => state.visible[i]);
+const allRows = () => Array.from({ length: data.count }, (_, i) => i);
+const visibleRows = () => allRows().filter((i) => state.visible[i]);
 
 function value(coloring, i) {
   const value = coloring.values[i];

@@ -13,11 +13,16 @@ function readTheme() {
     const share = at / (SCALE_STEPS - 1);
     return `oklch(${from + (to - from) * share} 0.12 ${hue + turn * share})`;
   });
+  theme.palette = [...theme.classes, ...theme.scale, theme.quiet];
   frame = null; // its background and its points are of another theme
 }
 
-/* How every image looks as a point, computed once per coloring, not once per frame. */
-const look = { color: [], shape: new Uint8Array(data.count) };
+/* How every image looks as a point, computed once per coloring, not once per frame: a color of the
+   palette and a shape, as one number. */
+const look = new Uint16Array(data.count);
+const QUIET = COLORS + SCALE_STEPS; // in the palette
+const styleOf = (color, shape) => color * SHAPES.length + shape;
+const colorOf = (style) => theme.palette[Math.floor(style / SHAPES.length)];
 
 function updateLook() {
   const coloring = currentColoring();
@@ -27,30 +32,42 @@ function updateLook() {
     const value = coloring ? coloring.values[i] : 0;
     const unknown = Number.isNaN(value) || (value < 0 && classes);
     const share = high > low ? (value - low) / (high - low) : 0;
-    look.shape[i] = classes && !unknown ? value % SHAPES.length : 0;
-    if (unknown) look.color[i] = theme.quiet;
-    else if (classes) look.color[i] = theme.classes[value % COLORS];
-    else look.color[i] = theme.scale[Math.round((SCALE_STEPS - 1) * share)];
+    const shape = classes && !unknown ? value % SHAPES.length : 0;
+    const step = COLORS + Math.round((SCALE_STEPS - 1) * share);
+    look[i] = styleOf(unknown ? QUIET : classes ? value % COLORS : step, shape);
   }
 }
 
 function range(coloring) {
-  const known = coloring.values.filter((value) => !Number.isNaN(value)).sort();
-  return known.length ? [known[0], known.at(-1)] : [0, 0];
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of coloring.values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return low <= high ? [low, high] : [0, 0];
 }
 
 /* ---- thumbnails ---- */
 
-/* Sheets are decoded when one of their images is first drawn: all of them would take 200 MB. */
-const sheets = data.sheets.map((encoded) => ({ encoded }));
+/* Sheets are decoded when one of their images is first drawn, and the oldest are let go: a hundred
+   take 240 MB. */
+const sheets = new Map();
 
 function sheetOf(i) {
-  const sheet = sheets[Math.floor(i / data.perSheet)];
-  sheet.loading ??= createImageBitmap(new Blob([decodeBase64(sheet.encoded)])).then((bitmap) => {
-    Object.assign(sheet, { bitmap, encoded: "" });
-    redraw();
-  });
-  return sheet;
+  const at = Math.floor(i / data.perSheet);
+  if (!sheets.has(at)) {
+    const sheet = {};
+    sheets.set(at, sheet);
+    if (sheets.size > MAX_SHEETS) sheets.delete(sheets.keys().next().value);
+    sheet.loading = decodedSheet(at).then((bitmap) => { sheet.bitmap = bitmap; redraw(); });
+  }
+  return sheets.get(at);
+}
+
+function decodedSheet(at) {
+  if (!data.files) return createImageBitmap(new Blob([decodeBase64(data.sheets[at])]));
+  const image = make("img", { src: `${data.files}/${at}.webp` });
+  return image.decode().then(() => image, lackFiles);
 }
 
 function paste(brush, i, x, y, side) {
@@ -79,16 +96,16 @@ function redraw() {
   redrawPending ||= requestAnimationFrame(() => { redrawPending = 0; draw(); });
 }
 
-/* The more room there is per point, the larger it is. */
+/* The more room there is per point, the larger it is: of a million, hardly more than a pixel. */
 function radius() {
   const room = Math.sqrt((box.width * box.height) / data.count);
-  const small = Math.min(5, Math.max(1.8, 0.15 * room));
+  const small = Math.min(5, Math.max(Math.min(1.8, 0.5 + 0.25 * room), 0.15 * room));
   return Math.min(MAX_RADIUS, small * Math.max(1, zoomLevel()) ** 0.3);
 }
 
 /* Points are written straight into the pixels of a frame that is larger than the map on every
-   side, so that none has to be clipped: 20,000 take a few milliseconds. Copied by the canvas, one
-   by one, they take ten times that. */
+   side, so that none has to be clipped. Copied by the canvas, one by one, they take ten times
+   as long. */
 let frame = null;
 
 function currentFrame() {
@@ -118,17 +135,21 @@ function painted(side, paint) {
   return pixelsOf(brush.getImageData(0, 0, side, side));
 }
 
-/* The colors of a point of this look, and where they go relative to its middle. */
-function sprite(shape, color, size) {
+/* The colors of a point of this style, and where they go relative to its middle. */
+function sprite(style, size) {
   const { margin, width } = frame;
   const side = 2 * margin + 1;
+  // Of so few pixels that no shape shows: without halo and soft edge, nothing has to be mixed.
+  const tiny = size < MIN_HALO * box.ratio;
   const pixels = painted(side, (brush) => {
     const lineWidth = Math.min(2.5 * box.ratio / size, 0.6);
-    Object.assign(brush, { fillStyle: color, strokeStyle: theme.card, lineWidth });
+    Object.assign(brush, { fillStyle: colorOf(style), strokeStyle: theme.card, lineWidth });
     brush.setTransform(size, 0, 0, size, margin + 0.5, margin + 0.5);
-    brush.stroke(SHAPES[shape]); // a thin halo
-    brush.fill(SHAPES[shape]);
+    const shape = SHAPES[tiny ? 0 : style % SHAPES.length];
+    if (!tiny) brush.stroke(shape); // a thin halo
+    brush.fill(shape);
   });
+  if (tiny) pixels.forEach((color, at) => { pixels[at] = color >>> 31 ? color | 0xff000000 : 0; });
   const covered = Uint32Array.from(pixels.keys()).filter((at) => pixels[at] >>> 24);
   return {
     offsets: Int32Array.from(covered, (at) => {
@@ -154,9 +175,15 @@ function mix(under, over, share) {
   return (0xff000000 | (redBlue & 0xff00ff) | (green & 0xff00)) >>> 0;
 }
 
-/* Shuffled by a prime step: in the order of the data, the last class would cover all others. */
-const STEP = [7919, 7907, 7901].find((prime) => data.count % prime) ?? 1;
-const drawOrder = Uint32Array.from({ length: data.count }, (_, at) => (at * STEP) % data.count);
+/* Shuffled by a prime step: in the order of the data, the last class would cover all others. Images
+   with files beside the page lie in the order of the map, and are shuffled among those near them,
+   as neighbors share the memory that they are drawn to: a frame of a million takes a fifth less. */
+const drawOrder = new Uint32Array(data.count);
+for (let start = 0; start < data.count; start += data.perFile) {
+  const size = Math.min(data.perFile, data.count - start);
+  const prime = [7919, 7907, 7901].find((each) => size % each) ?? 1;
+  for (let at = 0; at < size; at++) drawOrder[start + at] = start + ((at * prime) % size);
+}
 
 /* While something is highlighted or selected, everything else is faint. */
 function faint(i) {
@@ -165,26 +192,51 @@ function faint(i) {
     || (selected.size > 0 && !selected.has(i));
 }
 
-/* Draws all points, the faint ones first, and returns those in view. */
-function drawPoints() {
-  const { pixels, margin, width, image, background, sprites } = currentFrame();
-  const size = Math.round(4 * radius() * box.ratio) / 4;
-  const inView = [];
-  pixels.fill(background);
+/* What is drawn, in this order: the faint points first. Side by side, as a frame reads all of them. */
+let points = null;
+
+function arranged() {
+  const [row, style] = [new Uint32Array(data.count), new Uint16Array(data.count)];
+  const [x, y] = [new Float32Array(data.count), new Float32Array(data.count)];
+  const someFaint = state.highlighted !== null || state.selected.size > 0;
+  let total = 0;
   for (const faintOnes of [true, false]) {
     for (const i of drawOrder) {
-      const isFaint = faint(i) || look.color[i] === theme.quiet;
+      const isFaint = (someFaint && faint(i)) || look[i] >= styleOf(QUIET, 0);
       if (!state.visible[i] || isFaint !== faintOnes) continue;
-      const [x, y] = screenPoint(i);
-      if (!inside(x, y, -1)) continue;
-      const color = isFaint ? theme.quiet : look.color[i];
-      const key = SHAPES.length * 4 * size + look.shape[i];
-      const ofColor = sprites.get(color) ?? sprites.set(color, new Map()).get(color);
-      if (!ofColor.has(key)) ofColor.set(key, sprite(look.shape[i], color, size));
-      const at = (Math.round(y * box.ratio) + margin) * width + Math.round(x * box.ratio) + margin;
-      stamp(ofColor.get(key), pixels, at);
-      inView.push(i);
+      row[total] = i;
+      x[total] = data.xy[2 * i];
+      y[total] = data.xy[2 * i + 1];
+      style[total++] = isFaint ? styleOf(QUIET, look[i] % SHAPES.length) : look[i];
     }
+  }
+  return { row, style, x, y, total };
+}
+
+/* After a change of what is shown or faint. */
+function restyle() {
+  points = null;
+  redraw();
+}
+
+/* Draws all points, and returns those in view: at most one more than could be drawn as images. */
+function drawPoints() {
+  const { pixels, margin, width, image, background, sprites } = currentFrame();
+  const { row, style, x, y, total } = points ??= arranged();
+  const size = Math.round(4 * radius() * box.ratio) / 4;
+  const ofSize = sprites.get(size) ?? sprites.set(size, []).get(size);
+  const scale = state.view.scale * box.ratio;
+  const [left, top] = toScreen(0, 0).map((at) => at * box.ratio + margin);
+  const low = margin - box.ratio; // a point just outside reaches into the map
+  const [right, bottom] = [image.width - low, image.height - low];
+  const inView = [];
+  pixels.fill(background);
+  for (let at = 0; at < total; at++) {
+    const px = (left + x[at] * scale + 0.5) | 0; // rounded
+    const py = (top - y[at] * scale + 0.5) | 0;
+    if (px < low || py < low || px > right || py > bottom) continue;
+    stamp(ofSize[style[at]] ??= sprite(style[at], size), pixels, py * width + px);
+    if (inView.length <= MAX_IMAGES) inView.push(row[at]);
   }
   pen.putImageData(image, -margin, -margin);
   return inView;
@@ -195,7 +247,7 @@ function draw() {
   pen.setTransform(box.ratio, 0, 0, box.ratio, 0, 0);
   drawnImages = [];
   if (zoomLevel() >= IMAGE_ZOOM && inView.length <= MAX_IMAGES) drawImages(inView);
-  if (state.open >= 0) drawNeighbors(state.open);
+  if (state.open >= 0 && detailsOf(state.open)) drawNeighbors(state.open);
   if (state.cursor >= 0) drawRing(state.cursor, 3, theme.accent);
   if (state.query) drawCross(...toScreen(...state.query));
   if (state.lasso) drawLasso();
@@ -221,7 +273,7 @@ function drawImages(inView) {
 }
 
 function drawImage(i, x, y, side) {
-  pen.fillStyle = faint(i) ? theme.quiet : look.color[i];
+  pen.fillStyle = faint(i) ? theme.quiet : colorOf(look[i]);
   pen.fillRect(x - side / 2 - 2, y - side / 2 - 2, side + 4, side + 4);
   if (faint(i)) pen.globalAlpha = 0.4;
   pen.imageSmoothingEnabled = data.side >= 32;

@@ -5,15 +5,17 @@ function imageAt(x, y) {
   const drawn = drawnImages.find(([, left, top, side]) => {
     return Math.abs(left - x) <= side / 2 + 2 && Math.abs(top - y) <= side / 2 + 2;
   });
-  return drawn ? drawn[0] : closest((px, py) => Math.hypot(px - x, py - y), CLICK_DISTANCE);
+  return drawn ? drawn[0] : closest((px, py) => (px - x) ** 2 + (py - y) ** 2, CLICK_DISTANCE ** 2);
 }
 
 /* The visible image with the smallest cost of its screen coordinates; -1 if none is below the limit. */
 function closest(cost, limit = Infinity) {
+  const { scale } = state.view;
+  const [left, top] = toScreen(0, 0);
   let [best, least] = [-1, limit];
   for (let i = 0; i < data.count; i++) {
     if (!state.visible[i]) continue;
-    const own = cost(...screenPoint(i));
+    const own = cost(left + data.xy[2 * i] * scale, top - data.xy[2 * i + 1] * scale);
     if (own < least) [best, least] = [i, own];
   }
   return best;
@@ -23,7 +25,9 @@ function showTip(i) {
   const tip = $("tip");
   const [x, y] = screenPoint(i);
   if (!inside(x, y)) return hideTip();
-  tip.replaceChildren(tile(i), make("bdi", {}, name(i)));
+  const label = make("bdi", {}, name(i));
+  if (!detailsOf(i)) loaded([i]).then(() => { label.textContent = name(i); });
+  tip.replaceChildren(tile(i), label);
   const coloring = currentColoring();
   if (coloring) tip.append(make("span", {}, value(coloring, i)));
   tip.hidden = false;
@@ -111,7 +115,7 @@ function nextImage(from, [ux, uy]) {
   });
 }
 
-function step(direction) {
+async function step(direction) {
   const fromCursor = state.cursor >= 0 && state.visible[state.cursor];
   const to = fromCursor
     ? nextImage(state.cursor, direction)
@@ -120,6 +124,7 @@ function step(direction) {
   state.cursor = to;
   bringIntoView(to);
   showTip(to);
+  await loaded([to]);
   return announce(describe(to));
 }
 
@@ -167,6 +172,6 @@ function listen() {
     onpointerleave: hideTip, onblur: hideTip, onkeydown: keydown, onwheel: wheel,
   });
   window.onhashchange = openFromAddress;
-  dark.onchange = () => { readTheme(); updateLook(); showLegend(); redraw(); };
+  dark.onchange = () => { readTheme(); updateLook(); showLegend(); restyle(); };
   new ResizeObserver(resize).observe(canvas);
 }

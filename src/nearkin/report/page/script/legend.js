@@ -4,12 +4,17 @@ let searchTexts = null; // what the filter searches, made when it is first used
 
 function searchText(i) {
   const classes = data.colorings.filter(hasClasses).map((coloring) => value(coloring, i));
-  return [data.names[i], ...classes].join("\n").toLowerCase();
+  return [rawName(i), ...classes].join("\n").toLowerCase();
 }
 
-function updateVisible() {
+async function updateVisible() {
   const filter = state.filter.trim().toLowerCase();
-  if (filter) searchTexts ??= data.names.map((_, i) => searchText(i));
+  if (filter && !searchTexts) {
+    $("count").textContent = "Reading names …";
+    await loaded(allRows());
+    if (filter !== state.filter.trim().toLowerCase()) return;
+    searchTexts ??= allRows().map(searchText);
+  }
   let total = 0;
   for (let i = 0; i < data.count; i++) {
     const matches = !filter || searchTexts[i].includes(filter);
@@ -20,7 +25,7 @@ function updateVisible() {
   $("count").textContent = total === data.count ? all : `${total.toLocaleString("en")} of ${all}`;
   state.page = 0;
   showTable();
-  redraw();
+  restyle();
 }
 
 function setColoring(at) {
@@ -66,7 +71,7 @@ function legendEntry(coloring, each, size) {
     entry.ariaPressed = !state.hiddenClasses.has(each);
     updateVisible();
   }, { ariaPressed: !state.hiddenClasses.has(each) });
-  const highlight = (highlighted) => () => { state.highlighted = highlighted; redraw(); };
+  const highlight = (highlighted) => () => { state.highlighted = highlighted; restyle(); };
   entry.onpointerenter = entry.onfocus = highlight(each);
   entry.onpointerleave = entry.onblur = highlight(null);
   entry.append(legendMark(each), make("bdi", {}, label), make("span", {}, size.toLocaleString("en")));

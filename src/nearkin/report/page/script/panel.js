@@ -24,12 +24,15 @@ function fillPanel(title, ...content) {
   );
 }
 
-function showPanel() {
+async function showPanel() {
   const i = state.open;
   if (i < 0) {
     $("panel").replaceChildren(note("Click a point to see its image and its nearest neighbors."));
     return;
   }
+  await loaded([i]);
+  await loaded([...neighbors(i), ...classMembers(i).slice(0, GALLERY)]);
+  if (state.open !== i) return; // another one meanwhile
   fillPanel(
     make("bdi", {}, name(i)),
     make("div", { className: served ? "map-large" : "map-about" }, largeImage(i), values(i)),
@@ -54,27 +57,35 @@ function values(i) {
 
 function nearestNeighbors(i) {
   if (!data.k) return [];
+  const among = data.among ? ` Among the ${count(data.among, "image")} that place all others.` : "";
   const cosines = new Map(Array.from(neighbors(i), (other, j) => [other, similarity(i, j)]));
   return [
     make("h4", {}, "Nearest neighbors"),
-    note("By cosine similarity of the embeddings; 1 is identical."),
+    note(`By cosine similarity of the embeddings; 1 is identical.${among}`),
     gallery([...cosines.keys()], (other) => cosines.get(other).toFixed(2)),
   ];
 }
 
+const scoreColoring = () => data.colorings.find((each) => each.name === "Score" && !hasClasses(each));
+
 /* Other images of its class: highest score first if there are scores, else nearest on the map. */
-function sameClass(i) {
+function classMembers(i) {
   const coloring = data.colorings.find(hasClasses);
   const own = coloring ? classOf(i, coloring) : -1;
   if (own < 0) return [];
-  const scores = data.colorings.find((each) => each.name === "Score" && !hasClasses(each));
+  const scores = scoreColoring();
   const distance = (j) => Math.hypot(
     data.xy[2 * i] - data.xy[2 * j], data.xy[2 * i + 1] - data.xy[2 * j + 1]);
   const rank = scores ? (j) => -(scores.values[j] || 0) : distance;
-  const members = Array.from(data.names.keys()).filter((j) => j !== i && coloring.values[j] === own);
-  members.sort((a, b) => rank(a) - rank(b));
+  const members = allRows().filter((j) => j !== i && coloring.values[j] === own);
+  return members.sort((a, b) => rank(a) - rank(b));
+}
+
+function sameClass(i) {
+  const members = classMembers(i);
   if (!members.length) return [];
-  const order = scores ? "highest score first" : "nearest on the map first";
+  const coloring = data.colorings.find(hasClasses);
+  const order = scoreColoring() ? "highest score first" : "nearest on the map first";
   const some = members.length > GALLERY ? `${GALLERY} of ${members.length}, ` : "";
   return [
     make("h4", {}, `More of ${value(coloring, i)}`),
@@ -88,11 +99,12 @@ function describe(i) {
   return coloring ? `${name(i)}, ${coloring.name}: ${value(coloring, i)}` : name(i);
 }
 
-function open(i, { focus = true } = {}) {
+async function open(i, { focus = true } = {}) {
   state.open = state.cursor = i;
-  showPanel();
   hideTip();
   history.replaceState(null, "", `#image=${data.number[i]}`);
+  await showPanel();
+  if (state.open !== i) return;
   announce(`Opened ${describe(i)}. ${count(data.k, "nearest neighbor")} in the panel.`);
   if (focus) $("panel").querySelector("h3").focus();
   scrollToPanel();
@@ -119,6 +131,6 @@ function close() {
 
 function openFromAddress() {
   const match = /^#image=(\d+)$/.exec(location.hash);
-  const i = match ? rowOfNumber.get(Number(match[1])) : undefined;
-  if (i !== undefined) open(i);
+  const i = match ? data.number.indexOf(Number(match[1])) : -1;
+  if (i >= 0) open(i);
 }

@@ -75,8 +75,8 @@ function showResults(file, results) {
 function resultTile({ number, name: path, label, similarity: cosine }) {
   const texts = [escapeInvisible(path), escapeInvisible(label ?? ""), cosine.toFixed(2)];
   const title = texts.filter(Boolean).join(", ");
-  const i = rowOfNumber.get(number);
-  if (i !== undefined) return galleryItem(i, title, cosine.toFixed(2));
+  const i = data.number.indexOf(number);
+  if (i >= 0) return galleryItem(i, title, cosine.toFixed(2));
   return make("a", { title, ariaLabel: title, href: `/image/${number}`, target: "_blank" },
     make("img", { src: `/thumbnail/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
 }

@@ -26,11 +26,14 @@ function select(members) {
   state.selected = new Set(members);
   showSelection();
   announce(`${count(members.length, "image")} selected.`);
-  redraw();
+  restyle();
 }
 
-function showSelection() {
-  const members = [...state.selected];
+async function showSelection() {
+  const { selected } = state;
+  const members = [...selected];
+  await loaded(members.slice(0, GALLERY));
+  if (state.selected !== selected) return;
   const more = members.length - GALLERY;
   const section = $("selection");
   section.hidden = !members.length;
@@ -55,11 +58,12 @@ function csvValue(coloring, i) {
   return Number.isNaN(value) ? "" : String(Number(value.toPrecision(7)));
 }
 
-function saveCsv(members) {
+async function saveCsv(members) {
+  await loaded(members);
   const head = ["number", "path", ...data.colorings.map((each) => csvCell(each.name.toLowerCase()))];
   const rows = members.map((i) => {
     const values = data.colorings.map((coloring) => csvValue(coloring, i));
-    return [data.number[i], csvCell(data.names[i]), ...values];
+    return [data.number[i], csvCell(rawName(i)), ...values];
   });
   const text = [head, ...rows].map((row) => `${row.join(",")}\n`).join("");
   const href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
@@ -73,7 +77,7 @@ function saveCsv(members) {
 /* The values that a column is sorted by; NaN if unknown. */
 function sortKey(by) {
   if (by === "number") return (i) => data.number[i];
-  if (by === "name") return (i) => data.names[i];
+  if (by === "name") return rawName;
   const { classes, values } = data.colorings[by];
   if (!classes.length) return (i) => values[i];
   return (i) => (values[i] < 0 ? NaN : classes[values[i]]);
@@ -94,10 +98,10 @@ function sortedRows() {
 function tableHeading(label, by) {
   const { by: current, descending } = state.sort;
   const sorted = by === current;
-  const sort = () => {
+  const sort = async () => {
     state.sort = { by, descending: sorted && !descending };
     state.page = 0;
-    showTable();
+    await showTable();
     $("table").querySelector("th[aria-sort] button").focus();
   };
   const arrow = sorted ? (descending ? " ▾" : " ▴") : "";
@@ -112,14 +116,19 @@ function tableRow(i) {
     make("th", { scope: "row" }, link), ...cells);
 }
 
-function showTable() {
+async function showTable() {
   if (!$("table").open) return;
+  const { page: at, sort: order } = state;
+  if (order.by === "name") await loaded(allRows());
   const members = sortedRows();
+  const shown = members.slice(at * TABLE_ROWS, (at + 1) * TABLE_ROWS);
+  await loaded(shown);
+  if (state.page !== at || state.sort !== order) return; // another page meanwhile
   const pages = Math.max(1, Math.ceil(members.length / TABLE_ROWS));
   const page = `Page ${state.page + 1} of ${pages}`;
   const head = make("tr", {}, tableHeading("Number", "number"), tableHeading("Name", "name"),
     ...data.colorings.map((coloring, at) => tableHeading(coloring.name, at)));
-  const rows = members.slice(state.page * TABLE_ROWS, (state.page + 1) * TABLE_ROWS).map(tableRow);
+  const rows = shown.map(tableRow);
   const turn = (by) => () => {
     state.page += by;
     showTable();

@@ -30,8 +30,8 @@ const zoomLevel = () => state.view.scale / wholeMap().scale;
 function toScreen(x, y) {
   const { view } = state;
   return [
-    box.width / 2 + (x - view.x) * view.scale,
-    box.height / 2 - (y - view.y) * view.scale,
+    box.width / 2 - view.x * view.scale + x * view.scale,
+    box.height / 2 + view.y * view.scale - y * view.scale,
   ];
 }
 

@@ -1,0 +1,133 @@
+"""The map of many images, whose names, neighbors and sheets are in files beside the page."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from browser import HOSTILE, OpenPage, chromium, in_a_browser, page_of, small_map, tile_color
+
+from nearkin.report.page.map import details, write_files
+
+pytestmark = in_a_browser
+
+MANY = small_map([*HOSTILE, *(f"animals/{row:03d}.jpg" for row in range(12, 300))], per_file=64)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A page and its folder, which can be moved together."""
+    for name in ("made", "moved"):
+        (tmp_path / name).mkdir()
+    write_files(MANY, tmp_path / "made" / "page_files")
+    page = page_of(MANY, files="page_files")
+    (tmp_path / "made" / "page.html").write_text(page, encoding="utf-8")
+    return (tmp_path / "made").rename(tmp_path / "moved" / "to here")
+
+
+@pytest.fixture
+def page(browser, written):
+    page = OpenPage(browser, (written / "page.html").as_uri())
+    yield page
+    page.context.close()
+    assert page.complaints == []
+    assert all(url.startswith(("file:", "blob:")) for url in page.requests)
+
+
+def asked_for(page):
+    return sorted({url.rpartition("/")[2] for url in page.requests if "page_files" in url})
+
+
+def test_files_are_plain_text_and_the_same_each_time(written):
+    files = {file.name for file in (written / "page_files").iterdir()}
+    assert files == {f"{number}.{kind}" for number in range(5) for kind in ("js", "webp")}
+    script = (written / "page_files" / "0.js").read_bytes()
+    assert script.decode() == details(MANY, 0)
+    assert script.isascii()
+    assert b"<" not in script
+
+
+def test_only_what_is_looked_at_is_loaded(page):
+    page.until("document.getElementById('map-count').textContent === '300 images'")
+    assert asked_for(page) == []
+    page.click(MANY, 70)
+    page.find("#map-panel h3").wait_for()
+    assert page.text("#map-panel h3") == "animals/070.jpg"
+    assert "1.js" in asked_for(page)
+    tiles = page.find("#map-panel .map-tiles").first.locator("button")
+    names = [MANY.names[other] for other in MANY.neighbors[70]]
+    labels = [tile.get_attribute("aria-label").rsplit(", ", 1)[0] for tile in tiles.all()]
+    assert [name for name in names if name.startswith("animals")] == [
+        label for label in labels if label.startswith("animals")
+    ]
+
+
+def test_zoomed_in_points_become_images_of_their_sheets(page):
+    at = page.spot(MANY, 149)
+    page.page.mouse.move(*at)
+    for _ in range(10):
+        page.page.mouse.wheel(0, -120)
+        page.settle()
+    page.turns(at, tile_color(149))
+    assert "2.webp" in asked_for(page)
+
+
+def test_names_are_found_and_sorted_and_saved(page, tmp_path):
+    page.find("#map-filter").fill("animals/29")
+    page.until("document.getElementById('map-count').textContent === '10 of 300 images'")
+    assert asked_for(page) == [f"{number}.js" for number in range(5)]
+    page.find("#map-table summary").click()
+    page.find("#map-table thead").get_by_text("Name").click()
+    page.find("#map-table tbody").get_by_text("animals/299.jpg").wait_for()
+    assert page.texts("#map-table tbody th") == [f"animals/{row}.jpg" for row in range(290, 300)]
+
+
+def test_hostile_names_in_files_stay_text(page):
+    for row, name in enumerate(HOSTILE):
+        page.page.evaluate(f"location.hash = '#image={10 + 2 * row}'")
+        shown = "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode() for c in name
+        )
+        title = "document.querySelector('#map-panel h3 bdi')?.textContent"
+        page.until(f"{title} === {json.dumps(shown)}")
+
+
+def test_without_its_folder_the_page_says_what_to_do(browser, written):
+    shutil.rmtree(written / "page_files")
+    page = OpenPage(browser, (written / "page.html").as_uri())
+    page.click(MANY, 70)
+    page.find("#map-note").get_by_text("put the folder page_files beside this page").wait_for()
+    assert page.text("#map-count") == "300 images"
+    assert all("ERR_FILE_NOT_FOUND" in complaint for complaint in page.complaints)
+    page.context.close()
+
+
+def test_points_of_many_images_are_small_and_all_drawn(browser, tmp_path):
+    count = 200_000
+    rng = np.random.default_rng(0)
+    many = small_map(
+        [""] * count,
+        count=300,
+        number=np.arange(count),
+        xy=rng.uniform(size=(count, 2)),
+        neighbors=np.zeros((count, 0), np.int64),
+        similarity=np.zeros((count, 0), np.float32),
+        colorings=(),
+        sheets=(),
+        total=count,
+        per_file=4_096,
+    )
+    (tmp_path / "page.html").write_text(page_of(many, files="page_files"), encoding="utf-8")
+    page = OpenPage(browser, (tmp_path / "page.html").as_uri())
+    x, y, width, height = (round(page.box[side]) for side in ("x", "y", "width", "height"))
+    middle = page.pixels()[y + height // 4 : y + height // 2, x + width // 3 : x + width // 2]
+    free = (middle == 255).all(axis=2).mean()
+    assert 0.2 < free < 0.95  # neither a blot nor empty
+    page.context.close()
+    assert page.complaints == []
