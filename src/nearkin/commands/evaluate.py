@@ -62,7 +62,8 @@ def evaluate(
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
-        devices: Processes on this machine that share the measures of vectors.
+        devices: Processes on this machine that share the measures of vectors; an encoder is
+            measured by one, whatever NEARKIN_DEVICES says.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
 
@@ -80,8 +81,8 @@ def evaluate(
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
         return evaluate_vectors(run, train, protocol, device, devices, reporter)
-    if train is not None or devices != 1:
-        raise UsageError(f"--train and --devices are for vectors, and {run} is an encoder")
+    if train is not None:
+        raise UsageError(f"--train is for vectors, and {run} is an encoder; leave it out")
     log, where = reporter or Silent(), choose_device(device)
     folder, config, images = _run_of(run)
     if data is None and images == data_name(None) and not Path(images).exists():
