@@ -21,7 +21,7 @@ from nearkin.encoders.projector import embedding_encoder
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
-from nearkin.evaluation.table import is_table
+from nearkin.evaluation.table import are_vectors
 from nearkin.pace import ProgressCallback, under
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
@@ -77,7 +77,7 @@ def evaluate(
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
     names = protocol_names(protocol)  # refused before anything is opened
-    if is_table(Path(run)):
+    if are_vectors(Path(run)):
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
         return evaluate_vectors(run, train, protocol, device, devices, reporter)
