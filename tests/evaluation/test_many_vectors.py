@@ -184,8 +184,8 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
         nearkin.evaluate(other, train=train)
     with pytest.raises(UsageError, match="are vectors, whose images are not read"):
         nearkin.evaluate(test, "digits", train=train)
-    with pytest.raises(UsageError, match="--train and --devices are for vectors"):
-        nearkin.evaluate("dinov2-small", "digits", devices=2)
+    with pytest.raises(UsageError, match="--train is for vectors, and dinov2-small is an enc"):
+        nearkin.evaluate("dinov2-small", "digits", train=train)
     narrow = Embeddings(pair[0].vectors[:, :9], pair[0].labels, paths=pair[0].paths,
                         splits=pair[0].splits, classes=pair[0].classes)  # fmt: skip
     write_embeddings(tmp_path / "narrow.parquet", narrow)

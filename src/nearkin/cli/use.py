@@ -112,10 +112,10 @@ def evaluate(
         devices: Processes that share the measures of vectors.
     """
     from nearkin.distributed import is_main_process
-    from nearkin.evaluation.table import is_table
+    from nearkin.evaluation.table import are_vectors
     from nearkin.run.folder import RunFolder
 
-    if not is_table(Path(run)) and not is_only_process():
+    if not are_vectors(Path(run)) and not is_only_process():
         return
     with Terminal(json) as terminal:
         evaluation = nearkin.evaluate(

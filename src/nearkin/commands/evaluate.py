@@ -21,7 +21,7 @@ from nearkin.encoders.projector import embedding_encoder
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
-from nearkin.evaluation.table import is_table
+from nearkin.evaluation.table import are_vectors
 from nearkin.pace import ProgressCallback, under
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
@@ -62,7 +62,8 @@ def evaluate(
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
-        devices: Processes on this machine that share the measures of vectors.
+        devices: Processes on this machine that share the measures of vectors; an encoder is
+            measured by one, whatever NEARKIN_DEVICES says.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
 
@@ -76,12 +77,12 @@ def evaluate(
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
     names = protocol_names(protocol)  # refused before anything is opened
-    if is_table(Path(run)):
+    if are_vectors(Path(run)):
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
         return evaluate_vectors(run, train, protocol, device, devices, reporter)
-    if train is not None or devices != 1:
-        raise UsageError(f"--train and --devices are for vectors, and {run} is an encoder")
+    if train is not None:
+        raise UsageError(f"--train is for vectors, and {run} is an encoder; leave it out")
     log, where = reporter or Silent(), choose_device(device)
     folder, config, images = _run_of(run)
     if data is None and images == data_name(None) and not Path(images).exists():

@@ -30,12 +30,13 @@ from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.measures import num_neighbors
 from nearkin.evaluation.protocols import CLUSTERS, ENTRIES, chosen
 from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
-from nearkin.measures.kmeans import COPIES, WIDEST
+from nearkin.measures.kmeans import WIDEST
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.types import UNKNOWN
 
 Rows = Int[np.ndarray, " _"]
+REDUCED: Final = 8  # Times the reduced vectors of a process, as measured at a million
 COPIED: Final = {"train": ENTRIES["retrieval"], "test": ENTRIES["fewshot"]}
 """Measures that hold a copy of the vectors of one part, each process its own."""
 
@@ -73,7 +74,7 @@ def evaluate_vectors(
         share, sizes = Share.of_rank(), {name: len(part) for name, part in parts.items()}
         log.info(f"vectors  {sizes['train']:,} training images, {sizes['test']:,} test images")
         dim = parts["test"].vectors.shape[1]
-        held = [(CLUSTERS, -(-sizes["test"] // share.ranks), COPIES * min(dim, WIDEST))]
+        held = [(CLUSTERS, -(-sizes["test"] // share.ranks), REDUCED * min(dim, WIDEST))]
         held += [(entry, sizes[part], dim) for part, copied in COPIED.items() for entry in copied]
         for entry, rows, columns in held:
             if entry in entries:

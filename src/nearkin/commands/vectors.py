@@ -17,7 +17,7 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.table import EmbeddingTable, as_text, is_table, open_table
+from nearkin.evaluation.table import EmbeddingTable, are_vectors, as_text, open_table
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter
 
@@ -95,7 +95,7 @@ def open_vectors(
         UsageError: If that does not fit together.
     """
     path = Path(source)
-    if is_table(path):
+    if are_vectors(path):
         if vectors is not None:
             raise UsageError(f"{source} are vectors, and so is --in; give one of them")
         yield Vectors(open_table(path), "", data)

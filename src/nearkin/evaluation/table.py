@@ -516,7 +516,7 @@ class EmbeddingTable:
         return best, rows
 
 
-def is_table(path: Path) -> bool:
+def are_vectors(path: Path) -> bool:
     """Return whether a path is one of vectors, not of an encoder."""
     return path.suffix in READERS or (path / NOTE).exists()
 

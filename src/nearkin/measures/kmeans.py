@@ -155,7 +155,7 @@ class _Rows:
         self, x: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], k: int
     ) -> None:
         self.x, self.label, self.moving = x, label, label == UNKNOWN
-        self.free = x[self.moving]
+        self.free = x if self.moving.all() else x[self.moving]
         self.square = np.einsum("nd,nd->n", self.free, self.free)
         self.least = ROUNDING * float(np.einsum("nd,nd->n", x, x).max())
         self.total, self.count = _sums(x[~self.moving], label[~self.moving], k)
@@ -199,8 +199,12 @@ def _sums(
     """Return the sum of each cluster's rows, and their number."""
     from scipy.sparse import csr_array
 
-    member = csr_array((np.ones(len(x)), (cluster, np.arange(len(x)))), shape=(k, len(x)))
-    return member @ x, np.bincount(cluster, minlength=k)
+    total = np.zeros((k, x.shape[1]))
+    for rows in blocks(len(x), max(1, BLOCK // max(1, x.shape[1]))):  # in double precision
+        own = cluster[rows]
+        member = csr_array((np.ones(len(own)), (own, np.arange(len(own)))), shape=(k, len(own)))
+        total += member @ x[rows]
+    return total, np.bincount(cluster, minlength=k)
 
 
 def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k dim"]:
