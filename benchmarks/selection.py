@@ -21,11 +21,12 @@ from typing import Final, get_args
 
 import numpy as np
 
+from nearkin.config import Rule
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_all
 from nearkin.measures.intervals import mean_interval
 from nearkin.measures.probe import LinearProbe, train_probe
-from nearkin.measures.selection import Rule, ranked
+from nearkin.measures.selection import ranked
 from nearkin.run.folder import RunFolder
 from nearkin.types import UNKNOWN
 

@@ -91,6 +91,13 @@ def test_folders_that_do_not_look_like_classes_give_none(tmp_path, names):
     assert len(images) == len(names)
 
 
+def test_classes_that_differ_by_case_alone_are_noted(tmp_path):
+    names = [f"{name}/{number}.png" for name in ("cat", "dog", "Cat") for number in range(3)]
+    images = open_images(fill(tmp_path, *names))
+    assert images.classes == ("Cat", "cat", "dog")
+    assert images.notes == ("classes that differ by case alone: 'Cat' and 'cat'",)
+
+
 def test_folders_can_be_insisted_on(tmp_path):
     fill(tmp_path, "a/1.png", "b/c/1.png")
     assert open_images(tmp_path, labels="folders").classes == ("a", "b/c")
@@ -585,6 +592,16 @@ def test_digits_are_those_of_scikit_learn():
     enlarged = np.stack([images.read(row)[..., 0] for row in range(100)]).astype(float)
     shrunk = enlarged.reshape(100, 8, 2, 8, 2).mean((2, 4)) / 255 * 16
     assert np.abs(shrunk - load_digits().images[:100]).mean() < 0.7
+
+
+def test_a_folder_called_digits_is_not_taken_for_the_data_set_in_silence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_images("digits").notes == ()
+    fill(tmp_path / "digits", "one.png")
+    both = open_images("digits")
+    assert len(both) == 1797
+    assert both.notes == ("digits is the built-in data set; the folder of that name is ./digits",)
+    assert open_images("./digits").names == ("one.png",)
 
 
 def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monkeypatch):

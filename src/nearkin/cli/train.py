@@ -10,7 +10,7 @@ from importlib import import_module
 from inspect import Parameter as Argument
 from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 from cyclopts import Parameter
 
@@ -23,6 +23,7 @@ from nearkin.config import (
     Config,
     DiscoverConfig,
     EmbedConfig,
+    Engine,
     Range,
     TrainConfig,
     as_given,
@@ -79,7 +80,7 @@ class EmbedOptions:
     """Images of a part; 65,536 if not given."""
     part: Annotated[str, Parameter(group=GROUPS["Output"])] = ""
     """I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array."""
-    engine: Annotated[Literal["local", "ray"], Parameter(group=GROUPS["Machine"])] = "local"
+    engine: Annotated[Engine, Parameter(group=GROUPS["Machine"])] = "local"
     """ray: let the actors of a Ray cluster make the parts."""
     resume: Flag = False
     """Continue the run that is in the folder."""
@@ -89,6 +90,11 @@ class EmbedOptions:
     """Print the measures as JSON."""
     quiet: Annotated[Flag, Parameter(name=["--quiet", "-q"])] = False
     """Show no progress."""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether there is an option that only a folder of parts takes."""
+        return bool(self.part) or self.shard is not None or self.engine != "local"
 
 
 def _add_command(kind: type[Config], text: str, run: Callable[..., None] | None = None) -> None:
@@ -197,7 +203,7 @@ def _embed(
     if run.output is not None:
         _embed_table(config, data, run)
         return
-    if run.part or run.shard is not None or run.engine != "local":
+    if run.has_parts:
         raise UsageError(
             "--shard, --part and --engine are of a folder of parts; give one with -o FOLDER/"
         )
@@ -243,7 +249,7 @@ def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
         return
     if not is_only_process():
         return
-    if run.part or run.shard is not None or run.engine != "local":
+    if run.has_parts:
         raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
     with Terminal(quiet) as terminal:
         embeddings = embed(config.encoder, data, output=output, reporter=terminal, **settings)

@@ -9,7 +9,7 @@ from cyclopts.completion.detect import ShellDetectionError
 import nearkin
 from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
-from nearkin.config import FULL, PROTOCOLS, Criterion, ExportFormat
+from nearkin.config import FULL, PROTOCOLS, Criterion, ExportFormat, Rule
 from nearkin.errors import OutputError, UsageError
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
@@ -45,7 +45,6 @@ VectorsOf = Annotated[
     Path | None,
     Parameter(name="--in", help="What `nearkin embed -o` has made of DATA with that encoder."),
 ]
-Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
 RunImages = Annotated[
     str | None, Parameter(help="Its images, if they are no longer where they were.")
 ]

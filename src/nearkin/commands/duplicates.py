@@ -237,12 +237,10 @@ def _check(
     for name, value in (("threshold", threshold), ("precision", precision)):
         if value is not None and not 0 < value <= 1:
             raise UsageError(f"--{name} {value:g} is not above 0 and at most 1")
-    for path, suffix in ((output, ".csv"), (page, ".html")):
-        if path is not None and Path(path).suffix != suffix:
-            raise UsageError(f"cannot write {path}; give a name that ends in {suffix}")
-        check_new(path)
+    check_new(output, ".csv")
+    check_new(page, ".html")
     if apply is not None and Path(apply).suffix == ".csv":
-        check_new(apply)
+        check_new(apply, ".csv")
     elif apply is not None:
         check_destination(Path(apply), [] if data is None else [data_name(data)])
 

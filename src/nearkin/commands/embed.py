@@ -4,11 +4,11 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from nearkin.config import Auto
+from nearkin.config import Auto, Engine
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
@@ -107,7 +107,7 @@ def embed_parts(
     *,
     shard: int = SHARD,
     part: str = "",
-    engine: Literal["local", "ray"] = "local",
+    engine: Engine = "local",
     backbone: nn.Module | None = None,
     labels: str = "auto",
     image_size: int | Auto = "auto",

@@ -50,7 +50,6 @@ AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is
 TIE: Final = 1e-6  # Cosines that differ by less are those of one and the same neighbor
 MOST_CHECKED, FEWEST_CHECKED = 1000, 64  # Images that outputs are compared on, by their size
 TRANSFORMED: Final = 16  # Images that also take a library's own way from file to features
-MAX_SIDE: Final = 1 << 30
 SUFFIXES: Final = (".onnx", ".pt", ".pt2", ".pth", ".safetensors")
 
 
@@ -259,9 +258,7 @@ def _compare_transform(written: Native, encoder: Encoder, sample: _Sample) -> li
     images = encoder.preprocessing.applied(sample.images.spread(TRANSFORMED))
     rows = [sample.images.names.index(name) for name in images.names]
     # At full scale: other libraries decode no JPEG at a smaller one.
-    decoded: list[Any] = [
-        as_image(images.read(row), min_side=MAX_SIDE) for row in range(len(images))
-    ]
+    decoded: list[Any] = [as_image(images.read(row)) for row in range(len(images))]
     with torch.inference_mode():
         theirs = written.network(torch.stack([written.transform(image) for image in decoded]))
         own = encoder(to_input(sample.pixels[rows]))

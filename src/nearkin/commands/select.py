@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from nearkin.commands.vectors import Vectors, check_new, open_vectors
-from nearkin.config import Auto
+from nearkin.config import Auto, Rule
 from nearkin.data.labels import match, read_table
 from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.errors import UsageError
-from nearkin.measures.selection import Rule, ranked
+from nearkin.measures.selection import ranked
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
@@ -89,9 +89,7 @@ def select(
     """
     if num < 1:
         raise UsageError(f"--num {num} is less than one image; give at least 1")
-    if output is not None and Path(output).suffix != ".csv":
-        raise UsageError(f"cannot write {output}; give a name that ends in .csv")
-    check_new(output)
+    check_new(output, ".csv")
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     computing: dict[str, Any] = {"device": device, "workers": workers, "reporter": reporter}
     with (

@@ -132,7 +132,11 @@ def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) ->
         )
 
 
-def check_new(path: str | Path | None) -> None:
-    """Refuse to replace a table, in which a person may have written, before it is computed."""
-    if path is not None and Path(path).exists():
+def check_new(path: str | Path | None, suffix: str) -> None:
+    """Refuse another suffix, or to replace what may have been edited, before it is computed."""
+    if path is None:
+        return
+    if Path(path).suffix != suffix:
+        raise UsageError(f"cannot write {path}; give a name that ends in {suffix}")
+    if Path(path).exists():
         raise OutputError(f"{path} exists, and may have been edited; choose another name")

@@ -234,7 +234,7 @@ def _decoded(content: bytes) -> np.ndarray:
     depth = depth_of(header(content).format)
     if not depth:
         raise BadImage("an image of 8 bits and of no further channels")
-    if depth.startswith("1 "):
+    if depth.startswith(GRAY):
         with suppress(BadImage), opened(content) as image:
             turn = orientation(image)
             image.load()

@@ -183,7 +183,7 @@ class Planes:
         return stacked.clip(0, 1)  # bicubic filters overshoot
 
 
-def as_image(content: bytes | np.ndarray, min_side: int) -> Image.Image | Planes:
+def as_image(content: bytes | np.ndarray, *, min_side: int | None = None) -> Image.Image | Planes:
     """Encoded bytes (see `decode`) or pixels as an image."""
     if isinstance(content, bytes):
         return decode(content, min_side=min_side)

@@ -18,7 +18,6 @@ from nearkin.pace import ProgressCallback, ignore_progress
 
 SIDE: Final = 16  # Side of a thumbnail; larger ones tell resized copies apart
 DIGEST: Final = 32  # Bytes of a SHA-256
-MAX_SIDE: Final = 2**16  # Above any JPEG's, so that all of its pixels are decoded
 
 
 def thumbnails(
@@ -98,7 +97,7 @@ def relation(images: Images, row: int, other: int) -> str:
         pair = [images.read(each) for each in (row, other)]
         if digest(pair[0]) == digest(pair[1]):
             return "same bytes"
-        a, b = (np.asarray(as_image(content, min_side=MAX_SIDE)) for content in pair)
+        a, b = (np.asarray(as_image(content)) for content in pair)
     except BadImage:
         return "near copy"
     return "same pixels" if np.array_equal(a, b) else "near copy"

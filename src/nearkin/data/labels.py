@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.images import in_bytes
-from nearkin.data.remote import RemoteFile
+from nearkin.data.remote import RemoteFile, is_url, remote_file
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -101,6 +101,11 @@ def _are_classes(classes: list[list[str]], images: int) -> bool:
 
 TABLES: Final = (".csv", ".parquet")
 File = Path | RemoteFile  # Of this machine, or of a store
+
+
+def file_at(place: str) -> File:
+    """The file at a path, which need not exist, or at an address; a DataError if there is none."""
+    return remote_file(place) if is_url(place) else Path(place).expanduser()
 
 
 class Row(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nearkin.data.labels import (
     Row,
     annotations_from_folders,
     annotations_from_rows,
+    file_at,
     match,
     read_table,
 )
@@ -78,6 +80,9 @@ def open_images(
             f"{where}: none of {len(images.bad)} images can be used, such as "
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
+    if is_name(where) and Path(where).exists():
+        note = f"{where} is the built-in data set; the folder of that name is ./{where}"
+        images = replace(images, notes=(*images.notes, note))
     return _annotated(images, listing, labels)
 
 
@@ -170,7 +175,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
     if labels == "folders":
         annotations = annotations_from_folders(names, labels).or_else(annotations)
     elif labels not in ("auto", "none"):
-        table = remote_file(labels) if is_url(labels) else Path(labels).expanduser()
+        table = file_at(labels)
         rows, notes = match(table, read_table(table, ("path", "label")), names)
         annotations = annotations_from_rows(rows, names).or_else(annotations)
     classes, numbers = annotations.numbered()
@@ -180,5 +185,13 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         groups=annotations.grouped(),
         splits=np.array(annotations.splits, np.str_),
         classes=classes,
-        notes=(*images.notes, *notes),
+        notes=(*images.notes, *notes, *_spellings(classes)),
     )
+
+
+def _spellings(classes: Sequence[str]) -> list[str]:
+    """Note classes whose names differ by case alone: most often they are one."""
+    folded = sorted(classes, key=lambda name: (name.casefold(), name))
+    groups = [list(names) for _, names in groupby(folded, key=str.casefold)]
+    alike = [" and ".join(map(repr, names)) for names in groups if len(names) > 1]
+    return [f"classes that differ by case alone: {', '.join(alike[:3])}"] if alike else []

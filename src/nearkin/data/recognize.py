@@ -22,10 +22,11 @@ from nearkin.data.labels import (
     File,
     annotations_from_folders,
     examples,
+    file_at,
     read_table,
 )
 from nearkin.data.opening import open_images
-from nearkin.data.remote import is_url, remote_file
+from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
 from nearkin.errors import DataError, redacted
@@ -122,8 +123,7 @@ def recognize(images: Images, labeled: str) -> Recognized:
     data = _Data(images)
     if not is_table(labeled):
         return _images(data, labeled)
-    table = remote_file(labeled) if is_url(labeled) else Path(labeled).expanduser()
-    return _table(data, table)
+    return _table(data, file_at(labeled))
 
 
 def is_table(where: str) -> bool:

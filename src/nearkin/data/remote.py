@@ -356,7 +356,7 @@ def remote_files(urls: Mapping[str, str]) -> dict[str, RemoteFile]:
 def files_below(root: str, wanted: Callable[[str], bool]) -> dict[str, RemoteFile]:
     """The files below an address that have a wanted name, by their path below it."""
     root = root.rstrip("/")
-    if root.startswith("http"):  # a page of links tells no sizes
+    if root.startswith("http"):  # a page of links gives no sizes
         linked = (path.removeprefix(f"{root}/") for path in _linked(f"{root}/"))
         return remote_files({name: f"{root}/{name}" for name in linked if wanted(name)})
     found: Mapping[str, Any] = _ask(root, "find", LISTING, detail=True)
@@ -375,7 +375,7 @@ def _linked(page: str) -> Iterator[str]:
 
 def _described(url: str, info: Mapping[str, Any]) -> RemoteFile:
     if info.get("size") is None:
-        raise DataError(f"{redacted(url)}: the store tells no size; copy the data here")
+        raise DataError(f"{redacted(url)}: the store gives no size; copy the data here")
     tag = next((str(info[name]) for name in TAGS if info.get(name)), "")
     number = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8]) >> 1
     return RemoteFile(url, int(info["size"]), number)

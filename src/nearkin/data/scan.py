@@ -18,7 +18,7 @@ from threading import BoundedSemaphore
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from torch.utils.data import Dataset
 
 from nearkin.data.batches import prefetch
@@ -97,9 +97,7 @@ def _load(path: Path, files: Listing | Images, columns: Columns) -> Bool[np.ndar
     filled = np.zeros(len(files.names), np.bool_)
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
-            stored_names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
-            stored_row = {name: row for row, name in enumerate(stored_names)}
-            then = np.array([stored_row.get(name, -1) for name in files.names], np.int64)
+            then = _stored_rows(file["names"].tobytes(), files.names)
             same = (then >= 0) & (file["stats"][then] == files.states).all(axis=1)
             for name, column in columns.items():
                 column[same] = file[name][then[same]]
@@ -109,10 +107,24 @@ def _load(path: Path, files: Listing | Images, columns: Columns) -> Bool[np.ndar
     return filled
 
 
+def _stored_rows(stored: bytes, names: Sequence[str]) -> Int64[np.ndarray, " files"]:
+    """Return the row in the index of each file, -1 if it has none."""
+    if stored == _joined(names):  # as a rule; a table of millions of names is large
+        return np.arange(len(names))
+    row = {
+        name: row for row, name in enumerate(stored.decode("utf-8", "surrogateescape").split("\0"))
+    }
+    return np.array([row.get(name, -1) for name in names], np.int64)
+
+
+def _joined(names: Sequence[str]) -> bytes:
+    return in_bytes("\0".join(names))
+
+
 def _save(path: Path, files: Listing | Images, columns: Columns) -> None:
     """Store the columns in place of the index before."""
     own = path.with_name(f"{path.stem}.{os.getpid()}.npz")
-    names: UInt8[np.ndarray, " bytes"] = np.frombuffer(in_bytes("\0".join(files.names)), np.uint8)
+    names: UInt8[np.ndarray, " bytes"] = np.frombuffer(_joined(files.names), np.uint8)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(own, allow_pickle=False, names=names, stats=files.states, **columns)
@@ -182,13 +194,15 @@ def scan(
         retried = "sizes" if getattr(listing.source, "tagged", False) else ""
         fill(columns, listing, kind, values, what, on_progress, retried=retried)
     kinds[sizes.prod(axis=1, dtype=np.int64) > MAX_PIXELS] = b"too-large"
-    formats = np.strings.partition(kinds, b" of ")[0] if len(kinds) else kinds
-    good = np.isin(formats, np.array((*FORMATS, "array"), np.bytes_))
+    few, kind_of = np.unique(kinds, return_inverse=True)  # a few texts for millions of files
+    texts = [text.decode() for text in few.tolist()]
+    good = np.array([text.partition(" of ")[0] in (*FORMATS, "array") for text in texts], bool)
     bad = [*listing.bad]
-    for row in np.flatnonzero(~good).tolist():
-        reason = reasons.get(row, kinds[row].decode())
+    for row in np.flatnonzero(~good[kind_of]).tolist():
+        reason = reasons.get(row, texts[kind_of[row]])
         bad.append(BadFile(names[row], reason, int(states[row, 0])))
-    rows = np.flatnonzero(good)
+    rows = np.flatnonzero(good[kind_of])
+    formats = np.array([text if ok else "" for text, ok in zip(texts, good, strict=True)], np.str_)
     images = Images(
         tuple(map(names.__getitem__, rows.tolist())),
         labels=np.full(len(rows), UNKNOWN, np.int64),
@@ -197,7 +211,7 @@ def scan(
         classes=(),
         sizes=sizes[rows],
         num_bytes=states[rows, 0],
-        kinds=np.array(kinds[rows].astype(np.str_).tolist(), np.str_),
+        kinds=formats[kind_of[rows]],
         modified=states[rows, 1],
         source=listing.source,
         key=listing.key,

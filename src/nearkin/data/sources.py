@@ -41,6 +41,7 @@ from nearkin.data.remote import (
     blocks,
     cache_limit,
     files_below,
+    is_url,
     remote_files,
     warm,
 )
@@ -464,7 +465,7 @@ def list_pattern(pattern: str) -> Listing:
     where, root = redacted(pattern), pattern.partition("{")[0].rpartition("/")[0]
     paths = expanded(pattern)
     names = [redacted(path)[len(redacted(root)) :].lstrip("/") for path in paths]
-    if "://" in pattern:
+    if is_url(pattern):
         return list_shards(where, remote_files(dict(zip(names, paths, strict=True))))
     files = {name: Path(path).expanduser() for name, path in zip(names, paths, strict=True)}
     missing = [str(path) for path in files.values() if not path.exists()]

@@ -1,4 +1,4 @@
-"""How well a threshold on the cosine tells copies of images from other images of the same data."""
+"""How well a threshold on the cosine separates copies from other images of the same data."""
 
 import io
 import zlib

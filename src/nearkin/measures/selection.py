@@ -1,12 +1,13 @@
 """Rows that stand for others: one of a set of copies, typical, spread and uncertain ones."""
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nearkin.config import Rule
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.measures.neighbors import held_at_once, nearest
 from nearkin.objectives import unit
@@ -15,7 +16,6 @@ from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN
 
 Rows = Int[np.ndarray, " rows"]
-Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
 
 ROUNDING: Final = 1e-6  # Of a cosine in float32: equal vectors may be so far below 1
 CLUSTERS: Final = 500  # Of `typical`, at most, as in its paper
