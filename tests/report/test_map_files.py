@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -106,6 +109,23 @@ def test_without_its_folder_the_page_says_what_to_do(browser, written):
     assert page.text("#map-count") == "300 images"
     assert all("ERR_FILE_NOT_FOUND" in complaint for complaint in page.complaints)
     page.context.close()
+
+
+def test_any_server_of_files_can_show_it(browser, written):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=written)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        page = OpenPage(browser, f"http://127.0.0.1:{server.server_port}/page.html")
+        page.click(MANY, 70)
+        page.find("#map-panel h3").get_by_text("animals/070.jpg").wait_for()
+        page.context.close()
+        server.shutdown()
+        thread.join()
+    assert [line for line in page.complaints if "404" not in line] == []  # of favicon.ico
 
 
 def test_points_of_many_images_are_small_and_all_drawn(browser, tmp_path):

@@ -417,8 +417,8 @@ def place(
 ) -> Float[np.ndarray, "m 2"]:
     """Return coordinates of new images on the map of these features.
 
-    The median of the nearest images' coordinates, weighted by the inverse squared distance: an
-    image of the map lands on itself, and one between two groups lands in one of them, where a
+    The geometric median of the nearest images' places, weighted by the inverse squared distance:
+    an image of the map lands on itself, and one between two groups lands in one of them, where a
     mean would land between.
     """
     bank = torch.from_numpy(features)
@@ -429,12 +429,20 @@ def place(
 def _medians(
     near: Float[np.ndarray, "m k 2"], similarity: Float32[np.ndarray, "m k"]
 ) -> Float[np.ndarray, "m 2"]:
-    """The weighted median of each row's coordinates; see `place`."""
+    """The weighted geometric median of each row's places, nearly: five steps by Weiszfeld (1937).
+
+    They start at the median of each coordinate alone, of which many rows would share one.
+    """
     weights = 1 / np.maximum(2 - 2 * similarity.astype(np.float64), 2e-7)
     order = near.argsort(axis=1, kind="stable")
     cumulated = np.take_along_axis(weights[:, :, None], order, axis=1).cumsum(axis=1)
     middle = (cumulated >= cumulated[:, -1:] / 2).argmax(axis=1, keepdims=True)
-    return np.take_along_axis(np.take_along_axis(near, order, axis=1), middle, axis=1)[:, 0]
+    xy = np.take_along_axis(np.take_along_axis(near, order, axis=1), middle, axis=1)
+    for _ in range(5):
+        distance = np.linalg.norm(near - xy, axis=2)
+        pull = (weights / np.maximum(distance, 1e-9))[:, :, None]
+        xy = (near * pull).sum(axis=1, keepdims=True) / pull.sum(axis=1, keepdims=True)
+    return xy[:, 0]
 
 
 class Places(NamedTuple):
@@ -453,7 +461,7 @@ def placed(
 ) -> Places:
     """Place many images by their nearest landmarks as `place` does, with one block in memory.
 
-    The median keeps more neighbors than a mean of the same landmarks; see docs/report.md.
+    The median keeps more neighbors than a mean or `transform` of openTSNE; see docs/report.md.
 
     Args:
         blocks: Features of all images.
