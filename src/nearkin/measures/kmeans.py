@@ -68,8 +68,11 @@ def compact(
     """
     rows = np.arange(len(features)) if rows is None else rows
     reduce = reduce or reduction(features)
-    parts = blocks(max(1, len(rows)), max(1, BLOCK // features.shape[1]))
-    return np.concatenate([reduce(features[rows[part]]).cpu().numpy() for part in parts])
+    reduced = np.empty((len(rows), reduce(features[:1]).shape[1]), np.float32)
+    # Kept in pieces between the blocks, they would leave holes in memory that no block fits into.
+    for part in blocks(len(rows), max(1, BLOCK // features.shape[1])):
+        reduced[part] = reduce(features[rows[part]]).cpu().numpy()
+    return reduced
 
 
 def constrained_kmeans(

@@ -485,7 +485,7 @@ def placed(
 def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
     """Return points along a Z-order curve, on which neighbors are mostly close to each other.
 
-    >>> z_order(np.array([[0, 0], [9, 9], [1, 0], [9, 8]])).tolist()
+    >>> z_order(np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 0.0], [9.0, 8.0]])).tolist()
     [0, 2, 3, 1]
     """
     low = xy.min(axis=0)
