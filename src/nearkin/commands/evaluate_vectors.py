@@ -36,7 +36,7 @@ from nearkin.run.reporter import Reporter, Silent
 from nearkin.types import UNKNOWN
 
 Rows = Int[np.ndarray, " _"]
-REDUCED: Final = 8  # Times the reduced vectors of a process, as measured at a million
+REDUCED: Final = 3  # Times the reduced vectors of a process, as measured at a million
 COPIED: Final = {"train": ENTRIES["retrieval"], "test": ENTRIES["fewshot"]}
 """Measures that hold a copy of the vectors of one part, each process its own."""
 
