@@ -29,11 +29,10 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.measures import num_neighbors
 from nearkin.evaluation.protocols import CLUSTERS, ENTRIES, chosen
-from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
+from nearkin.evaluation.table import EmbeddingTable, map_vectors, numbered, open_table
 from nearkin.measures.kmeans import WIDEST
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.types import UNKNOWN
 
 Rows = Int[np.ndarray, " _"]
 REDUCED: Final = 3  # Times the reduced vectors of a process, as measured at a million
@@ -106,13 +105,13 @@ def _mapped(table: EmbeddingTable, bank: EmbeddingTable) -> Iterator[dict[str, E
         rows[name] = rows[name][labeled] if labeled.any() or name == "train" else rows[name]
     dim, of_bank = _dim(table), _dim(bank)
     if dim != of_bank:
-        both = f"{table.path} and {bank.path} have {dim} and {of_bank}"
+        both = f"{table.path} and {bank.path}"
         raise CheckpointError(
             f"{both} have {dim} and {of_bank} features; embed all by one encoder"
         )
-    # No label is the empty text, which sorts before every class.
-    each = [[""], *(names[tables[name]][rows[name]] for name in rows)]
-    classes = np.unique(np.concatenate(each))
+    texts = np.concatenate([names[tables[name]][rows[name]] for name in rows])
+    classes, every = numbered(texts.tolist())
+    labels = dict(zip(rows, np.split(every, [len(rows["train"])]), strict=True))
     with TemporaryDirectory(prefix="nearkin-") as own:
         if is_main_process():
             _check_disk(Path(own), 4 * dim * sum(map(len, rows.values())))
@@ -127,8 +126,8 @@ def _mapped(table: EmbeddingTable, bank: EmbeddingTable) -> Iterator[dict[str, E
         yield {
             name: Embeddings(
                 map_vectors(folder / name, dim),
-                np.searchsorted(classes, names[tables[name]][rows[name]]) + UNKNOWN,
-                classes=tuple(classes[1:].tolist()),
+                labels[name],
+                classes=classes,
             )
             for name in rows
         }

@@ -9,7 +9,7 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import UsageError
-from nearkin.evaluation.table import NOTE, READERS, open_table
+from nearkin.evaluation.table import are_vectors, open_table
 from nearkin.report.image_map import ONE_FILE
 from nearkin.report.pages import write_page, write_table_page
 from nearkin.run.failures import resource_errors
@@ -40,7 +40,7 @@ def write_report(
     Raises:
         NearkinError: One line on what failed.
     """
-    if Path(run).suffix in READERS or (Path(run) / NOTE).exists():
+    if are_vectors(Path(run)):
         return _write_table_page(Path(run), data, output, one_file)
     folder = RunFolder(Path(run))
     path, images = Path(output or folder.report), images_of(folder, data)

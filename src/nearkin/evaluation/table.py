@@ -139,17 +139,26 @@ def read_all(path: Path) -> Embeddings:
         table = parquet.read_table(file)
         vectors = _vectors(table)
         paths, splits, labels = (table[name].to_pylist() for name in ("path", "split", "label"))
-    # No label is the empty text, which sorts before every class.
-    names = ["", *(name or "" for name in labels)]
-    classes, numbers = np.unique(np.array(names, np.str_), return_inverse=True)
+    classes, numbers = numbered([name or "" for name in labels])
     return Embeddings(
         vectors.numpy(),
-        numbers[1:] + UNKNOWN,
+        numbers,
         rows=np.arange(len(paths)),
         paths=paths,
-        classes=tuple(classes[1:].tolist()),
+        classes=classes,
         splits=np.array(splits, np.str_),
     )
+
+
+def numbered(labels: Sequence[str]) -> tuple[tuple[str, ...], Int[np.ndarray, " n"]]:
+    """Return the classes in order, and the number of each label, `UNKNOWN` where it is empty.
+
+    >>> numbered(["b", "", "a", "b"])
+    (('a', 'b'), array([ 1, -1,  0,  1]))
+    """
+    # The empty text, put first, sorts before every class.
+    names, numbers = np.unique(np.array(["", *labels], np.str_), return_inverse=True)
+    return tuple(names[1:].tolist()), numbers[1:] + UNKNOWN
 
 
 def _vectors(table: Any) -> Float[Tensor, "rows dim"]:

@@ -24,6 +24,7 @@ from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import digest, read_embeddings
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest
+from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, usable, write_whole
@@ -71,7 +72,7 @@ def image_map(
     if len(embeddings.rows) < 2:
         return None
     shown, among = map_rows(embeddings.class_names, landmarks)
-    read = read or (lambda rows: map(embeddings.tensor.__getitem__, _blocks(rows)))
+    read = read or (lambda rows: (embeddings.tensor[rows[x]] for x in blocks(len(rows), BLOCK)))
     bank = torch.cat(list(read(shown[among])))
     # One search for the page and for t-SNE.
     near = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
@@ -107,10 +108,6 @@ def image_map(
         among=len(among) if len(among) < len(shown) else 0,
         per_file=BLOCK if in_files else 0,
     )
-
-
-def _blocks(rows: Int[np.ndarray, " n"]) -> Sequence[Int[np.ndarray, " _"]]:
-    return np.split(rows, range(BLOCK, len(rows), BLOCK))
 
 
 def map_rows(

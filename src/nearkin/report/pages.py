@@ -15,7 +15,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import EmbeddingTable, read_embeddings
+from nearkin.evaluation.table import EmbeddingTable, numbered, read_embeddings
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
 from nearkin.report.image_map import ONE_FILE, EarlyMap, image_map, thumbnails
@@ -33,7 +33,6 @@ from nearkin.report.page.sections import (
 from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.tables import read_csv, replace_text, usable
-from nearkin.types import UNKNOWN
 
 FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192
@@ -93,14 +92,13 @@ def write_table_page(
         output: Where to.
         one_file: As of `write_page`.
     """
-    labels = ["", *table.texts("label")]  # no label sorts before every class
-    classes, numbers = np.unique(labels, return_inverse=True)
+    classes, numbers = numbered(table.texts("label"))
     embeddings = Embeddings(
         np.zeros((len(rows), 0), np.float32),
-        numbers[1:] + UNKNOWN,
+        numbers,
         rows=rows,
         paths=table.texts("path"),
-        classes=tuple(classes[1:].tolist()),
+        classes=classes,
         splits=np.array(table.texts("split")),
     )
 
