@@ -569,16 +569,16 @@ def _webp(sheet: Image.Image, quality: int) -> bytes:
 def _sheets(
     images: Images, order: Int[np.ndarray, " n"], side: int, workers: int
 ) -> Iterator[Image.Image]:
-    for start in range(0, len(order), BLOCK):
-        chosen = order[start : start + BLOCK]
+    for part in blocks(len(order), BLOCK):
+        chosen = order[part]
         ascending = chosen.argsort()
         squares = np.empty((len(chosen), side, side, 3), np.uint8)
         crops = CenterCrops(images.subset(chosen[ascending]), side, workers=workers)
         every = (square for batch in crops for square in batch.permute(0, 2, 3, 1).numpy())
         for place, square in zip(ascending, every, strict=True):
             squares[place] = preview(square)
-        for first in range(0, len(squares), PER_SHEET):
-            yield _sheet(squares[first : first + PER_SHEET])
+        for own in blocks(len(squares), PER_SHEET):
+            yield _sheet(squares[own])
 
 
 def _sheet(squares: UInt8[np.ndarray, "n side side 3"]) -> Image.Image:
