@@ -12,6 +12,24 @@ settings.load_profile("nearkin")
 torch.set_num_threads(1)  # the networks are tiny, and results must not depend on the machine
 
 
+class Lines:
+    """Keeps log lines."""
+
+    def __init__(self):
+        self.texts = []
+
+    def info(self, text):
+        self.texts.append(text)
+
+    def progress(self, done, total, text):
+        pass
+
+
+@pytest.fixture
+def log():
+    return Lines()
+
+
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory):
     """A folder of twelve JPEGs that no test changes."""

@@ -16,9 +16,9 @@ from nearkin.commands.classify import classify as run_classify
 from nearkin.commands.discover import discover as run_discover
 from nearkin.commands.embed import embed as embed_table
 from nearkin.commands.frozen import embed_folder, only_of_folders
-from nearkin.commands.report import images_of
 from nearkin.commands.train import Run
 from nearkin.commands.train import train as run_train
+from nearkin.commands.vectors import images_of
 from nearkin.config import (
     Auto,
     ClassifyConfig,

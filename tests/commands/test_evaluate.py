@@ -20,19 +20,6 @@ from nearkin.run.folder import RunFolder, locked
 from nearkin.training.checkpoint import latest
 
 
-class Lines:
-    """Keeps log lines."""
-
-    def __init__(self):
-        self.texts = []
-
-    def info(self, text):
-        self.texts.append(text)
-
-    def progress(self, done, total, text):
-        pass
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("data")
@@ -80,9 +67,8 @@ def restated_embedding(encoder, weights, images):
     return (hidden.clamp(min=0) @ last.T + bias).float().numpy()
 
 
-def test_the_embedding_is_measured_beside_the_features(run):
+def test_the_embedding_is_measured_beside_the_features(run, log):
     """From the method in the newest checkpoint, whose projector the file is."""
-    log = Lines()
     evaluation = evaluate(run.path, features="embedding", reporter=log)
     assert list(evaluation.measures) == ["embedding", "encoder", "untrained", "pixels"]
     assert f"embedding 128 dimensions, by {run.projector}" in log.texts
@@ -143,8 +129,8 @@ def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
     assert stored["left_out"] == {"b": "few"}
 
 
-def test_measures_that_cannot_be_stored_are_still_returned(run):
-    before, log = run.evaluation.read_bytes(), Lines()
+def test_measures_that_cannot_be_stored_are_still_returned(run, log):
+    before = run.evaluation.read_bytes()
     with locked(run):
         result = evaluate(run.path, protocol="fewshot", reporter=log)
     assert len(result.measures["encoder"]) == 8

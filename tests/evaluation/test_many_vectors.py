@@ -53,17 +53,6 @@ def tables(tmp_path_factory):
     return write_parts(folder / "train", train), write_parts(folder / "test", test), train, test
 
 
-class Lines:
-    def __init__(self):
-        self.texts = []
-
-    def info(self, text):
-        self.texts.append(text)
-
-    def progress(self, done, total, text):
-        pass
-
-
 def close(ours, theirs, images=0):
     """The same measures, whose shares may differ by that many images."""
     assert [m.name for m in ours] == [m.name for m in theirs]
@@ -196,10 +185,9 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
         nearkin.evaluate(tmp_path / "void.parquet")
 
 
-def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch):
+def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, log):
     train, test, *_ = tables
     monkeypatch.setattr(failures, "STATED", 1)
-    log = Lines()
     nearkin.evaluate(test, train=train, protocol="retrieval", reporter=log)
     assert f"retrieval of 450 vectors: {4 * 450 * DIM / 1e6:.0f} MB in memory" in log.texts
     monkeypatch.setattr(failures, "free_memory", lambda: 4 * 450 * DIM - 1)

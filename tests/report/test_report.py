@@ -14,8 +14,9 @@ from sklearn.datasets import load_digits
 
 from nearkin.cli import main
 from nearkin.commands.discover import discover
-from nearkin.commands.report import images_of, write_report
+from nearkin.commands.report import write_report
 from nearkin.commands.train import train
+from nearkin.commands.vectors import images_of
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.measures import knn_classes

@@ -290,21 +290,15 @@ def encoders(tmp_path_factory):
     return folder
 
 
-def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, tmp_path):
+def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, tmp_path, log):
     start = encoders / "tiny.safetensors"
-    lines = []
-
-    class Lines:
-        info = staticmethod(lines.append)
-        progress = staticmethod(lambda *_: None)
-
     run = nearkin.train(
         images(16, 16),
         out=tmp_path / "run",
         init_from=start,
         batch_size=8,
         epochs=3,
-        reporter=Lines,
+        reporter=log,
     )
     kept, trained = load(RunFolder(run.path).start), load(run.path)
     expected = load(start)
@@ -313,7 +307,7 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     assert trained.details["origin"] == expected.details["origin"]
     assert trained.details["init_from"] == str(start)
     assert trained.preprocessing == expected.preprocessing
-    assert any("cc-by-nc" in line for line in lines)
+    assert any("cc-by-nc" in line for line in log.texts)
     page = run.folder.report.read_text()
     assert "Licence cc-by-nc-4.0: these weights are not for every use" in page
     assert all(text in page for text in (str(start), "a test", "ab" * 32))

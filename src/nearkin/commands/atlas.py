@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from PIL import Image
 
-from nearkin.commands.report import images_of
+from nearkin.commands.vectors import images_of
 from nearkin.data.batches import squares
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
@@ -18,7 +18,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.measures.neighbors import nearest
-from nearkin.report.image_map import NEIGHBORS, coordinates, map_rows
+from nearkin.report.image_map import NEIGHBORS, coordinates, landmark_rows
 from nearkin.report.site import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, writing
@@ -51,8 +51,7 @@ def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
     from pyarrow import parquet
 
     embeddings = read_embeddings(folder.embeddings, images)
-    shown, landmarks = map_rows(embeddings.class_names)
-    rows = shown[landmarks]
+    rows = landmark_rows(embeddings.class_names)
     table = _atlas_table(folder, embeddings.subset(rows), images, rows)
     with writing(path), path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
         parquet.write_table(table, file)

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nearkin.commands.report import images_of
+from nearkin.commands.vectors import images_of
 from nearkin.errors import UsageError
 from nearkin.report.server import LOOPBACK, Server
 from nearkin.report.site import RunSite

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.commands.atlas import write_atlas
-from nearkin.commands.report import images_of
+from nearkin.commands.vectors import images_of
 from nearkin.config import ExportFormat, GraphFormat
 from nearkin.data.batches import CenterCrops, from_zero_to_one, to_input
 from nearkin.data.decode import as_image

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from nearkin.commands.embed import load_source
 from nearkin.commands.index import shortlist
-from nearkin.commands.report import images_of
-from nearkin.commands.vectors import check_origin
+from nearkin.commands.vectors import check_origin, images_of
 from nearkin.config import Auto
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan

@@ -3,17 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from nearkin.classification.data import open_labeled_data
-from nearkin.config import ClassifyConfig, DiscoverConfig
-from nearkin.data.images import Images
+from nearkin.commands.vectors import Vectors, images_of
 from nearkin.data.opening import open_images
-from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import UsageError
 from nearkin.evaluation.table import are_vectors, open_table
 from nearkin.report.image_map import ONE_FILE
 from nearkin.report.pages import write_page, write_table_page
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.folder import RunFolder
 from nearkin.tables import writing
 
 
@@ -50,37 +47,9 @@ def write_report(
 
 
 def _write_table_page(table: Path, data: Any, output: str | Path | None, one_file: int) -> Path:
-    from nearkin.commands.vectors import Vectors  # which takes the images of runs from here
-
     if data is None or output is None:
         raise UsageError(f"{table} are features; give DATA, their images, and -o, the page")
     vectors, images, path = Vectors(open_table(table), ""), open_images(data), Path(output)
     with writing(path), resource_errors():
         write_table_page(vectors.table, images, vectors.image_rows(images), path, one_file)
     return path
-
-
-def images_of(folder: RunFolder, data: Any = None) -> Images:
-    """Open the images of a finished run.
-
-    Args:
-        folder: The run.
-        data: The images, if they have moved.
-
-    Raises:
-        UsageError: If the run is not finished, or its images were arrays, which are not stored.
-    """
-    folder.check_is_run()
-    if not folder.summary.exists():
-        raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
-    config, stored = folder.any_settings()
-    if data is None and stored == data_name(None) and not Path(stored).exists():
-        raise UsageError(
-            f"{folder.path} was made from arrays, which are not stored; give the images, too"
-        )
-    source = stored if data is None else data
-    if isinstance(config, DiscoverConfig):
-        return open_discovery_data(source, config).images
-    if isinstance(config, ClassifyConfig):
-        return open_labeled_data(source, config).images
-    return open_images(source, labels=config.labels)

@@ -1,4 +1,4 @@
-"""What commands on the features of many images take: a run, an encoder with images, or vectors."""
+"""What commands on features and their images take: a run, an encoder with images, or vectors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from nearkin.classification.data import open_labeled_data
 from nearkin.commands.embed import embed, load_source
-from nearkin.commands.report import images_of
-from nearkin.config import Auto
+from nearkin.config import Auto, ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
+from nearkin.discovery.data import open_discovery_data
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, as_text, open_table
-from nearkin.run.folder import RunFolder
+from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
 
 
@@ -121,6 +122,32 @@ def open_vectors(
                 **sizes,
             )
             yield Vectors(open_table(table), str(source), data, **sizes)
+
+
+def images_of(folder: RunFolder, data: Any = None) -> Images:
+    """Open the images of a finished run.
+
+    Args:
+        folder: The run.
+        data: The images, if they have moved.
+
+    Raises:
+        UsageError: If the run is not finished, or its images were arrays, which are not stored.
+    """
+    folder.check_is_run()
+    if not folder.summary.exists():
+        raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
+    config, stored = folder.any_settings()
+    if data is None and stored == data_name(None) and not Path(stored).exists():
+        raise UsageError(
+            f"{folder.path} was made from arrays, which are not stored; give the images, too"
+        )
+    source = stored if data is None else data
+    if isinstance(config, DiscoverConfig):
+        return open_discovery_data(source, config).images
+    if isinstance(config, ClassifyConfig):
+        return open_labeled_data(source, config).images
+    return open_images(source, labels=config.labels)
 
 
 def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) -> None:

@@ -118,6 +118,12 @@ def map_rows(
     return shown, balanced(labels[shown], landmarks)
 
 
+def landmark_rows(labels: np.ndarray) -> Int[np.ndarray, " landmarks"]:
+    """Return which images are the landmarks of the map."""
+    shown, among = map_rows(labels)
+    return np.take(shown, among)
+
+
 def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
     """Sample at most this many rows, as equally over classes and evenly within them as possible.
 
@@ -312,8 +318,7 @@ class EarlyMap:
     def start(self) -> None:
         """Begin, as soon as the run folder has its embeddings."""
         embeddings = read_embeddings(self._folder.embeddings, self._images)
-        shown, among = map_rows(embeddings.class_names)
-        rows = shown[among]
+        rows = landmark_rows(embeddings.class_names)
         if _stored_coordinates(self._folder, rows) is not None:
             return
         # Not in the thread: the number of threads of matrix products is one for all.

@@ -31,7 +31,7 @@ from nearkin.report.image_map import (
     coordinates,
     display_name,
     encoded,
-    map_rows,
+    landmark_rows,
     place,
     sheets_in_order,
 )
@@ -147,8 +147,7 @@ class RunSite:
     @cached_property
     def _map(self) -> tuple[Float32[np.ndarray, "n dim"], Float[np.ndarray, "n 2"]]:
         """The features and the coordinates of the landmarks of the map."""
-        shown, among = map_rows(self._embeddings.class_names)
-        rows = shown[among]
+        rows = landmark_rows(self._embeddings.class_names)
         vectors = self._embeddings.vectors[rows]
         return vectors, coordinates(self._folder, vectors, rows)
 
