@@ -92,3 +92,13 @@ def test_the_package_offers_the_verbs_of_the_command_line_without_loading_torch_
     done = python("import sys, nearkin; assert 'torch' not in sys.modules; print(nearkin.train)")
     assert done.returncode == 0, done.stderr
     assert "function train" in done.stdout
+
+
+def test_a_network_of_our_own_imports_no_library_of_networks():
+    """They take seconds at every start."""
+    done = python(
+        "import sys; from nearkin.networks.backbone import build_backbone, with_channels; "
+        "build_backbone(with_channels('small', 3), 32); "
+        "print({'timm', 'torchvision'} & set(sys.modules))"
+    )
+    assert done.stdout.strip() == "set()", done.stderr

@@ -19,6 +19,9 @@ from nearkin.types import UNKNOWN
 Fit = TypeVar("Fit")
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
+HISTORY: Final = (
+    20  # Steps that the curvature is from; with torch's 100 it takes as many, each slower
+)
 BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
 HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB in float32
 
@@ -123,7 +126,11 @@ def minimize(
     """
     n = len(y)
     optimizer = torch.optim.LBFGS(
-        parameters, max_iter=steps, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
+        parameters,
+        max_iter=steps,
+        tolerance_grad=1e-5,
+        history_size=HISTORY,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:

@@ -160,9 +160,10 @@ def with_channels(name: str, num_channels: int) -> str:
 
     Names with options, and those of networks from elsewhere, are left alone.
     """
+    if num_channels == 3:
+        return name  # before timm is imported, which takes seconds
     known = (*SMALL, *torchvision_names(), *timm_names())
-    changes = num_channels != 3 and name.rpartition("/")[2] in known
-    return f"{name}?in_chans={num_channels}" if changes else name
+    return f"{name}?in_chans={num_channels}" if name.rpartition("/")[2] in known else name
 
 
 def _with_stem(body: nn.Module, num_channels: int) -> nn.Module:
