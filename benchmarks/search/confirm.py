@@ -23,7 +23,7 @@ ARMS = {
     "published": RECIPE,
     "published, same network": (*RECIPE, "--backbone", "auto"),
 }
-MINUTES = {"digits": 2, "omniglot": 4}
+MINUTES = {"digits": 2, "omniglot": 3}
 
 
 def missing(table: Path, seeds: list[int]) -> Iterator[dict[str, Any]]:

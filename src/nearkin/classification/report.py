@@ -26,7 +26,6 @@ from nearkin.types import UNKNOWN
 
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 SHOWN: Final = 48  # Images to look at
-WORST: Final = 3  # Classes that a finding names
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
