@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
+from nearkin.cli import main
 from nearkin.config import TrainConfig
 from nearkin.data.split import open_split
 from nearkin.data.views import MEAN, STD
@@ -22,8 +23,8 @@ from nearkin.evaluation.embeddings import Embeddings
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "reproduce")]
-plan, evaluator, theirs, side, pairs, table = map(
-    importlib.import_module, ("plan", "evaluator", "theirs", "side", "pairs", "table")
+plan, evaluator, theirs, side, pairs, times, table = map(
+    importlib.import_module, ("plan", "evaluator", "theirs", "side", "pairs", "times", "table")
 )
 NAMES = ("train", "test")
 
@@ -340,6 +341,51 @@ def test_a_cell_says_mean_range_and_seeds_and_what_was_not_run():
     assert "4 of 46 trainings are here" in text
 
 
+def timed(run, knn):
+    values = {name: [knn, knn - 0.1, knn + 0.1] for name in plan.MEASURES}
+    measures = dict.fromkeys(("encoder", "pixels", "untrained"), values)
+    row = {"name": run.name, **asdict(run), "epochs": 9, "cpu_seconds": 120, "measures": measures}
+    return row | {"commit": "abc", "machine": "made up", "versions": {"torch": "2"}}
+
+
+def test_trainings_of_a_given_time_have_different_names_and_the_options_of_their_arm():
+    runs = plan.timed_plan()
+    assert len({run.name for run in runs}) == len(runs)
+    assert plan.Timed("cifar10", "byol", 30, 1, 2).options == [
+        "--method", "byol", "--max-time", "30m", "--seed", "2",
+    ]  # fmt: skip
+    assert plan.Timed("digits", "simclr", 2, 1).options[-2:] == ["--val", "0.2"]
+    assert "recipe:cifar10/simclr" in plan.Timed("digits", "simclr", 2, 1, 0, "published").options
+
+
+def test_a_row_of_a_given_time_says_seeds_mean_and_range_and_what_was_not_run():
+    runs = [run for run in plan.timed_plan() if (run.data, run.arm) == ("digits", "auto")]
+    text = table.timed_section({run.name: timed(run, 0.5 + 0.1 * run.seed) for run in runs[:2]})
+    heading = table.TIMED["digits"]
+    assert cells(text, "simclr, 2 min of 1 core", heading) == [
+        "2 of 3", "9", "2", *["0.550 (0.500 to 0.600)"] * 3,
+    ]  # fmt: skip
+    assert cells(text, "published, 2 min of 1 core", heading)[:2] == ["0 of 3", "not run"]
+    assert cells(text, "raw pixels (floor)", heading)[-1] == "0.500 [0.400, 0.600]"
+
+
+def test_a_training_of_a_given_time_becomes_a_row(tmp_path):
+    run = plan.Timed("digits", "simclr", 1, 1)
+    options = ["--epochs", "1", "--backbone", "tiny", "--val", "0.2", "--no-report"]
+    folder = tmp_path / run.name
+    assert main(["train", "digits", "-o", str(folder), *options]) == 0
+    row = times.row(run, folder, {"cpu_seconds": 3})
+    assert row["name"] == run.name
+    assert (row["epochs"], row["cpu_seconds"]) == (1, 3)
+    assert all(
+        low <= value <= high
+        for measures in row["measures"].values()
+        for value, low, high in measures.values()
+    )
+    assert set(row["measures"]) == {"encoder", "pixels", "untrained"}
+
+
 def test_the_committed_page_is_made_from_the_committed_rows():
     committed = (ROOT / table.PAGE).read_text(encoding="utf-8")
-    assert table.page(committed, table.load(ROOT / table.RESULTS)) == committed, "run `make docs`"
+    rows = (table.load(ROOT / table.RESULTS / name) for name in ("peers.jsonl", "times.jsonl"))
+    assert table.page(committed, *rows) == committed, "run `make docs`"

@@ -8,9 +8,6 @@ the number of steps is from, nor checkpoints, nor the evaluation.
 import argparse
 import json
 import math
-import platform
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +21,7 @@ from typing import Any, Final, Protocol
 import evaluator
 import numpy as np
 import torch
+from made import commit, cpu
 from ours import Ours
 from plan import Run
 from theirs import Theirs
@@ -37,7 +35,7 @@ from nearkin.data.rng import seeded
 from nearkin.data.split import Split, open_split
 from nearkin.evaluation.measures import Measure
 from nearkin.networks.backbone import build_backbone
-from nearkin.run.data import machine, versions
+from nearkin.run.data import versions
 from nearkin.tables import replace_text, whole
 
 CPU = torch.device("cpu")
@@ -239,24 +237,6 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def cpu() -> str:
-    """Return the name of the CPU and the instructions that torch uses of it."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    name = re.search(r"model name\s*: (.+)", info)
-    return f"{name[1] if name else platform.machine()}, {machine(CPU)['instructions']}"
-
-
-def commit() -> str:
-    """Return the commit of the programs, with a + where their files differ from it."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[2]), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-    changed = git("status", "--porcelain", "--", "src", "benchmarks")
-    return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
 
 
 def trained(progress: Progress, trainer: Trainer, clock: str) -> dict[str, Any]:

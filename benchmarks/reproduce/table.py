@@ -1,4 +1,4 @@
-"""Write the section of docs/results.md that is made from the rows of docs/results/peers.jsonl.
+"""Write the sections of docs/results.md that are made from rows of peers.jsonl and times.jsonl.
 
     python benchmarks/reproduce/table.py
 
@@ -11,15 +11,22 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from plan import SEEDED, SIDES, Run, Unit, plan
+from plan import MEASURES, SEEDED, SIDES, Run, Timed, Unit, plan, timed_plan
 
 ROOT: Final = Path(__file__).parents[2]
-RESULTS: Final = Path("docs/results/peers.jsonl")
+RESULTS: Final = Path("docs/results")
 PAGE: Final = Path("docs/results.md")
-BEGIN: Final = "<!-- Made by `make docs` from docs/results/peers.jsonl. -->"
+BEGIN: Final = "<!-- Made by `make docs` from docs/results/{}. -->"
 END: Final = "<!-- End of what is made. -->"
 
 DATA: Final = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
+TIMED: Final = {
+    "cifar10": "CIFAR-10",
+    "caltech": "Caltech-99",
+    "fashion10k": "Fashion-MNIST, 10,000 training images",
+    "digits": "Digits, never used to choose `auto`",
+    "omniglot": "Omniglot, never used to choose `auto`",
+}
 FLOORS: Final = {"pixels": "raw pixels", "untrained": "untrained network"}
 NOT_RUN: Final = "not run"
 Row = dict[str, Any]
@@ -168,18 +175,104 @@ nearkin's are first. At equal epochs ({", ".join(SEEDED)}) batches and rates are
 side's own."""
 
 
-def page(text: str, rows: dict[str, Row]) -> str:
-    """Return the page with the section between its marks made anew."""
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{section(rows)}\n\n{END}{after}"
+def timed_cell(values: Sequence[Sequence[float]]) -> str:
+    """Format a measure: of one run with its interval, of several seeds their mean and range.
+
+    >>> timed_cell([[0.5, 0.4, 0.6]]), timed_cell([[0.5, 0.4, 0.6], [0.7, 0.6, 0.8]])
+    ('0.500 [0.400, 0.600]', '0.600 (0.500 to 0.700)')
+    """
+    if len(values) == 1:
+        value, low, high = values[0]
+        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    return spread([value for value, _, _ in values], ".3f")
+
+
+def timed_line(runs: Sequence[Timed], rows: dict[str, Row]) -> list[str]:
+    """Return the cells of the runs that differ in their seed only."""
+    of = [rows[run.name] for run in runs if run.name in rows]
+    first = runs[0]
+    cores = "1 core" if first.threads == 1 else f"{first.threads} cores"
+    arm = first.method if first.arm == "auto" else first.arm
+    name = f"{arm}, {first.minutes} min of {cores}"
+    if not of:
+        return [name, f"0 of {len(runs)}", NOT_RUN, *[""] * (1 + len(MEASURES))]
+    spent = [row["cpu_seconds"] / 60 for row in of if row.get("cpu_seconds")]
+    return [
+        name,
+        f"{len(of)} of {len(runs)}",
+        f"{fmean(row['epochs'] for row in of):.0f}",
+        f"{fmean(spent):.0f}" if spent else "",
+        *(timed_cell([row["measures"]["encoder"][measure] for row in of]) for measure in MEASURES),
+    ]
+
+
+def timed_table(runs: Sequence[Timed], rows: dict[str, Row]) -> str:
+    """Return the table of one data set, with its floors."""
+    header = ["run", "seeds", "epochs", "CPU minutes", *MEASURES]
+    lines = [header, ["---"] * len(header)]
+    alike: dict[tuple[str, str, int, int], list[Timed]] = {}
+    for run in runs:
+        alike.setdefault((run.arm, run.method, run.minutes, run.threads), []).append(run)
+    lines += [timed_line(group, rows) for group in alike.values()]
+    done = [rows[run.name] for run in runs if run.name in rows]
+    # Of `auto` alone: others have another network. Floors depend on the seed by rounding only.
+    for table in FLOORS if done else ():
+        values = next(row["measures"][table] for row in done if row["arm"] == "auto")
+        cells = [timed_cell([values[measure]]) for measure in MEASURES]
+        lines.append([f"{FLOORS[table]} (floor)", "", "", "", *cells])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def timed_section(rows: dict[str, Row]) -> str:
+    """Return the section of trainings that have a time."""
+    parts = [TIMED_INTRODUCTION]
+    for data, title in TIMED.items():
+        parts += [f"### {title}", timed_table([r for r in timed_plan() if r.data == data], rows)]
+    done = [rows[run.name] for run in timed_plan() if run.name in rows]
+    commits, machines = ({row[key] for row in done} for key in ("commit", "machine"))
+    torch = {row["versions"]["torch"] for row in done}
+    parts.append(
+        f"{len(done)} of {len(timed_plan())} trainings are here. Commits: {_listed(commits)}. "
+        f"Machine: {_listed(machines)}. torch {_listed(torch)}."
+    )
+    return "\n\n".join(parts)
+
+
+def _listed(values: Iterable[str]) -> str:
+    return ", ".join(sorted(values))
+
+
+TIMED_INTRODUCTION: Final = """\
+    python benchmarks/reproduce/times.py OUT --cifar10 cifar10.npz --caltech caltech99.tar \\
+        --fashion10k fashion10k.npz --omniglot omniglot/
+
+`nearkin train DATA --max-time T`, nothing else given but a method where it is not SimCLR. The time
+is that of the whole run with measures, planned at its start; floors, which are measured once per
+data set, come on top. `published` is recipe:cifar10/simclr (ResNet-18, LARS) as long as the same
+time allows, and `published, same network` has the network that `auto` takes. Other work ran on
+the machine, which makes a run longer than planned and its CPU time larger, but no better.
+
+Test part (digits and Omniglot: a fifth held out by `--val 0.2`), last epoch; kNN with temperature
+0.1 and k 200, or 20 for banks below 10,000. Of several seeds, a cell is the mean and, in
+parentheses, the range; of one seed, the value and, in brackets, the 95 % interval over test
+images."""
+
+
+def page(text: str, rows: dict[str, Row], timed: dict[str, Row]) -> str:
+    """Return the page with the sections between their marks made anew."""
+    for name, made in (("peers.jsonl", section(rows)), ("times.jsonl", timed_section(timed))):
+        begin = BEGIN.format(name)
+        before, rest = text.split(begin)
+        after = rest.split(END, maxsplit=1)[1]
+        text = f"{before}{begin}\n\n{made}\n\n{END}{after}"
+    return text
 
 
 def main() -> None:
     """Write the page."""
     file = ROOT / PAGE
-    made = page(file.read_text(encoding="utf-8"), load(ROOT / RESULTS))
-    file.write_text(made, encoding="utf-8")
+    rows = (load(ROOT / RESULTS / name) for name in ("peers.jsonl", "times.jsonl"))
+    file.write_text(page(file.read_text(encoding="utf-8"), *rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
