@@ -19,9 +19,8 @@ from nearkin.types import UNKNOWN
 Fit = TypeVar("Fit")
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
-HISTORY: Final = (
-    20  # Steps that the curvature is from; with torch's 100 it takes as many, each slower
-)
+HISTORY: Final = 20
+"""Steps that L-BFGS takes the curvature from. With torch's 100 it needs as many, each slower."""
 BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
 HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB in float32
 
