@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 import nearkin
+from nearkin.classification.report import lines
 from nearkin.cli import main
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
@@ -372,6 +373,12 @@ def test_images_like_none_of_the_classes_are_flagged(runs, tmp_path):
     own = [row["flag"] for row in rows(runs["linear"] / "assignments.csv")]
     assert flags.count("unlike") > 30
     assert own.count("unlike") < 10
+
+
+def test_a_summary_counts_the_images_of_each_flag(runs):
+    summary = json.loads((runs["linear"] / "summary.json").read_text())
+    printed = lines(summary | {"flags": {"unlike": 1, "border": 2}})
+    assert {"unlike: 1 image", "border: 2 images"} <= {*printed}
 
 
 def test_settings_of_a_run_read_back(runs):

@@ -213,7 +213,7 @@ def test_the_small_transformer_of_moco_v3_has_twelve_heads(tmp_path):
     assert load(tmp_path / "own.safetensors").backbone.body.blocks[0].attn.num_heads == 12
 
 
-def test_a_tag_gives_preprocessing_and_licence(tmp_path, monkeypatch):
+def test_a_tag_gives_preprocessing_and_license(tmp_path, monkeypatch):
     offline(monkeypatch, tmp_path)
     torch.manual_seed(0)
     network = timm.create_model("convnextv2_atto", num_classes=0)
@@ -222,7 +222,7 @@ def test_a_tag_gives_preprocessing_and_licence(tmp_path, monkeypatch):
     config = timm.get_pretrained_cfg("convnextv2_atto.fcmae")
     assert encoder.preprocessing.interpolation == config.interpolation
     assert "assumed" not in "".join(encoder.lines())
-    assert encoder.lines()[-1].startswith("warning: licence cc-by-nc-4.0: ")
+    assert encoder.lines()[-1].startswith("warning: license cc-by-nc-4.0: ")
     write_encoder(
         tmp_path / "own.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
     )

@@ -144,10 +144,10 @@ def test_a_file_of_the_cache_that_lacks_weights_is_refused(monkeypatch, tmp_path
     assert "cannot be read" in refusal("timm:resnet10t.c3_in1k", CheckpointError)
 
 
-# ---------------------------------------------------------------- licences
+# ---------------------------------------------------------------- licenses
 
 
-def test_licences_of_model_cards(tmp_path):
+def test_licenses_of_model_cards(tmp_path):
     card = tmp_path / "README.md"
     assert folder_license(tmp_path) == "not stated"
     card.write_text("---\nlicense: apache-2.0\ntags: [x]\n---\ntext\nlicense: mit\n")
@@ -170,7 +170,7 @@ def test_licences_of_model_cards(tmp_path):
         ("torchvision:resnet50", False),
     ],
 )
-def test_restricted_licences_are_named_as_such(name, restricted):
+def test_restricted_licenses_are_named_as_such(name, restricted):
     license_ = license_of(name)
     lines = origin_lines({"source": "x", "license": license_, "sha256": "0" * 64})
     assert license_ in lines[-1]
@@ -353,7 +353,7 @@ def test_crops_are_rounded_as_the_library_does():
         assert view.pixels(ramp)[0, 0, 0] == begin
 
 
-def test_encoders_with_weights_are_listed_with_their_licences():
+def test_encoders_with_weights_are_listed_with_their_licenses():
     from nearkin.commands.info import pretrained_lines
 
     lines = dict(line.split(maxsplit=1) for line in pretrained_lines("dinov2"))

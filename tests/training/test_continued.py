@@ -309,7 +309,7 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     assert trained.preprocessing == expected.preprocessing
     assert any("cc-by-nc" in line for line in log.texts)
     page = run.folder.report.read_text()
-    assert "Licence cc-by-nc-4.0: these weights are not for every use" in page
+    assert "License cc-by-nc-4.0: these weights are not for every use" in page
     assert all(text in page for text in (str(start), "a test", "ab" * 32))
     settings = RunFolder(run.path).settings()[0]
     assert (settings.layer_decay, settings.freeze_epochs) == (0.75, 1)

@@ -37,7 +37,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         [name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values())]
         for name in names
     ]
-    notes = [f"{flag}: {n} images" for flag, n in summary["flags"].items()]
+    notes = [f"{flag}: {count(n, 'image')}" for flag, n in summary["flags"].items()]
     doubts = len(summary["labels_to_check"])
     return [
         f"learned {len(summary['classes'])} classes from {count(sizes['train'], 'image')}, "

@@ -395,8 +395,8 @@ def export(
             or for timm, torchvision or Hugging Face; or a graph from images of 8 bits to features
             (of a classification or discovery, to probabilities), as ONNX or for torch.export.
         dynamic_size: The graph takes images of any size, not only the encoder's.
-        license: The licence that you give these weights, for the model card.
-        data_license: The licence of the images, for the model card.
+        license: The license that you give these weights, for the model card.
+        data_license: The license of the images, for the model card.
         output: A new folder; exports/FORMAT in the run folder if not given. For atlas, a file
             that ends in .parquet; atlas.parquet in the run folder if not given.
     """
@@ -432,7 +432,7 @@ def backbones(pattern: str = "", /, *, pretrained: bool = False) -> None:
 
     Args:
         pattern: Only names that contain this.
-        pretrained: List the names of encoders with weights, each with its licence.
+        pretrained: List the names of encoders with weights, each with its license.
     """
     from nearkin.commands.info import pretrained_lines
 

@@ -93,8 +93,8 @@ def export(
         data: The images of the run, if they have moved; or images to compare outputs on.
         format: `atlas` is the table of images that Embedding Atlas reads.
         dynamic_size: Whether a graph takes images of any size, not only the encoder's.
-        license: The licence that you give these weights, for the model card.
-        data_license: The licence of the images, for the model card.
+        license: The license that you give these weights, for the model card.
+        data_license: The license of the images, for the model card.
         backbone: The run's network, if it was given one from Python; untrained.
         reporter: Receives progress.
 

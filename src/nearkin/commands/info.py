@@ -294,7 +294,7 @@ def list_backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
 
 
 def pretrained_lines(pattern: str) -> list[str]:
-    """Names of encoders with weights, and their licences."""
+    """Names of encoders with weights, and their licenses."""
     names = list_backbones(pattern, pretrained=True)
     return aligned([(name, license_of(name)) for name in names])
 

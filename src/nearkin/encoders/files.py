@@ -147,7 +147,7 @@ def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> st
 def _prepared(
     name: str, size: int | None, crop: float | None
 ) -> tuple[Preprocessing, str | None, str]:
-    """Return the preprocessing of an architecture, its licence, and why it is assumed if it is."""
+    """Return the preprocessing of an architecture, its license, and why it is assumed if it is."""
     native_name = NATIVE.fullmatch(name)
     bare, _, tag = native_name[2].partition(".") if native_name else (name, "", "")
     if tag and name.startswith("timm:"):

@@ -1,4 +1,4 @@
-"""Where weights come from and what their licence allows: kept in the file, printed with it."""
+"""Where weights come from and what their license allows: kept in the file, printed with it."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ NOT_STATED: Final = "not stated"
 RESTRICTED: Final = re.compile(
     r"(^|\W)nc(\W|$)|non-?commercial|research|dinov3|seer|(^|\W)fair-|apple-am|gated|gemma", re.I
 )
-"""Licences that do not allow every use, or weights that are handed out on request."""
+"""Licenses that do not allow every use, or weights that are handed out on request."""
 RESTRICTION: Final = (
     "these weights are not for every use, and neither is what is trained from them; read it first"
 )
@@ -23,7 +23,7 @@ def origin(source: str, license_: str | None, file: Path | None) -> dict[str, st
 
     Args:
         source: An address, or the path of a file or folder.
-        license_: The licence that the source names.
+        license_: The license that the source names.
         file: The weights, whose checksum is kept; None if it is not known which file was read.
     """
     checksum = sha256(file) if file else ""
@@ -31,18 +31,18 @@ def origin(source: str, license_: str | None, file: Path | None) -> dict[str, st
 
 
 def origin_lines(origin: Mapping[str, str]) -> list[str]:
-    """Lines of the log on where weights come from and what their licence is."""
+    """Lines of the log on where weights come from and what their license is."""
     if not origin:
         return []
     checksum = f", SHA-256 {origin['sha256'][:16]}" if origin["sha256"] else ""
     lines, license_ = [f"origin  {origin['source']}{checksum}"], origin["license"]
     if RESTRICTED.search(license_):
-        return [*lines, f"warning: licence {license_}: {RESTRICTION}"]
-    return [*lines, f"licence {license_}"]
+        return [*lines, f"warning: license {license_}: {RESTRICTION}"]
+    return [*lines, f"license {license_}"]
 
 
 def folder_license(folder: Path) -> str:
-    """Return the licence that the model card of a folder names, `README.md` with front matter."""
+    """Return the license that the model card of a folder names, `README.md` with front matter."""
     card = folder / "README.md"
     if not card.is_file():
         return NOT_STATED

@@ -1,4 +1,4 @@
-"""Encoders of other libraries, by name or file, with their own preprocessing, origin and licence.
+"""Encoders of other libraries, by name or file, with their own preprocessing, origin and license.
 
     dinov2-small | dinov2-base | dinov2-large   recommended (Oquab et al. 2024), Apache-2.0
     timm:NAME[.TAG], timm:local-dir:FOLDER      timm, by its own loading
@@ -76,7 +76,7 @@ def unknown(source: str) -> UsageError:
 
 
 def license_of(name: str) -> str:
-    """Return the licence of the weights that a name of a library means, without loading them."""
+    """Return the license of the weights that a name of a library means, without loading them."""
     if name.startswith("torchvision:"):
         return TORCHVISION_TERMS
     return str(timm_weights(DINOV2.get(name, name)).license or NOT_STATED)

@@ -148,7 +148,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
         health=f"The embedding is {summary['verdict']}.",
         origin=tuple(_came_from(summary)),
         findings=(
-            *licence_findings(summary),
+            *license_findings(summary),
             *(comparison.findings() if comparison else ()),
             *(f"The student {share}." for share in stored_shares(summary)),
             *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
@@ -185,7 +185,7 @@ def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> 
         ),
         frozen=True,
         origin=_described(summary),
-        findings=(*licence_findings(summary), *knn_findings(measures)),
+        findings=(*license_findings(summary), *knn_findings(measures)),
         results=results(measures),
         meanings=meanings(measures["encoder"]),
         confusion=confusion(embeddings),
@@ -226,7 +226,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
 
 def _frozen_lead(summary: Mapping[str, Any], images: Images) -> str:
     sizes, origin = summary["sizes"], summary.get("origin", {})
-    license_ = f" (licence {origin['license']})" if origin.get("license") else ""
+    license_ = f" (license {origin['license']})" if origin.get("license") else ""
     trained = "not trained on these images"
     if "method" in summary:  # the encoder of a run
         trained = f"as {summary['method']} had trained it"
@@ -263,14 +263,14 @@ def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def origin_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name the licence, the source and the checksum of an encoder's weights, where known."""
-    titles = {"license": "Licence", "source": "Source", "sha256": "SHA-256 of its file"}
+    """Name the license, the source and the checksum of an encoder's weights, where known."""
+    titles = {"license": "License", "source": "Source", "sha256": "SHA-256 of its file"}
     origin = summary.get("origin", {})
     return ((title, origin[key]) for key, title in titles.items() if origin.get(key))
 
 
-def licence_findings(summary: Mapping[str, Any]) -> list[str]:
-    """Return a warning if the licence of an encoder's weights does not allow every use."""
+def license_findings(summary: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the license of an encoder's weights does not allow every use."""
     return [
         line.removeprefix("warning: ").capitalize()
         for line in origin_lines(summary.get("origin", {}))

@@ -87,7 +87,7 @@ class ModelCard:
             "",
             *self._made(),
             *self._measures(),
-            "## Licences",
+            "## Licenses",
             "",
             *self._licenses(),
         ]

@@ -150,7 +150,7 @@ def growing(config: TrainConfig, parts: Sequence[Feed]) -> Feed:
 
 
 def _taken_over(start: Encoder) -> dict[str, Any]:
-    """Return what a trained encoder takes over from its start: pooling, origin and licence."""
+    """Return what a trained encoder takes over from its start: pooling, origin and license."""
     return {key: start.details[key] for key in ("pooling", "origin") if key in start.details}
 
 

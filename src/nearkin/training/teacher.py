@@ -76,7 +76,7 @@ def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
 
 
 def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
-    """Return what a student's file says of its teacher: its name, its origin and its licence."""
+    """Return what a student's file says of its teacher: its name, its origin and its license."""
     if not config.teacher:
         return {}
     details: dict[str, Any] = {"teacher": config.teacher}
