@@ -6,6 +6,7 @@ Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -164,11 +165,10 @@ class Trials:
 
     def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
         """Try every candidate in every fold, or in some."""
-        every = folds(self.task.num_known, self.base.seed)
-        for fold, hidden in enumerate(every[:num_folds]):
-            hiding = self._hide(hidden)
-            if len(hiding.task.labeled) < 2:  # too few labels to hide some of them
-                continue
+        every = enumerate(map(self._hide, folds(self.task.num_known, self.base.seed)))
+        # Where there are few labels, some folds leave too few of them to learn from.
+        labeled = (each for each in every if len(each[1].task.labeled) >= 2)
+        for fold, hiding in islice(labeled, num_folds):
             init = None
             for candidate in tried:
                 path = self.folder / f"{self.mode}-{fold}-{candidate}.npz"
