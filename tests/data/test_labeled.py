@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.config import DiscoverConfig
+from nearkin.classification.data import open_labeled_data
+from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import (
     check_disjoint,
@@ -353,6 +354,25 @@ def test_one_image_of_two_classes_is_refused(tmp_path, data):
     path = table(tmp_path / "t.csv", [("1.png", "a"), ("same.png", "b")])
     message = refusal(DataError, label_images, open_images(data), path, "")
     assert "'1.png' ('a') and 'same.png' ('b'), which are exact copies" in message
+
+
+def test_class_names_that_read_the_same_are_refused_and_those_in_another_case_noted(
+    tmp_path, data
+):
+    known = tmp_path / "known"
+    fill(known, "caf\u00e9/1.png", "cafe\u0301/1.png", seed=9)
+    message = refusal(
+        DataError, open_discovery_data, str(data), DiscoverConfig(labeled=str(known))
+    )
+    assert r"read the same, 'cafe\u0301' and 'caf\xe9'; spell both in one way" in message
+    (known / "cafe\u0301").rename(known / "caf\u00e9 ")
+    message = refusal(DataError, open_labeled_data, str(data), ClassifyConfig(labeled=str(known)))
+    assert r"read the same, 'caf\xe9' and 'caf\xe9 '" in message
+    (known / "caf\u00e9 ").rename(known / "CAFE\u0301")
+    dataset = open_discovery_data(str(data), DiscoverConfig(labeled=str(known)))
+    assert dataset.classes == ("CAFE\u0301", "caf\u00e9")
+    (note,) = [note for note in dataset.images.notes if "in case only" in note]
+    assert note.startswith("warning: the classes 'CAFE\u0301' and 'caf\u00e9' differ")
 
 
 def test_fewer_than_two_classes_are_refused(tmp_path, data):

@@ -14,14 +14,13 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.data import DiscoveryData
+from nearkin.discovery.data import FEWEST, DiscoveryData
 from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import DataError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
-FEWEST: Final = 4  # Unlabeled images to count classes of
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most
 FOLDS: Final = 8  # Draws of known classes that are hidden
 LEAST_ERROR: Final = 0.1  # No rule is trusted more, however well it did; a tenth of the number

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, check_sizes
 from nearkin.discovery.features import (
     CachedFeatures,
     DiscoveryEncoder,
@@ -152,7 +152,9 @@ class Pipeline:
         check_train_layers(pretrained, self.config.train_layers)
         base = self._base(pretrained, dataset)
         cached, bad_rows = self._cached(pretrained, dataset, base)
-        dataset = dataset.without(bad_rows)
+        if bad_rows:  # decoding may leave too few, where headers promised enough
+            dataset = dataset.without(bad_rows)
+            check_sizes(dataset, self.config)
         # Whatever the later stages train, the number of classes is estimated and the setting is
         # tuned on frozen features: a trial takes seconds there, and needs no second encoder.
         frozen = FrozenEncoder(cached, self.device)
