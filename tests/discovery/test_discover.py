@@ -1229,7 +1229,7 @@ def test_images_that_turn_out_unreadable_leave_enough_of_each_class(
     settings = ["--labeled", labels, "--from", encoder, *LEAST, "--max-bad", "0.2"]
     code, line = refused(capsys, "discover", data, "-o", out, *settings)
     assert code == 3
-    assert "all labeled images of 1 known class are held out or cannot be read ('digit 2')" in line
+    assert "all labeled images of 1 known class are held out ('digit 2') or cannot be read" in line
     assert {row["path"][0] for row in rows(out / "bad_files.csv")} == {"2"}
     assert not (out / "stages" / "known").exists()
 

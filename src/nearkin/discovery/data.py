@@ -507,8 +507,8 @@ def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
     if len(without):
         names = examples(dataset.classes[number] for number in without.tolist())
         raise DataError(
-            f"all labeled images of {count(len(without), 'known class')} are held out or cannot "
-            f"be read ({names}); label others of the same classes"
+            f"all labeled images of {count(len(without), 'known class')} are held out ({names}) "
+            "or cannot be read; label others of the same classes"
         )
     batch_size(dataset, config)
 
