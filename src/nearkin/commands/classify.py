@@ -94,10 +94,10 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
         raise UsageError("no encoder; give --from ENCODER, such as a run folder or dinov2-small")
     frozen = config.train_layers in ("linear", "attentive")
     tuning = ("epochs", "lr", "layer_decay", "batch_size")
-    given = [name for name in tuning if getattr(config, name) != "auto"]
-    if frozen and given:
+    explicit = [name for name in tuning if getattr(config, name) != "auto"]
+    if frozen and explicit:
         raise UsageError(
-            f"--{given[0].replace('_', '-')} is of fine-tuning; give --train-layers last:N or "
+            f"--{explicit[0].replace('_', '-')} is of fine-tuning; give --train-layers last:N or "
             "all, or leave it out"
         )
     if config.labeled and config.labels != "auto":

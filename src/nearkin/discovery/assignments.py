@@ -252,24 +252,24 @@ def _purity(features: Features, cluster: Clusters) -> Numbers:
     return np.asarray((cluster[index.numpy()] == cluster[:, None]).mean(axis=1))
 
 
-def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " asked"]:
+def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " rows"]:
     """Return the rows of the assignments whose labels would teach most: see `least_certain`.
 
     Args:
         assignments: Of all images without a label.
         learned: The images to learn from. A label of any other teaches nothing.
     """
-    asked = np.flatnonzero(np.isin(assignments.rows, learned))
-    return np.asarray(asked[least_certain(assignments.margin[asked], assignments.cluster[asked])])
+    rows = np.flatnonzero(np.isin(assignments.rows, learned))
+    return np.asarray(rows[least_certain(assignments.margin[rows], assignments.cluster[rows])])
 
 
 LABEL_COLUMNS: Final = ("path", "label", "cluster", "score", "margin")
 
 
-def label_table(assignments: Assignments, asked: Clusters) -> Iterator[list[Any]]:
+def label_table(assignments: Assignments, rows: Clusters) -> Iterator[list[Any]]:
     """Yield plain values in the order of `LABEL_COLUMNS`; labels are for the user to fill in."""
     paths, names = assignments.paths, assignments.class_names
-    for row in asked.tolist():
+    for row in rows.tolist():
         score, margin = float(assignments.score[row]), float(assignments.margin[row])
         yield [paths[row], "", names[row], _rounded(score), _rounded(margin)]
 

@@ -136,7 +136,7 @@ def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
 
 def _merge_copies(
     images: Images, labels: Sequence[str], own: Bool[np.ndarray, " images"]
-) -> tuple[list[str], Int64[np.ndarray, " kept"]]:
+) -> tuple[list[str], Int64[np.ndarray, " rows"]]:
     """Return the class of each image, '' for none, with all exact copies of labeled ones labeled.
 
     And the rows to keep: not those of copies that need not be added. A copy without its label

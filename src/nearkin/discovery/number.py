@@ -312,7 +312,7 @@ def _corrected(
     """Apply the rules, corrected by their errors on hidden classes."""
     known = len(task.size)
     novel, share = (task, 1.0) if disjoint else task.novel()
-    found = _count(novel)
+    uncorrected = _count(novel)
     errors = np.zeros((0, len(RULES)))
     if known >= 4:
         # As large a share of the unlabeled images is hidden as seems to be novel: with half of
@@ -325,7 +325,7 @@ def _corrected(
     errors -= bias
     variance = (errors**2).sum(axis=0) / max(len(errors), 1) + LEAST_ERROR**2
     weight = variance**-2 / (variance**-2).sum()
-    rules = found - bias + log(inequality)
+    rules = uncorrected - bias + log(inequality)
     doubt = DOUBT["ncd" if disjoint else "gcd"]
     middle, squares = float(rules @ weight), float(((errors @ weight) ** 2).sum())
     doubted = (squares + DOUBT_FOLDS * doubt**2) / (len(errors) + DOUBT_FOLDS)

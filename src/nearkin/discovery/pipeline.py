@@ -360,9 +360,9 @@ class Pipeline:
             return "top"
         trained = f"{block},top"
         finetuned = self._finetuned(state, trained)
-        # What was begun had time enough, whatever is measured where a run is resumed.
-        begun = self.folder.stage("calibration-known").path.exists()
-        if not begun and not self._fits(finetuned):
+        # What was started had time enough, whatever is measured where a run is resumed.
+        started = self.folder.stage("calibration-known").path.exists()
+        if not started and not self._fits(finetuned):
             return "top"
         (trial,) = self._calibrating(finetuned)
         (frozen,) = (each for each in state.trials if each.repeats(trial))

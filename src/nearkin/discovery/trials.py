@@ -98,13 +98,13 @@ def of_mode(mode: Mode) -> dict[str, Objective]:
 def candidates(config: DiscoverConfig) -> list[Candidate]:
     """Return what trials compare: one candidate, where everything was given."""
     names = TRIED[config.mode] if config.objective == "auto" else (config.objective,)
-    found = []
+    compared = []
     for name in names:
         setting = OBJECTIVES[name].setting
-        given = getattr(config, setting) if setting else None
-        values = OBJECTIVES[name].values if given == "auto" else (given,)
-        found += [Candidate(name, value) for value in values]
-    return found
+        value = getattr(config, setting) if setting else None
+        values = OBJECTIVES[name].values if value == "auto" else (value,)
+        compared += [Candidate(name, value) for value in values]
+    return compared
 
 
 def usual(config: DiscoverConfig) -> Candidate:
@@ -221,8 +221,8 @@ class Trials:
         correct = right(y, x, matched)
         accuracy = correct.mean()
         if len(hiding.scored):
-            found = predicted(hiding.scored, disjoint=False).argmax(axis=1)
-            accuracy = balanced_accuracy(truth[hiding.scored], found, task.num_known)
+            classes = predicted(hiding.scored, disjoint=False).argmax(axis=1)
+            accuracy = balanced_accuracy(truth[hiding.scored], classes, task.num_known)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp.npz")
         np.savez(partial, accuracy=accuracy, probability=probability, correct=correct)
