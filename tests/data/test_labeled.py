@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from nearkin.classification.data import open_labeled_data
 from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.opening import open_images
+from nearkin.data.split import split_images
 from nearkin.discovery.data import (
     check_disjoint,
     label_images,
@@ -506,6 +508,29 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
     nothing = table(tmp_path / "t.csv", [("x.png", "a")])
     assert "labels 'x.png'" in message(nothing, images)
     assert "no such file" in message(tmp_path / "gone.csv", images).lower()
+
+
+def test_added_images_leave_those_held_out_that_the_encoder_was_not_trained_on(tmp_path):
+    """An added near-duplicate is named before its group, and joins the part that the group is in."""
+    x = np.random.default_rng(0).integers(0, 240, (60, 16, 16, 3), np.uint8)
+    for row, pixels in enumerate(x):
+        paths = [tmp_path / "data" / f"{row:02d}.png"]
+        paths += [tmp_path / "known" / f"{row % 2}" / f"{row:02d}.png"] * (row % 3 == 0)
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels + (path.parent.name != "data")).save(path)
+    data, known = str(tmp_path / "data"), str(tmp_path / "known")
+    alone = split_images(open_images(data), 0.2, 0)
+    for parts in (
+        open_discovery_data(data, DiscoverConfig(labeled=known, val=0.2)).parts,
+        open_labeled_data(data, ClassifyConfig(labeled=known, val=0.2)).parts,
+    ):
+        names = [Path(parts.images.names[row]).name for row in parts.test_rows]
+        own = own_images(parts.images)[parts.test_rows]
+        held_out = {alone.images.names[row] for row in alone.test_rows}
+        assert {name for name, is_own in zip(names, own, strict=True) if is_own} == held_out
+        added = {name for name, is_own in zip(names, own, strict=True) if not is_own}
+        assert added == {name for name in held_out if int(name[:2]) % 3 == 0} != set()
 
 
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):

@@ -10,8 +10,13 @@ from jaxtyping import Int64
 from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import examples
-from nearkin.data.split import Split, has_test_split, open_readable, split_images
-from nearkin.discovery.data import division, label_images, with_distinct_names
+from nearkin.data.split import Split, has_test_split, open_readable
+from nearkin.discovery.data import (
+    division,
+    label_images,
+    split_with_added,
+    with_distinct_names,
+)
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.folder import RunFolder
@@ -115,7 +120,7 @@ def open_labeled_data(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
     images = with_distinct_names(images)
-    split = split_images(images, *division(data, config, resumed), on_progress)
+    split = split_with_added(images, *division(data, config, resumed), on_progress)
     return _numbered(split if has_test_split(images) else _keep_few(split))
 
 

@@ -22,7 +22,7 @@ from nearkin.data.recognize import (
     recognize,
     union,
 )
-from nearkin.data.split import Split, open_readable, split_images
+from nearkin.data.split import Split, has_test_split, open_readable, split_images
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, count, ignore_progress
@@ -432,7 +432,7 @@ def open_discovery_data(
     """
     opened = open_readable(data, config, on_progress=on_progress, on_open=on_open)
     images = label_images(opened, config.labeled, config.known)
-    parts = split_images(images, *division(data, config, resumed), on_progress)
+    parts = split_with_added(images, *division(data, config, resumed), on_progress)
     labels = dict[str, str]()
     if resumed is not None and resumed.accepted.exists():
         labels = read_accepted(resumed.accepted)
@@ -447,6 +447,32 @@ def open_discovery_data(
         if config.mode == "ncd":
             check_disjoint(images, truth)
     return DiscoveryData(replace(parts, images=images), truth, names, labels)
+
+
+def split_with_added(
+    images: Images, share: float, seed: int, on_progress: ProgressCallback = ignore_progress
+) -> Split:
+    """Hold images out as `split_images` does, those of the data as if no others were added.
+
+    So they are those that an encoder of the data was not trained on. An added image is held out
+    with near-duplicates that are.
+    """
+    parts, own = split_images(images, share, seed, on_progress), own_images(images)
+    if own.all() or not len(parts.test_rows) or has_test_split(images):
+        return parts
+    rows = np.flatnonzero(own)
+    try:
+        alone = split_images(images.subset(rows), share, seed, on_progress)
+    except DataError:  # too few or too much alike: nothing that was trained on them held some out
+        return parts
+    held_out, groups = np.zeros(len(images), bool), parts.images.groups
+    held_out[parts.test_rows] = True
+    held_out[own] = False
+    held_out[rows[alone.test_rows]] = True
+    with_own = ~own & np.isin(groups, groups[own])
+    held_out[with_own] = np.isin(groups, groups[own & held_out])[with_own]
+    train, test = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    return replace(parts, train_rows=train, test_rows=test)
 
 
 def division(
