@@ -574,6 +574,21 @@ def test_a_discovery_with_copies_can_be_asked_for_again(discovery, flat, labels,
     assert "error" not in capsys.readouterr().err
 
 
+def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
+    discovery, flat, labels, encoder, tmp_path, capsys
+):
+    out = Path(shutil.copytree(discovery, tmp_path / "run"))
+    (out / "summary.json").unlink()
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 20, "--resume"]
+    copies = discovery.parent / "copies"
+    code, line = refused(capsys, "discover", flat, "-o", out, *settings, "--copy-to", copies)
+    assert code == 4
+    assert "give a new folder" in line
+    other = tmp_path / "copies"
+    assert run("discover", flat, "-o", out, *settings, "--copy-to", other) == 0
+    assert {path.name for path in other.rglob("*.png")} == names(out)
+
+
 def test_images_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, encoder, tmp_path):
     data = shutil.copytree(flat, tmp_path / "images")
     whole = (data / "4-00.png").read_bytes()
@@ -1175,7 +1190,6 @@ def test_a_run_is_not_resumed_with_other_labels(
     swapped = {"digit 0": "digit 1", "digit 1": "digit 0", "digit 2": "digit 2"}
     config = (out / "config.toml").read_text(encoding="utf-8")
     config = config.replace(str(labels), str(changed))
-    config = config.replace(str(discovery.parent / "copies"), str(tmp_path / "copies"))
     (out / "config.toml").write_text(config, encoding="utf-8")
     written = [(row["path"], row["label"]) for row in rows(labels)]
     settings = ["--labeled", changed, "--from", encoder, *LEAST, "--epochs", 20, "--resume"]
