@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from nearkin.classification.data import LabeledData, open_labeled_data
@@ -24,10 +23,15 @@ from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.discovery.data import check_share, division
-from nearkin.discovery.features import CachedFeatures, ViewSettings, extract_features
+from nearkin.discovery.features import (
+    CachedFeatures,
+    ViewSettings,
+    extract_features,
+    readable_features,
+)
 from nearkin.distributed import available_cpus, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import UsageError
 from nearkin.run.data import same_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
@@ -177,21 +181,15 @@ def _features(
     run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
 ) -> tuple[torch.Tensor, LabeledData]:
     """Return the features of readable images, extracted once, and the data without the others."""
-    path, images, workers = run.folder.cached_features, dataset.images, int(run.config.workers)
-    if not path.exists():
+    images, workers = dataset.images, int(run.config.workers)
+
+    def extract() -> tuple[CachedFeatures, dict[int, str]]:
         run.log.info(f"features of {len(images)} images")
-        extracted, unreadable = extract_features(
-            encoder, images, UNTOUCHED, run.device, workers, run.log.progress
-        )
-        extracted.write(path, unreadable)
-    cached, bad = CachedFeatures.read(path, len(images))
-    reasons = {images.names[row]: reason for row, reason in bad.items()}
-    write_bad_files(run.folder.bad_files, images, reasons)
-    readable = np.setdiff1d(np.arange(len(images)), list(bad))
-    if not len(readable):
-        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+        return extract_features(encoder, images, UNTOUCHED, run.device, workers, run.log.progress)
+
+    cached, bad_rows = readable_features(run.folder, images, extract)
     encoder.backbone.cpu()
-    return cached.center[torch.from_numpy(readable)], dataset.without(set(bad))
+    return cached.center, dataset.without(bad_rows)
 
 
 def _trained(
