@@ -745,7 +745,10 @@ def to_toml(config: Config, data: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report", "track")
+FREE = (
+    "save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report", "track",
+    "copy_to",
+)  # fmt: skip
 """Settings that may change when a run is resumed: they do not touch its result."""
 
 

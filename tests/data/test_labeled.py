@@ -5,13 +5,16 @@ import io
 import os
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.config import DiscoverConfig
+from nearkin.classification.data import open_labeled_data
+from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.opening import open_images
+from nearkin.data.split import split_images
 from nearkin.discovery.data import (
     check_disjoint,
     label_images,
@@ -355,6 +358,25 @@ def test_one_image_of_two_classes_is_refused(tmp_path, data):
     assert "'1.png' ('a') and 'same.png' ('b'), which are exact copies" in message
 
 
+def test_class_names_that_read_the_same_are_refused_and_those_in_another_case_noted(
+    tmp_path, data
+):
+    known = tmp_path / "known"
+    fill(known, "caf\u00e9/1.png", "cafe\u0301/1.png", seed=9)
+    message = refusal(
+        DataError, open_discovery_data, str(data), DiscoverConfig(labeled=str(known))
+    )
+    assert r"read the same, 'cafe\u0301' and 'caf\xe9'; spell both in one way" in message
+    (known / "cafe\u0301").rename(known / "caf\u00e9 ")
+    message = refusal(DataError, open_labeled_data, str(data), ClassifyConfig(labeled=str(known)))
+    assert r"read the same, 'caf\xe9' and 'caf\xe9 '" in message
+    (known / "caf\u00e9 ").rename(known / "CAFE\u0301")
+    dataset = open_discovery_data(str(data), DiscoverConfig(labeled=str(known)))
+    assert dataset.classes == ("CAFE\u0301", "caf\u00e9")
+    (note,) = [note for note in dataset.images.notes if "in case only" in note]
+    assert note.startswith("warning: the classes 'CAFE\u0301' and 'caf\u00e9' differ")
+
+
 def test_fewer_than_two_classes_are_refused(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", seed=9)
     message = refusal(DataError, label_images, open_images(data), str(labeled), "")
@@ -486,6 +508,29 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
     nothing = table(tmp_path / "t.csv", [("x.png", "a")])
     assert "labels 'x.png'" in message(nothing, images)
     assert "no such file" in message(tmp_path / "gone.csv", images).lower()
+
+
+def test_added_images_leave_those_held_out_that_the_encoder_was_not_trained_on(tmp_path):
+    """An added near-duplicate is named before its group, and joins the part that the group is in."""
+    x = np.random.default_rng(0).integers(0, 240, (60, 16, 16, 3), np.uint8)
+    for row, pixels in enumerate(x):
+        paths = [tmp_path / "data" / f"{row:02d}.png"]
+        paths += [tmp_path / "known" / f"{row % 2}" / f"{row:02d}.png"] * (row % 3 == 0)
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels + (path.parent.name != "data")).save(path)
+    data, known = str(tmp_path / "data"), str(tmp_path / "known")
+    alone = split_images(open_images(data), 0.2, 0)
+    for parts in (
+        open_discovery_data(data, DiscoverConfig(labeled=known, val=0.2)).parts,
+        open_labeled_data(data, ClassifyConfig(labeled=known, val=0.2)).parts,
+    ):
+        names = [Path(parts.images.names[row]).name for row in parts.test_rows]
+        own = own_images(parts.images)[parts.test_rows]
+        held_out = {alone.images.names[row] for row in alone.test_rows}
+        assert {name for name, is_own in zip(names, own, strict=True) if is_own} == held_out
+        added = {name for name, is_own in zip(names, own, strict=True) if not is_own}
+        assert added == {name for name in held_out if int(name[:2]) % 3 == 0} != set()
 
 
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):

@@ -8,7 +8,13 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from nearkin.discovery.assignments import COLUMNS, assign, label_first, reference_of
+from nearkin.discovery.assignments import (
+    COLUMNS,
+    assign,
+    describe_clusters,
+    label_first,
+    reference_of,
+)
 from nearkin.discovery.classifier import Calibration, Predictions
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
@@ -184,6 +190,23 @@ def test_a_image_does_not_vouch_for_itself():
     label = [0] * 3 + [1] * 3 + [UNKNOWN] * 5
     assigned = assign(predict(features, np.eye(3)[[0] * 3 + [1] * 3 + [2] * 5], label))
     assert assigned.flag == ("core",) * 4 + ("maybe-known",)
+
+
+def test_labels_of_images_that_were_not_learned_from_decide_nothing():
+    """They are what known classes are scored on: no flag may depend on them."""
+    predictions = some()
+    learned = np.arange(80) % 2 == 0
+    held_out = (predictions.label != UNKNOWN) & ~learned
+    label = np.where(held_out, KNOWN - 1 - predictions.label, predictions.label)
+    one, other = (
+        assign(replace(predictions, label=each, learned=learned))
+        for each in (predictions.label, label)
+    )
+    assert list(one.table()) == list(other.table())
+    assert [c.nearest_known for c in describe_clusters(one)] == [
+        c.nearest_known for c in describe_clusters(other)
+    ]
+    assert list(one.table()) != list(assign(predictions).table())
 
 
 @pytest.mark.parametrize(

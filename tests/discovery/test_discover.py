@@ -574,6 +574,21 @@ def test_a_discovery_with_copies_can_be_asked_for_again(discovery, flat, labels,
     assert "error" not in capsys.readouterr().err
 
 
+def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
+    discovery, flat, labels, encoder, tmp_path, capsys
+):
+    out = Path(shutil.copytree(discovery, tmp_path / "run"))
+    (out / "summary.json").unlink()
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 20, "--resume"]
+    copies = discovery.parent / "copies"
+    code, line = refused(capsys, "discover", flat, "-o", out, *settings, "--copy-to", copies)
+    assert code == 4
+    assert "give a new folder" in line
+    other = tmp_path / "copies"
+    assert run("discover", flat, "-o", out, *settings, "--copy-to", other) == 0
+    assert {path.name for path in other.rglob("*.png")} == names(out)
+
+
 def test_images_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, encoder, tmp_path):
     data = shutil.copytree(flat, tmp_path / "images")
     whole = (data / "4-00.png").read_bytes()
@@ -909,6 +924,13 @@ def test_what_cannot_be_accepted_is_refused(discovery, flat, encoder, tmp_path, 
         ),
         ({}, {"0-00.png": "nought"}, [], 3, "is labeled 'digit 0' by"),
         ({}, {"9-00.png": "nine"}, [], 3, "labels none of these images"),
+        (
+            {},
+            {"4-00.png": "four", "4-same.png": "five"},
+            [],
+            3,
+            "'4-00.png' ('four') and '4-same.png' ('five'), which are exact copies",
+        ),
         ({"new-1": "four"}, {}, ["--mode", "ncd"], 2, "--mode ncd does not hold"),
         ({"new-1": "four"}, {}, ["--val", "0.3"], 2, "was made with --val 0.1"),
         ({"new-1": "four"}, {}, ["--overwrite"], 2, "would remove"),
@@ -922,6 +944,9 @@ def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
     name(accepted, **{cluster.replace("-", "_"): each for cluster, each in clusters.items()})
     with (accepted / "to_label.csv").open("a", encoding="utf-8") as file:
         file.writelines(f"{path},{each},,,\n" for path, each in images.items())
+    if "4-same.png" in images:
+        flat = Path(shutil.copytree(flat, tmp_path / "images"))
+        shutil.copy(flat / "4-00.png", flat / "4-same.png")
     before = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
     out = "accepted" if "--overwrite" in more else "run"
     exit_code, line = refused(
@@ -931,6 +956,23 @@ def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
     assert exit_code == code
     assert not Path("run", "stages").exists()
     assert {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()} == before
+
+
+def test_a_class_that_is_named_twice_is_refused(tmp_path):
+    folder = finished_by_hand(
+        tmp_path / "run", [("1.png", "new-1", "core")], [("new-1", "cat"), ("new-1", "dog")]
+    )
+    with pytest.raises(DataError, match="'new-1' is named 'cat' and, in another row, 'dog'"):
+        accepted_classes(folder)
+
+
+def test_exact_copies_share_the_label_of_a_single_image(flat, tmp_path):
+    data = Path(shutil.copytree(flat, tmp_path / "images"))
+    shutil.copy(data / "4-00.png", data / "4-same.png")
+    folder = finished_by_hand(tmp_path / "run", [], [("new-1", "")])
+    table(folder / "to_label.csv", [("4-00.png", "four")])
+    labels, _ = accepted_labels(folder, split_images(open_images(str(data)), 0.1, 0), "data")
+    assert labels == {"4-00.png": "four", "4-same.png": "four"}
 
 
 def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(discovery, parts, tmp_path):
@@ -1136,6 +1178,74 @@ def test_refused_settings_do_not_stand_in_the_way_of_the_right_ones(
     for wrong in WRONG:
         assert refused(capsys, *settings, *wrong)[0] in (2, 3), wrong
     assert run(*settings) == 0
+
+
+def test_a_run_is_not_resumed_with_other_labels(
+    discovery, flat, labels, encoder, tmp_path, capsys
+):
+    """Its number of classes, its trials and its stages have been computed from the first ones."""
+    out, changed = Path(shutil.copytree(discovery, tmp_path / "run")), tmp_path / "labels.csv"
+    (out / "summary.json").unlink()
+    shutil.rmtree(out / "stages" / "simgcd-0")
+    swapped = {"digit 0": "digit 1", "digit 1": "digit 0", "digit 2": "digit 2"}
+    config = (out / "config.toml").read_text(encoding="utf-8")
+    config = config.replace(str(labels), str(changed))
+    (out / "config.toml").write_text(config, encoding="utf-8")
+    written = [(row["path"], row["label"]) for row in rows(labels)]
+    settings = ["--labeled", changed, "--from", encoder, *LEAST, "--epochs", 20, "--resume"]
+    settings += ["--copy-to", tmp_path / "copies"]
+    table(changed, [(path, swapped[name]) for path, name in written])
+    code, line = refused(capsys, "discover", flat, "-o", out, *settings)
+    assert code == 5
+    assert "the labels have changed since the run was started" in line
+    table(changed, written)
+    assert run("discover", flat, "-o", out, *settings) == 0
+    names = ["assignments.csv", "clusters.csv", "classifier.safetensors"]
+    assert bytes_of(out, *names) == bytes_of(discovery, *names)
+
+
+def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
+    flat, labels, encoder, tmp_path
+):
+    """It was another seed than that of the discovery, so its settings do not say it."""
+    gone = Path(shutil.copytree(encoder, tmp_path / "encoder"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    config = (gone / "config.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(config)["data"]
+    (gone / "config.toml").write_text(config.replace(data, str(flat)), encoding="utf-8")
+    settings = ["discover", flat, *LEAST, "--seed", 3]
+    assert run(*settings, "-o", first, "--labeled", labels, "--from", gone) == 0
+    held_out = held_out_by(first)
+    own = split_images(open_images(str(flat)), 0.1, 3)
+    assert held_out != {own.images.names[row] for row in own.test_rows}
+    shutil.rmtree(gone)
+    (first / "summary.json").unlink()
+    again = [*settings, "-o", first, "--labeled", labels, "--from", gone, "--resume"]
+    assert run(*again) == 0
+    assert held_out_by(first) == held_out
+    label(first, "another digit", 2)
+    assert run(*settings, "-o", second, "--accept", first) == 0
+    assert held_out_by(second) == held_out
+    # The images of a run are found again without the one that it started from.
+    shutil.rmtree(first)
+    assert run("report", second) == 0
+
+
+def test_images_that_turn_out_unreadable_leave_enough_of_each_class(
+    flat, labels, encoder, tmp_path, capsys
+):
+    """Headers promise enough; the pixels of a whole known class cannot be decoded."""
+    data = Path(shutil.copytree(flat, tmp_path / "images"))
+    for path in data.glob("2-0[0-7].png"):
+        content = path.read_bytes()
+        path.write_bytes(content[: content.index(b"IDAT") + 8])
+    out = tmp_path / "run"
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--max-bad", "0.2"]
+    code, line = refused(capsys, "discover", data, "-o", out, *settings)
+    assert code == 3
+    assert "all labeled images of 1 known class are held out ('digit 2') or cannot be read" in line
+    assert {row["path"][0] for row in rows(out / "bad_files.csv")} == {"2"}
+    assert not (out / "stages" / "known").exists()
 
 
 def test_settings_of_another_discovery_are_not_resumed(discovery, flat, labels, encoder, capsys):

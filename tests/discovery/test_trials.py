@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.rng import permutation
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder
 from nearkin.discovery.trials import (
@@ -227,6 +228,21 @@ def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
     assert "image" in refusal
     assert all(np.isfinite(trial.probability).all() for trial in results)
     assert all(0 <= trial.accuracy <= 1 for trial in results)
+
+
+def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
+    """A search in one fold takes the first that leaves some, or none would calibrate a network."""
+    cached, task = images()
+    odd = permutation(BASE.seed, 1, len(task.label)) % 2 == 1  # as mode gcd hides labels
+    first, second, _ = folds(4, BASE.seed)
+    lost = np.setdiff1d(second, first)[0]  # is known in the first fold alone
+    label = np.full_like(task.label, UNKNOWN)
+    for number in range(4):
+        parity = odd if number != lost else ~odd
+        label[np.flatnonzero((task.label == number) & parity)[1]] = number
+    few = replace(task, label=label, num_known=4)
+    (trial,) = trials(tmp_path, "gcd", cached, few).run(TRIED["gcd"][:1], num_folds=1)
+    assert trial.fold == 1
 
 
 @pytest.mark.parametrize("mode", MODES)

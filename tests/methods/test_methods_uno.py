@@ -151,3 +151,11 @@ def grouped(step):
     means = torch.randn(6, *batch.views[0].shape[1:], generator=torch.Generator().manual_seed(1))
     views = tuple(means[batch.index % 6] + 0.3 * view for view in batch.views)
     return replace(batch, views=views)
+
+
+def test_cosines_keep_their_digits_under_autocast():
+    """They are divided by a small temperature, and by a smaller epsilon."""
+    prototypes, x = Prototypes(16, 5), torch.randn(8, 16)
+    expected = prototypes(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(prototypes(x), expected)

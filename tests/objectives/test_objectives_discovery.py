@@ -182,6 +182,13 @@ def test_ranks_of_the_small_case_are_the_golden_ones():
     assert torch.equal(same_ranks(features, 3), expected)
 
 
+def test_ranks_are_counted_to_the_last_one_under_autocast():
+    """In bfloat16, 299 common features of 300 would be as many as all."""
+    features = torch.stack([torch.arange(301), torch.arange(301).flip(0)]).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same_ranks(features, 300).tolist() == [[True, False], [False, True]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_similarity_equal_to_the_threshold_is_not_above_it(dtype):
     features = rows((1, 0), (0.6, 0.8)).to(dtype)

@@ -266,7 +266,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
         continued(DiscoverConfig(**CHANGED), DiscoverConfig())
     named = set(re.findall(r"--([a-z-]+) [^-;]* became", str(refused.value)))
     # They do not touch the result, or are planned when a run begins.
-    free = {"devices", "workers", "max_bad", "max_time"}
+    free = {"devices", "workers", "max_bad", "max_time", "copy_to"}
     every = {entry.name for entry in fields(DiscoverConfig)} - free - {"from_run"} | {"from"}
     assert named == {name.replace("_", "-") for name in every}
 
@@ -274,6 +274,6 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():
     stored = DiscoverConfig(**CHANGED)
     left = dict.fromkeys(("classes", "epochs", "pair_rate", "num_seeds"), "auto")
-    free = dict(devices=1, workers=1, max_bad=0.2)
+    free = dict(devices=1, workers=1, max_bad=0.2, copy_to="other")
     config = replace(stored, **left, options={"queue_size": 64}, **free)
     assert continued(config, stored) == replace(stored, **free)

@@ -10,10 +10,16 @@ from jaxtyping import Int64
 from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import examples
-from nearkin.data.split import Split, has_test_split, open_readable, split_images
-from nearkin.discovery.data import division, label_images
+from nearkin.data.split import Split, has_test_split, open_readable
+from nearkin.discovery.data import (
+    division,
+    label_images,
+    split_with_added,
+    with_distinct_names,
+)
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.run.folder import RunFolder
 from nearkin.types import UNKNOWN
 
 FEW: Final = 5  # Labeled images of a class of which none is held out: all are needed to learn it
@@ -96,11 +102,12 @@ def open_labeled_data(
     config: ClassifyConfig,
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], None] = lambda _: None,
+    resumed: RunFolder | None = None,
 ) -> LabeledData:
     """Open the data, find the class of each image that has one, and hold images out.
 
     The images that the run of the encoder held out are held out again, if it had the same data.
-    `on_open` gets the images before any are refused.
+    `on_open` gets the images before any are refused, and `resumed` is the run that goes on.
 
     Raises:
         DataError: If there are not two classes with a training image.
@@ -112,7 +119,8 @@ def open_labeled_data(
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
-    split = split_images(images, *division(data, config), on_progress)
+    images = with_distinct_names(images)
+    split = split_with_added(images, *division(data, config, resumed), on_progress)
     return _numbered(split if has_test_split(images) else _keep_few(split))
 
 

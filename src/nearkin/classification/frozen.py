@@ -121,7 +121,7 @@ def train_attentive(
 
 def evenly(
     labels: Int64[np.ndarray, " images"], rows: Int64[np.ndarray, " rows"], most: int
-) -> Int64[np.ndarray, " kept"]:
+) -> Int64[np.ndarray, " chosen"]:
     """Return at most so many of these rows, as many of each class as possible, evenly spaced.
 
     >>> evenly(np.array([0, 0, 0, 0, 1, -1]), np.arange(5), 3).tolist()
@@ -130,11 +130,11 @@ def evenly(
     if len(rows) <= most:
         return rows
     classes, sizes = np.unique(labels[rows], return_counts=True)
-    kept, left = [np.zeros(0, np.int64)], most
+    chosen, left = [np.zeros(0, np.int64)], most
     # Small classes first: what they cannot use is left to the others.
     for done, position in enumerate(np.argsort(sizes, kind="stable")):
         share = min(sizes[position], left // (len(sizes) - done))
         own = rows[labels[rows] == classes[position]]
-        kept.append(own[np.linspace(0, len(own) - 1, share).astype(np.int64)])
+        chosen.append(own[np.linspace(0, len(own) - 1, share).astype(np.int64)])
         left -= share
-    return np.sort(np.concatenate(kept))
+    return np.sort(np.concatenate(chosen))

@@ -457,9 +457,9 @@ class Floors:
             values = []
             for draw in range(DRAWS):
                 order = np.random.default_rng([self.config.seed, draw]).permutation(len(train))
-                kept = [order[labels[order] == c][:size] for c, size in enumerate(sizes)]
+                drawn = [order[labels[order] == c][:size] for c, size in enumerate(sizes)]
                 fewer = np.full(len(data.images), UNKNOWN)
-                rows = train[np.concatenate(kept)]
+                rows = train[np.concatenate(drawn)]
                 fewer[rows] = data.images.labels[rows]
                 probe, _ = train_validated_probe(
                     self.features, fewer, seed=self.config.seed, groups=data.images.groups

@@ -14,10 +14,9 @@ from nearkin.data.opening import open_images
 from nearkin.discovery import assignments
 from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.classifier import read_classifier
-from nearkin.discovery.features import extract_features
+from nearkin.discovery.features import extract_features, readable_rows
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
-from nearkin.errors import DataError
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import write_csv, writing
@@ -88,9 +87,7 @@ def assign(
         available_cpus() if workers == "auto" else workers,
         on_progress,
     )
-    rows = np.setdiff1d(np.arange(len(images)), list(bad))
-    if not len(rows):
-        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+    rows = readable_rows(images, bad)
     readable, no_labels = images.subset(rows), np.full(len(rows), UNKNOWN)
     predictions = classifier.predict(cached.subset(rows), tuple(readable.names), no_labels)
     assigned = assignments.assign(

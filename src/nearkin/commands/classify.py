@@ -1,12 +1,10 @@
 """`nearkin classify`: classes from labels of some images or of all, on top of any encoder."""
 
-import hashlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from nearkin.classification.data import LabeledData, open_labeled_data
@@ -24,16 +22,19 @@ from nearkin.classification.report import write_outcome
 from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
-from nearkin.data.images import in_bytes
-from nearkin.data.recognize import class_names
 from nearkin.discovery.data import check_share, division
-from nearkin.discovery.features import CachedFeatures, ViewSettings, extract_features
+from nearkin.discovery.features import (
+    CachedFeatures,
+    ViewSettings,
+    extract_features,
+    readable_features,
+)
 from nearkin.distributed import available_cpus, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
-from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.run.data import same_data, write_bad_files
+from nearkin.errors import UsageError
+from nearkin.run.data import same_labels, write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run
 from nearkin.run.reporter import Reporter
 from nearkin.run.settings import self_contained
@@ -71,12 +72,13 @@ def classify(
         for line in encoder.lines():
             run.log.info(line)
         list_bad = partial(write_bad_files, folder.bad_files)
-        dataset = open_labeled_data(data, run.config, run.log.progress, list_bad)
+        resumed = folder if resume else None
+        dataset = open_labeled_data(data, run.config, run.log.progress, list_bad, resumed)
         for line in dataset.lines():
             run.log.info(line)
         if overwrite:
             clear(folder)
-        _same_labels(folder, dataset)
+        same_labels(folder, dataset.parts)
         if folder.summary.exists():
             run.log.info("already complete")
             return Run(folder)
@@ -96,10 +98,10 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
         raise UsageError("no encoder; give --from ENCODER, such as a run folder or dinov2-small")
     frozen = config.train_layers in ("linear", "attentive")
     tuning = ("epochs", "lr", "layer_decay", "batch_size")
-    given = [name for name in tuning if getattr(config, name) != "auto"]
-    if frozen and given:
+    explicit = [name for name in tuning if getattr(config, name) != "auto"]
+    if frozen and explicit:
         raise UsageError(
-            f"--{given[0].replace('_', '-')} is of fine-tuning; give --train-layers last:N or "
+            f"--{explicit[0].replace('_', '-')} is of fine-tuning; give --train-layers last:N or "
             "all, or leave it out"
         )
     if config.labeled and config.labels != "auto":
@@ -121,21 +123,6 @@ def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> Cl
     memory, disk = free_memory(), free_disk()
     cache: Any = cache_for(images, encoder.image_size, memory=memory, disk=disk)
     return replace(config, workers=workers, cache=cache)
-
-
-def _same_labels(folder: RunFolder, data: LabeledData) -> None:
-    """Note the images and labels of a run, or refuse others than those noted."""
-    digest = hashlib.sha256()
-    for label in class_names(data.images):
-        digest.update(in_bytes(label) + b"\0")
-    changed = same_data(
-        folder, data.parts, {"labels": {"file": "the labels", "sha256": digest.hexdigest()}}
-    )
-    if changed:
-        raise CheckpointError(
-            "the labels have changed since the run was started; bring them back, or start anew "
-            "with --overwrite"
-        )
 
 
 def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder: Encoder) -> None:
@@ -194,21 +181,15 @@ def _features(
     run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
 ) -> tuple[torch.Tensor, LabeledData]:
     """Return the features of readable images, extracted once, and the data without the others."""
-    path, images, workers = run.folder.cached_features, dataset.images, int(run.config.workers)
-    if not path.exists():
+    images, workers = dataset.images, int(run.config.workers)
+
+    def extract() -> tuple[CachedFeatures, dict[int, str]]:
         run.log.info(f"features of {len(images)} images")
-        extracted, unreadable = extract_features(
-            encoder, images, UNTOUCHED, run.device, workers, run.log.progress
-        )
-        extracted.write(path, unreadable)
-    cached, bad = CachedFeatures.read(path, len(images))
-    reasons = {images.names[row]: reason for row, reason in bad.items()}
-    write_bad_files(run.folder.bad_files, images, reasons)
-    readable = np.setdiff1d(np.arange(len(images)), list(bad))
-    if not len(readable):
-        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+        return extract_features(encoder, images, UNTOUCHED, run.device, workers, run.log.progress)
+
+    cached, bad_rows = readable_features(run.folder, images, extract)
     encoder.backbone.cpu()
-    return cached.center[torch.from_numpy(readable)], dataset.without(set(bad))
+    return cached.center, dataset.without(bad_rows)
 
 
 def _trained(

@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nearkin.commands.train import Run
 from nearkin.config import (
     OBJECTIVE_METHODS,
@@ -16,17 +14,15 @@ from nearkin.config import (
     option,
     suggestion,
 )
-from nearkin.data.labels import examples
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
-    batch_size,
     check_share,
+    check_sizes,
     division,
     open_discovery_data,
 )
 from nearkin.discovery.features import check_train_layers
-from nearkin.discovery.number import FEWEST
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
@@ -34,10 +30,9 @@ from nearkin.discovery.stages import run_worker
 from nearkin.discovery.trials import OBJECTIVES, candidates, of_mode
 from nearkin.distributed import is_main_process, worker_group
 from nearkin.encoders.encoder import load
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import UsageError
 from nearkin.methods import method_class, parameters
-from nearkin.pace import count
-from nearkin.run.data import same_data, write_bad_files
+from nearkin.run.data import same_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.named import LABEL_COLUMNS
@@ -45,7 +40,6 @@ from nearkin.run.opening import check_copies, kept_copy, open_run
 from nearkin.run.reporter import Reporter
 from nearkin.run.settings import checked_options, self_contained
 from nearkin.tables import write_csv
-from nearkin.types import UNKNOWN
 
 
 def discover(
@@ -76,15 +70,15 @@ def discover(
     ) as run:
         config, log = replace(run.config, val=division(data, run.config)[0]), run.log
         list_bad = partial(write_bad_files, folder.bad_files)
-        kept = folder.accepted if resume and folder.accepted.exists() else None
-        dataset = open_discovery_data(data, config, log.progress, list_bad, kept)
+        resumed = folder if resume else None
+        dataset = open_discovery_data(data, config, log.progress, list_bad, resumed)
         for line in dataset.lines():
             log.info(line)
-        _check_sizes(dataset, config)
+        check_sizes(dataset, config)
         write_bad_files(folder.bad_files, dataset.images)
         if overwrite:
             clear(folder)
-        same_data(folder, dataset.parts)
+        same_labels(folder, dataset.parts)
         if config.accept:
             write_csv(folder.accepted, LABEL_COLUMNS, dataset.accepted.items())
         if folder.summary.exists():
@@ -210,32 +204,3 @@ def _check_time(config: DiscoverConfig) -> None:
             f"--max-time {config.max_time} has nothing to plan: --from gives the encoder, and "
             "--train-layers says what learns from labels; leave one of the three out"
         )
-
-
-def _check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
-    """Refuse settings that ask for more images than there are."""
-    rows = dataset.parts.train_rows
-    unlabeled = int((dataset.label[rows] == UNKNOWN).sum())
-    if not unlabeled:
-        raise DataError(
-            f"all {len(rows)} images to learn from have a label, so nothing is left to discover; "
-            "give images without a label, or take `nearkin classify`"
-        )
-    if config.classes != "auto" and config.classes > unlabeled:
-        raise DataError(
-            f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "
-            "with --classes, or more images"
-        )
-    if config.classes == "auto" and unlabeled < FEWEST:
-        raise DataError(
-            f"{unlabeled} unlabeled images to learn from, and counting classes takes {FEWEST}; "
-            "say how many classes there are with --classes, or give more images"
-        )
-    without = np.setdiff1d(np.arange(len(dataset.classes)), dataset.label[rows])
-    if len(without):
-        names = examples(dataset.classes[number] for number in without.tolist())
-        raise DataError(
-            f"all labeled images of {count(len(without), 'known class')} are held out ({names}); "
-            "label more images, or hold out fewer with --val"
-        )
-    batch_size(dataset, config)

@@ -71,9 +71,9 @@ class CopiesFound:
         dropped = self.dropped
         kinds = Counter(copy.why for copy in dropped)
         which = ", ".join(f"{why}: {number}" for why, number in kinds.most_common())
-        kept = count(len(self.copies) - len(dropped), "other")
+        others = count(len(self.copies) - len(dropped), "other")
         lines = [
-            f"{self.num_images} images, of which {len(dropped)} are copies of {kept}"
+            f"{self.num_images} images, of which {len(dropped)} are copies of {others}"
             f"{f' ({which})' if which else ''}",
             f"threshold {self.threshold:.4f}",
         ]
@@ -90,10 +90,10 @@ class CopiesFound:
         """Say how many copies the index has found, in a sentence."""
         if self.index_recall is None:
             return ""
-        found, total = self.index_recall
-        low, high = wilson(found, total)
+        clustered, total = self.index_recall
+        low, high = wilson(clustered, total)
         return (
-            f"by the index {found} of {total} sampled images with a copy were found, "
+            f"by the index {clustered} of {total} sampled images with a copy were found, "
             f"95 % interval [{low:.3f}, {high:.3f}]"
         )
 
@@ -167,25 +167,25 @@ def duplicates(
         least = threshold or _chosen(test, precision)
         preferred = _preferred(images, image_rows)
         if index is None:
-            kept, similarity = _compare_all(table, preferred, least, log.progress)
+            keeper, similarity = _compare_all(table, preferred, least, log.progress)
         else:
-            kept, similarity = _compare_likely(table, Path(index), preferred, least)
-        found = CopiesFound(
+            keeper, similarity = _compare_likely(table, Path(index), preferred, least)
+        result = CopiesFound(
             len(table),
             least,
-            tuple(_copies(table, images, image_rows, kept, similarity)),
+            tuple(_copies(table, images, image_rows, keeper, similarity)),
             None if test is None else test.at(least, chosen=threshold is None),
-            None if index is None else _recall(table, kept, least, seed),
+            None if index is None else _recall(table, keeper, least, seed),
         )
         if output is not None:
             with writing(Path(output)):
-                write_csv(Path(output), COLUMNS, (astuple(copy) for copy in found.copies))
+                write_csv(Path(output), COLUMNS, (astuple(copy) for copy in result.copies))
         if images is not None and page is not None:
             name = Path(data_name(data or source)).name
-            _write_page(Path(page), name, found, test, table, images, processes)
+            _write_page(Path(page), name, result, test, table, images, processes)
         if images is not None and apply is not None:
-            _apply(Path(apply), images, image_rows[kept == np.arange(len(kept))])
-    return found
+            _apply(Path(apply), images, image_rows[keeper == np.arange(len(keeper))])
+    return result
 
 
 def _test(
@@ -258,9 +258,9 @@ def _compare_all(
 ) -> tuple[Rows, Float[np.ndarray, " rows"]]:
     """Return the row that is kept in place of each, and the cosine, by comparing all images."""
     place, cosine = keep_one(table.gather()[preferred], threshold, on_progress)
-    kept, similarity = np.empty_like(place), np.empty_like(cosine)
-    kept[preferred], similarity[preferred] = preferred[place], cosine
-    return kept, similarity
+    keeper, similarity = np.empty_like(place), np.empty_like(cosine)
+    keeper[preferred], similarity[preferred] = preferred[place], cosine
+    return keeper, similarity
 
 
 def _compare_likely(
@@ -275,7 +275,7 @@ def _compare_likely(
 
     rank = np.empty_like(preferred)
     rank[preferred] = np.arange(len(rank))
-    kept, similarity = np.arange(len(rank)), np.ones(len(rank), np.float32)
+    keeper, similarity = np.arange(len(rank)), np.ones(len(rank), np.float32)
     likely = likely_copies(index, table, threshold)
     pairs = [likely[:0]]
     for some in np.array_split(likely, len(likely) // HELD + 1):
@@ -286,24 +286,24 @@ def _compare_likely(
             pairs.append(some[((x[left] * x[right]).sum(dim=1) >= threshold - ROUNDING).numpy()])
     rows, place = np.unique(np.concatenate(pairs), return_inverse=True)
     if not len(rows):
-        return kept, similarity
+        return keeper, similarity
     x, (left, right) = table.gather(rows), place.reshape(-1, 2).T
     edges = coo_array((np.ones(len(left), bool), (left, right)), (len(rows),) * 2)
     component = connected_components(edges, directed=False)[1]
     order = np.lexsort((rank[rows], component))
     for members in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
         own, cosine = keep_one(x[members], threshold)
-        kept[rows[members]], similarity[rows[members]] = rows[members][own], cosine
-    return kept, similarity
+        keeper[rows[members]], similarity[rows[members]] = rows[members][own], cosine
+    return keeper, similarity
 
 
-def _recall(table: EmbeddingTable, kept: Rows, threshold: float, seed: int) -> tuple[int, int]:
+def _recall(table: EmbeddingTable, keeper: Rows, threshold: float, seed: int) -> tuple[int, int]:
     """Count sampled images with a copy by comparing all, and those of them in a cluster."""
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(table), min(SAMPLE, len(table)), replace=False))
     similarity, near = (x.numpy() for x in table.nearest(table.gather(rows), 2))
     has_copy = ((near != rows[:, None]) & (similarity >= threshold - ROUNDING)).any(axis=1)
-    clustered = np.bincount(kept)[kept[rows]] > 1
+    clustered = np.bincount(keeper)[keeper[rows]] > 1
     return int((has_copy & clustered).sum()), int(has_copy.sum())
 
 
@@ -311,16 +311,16 @@ def _copies(
     table: EmbeddingTable,
     images: Images | None,
     image_rows: Rows,
-    kept: Rows,
+    keeper: Rows,
     similarity: Float[np.ndarray, " rows"],
 ) -> Iterator[Copy]:
     """Yield the images of all clusters, in the order of the table's kept images."""
-    size = np.bincount(kept, minlength=len(kept))
-    rows = np.flatnonzero(size[kept] > 1)
+    size = np.bincount(keeper, minlength=len(keeper))
+    rows = np.flatnonzero(size[keeper] > 1)
     path = dict(zip(rows.tolist(), table.texts("path", rows), strict=True))
-    is_copy = kept[rows] != rows
-    for row in rows[np.lexsort((rows, -similarity[rows], is_copy, kept[rows]))].tolist():
-        of, why = int(kept[row]), "near copy"
+    is_copy = keeper[rows] != rows
+    for row in rows[np.lexsort((rows, -similarity[rows], is_copy, keeper[rows]))].tolist():
+        of, why = int(keeper[row]), "near copy"
         if row == of:
             why = f"has {count(int(size[of]) - 1, 'other')}"
         elif images is not None:
@@ -338,24 +338,24 @@ def _apply(target: Path, images: Images, rows: Rows) -> None:
         return
     source = images.source
     root = f"{source.root}/" if isinstance(source, Folder) else ""
-    kept = images.subset(rows)
-    paths = (f"{root}{name}" for name in kept.names)
+    listed = images.subset(rows)
+    paths = (f"{root}{name}" for name in listed.names)
     with writing(target):
-        columns = zip(paths, class_names(kept), kept.splits.tolist(), strict=True)
+        columns = zip(paths, class_names(listed), listed.splits.tolist(), strict=True)
         write_csv(target, ("path", "label", "split"), columns)
 
 
 def _write_page(
     path: Path,
     data: str,
-    found: CopiesFound,
+    result: CopiesFound,
     test: CopyTest | None,
     table: EmbeddingTable,
     images: Images,
     workers: int,
 ) -> None:
     """Write the page, with other images from the test of the threshold."""
-    copies = [Pair(copy.of, copy.path, copy.similarity, copy.why) for copy in found.dropped]
+    copies = [Pair(copy.of, copy.path, copy.similarity, copy.why) for copy in result.dropped]
     others = list[Pair]()
     if test is not None:
         rows = np.unique(test.pairs)
@@ -363,15 +363,15 @@ def _write_page(
         below = {
             frozenset(pair): Pair(paths[pair[0]], paths[pair[1]], float(cosine))
             for pair, cosine in zip(map(tuple, test.pairs), test.other, strict=True)
-            if cosine < found.threshold
+            if cosine < result.threshold
         }
         others = list(below.values())  # each once, also if both of its images were sampled
     text = copies_page(
         images,
         data,
-        f"{found.lines()[0]}.",
-        [found.recall_of_index()] if found.index_recall else [],
-        found.estimate,
+        f"{result.lines()[0]}.",
+        [result.recall_of_index()] if result.index_recall else [],
+        result.estimate,
         curves(test) if test else {},
         copies,
         others,

@@ -144,11 +144,13 @@ def _labels(
     names: Sequence[str], labeled: str | Path | None, assigned: Mapping[str, Row]
 ) -> Bool[np.ndarray, " names"]:
     """Whether images have a label: in the table, or as those that a run has learned from."""
-    given = set[str]()
+    in_table = set[str]()
     if labeled is not None:
         rows, _ = match(Path(labeled), read_table(Path(labeled), ("path", "label")), names)
-        given = {name for name, row in rows.items() if row.label}
-    return np.array([name in given or bool(assigned and name not in assigned) for name in names])
+        in_table = {name for name, row in rows.items() if row.label}
+    return np.array(
+        [name in in_table or bool(assigned and name not in assigned) for name in names]
+    )
 
 
 def _margins(names: Sequence[str], assigned: Mapping[str, Row]) -> Float[np.ndarray, " names"]:

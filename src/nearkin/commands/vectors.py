@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -144,9 +144,10 @@ def images_of(folder: RunFolder, data: Any = None) -> Images:
         )
     source = stored if data is None else data
     if isinstance(config, DiscoverConfig):
-        return open_discovery_data(source, config).images
+        # The truth that it was scored by may be gone, like the run that it accepted.
+        return open_discovery_data(source, replace(config, truth=""), resumed=folder).images
     if isinstance(config, ClassifyConfig):
-        return open_labeled_data(source, config).images
+        return open_labeled_data(source, config, resumed=folder).images
     return open_images(source, labels=config.labels)
 
 

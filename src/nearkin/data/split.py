@@ -30,6 +30,7 @@ class Split:
     train_rows: np.ndarray
     test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
+    seed: int | None = None  # It decided which are held out, if the data themselves do not
 
     @cached_property
     def train(self) -> Images:
@@ -125,10 +126,10 @@ def split_images(
     if len(images) > MAX_COMPARED:
         note = f"more than {MAX_COMPARED:,} images: copies are not looked for, and may be held out"
         images = replace(images, notes=(*images.notes, note))
-        return Split(images, *split_rows(images, share, seed))
+        return Split(images, *split_rows(images, share, seed), seed=seed)
     copies = duplicates(images, on_progress)
     grouped = replace(images, groups=copies.groups)
-    return Split(grouped, *split_rows(grouped, share, seed), copies.num_exact)
+    return Split(grouped, *split_rows(grouped, share, seed), copies.num_exact, seed)
 
 
 def has_test_split(images: Images) -> bool:

@@ -125,7 +125,8 @@ def assign(
       neighbors say the same. A classification has no views, and only the other two count.
 
     Args:
-        predictions: Of all images. Those with a label only give the means of known classes.
+        predictions: Of all images. Those with a label only give the means of known classes, if
+            they were learned from.
         calibration: Applied to the probabilities, which are too high as a rule.
         known_means: Instead of those means.
     """
@@ -201,12 +202,16 @@ def reference_of(features: Features, cluster: Clusters, num_classes: int) -> Ref
 def nearest_known_class(predictions: Predictions, features: Features) -> tuple[Clusters, Numbers]:
     """Return the known class whose labeled images have the mean most similar to each row.
 
-    And the cosine similarity to it. Without labeled images: `UNKNOWN`, and NaN.
+    And the cosine similarity to it. Without labeled images: `UNKNOWN`, and NaN. Labels of images
+    that were not learned from decide nothing: they are what known classes are scored on.
     """
-    known = np.unique(predictions.label[predictions.label != UNKNOWN])
+    label, learned = predictions.label, predictions.learned
+    if learned is not None:
+        label = np.where(learned, label, UNKNOWN)
+    known = np.unique(label[label != UNKNOWN])
     if not len(known):
         return np.full(len(features), UNKNOWN), np.full(len(features), np.nan)
-    sums = class_sums(predictions.features, predictions.label, predictions.num_known)
+    sums = class_sums(predictions.features, label, predictions.num_known)
     position, similarity = most_similar(features, unit_rows(sums[known]))
     return known[position], similarity
 
@@ -247,24 +252,24 @@ def _purity(features: Features, cluster: Clusters) -> Numbers:
     return np.asarray((cluster[index.numpy()] == cluster[:, None]).mean(axis=1))
 
 
-def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " asked"]:
+def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " rows"]:
     """Return the rows of the assignments whose labels would teach most: see `least_certain`.
 
     Args:
         assignments: Of all images without a label.
         learned: The images to learn from. A label of any other teaches nothing.
     """
-    asked = np.flatnonzero(np.isin(assignments.rows, learned))
-    return np.asarray(asked[least_certain(assignments.margin[asked], assignments.cluster[asked])])
+    rows = np.flatnonzero(np.isin(assignments.rows, learned))
+    return np.asarray(rows[least_certain(assignments.margin[rows], assignments.cluster[rows])])
 
 
 LABEL_COLUMNS: Final = ("path", "label", "cluster", "score", "margin")
 
 
-def label_table(assignments: Assignments, asked: Clusters) -> Iterator[list[Any]]:
+def label_table(assignments: Assignments, rows: Clusters) -> Iterator[list[Any]]:
     """Yield plain values in the order of `LABEL_COLUMNS`; labels are for the user to fill in."""
     paths, names = assignments.paths, assignments.class_names
-    for row in asked.tolist():
+    for row in rows.tolist():
         score, margin = float(assignments.score[row]), float(assignments.margin[row])
         yield [paths[row], "", names[row], _rounded(score), _rounded(margin)]
 

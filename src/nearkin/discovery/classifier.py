@@ -317,6 +317,8 @@ class Predictions:
     label: Int[np.ndarray, " images"]  # Known classes, `UNKNOWN` for images without a label
     classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
     num_known: int
+    learned: Bool[np.ndarray, " images"] | None = None
+    """Whether an image was learned from, so that its label may decide; None: all were."""
     unlike: Bool[np.ndarray, " images"] | None = None
     """Whether an image is like no class; None where the classifier has no reference."""
 

@@ -1,5 +1,6 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,16 +22,18 @@ from nearkin.data.recognize import (
     recognize,
     union,
 )
-from nearkin.data.split import Split, open_readable, split_images
+from nearkin.data.split import Split, has_test_split, open_readable, split_images
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
-from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.run.data import noted_seed
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.named import image_labels, named_classes, read_edited
 from nearkin.run.settings import check_batch, known_classes, known_labels
 from nearkin.types import UNKNOWN
 
 BATCH_SIZE: Final = 128
+FEWEST: Final = 4  # Unlabeled images to count classes of
 Mode = Literal["gcd", "ncd"]
 
 
@@ -133,7 +136,7 @@ def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
 
 def _merge_copies(
     images: Images, labels: Sequence[str], own: Bool[np.ndarray, " images"]
-) -> tuple[list[str], Int64[np.ndarray, " kept"]]:
+) -> tuple[list[str], Int64[np.ndarray, " rows"]]:
     """Return the class of each image, '' for none, with all exact copies of labeled ones labeled.
 
     And the rows to keep: not those of copies that need not be added. A copy without its label
@@ -155,6 +158,28 @@ def _merge_copies(
             "which are exact copies; keep one of them"
         )
     return merged, np.array([row for row in range(len(images)) if row not in spare], np.int64)
+
+
+def with_distinct_names(images: Images) -> Images:
+    """Refuse names of classes that read the same; note those that differ in case only."""
+    read, folded = dict[str, str](), dict[str, str]()
+    for name in images.classes:
+        # Without what nobody sees: how Unicode composes a letter, and outer spaces.
+        plain = unicodedata.normalize("NFC", name).strip()
+        other = read.setdefault(plain, name)
+        if other != name:
+            raise DataError(
+                f"the names of two classes read the same, {other!a} and {name!a}; spell "
+                "both in one way"
+            )
+        other = folded.setdefault(plain.casefold(), name)
+        if other != name:
+            images = _noted(
+                images,
+                f"warning: the classes {other!r} and {name!r} differ in case only; if they are "
+                "one, give both one name",
+            )
+    return images
 
 
 def truth_labels(
@@ -228,7 +253,7 @@ def check_disjoint(images: Images, truth: Int64[np.ndarray, " images"]) -> None:
     classes, counts = np.unique(hidden[np.isin(hidden, images.labels)], return_counts=True)
     if len(classes):
         pairs = zip(classes.tolist(), counts.tolist(), strict=True)
-        listed = ", ".join(f"{images.classes[number]!r} ({count})" for number, count in pairs)
+        listed = ", ".join(f"{images.classes[number]!r} ({size})" for number, size in pairs)
         raise DataError(
             f"{counts.sum()} unlabeled images are of known classes, by the truth: {listed}; "
             "take --mode gcd, or label them"
@@ -278,6 +303,7 @@ def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, st
                 f"{path!r} is labeled {own[path]!r} by {labeled} and {label!r} in "
                 f"{folder.to_label}; keep one of them"
             )
+    of_images = {**of_images, **_labels_of_copies(images, of_images)}
     of_earlier = read_accepted(folder.accepted) if folder.accepted.exists() else {}
     guessed = {path: name for path, name in of_classes.items() if path in learned}
     every = {**guessed, **of_earlier, **of_images}
@@ -288,6 +314,13 @@ def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, st
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
     return labels, _accepted_notes(folder, labels, every, own)
+
+
+def _labels_of_copies(images: Images, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of images and of their exact copies, by path."""
+    every = [labels.get(name, "") for name in images.names]
+    merged, _ = _merge_copies(images, every, np.ones(len(images), bool))
+    return {name: label for name, label in zip(images.names, merged, strict=True) if label}
 
 
 def _accepted_notes(
@@ -388,24 +421,26 @@ def open_discovery_data(
     config: DiscoverConfig,
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], None] = lambda _: None,
-    accepted: Path | None = None,
+    resumed: RunFolder | None = None,
 ) -> DiscoveryData:
     """Open the data, find the known class of each image, and hold images out.
 
     The images that the run of the encoder held out are held out again, if it had the same data.
-    `on_open` gets the images before any are refused. `accepted` is what a resumed run has noted
-    of the labels that it accepts: names may have been changed since.
+    `on_open` gets the images before any are refused. `resumed` is the run that goes on, or whose
+    images are opened again. What it has noted counts, of the labels that it accepts and of what it
+    holds out: names may have been changed since, and the runs that it started from may be gone.
     """
     opened = open_readable(data, config, on_progress=on_progress, on_open=on_open)
     images = label_images(opened, config.labeled, config.known)
-    parts, labels = split_images(images, *division(data, config), on_progress), dict[str, str]()
-    if accepted is not None:
-        labels = read_accepted(accepted)
+    parts = split_with_added(images, *division(data, config, resumed), on_progress)
+    labels = dict[str, str]()
+    if resumed is not None and resumed.accepted.exists():
+        labels = read_accepted(resumed.accepted)
     elif config.accept:
         where = config.labeled or "the data"
         labels, notes = accepted_labels(Path(config.accept), parts, where)
         parts = replace(parts, images=_noted(parts.images, *notes))
-    images = accept(parts.images, labels)
+    images = with_distinct_names(accept(parts.images, labels))
     truth, names = None, images.classes
     if config.truth:
         truth, names = truth_labels(images, config.truth, opened)
@@ -414,18 +449,50 @@ def open_discovery_data(
     return DiscoveryData(replace(parts, images=images), truth, names, labels)
 
 
-def division(data: Any, config: DiscoverConfig | ClassifyConfig) -> tuple[float, int]:
+def split_with_added(
+    images: Images, share: float, seed: int, on_progress: ProgressCallback = ignore_progress
+) -> Split:
+    """Hold images out as `split_images` does, those of the data as if no others were added.
+
+    So they are those that an encoder of the data was not trained on. An added image is held out
+    with near-duplicates that are.
+    """
+    parts, own = split_images(images, share, seed, on_progress), own_images(images)
+    if own.all() or not len(parts.test_rows) or has_test_split(images):
+        return parts
+    rows = np.flatnonzero(own)
+    try:
+        alone = split_images(images.subset(rows), share, seed, on_progress)
+    except DataError:  # too few or too much alike: nothing that was trained on them held some out
+        return parts
+    held_out, groups = np.zeros(len(images), bool), parts.images.groups
+    held_out[parts.test_rows] = True
+    held_out[own] = False
+    held_out[rows[alone.test_rows]] = True
+    with_own = ~own & np.isin(groups, groups[own])
+    held_out[with_own] = np.isin(groups, groups[own & held_out])[with_own]
+    train, test = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    return replace(parts, train_rows=train, test_rows=test)
+
+
+def division(
+    data: Any, config: DiscoverConfig | ClassifyConfig, resumed: RunFolder | None = None
+) -> tuple[float, int]:
     """Return the share of images to hold out, and the seed that decides which."""
-    origin = _origin(config)
+    share = TrainConfig.val if config.val == "auto" else config.val
+    seed, origin = config.seed, _origin(config)
     run = RunFolder(Path(origin))
     if origin and run.config.exists():
         earlier, its_data = run.any_settings()
         # An image that the encoder was trained on is no held-out image of what follows.
         if its_data == data_name(data):
-            if isinstance(earlier, DiscoverConfig | ClassifyConfig):
-                return division(data, earlier)  # which may have been another's, too
-            return float(earlier.val), earlier.seed
-    return TrainConfig.val if config.val == "auto" else config.val, config.seed
+            share, seed = (
+                division(data, earlier)  # which may have been another's, too
+                if isinstance(earlier, DiscoverConfig | ClassifyConfig)
+                else (float(earlier.val), earlier.seed)
+            )
+            seed = noted_seed(run, seed)  # the run that it had the seed of may be gone
+    return share, seed if resumed is None else noted_seed(resumed, seed)
 
 
 def _origin(config: DiscoverConfig | ClassifyConfig) -> str:
@@ -443,10 +510,39 @@ def check_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> None:
         )
 
 
+def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
+    """Refuse settings that ask for more images than there are."""
+    rows = dataset.parts.train_rows
+    unlabeled = int((dataset.label[rows] == UNKNOWN).sum())
+    if not unlabeled:
+        raise DataError(
+            f"all {len(rows)} images to learn from have a label, so nothing is left to discover; "
+            "give images without a label, or take `nearkin classify`"
+        )
+    if config.classes != "auto" and config.classes > unlabeled:
+        raise DataError(
+            f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "
+            "with --classes, or more images"
+        )
+    if config.classes == "auto" and unlabeled < FEWEST:
+        raise DataError(
+            f"{unlabeled} unlabeled images to learn from, and counting classes takes {FEWEST}; "
+            "say how many classes there are with --classes, or give more images"
+        )
+    without = np.setdiff1d(np.arange(len(dataset.classes)), dataset.label[rows])
+    if len(without):
+        names = examples(dataset.classes[number] for number in without.tolist())
+        raise DataError(
+            f"all labeled images of {count(len(without), 'known class')} are held out ({names}) "
+            "or cannot be read; label others of the same classes"
+        )
+    batch_size(dataset, config)
+
+
 def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
     """Return the batch size of the stages that learn from labels, or refuse the requested one."""
-    count, processes = len(dataset.parts.train_rows), num_processes(config.devices)
-    batch = min(BATCH_SIZE, count) if config.batch_size == "auto" else config.batch_size
+    num_images, processes = len(dataset.parts.train_rows), num_processes(config.devices)
+    batch = min(BATCH_SIZE, num_images) if config.batch_size == "auto" else config.batch_size
     # On top of a frozen encoder the first process trains alone, and `auto` may come to that.
-    check_batch(batch, count, 1 if config.train_layers in ("auto", "top") else processes)
+    check_batch(batch, num_images, 1 if config.train_layers in ("auto", "top") else processes)
     return batch

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +21,14 @@ from nearkin.data.rng import seeded, uniform
 from nearkin.data.views import normalize
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, read_tensors
-from nearkin.errors import UsageError
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode, images_at_once
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.run.data import write_bad_files
+from nearkin.run.folder import RunFolder
 from nearkin.tables import usable, whole
 from nearkin.types import Batch
 
@@ -118,6 +120,33 @@ def extract_features(
         name = f"features of view {epoch + 1}/{drawn.num_views}"
         views[epoch] = encode(network, tracked(view(epoch), count, name, on_progress))
     return CachedFeatures(center, views), {**crops.bad, **augmented.bad}
+
+
+def readable_features(
+    folder: RunFolder,
+    images: Images,
+    extract: Callable[[], tuple[CachedFeatures, dict[int, str]]],
+) -> tuple[CachedFeatures, set[int]]:
+    """Return the features of readable images, extracted once, and the rows of the others.
+
+    `extract` does what `extract_features` does. What cannot be read is listed in bad_files.csv.
+    """
+    path = folder.cached_features
+    if not path.exists():
+        extracted, unreadable = extract()
+        extracted.write(path, unreadable)
+    cached, bad = CachedFeatures.read(path, len(images))
+    reasons = {images.names[row]: reason for row, reason in bad.items()}
+    write_bad_files(folder.bad_files, images, reasons)
+    return cached.subset(readable_rows(images, bad)), set(bad)
+
+
+def readable_rows(images: Images, bad: Collection[int]) -> Int64[np.ndarray, " readable"]:
+    """Return the rows of all images but the `bad` ones, or raise DataError if there are none."""
+    rows = np.setdiff1d(np.arange(len(images)), list(bad))
+    if not len(rows):
+        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+    return rows
 
 
 class CachedViews:

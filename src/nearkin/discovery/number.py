@@ -14,14 +14,13 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.data import DiscoveryData
+from nearkin.discovery.data import FEWEST, DiscoveryData
 from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import DataError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
-FEWEST: Final = 4  # Unlabeled images to count classes of
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most
 FOLDS: Final = 8  # Draws of known classes that are hidden
 LEAST_ERROR: Final = 0.1  # No rule is trusted more, however well it did; a tenth of the number
@@ -313,7 +312,7 @@ def _corrected(
     """Apply the rules, corrected by their errors on hidden classes."""
     known = len(task.size)
     novel, share = (task, 1.0) if disjoint else task.novel()
-    found = _count(novel)
+    uncorrected = _count(novel)
     errors = np.zeros((0, len(RULES)))
     if known >= 4:
         # As large a share of the unlabeled images is hidden as seems to be novel: with half of
@@ -326,7 +325,7 @@ def _corrected(
     errors -= bias
     variance = (errors**2).sum(axis=0) / max(len(errors), 1) + LEAST_ERROR**2
     weight = variance**-2 / (variance**-2).sum()
-    rules = found - bias + log(inequality)
+    rules = uncorrected - bias + log(inequality)
     doubt = DOUBT["ncd" if disjoint else "gcd"]
     middle, squares = float(rules @ weight), float(((errors @ weight) ** 2).sum())
     doubted = (squares + DOUBT_FOLDS * doubt**2) / (len(errors) + DOUBT_FOLDS)

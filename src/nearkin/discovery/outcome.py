@@ -184,7 +184,9 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
     reference = learned_reference(cached.center, predictions.cluster, task)
     classifier = replace(classifier, reference=reference)
     classifier.write(folder.classifier)
-    predictions = replace(predictions, unlike=reference.unlike(cached.center))
+    learned = np.isin(np.arange(len(task.label)), task.rows)
+    unlike = reference.unlike(cached.center)
+    predictions = replace(predictions, learned=learned, unlike=unlike)
     result, *other_seeds = [head_clustering(encoder, m, task.num_known) for m in trained.methods]
     assignments = assign(predictions, calibration=classifier.calibration)
     others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, check_sizes
 from nearkin.discovery.features import (
     CachedFeatures,
     DiscoveryEncoder,
@@ -19,6 +18,7 @@ from nearkin.discovery.features import (
     ViewSettings,
     check_train_layers,
     extract_features,
+    readable_features,
 )
 from nearkin.discovery.findings import Finding, early_findings
 from nearkin.discovery.layers import (
@@ -55,7 +55,6 @@ from nearkin.measures.kmeans import COPIES, WIDEST
 from nearkin.method import Method
 from nearkin.pace import span
 from nearkin.report.pages import write_page
-from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.folder import RunFolder, data_name, opened
 from nearkin.run.opening import resumed_settings
@@ -152,7 +151,9 @@ class Pipeline:
         check_train_layers(pretrained, self.config.train_layers)
         base = self._base(pretrained, dataset)
         cached, bad_rows = self._cached(pretrained, dataset, base)
-        dataset = dataset.without(bad_rows)
+        if bad_rows:  # decoding may leave too few, where headers promised enough
+            dataset = dataset.without(bad_rows)
+            check_sizes(dataset, self.config)
         # Whatever the later stages train, the number of classes is estimated and the setting is
         # tuned on frozen features: a trial takes seconds there, and needs no second encoder.
         frozen = FrozenEncoder(cached, self.device)
@@ -252,27 +253,21 @@ class Pipeline:
         self, pretrained: Encoder, dataset: DiscoveryData, base: TrainConfig
     ) -> tuple[CachedFeatures, set[int]]:
         """Return the features of readable images, extracted once, and the rows of the others."""
-        path, images = self.folder.cached_features, dataset.images
-        earlier = self._earlier_features(pretrained, dataset)
-        if earlier and not path.exists():
-            self.log.info(f"           features: from {earlier}")
-            features, bad = CachedFeatures.read(earlier, len(images))
-            features.write(path, bad)
-        if not path.exists():
+        images = dataset.images
+
+        def extract() -> tuple[CachedFeatures, dict[int, str]]:
+            if earlier := self._earlier_features(pretrained, dataset):
+                self.log.info(f"           features: from {earlier}")
+                return CachedFeatures.read(earlier, len(images))
             views = f"{self.config.num_views} views of each"
             self.log.info(f"           features of {len(images)} images and {views}")
             numbers = len(images) * pretrained.backbone.feature_dim * (1 + self.config.num_views)
             state_memory("           features, and a copy to write", 2 * 4 * numbers, self.log)
             drawn = ViewSettings(base.augment, self.config.num_views, base.seed)
             workers, on_progress = int(base.workers), self.log.progress
-            features, bad = extract_features(
-                pretrained, images, drawn, self.device, workers, on_progress
-            )
-            features.write(path, bad)
-        features, bad = CachedFeatures.read(path, len(images))
-        reasons = {images.names[row]: reason for row, reason in bad.items()}
-        write_bad_files(self.folder.bad_files, images, reasons)
-        return features.subset(np.setdiff1d(np.arange(len(images)), list(bad))), set(bad)
+            return extract_features(pretrained, images, drawn, self.device, workers, on_progress)
+
+        return readable_features(self.folder, images, extract)
 
     def _earlier_features(self, pretrained: Encoder, dataset: DiscoveryData) -> Path | None:
         """Return the features of the accepted discovery, if these are of the same views."""
@@ -358,9 +353,9 @@ class Pipeline:
             return "top"
         trained = f"{block},top"
         finetuned = self._finetuned(state, trained)
-        # What was begun had time enough, whatever is measured where a run is resumed.
-        begun = self.folder.stage("calibration-known").path.exists()
-        if not begun and not self._fits(finetuned):
+        # What was started had time enough, whatever is measured where a run is resumed.
+        started = self.folder.stage("calibration-known").path.exists()
+        if not started and not self._fits(finetuned):
             return "top"
         (trial,) = self._calibrating(finetuned)
         (frozen,) = (each for each in state.trials if each.repeats(trial))

@@ -65,8 +65,8 @@ def _write_tables(outcome: Outcome, log: Logger) -> None:
     assignments, clusters = outcome.assignments, outcome.clusters
     write_csv(folder.assignments, COLUMNS, assignments.table())
     write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(clusters, assignments))
-    asked = label_first(assignments, outcome.task.rows)[:TO_LABEL]
-    write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, asked))
+    to_label = label_first(assignments, outcome.task.rows)[:TO_LABEL]
+    write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label))
     folder.classes.mkdir(exist_ok=True)
     names = file_names([cluster.name for cluster in clusters])
     for cluster, name in zip(clusters, names, strict=True):

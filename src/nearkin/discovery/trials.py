@@ -6,6 +6,7 @@ Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -97,13 +98,13 @@ def of_mode(mode: Mode) -> dict[str, Objective]:
 def candidates(config: DiscoverConfig) -> list[Candidate]:
     """Return what trials compare: one candidate, where everything was given."""
     names = TRIED[config.mode] if config.objective == "auto" else (config.objective,)
-    found = []
+    compared = []
     for name in names:
         setting = OBJECTIVES[name].setting
-        given = getattr(config, setting) if setting else None
-        values = OBJECTIVES[name].values if given == "auto" else (given,)
-        found += [Candidate(name, value) for value in values]
-    return found
+        value = getattr(config, setting) if setting else None
+        values = OBJECTIVES[name].values if value == "auto" else (value,)
+        compared += [Candidate(name, value) for value in values]
+    return compared
 
 
 def usual(config: DiscoverConfig) -> Candidate:
@@ -164,11 +165,10 @@ class Trials:
 
     def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
         """Try every candidate in every fold, or in some."""
-        every = folds(self.task.num_known, self.base.seed)
-        for fold, hidden in enumerate(every[:num_folds]):
-            hiding = self._hide(hidden)
-            if len(hiding.task.labeled) < 2:  # too few labels to hide some of them
-                continue
+        every = enumerate(map(self._hide, folds(self.task.num_known, self.base.seed)))
+        # Where there are few labels, some folds leave too few of them to learn from.
+        labeled = (each for each in every if len(each[1].task.labeled) >= 2)
+        for fold, hiding in islice(labeled, num_folds):
             init = None
             for candidate in tried:
                 path = self.folder / f"{self.mode}-{fold}-{candidate}.npz"
@@ -221,8 +221,8 @@ class Trials:
         correct = right(y, x, matched)
         accuracy = correct.mean()
         if len(hiding.scored):
-            found = predicted(hiding.scored, disjoint=False).argmax(axis=1)
-            accuracy = balanced_accuracy(truth[hiding.scored], found, task.num_known)
+            classes = predicted(hiding.scored, disjoint=False).argmax(axis=1)
+            accuracy = balanced_accuracy(truth[hiding.scored], classes, task.num_known)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp.npz")
         np.savez(partial, accuracy=accuracy, probability=probability, correct=correct)

@@ -59,7 +59,7 @@ class Prototypes(nn.Module):
 
     @override
     def forward(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
-        return unit(x) @ self.weight.T
+        return look_up(unit(x), self.weight, temperature=1.0)
 
 
 class ProjectedPrototypes(nn.Module):

@@ -52,6 +52,7 @@ def closest(features: Float[Tensor, "batch dim"], rate: float) -> Bool[Tensor, "
     return (above | above.T).fill_diagonal_(True)
 
 
+@full_precision
 def same_ranks(features: Float[Tensor, "batch dim"], top: int) -> Bool[Tensor, "batch batch"]:
     """Which pairs have their `top` largest features in common, in any order.
 

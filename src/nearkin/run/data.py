@@ -1,5 +1,6 @@
 """What a run was computed from, as its folder records it: the images and the machine."""
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ import torch
 
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.channels import Channels
-from nearkin.data.images import Images
+from nearkin.data.images import Images, in_bytes
+from nearkin.data.recognize import class_names
 from nearkin.data.split import Split, duplicate_warnings, open_split
 from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError
@@ -52,7 +54,8 @@ def same_data(
         rows = zip(names, sizes.tolist(), strict=True)
         write_csv(folder.images, ("path", "bytes"), rows)
         channels = split.images.channels
-        noted = {"channels": asdict(channels)} if channels else {}
+        noted: dict[str, Any] = {} if split.seed is None else {"seed": split.seed}
+        noted |= {"channels": asdict(channels)} if channels else {}
         replace_text(folder.data, json.dumps({**now, "sources": sources or {}, **noted}) + "\n")
         return []
     with usable(folder.data, "start anew with --init-from this run"):
@@ -84,6 +87,27 @@ def noted_channels(folder: RunFolder, split: Split) -> Split:
         noted = json.loads(folder.data.read_text(encoding="utf-8")).get("channels")
         channels = noted and Channels(**{name: tuple(each) for name, each in noted.items()})
         return replace(split, images=replace(split.images, channels=channels))
+
+
+def same_labels(folder: RunFolder, split: Split) -> None:
+    """Note the images and labels of a run, or refuse others than those noted; see `same_data`."""
+    digest = hashlib.sha256()
+    for label in class_names(split.images):
+        digest.update(in_bytes(label) + b"\0")
+    labels = {"labels": {"file": "the labels", "sha256": digest.hexdigest()}}
+    if same_data(folder, split, labels):
+        raise CheckpointError(
+            "the labels have changed since the run was started; bring them back, or start anew "
+            "with --overwrite"
+        )
+
+
+def noted_seed(folder: RunFolder, default: int) -> int:
+    """Return the seed by which a run has held images out; the default where it notes none."""
+    if not folder.data.exists():
+        return default
+    with usable(folder.data, "start anew with --init-from this run"):
+        return int(json.loads(folder.data.read_text(encoding="utf-8")).get("seed", default))
 
 
 def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:

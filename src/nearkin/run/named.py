@@ -31,9 +31,14 @@ def check_names(path: Path, rows: Collection[Row]) -> None:
     class may be called what another novel class is called by itself, and a known class keeps the
     name of its labels.
     """
-    kinds = {row["cluster"]: row["kind"] for row in rows}
+    kinds, names = {row["cluster"]: row["kind"] for row in rows}, dict[str, str]()
     for row in rows:
         cluster, name = row["cluster"], row["name"].strip()
+        if name and names.setdefault(cluster, name) != name:
+            raise DataError(
+                f"{path}: {cluster!r} is named {names[cluster]!r} and, in another row, {name!r}; "
+                "keep one of them"
+            )
         if name in ("", cluster):
             continue
         if kinds[cluster] == "known":
