@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
@@ -163,7 +163,7 @@ class Feed(Protocol):
     def order(self) -> BatchOrder:
         """Which images each step sees."""
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
 
 
@@ -220,7 +220,7 @@ class Batches:
             pixels, self.bad = center_crops(images, range(len(images)), Preprocessing(image_size))
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         # Not before: other processes may have joined since the batches were built.
         for views, rows in self.sampled(start, stop, rows_of_rank(self.order.batch_size)):
@@ -319,7 +319,7 @@ class Growing:
         """Which images each step sees."""
         return self.parts[0].order
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         ends = [self.total * (number + 1) // len(self.parts) for number in range(len(self.parts))]
         for first, end, part in zip([0, *ends], ends, self.parts, strict=False):

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -139,7 +139,7 @@ class CachedViews:
         self.num_views = num_views
         self.labels = torch.from_numpy(labels).to(views.device)
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """Yield this process's part of the batches of the steps from `start` to before `stop`."""
         for step in range(start, stop):
             rows = self.order.rows(step)[rows_of_rank(self.order.batch_size)]

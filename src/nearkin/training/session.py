@@ -46,7 +46,7 @@ from nearkin.run.settings import (
 )
 from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict
-from nearkin.training.length import time_beside, with_epochs
+from nearkin.training.length import time_overhead, with_epochs
 from nearkin.training.start import preprocessing_of, starting_backbone, write_start
 from nearkin.training.teacher import CachedTeacher, inherited, open_teacher, with_teacher
 
@@ -93,8 +93,8 @@ def train_encoder(
         if isinstance(parts[0], CachedTeacher):
             log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
         monitor = Monitor(split, config, device, log.progress, view)
-        beside = partial(time_beside, log, monitor, method, len(split.images))
-        planned, config = config, with_epochs(config, method, parts, beside, log)
+        overhead = partial(time_overhead, log, monitor, method, len(split.images))
+        planned, config = config, with_epochs(config, method, parts, overhead, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))

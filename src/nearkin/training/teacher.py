@@ -9,7 +9,7 @@ runs in every step.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -105,7 +105,7 @@ class LiveTeacher:
         """Which images each step sees."""
         return self.batches.order
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         for batch, views in zip(
             self.batches.between(start, stop), self._views(start, stop), strict=True
@@ -135,7 +135,7 @@ class CachedTeacher:
         """Which images each step sees."""
         return self.batches.order
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         part = rows_of_rank(self.order.batch_size)
         for step, (views, rows) in enumerate(self.batches.sampled(start, stop, part), start):
