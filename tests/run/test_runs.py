@@ -340,6 +340,18 @@ def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, ima
     assert measure(parts, config)["knn"] == 0.0
 
 
+@pytest.mark.parametrize("test", [[19], [3, 19]], ids=["one", "one that can be read"])
+def test_a_single_held_out_image_is_no_collapse(run, images, test):
+    """It has one direction, whatever was learned: images that are trained on are measured."""
+    config, _ = RunFolder(run).settings()
+    images = labeled_like(open_images(images), np.arange(20) % 2)
+    parts = Split(images, np.setdiff1d(np.arange(20), test), np.array(test))
+    measured = measure(parts, config)
+    assert measured["directions"] == 8
+    assert measured["feature_std"] > 0
+    assert "knn" not in measured  # of images that are trained on
+
+
 # An image as the encoder takes it
 
 

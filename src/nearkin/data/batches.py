@@ -125,7 +125,7 @@ class ViewSampler(Dataset[Crops]):
         yield from (u * len(self.images)).astype(int).tolist()
         raise DataError(
             f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
-            "read; `nearkin check` lists what is wrong"
+            "read; `nearkin check DATA --scan full` lists what is wrong"
         )
 
     def __getitem__(self, step: int) -> Crops:

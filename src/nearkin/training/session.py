@@ -29,7 +29,7 @@ from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
 from nearkin.methods import method_class
 from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_size
-from nearkin.networks.input_size import patch_size
+from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.data import noted_channels, same_data, write_bad_files
@@ -180,6 +180,8 @@ def build(
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
+    for side in {*view_sides(config)} - {int(config.image_size)}:
+        check_patches(backbone.body, side, backbone.name, "--view-sizes")
     window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
     order = Order(len(images), int(config.batch_size), config.seed, window)
     batches = Batches(
@@ -208,7 +210,7 @@ def floors(
     preprocessing with the random weights of the seed.
     """
     teacher = {"teacher": load(folder.teacher)} if config.teacher else {}
-    start = {"start": load(folder.start, backbone=network)} if folder.start.exists() else {}
+    start = {"start": load(folder.start, backbone=network)} if config.init_from else {}
     return teacher | start | {"untrained": untrained_like(encoder, config.seed, network)}
 
 
