@@ -36,7 +36,7 @@ class Logger:
 
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def __enter__(self) -> "Logger":
@@ -56,7 +56,7 @@ class Logger:
     @property
     def seconds(self) -> float:
         """Seconds since the log was opened."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     def info(self, text: str) -> None:
         """Pass a log line on, and write it to the file."""
