@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
-from nearkin.tables import printable
+from nearkin.tables import printable, writing
 
 
 @runtime_checkable
@@ -37,7 +37,8 @@ class Logger:
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
         self._start = time.monotonic()
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        with writing(path, "choose another --out"):
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def __enter__(self) -> "Logger":
         return self
