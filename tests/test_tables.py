@@ -2,6 +2,9 @@
 
 import csv
 
+import pytest
+
+from nearkin.errors import CheckpointError
 from nearkin.tables import Journal, read_csv, write_csv
 
 COLUMNS = ("step", "loss", "knn")
@@ -34,6 +37,18 @@ def test_a_journal_cut_back_and_continued_has_the_bytes_of_an_unbroken_one(tmp_p
         file.write("8,0.12")  # killed in the middle of a row
     fill(broken, rows(10)[5:], upto=5)
     assert broken.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "row", [b"1,2", b"one,.5,", b"1,half,", b"\xff\xfe,,", b",,"],
+    ids=["other columns", "no step", "no number", "no text", "empty"],
+)  # fmt: skip
+def test_a_journal_that_holds_anything_else_is_named(tmp_path, row):
+    path = tmp_path / "metrics.csv"
+    fill(path, rows(3))
+    path.write_bytes(path.read_bytes() + row + b"\n")
+    with pytest.raises(CheckpointError, match=r"metrics.csv cannot be used .*put back a copy or"):
+        Journal(path, COLUMNS, upto=5)
 
 
 def test_names_of_files_are_cells_not_formulas(tmp_path):

@@ -690,15 +690,15 @@ def recipes() -> dict[str, Path]:
     return {file.relative_to(home).with_suffix("").as_posix(): file for file in files}
 
 
-def settings_file(given: Path) -> Path:
+def settings_file(path: Path) -> Path:
     """The file that `--config` names: by its path, or as `recipe:NAME` of one of `recipes`.
 
     >>> settings_file(Path("recipe:cifar10/moco")).name
     'moco.toml'
     """
-    if not str(given).startswith(RECIPE):
-        return given
-    name, known = given.as_posix().removeprefix(RECIPE), recipes()
+    if not str(path).startswith(RECIPE):
+        return path
+    name, known = path.as_posix().removeprefix(RECIPE), recipes()
     if name not in known:
         within = [each for each in known if name in each]
         near = (within or difflib.get_close_matches(name, known))[:5]

@@ -181,10 +181,15 @@ class Journal:
     """
 
     def __init__(self, path: Path, columns: Sequence[str], upto: int) -> None:
-        """Open the file, without the rows after step `upto`."""
+        """Open the file, without the rows after step `upto`.
+
+        Raises:
+            CheckpointError: If what is there are not rows of these columns.
+        """
         self.path = path
         self.columns = tuple(columns)
-        rows = [line for line in self._lines() if int(line.split(",", 1)[0]) <= upto]
+        with usable(path, "put back a copy or remove it; the training itself needs none of it"):
+            rows = [line for line in self._lines() if self._step(line) <= upto]
         replace_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
         self._size = path.stat().st_size
         self._waiting: list[str] = []
@@ -193,6 +198,14 @@ class Journal:
         """Read the complete rows: one that a kill cut short has no line end."""
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         return text[: text.rfind("\n") + 1].splitlines()[1:]
+
+    def _step(self, line: str) -> float:
+        """Return the step of a row, whose cells must all be numbers or empty."""
+        cells = line.split(",")
+        if len(cells) != len(self.columns):
+            raise ValueError(f"a row has {len(cells)} cells, not {len(self.columns)}")
+        step, *_ = (float(cell) for cell in cells if cell)
+        return step
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row; columns it does not name stay empty."""

@@ -69,6 +69,13 @@ def test_sizes_that_are_none_are_refused(sizes, message):
     assert str(refused.value) == message
 
 
+def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
+    settings = {"backbone": "timm:test_vit2", "image_size": 32, "epochs": 1}
+    with pytest.raises(UsageError, match=r"images of 20 px .*; give --view-sizes 16 or 32"):
+        nearkin.train(pixels, out=tmp_path / "run", view_sizes="32,20", **settings)
+
+
 def test_a_run_whose_views_grow_resumes_exactly(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
     settings = {"method": "moco", "batch_size": 16, "backbone": "tiny", "view_sizes": "8,12,16"}

@@ -28,7 +28,7 @@ from nearkin.networks.branch import as_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import MOST_EPOCHS, length, resolve, with_length
 from nearkin.training.health import Monitor
-from nearkin.training.length import Beside, epochs_within, planned_epochs
+from nearkin.training.length import Overhead, epochs_within, planned_epochs
 from nearkin.training.session import build, floors
 
 CPU = torch.device("cpu")
@@ -94,7 +94,7 @@ def test_the_length_that_auto_plans():
     assert (given.epochs, given.max_time) == (7, "")
     cut, whole = (with_length(planned, epochs, 2, CPU) for epochs in (16, MOST_EPOCHS))
     assert length(planned, cut) == [
-        "note   16 epochs are what fits into 30m; a longer training learns more: give --max-time "
+        "note   16 epochs, planned for 30m; a longer training learns more: give --max-time "
         "2h, or --epochs"
     ]
     assert not length(planned, whole) + length(timed, cut) + length(given, given)
@@ -121,15 +121,17 @@ def test_network_and_sizes_fit_images_and_device(tmp_path, size, device, expecte
 
 def test_a_time_is_for_the_whole_run():
     """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
-    beside = Beside(start=10.0, look=4.0, end=100.0)
-    assert epochs_within("15m", 70.0, beside, looks=20) == (900 - 10 - 100) // (70 + 4)
-    assert epochs_within("15m", 0.5, beside, looks=20) == (900 - 10 - 100 - 20 * 4) / 0.5
-    assert epochs_within("15m", 70.0, replace(beside, end=1.0)) == (900 - 10 - 60) // 70
-    assert epochs_within("1m", 70.0, beside) == 1
+    overhead = Overhead(start=10.0, evaluation=4.0, end=100.0)
+    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 10 - 100) // (70 + 4)
+    assert (
+        epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 10 - 100 - 20 * 4) / 0.5
+    )
+    assert epochs_within("15m", 70.0, replace(overhead, end=1.0)) == (900 - 10 - 60) // 70
+    assert epochs_within("1m", 70.0, overhead) == 1
     timed = TrainConfig(max_time="15m")
-    assert planned_epochs(timed, 70.0, beside) == 10
-    assert planned_epochs(replace(timed, evaluate_every=0), 70.0, beside) == (900 - 110) // 70
-    assert planned_epochs(replace(timed, evaluate_every=2), 1.0, beside) == (900 - 110) // 3
+    assert planned_epochs(timed, 70.0, overhead) == 10
+    assert planned_epochs(replace(timed, evaluate_every=0), 70.0, overhead) == (900 - 110) // 70
+    assert planned_epochs(replace(timed, evaluate_every=2), 1.0, overhead) == (900 - 110) // 3
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +338,18 @@ def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, ima
     assert monitor.query_labels.tolist() == [1, 1]
     assert len(monitor.queries) == 2
     assert measure(parts, config)["knn"] == 0.0
+
+
+@pytest.mark.parametrize("test", [[19], [3, 19]], ids=["one", "one that can be read"])
+def test_a_single_held_out_image_is_no_collapse(run, images, test):
+    """It has one direction, whatever was learned: images that are trained on are measured."""
+    config, _ = RunFolder(run).settings()
+    images = labeled_like(open_images(images), np.arange(20) % 2)
+    parts = Split(images, np.setdiff1d(np.arange(20), test), np.array(test))
+    measured = measure(parts, config)
+    assert measured["directions"] == 8
+    assert measured["feature_std"] > 0
+    assert "knn" not in measured  # of images that are trained on
 
 
 # An image as the encoder takes it

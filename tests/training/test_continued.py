@@ -465,3 +465,24 @@ def test_a_size_is_the_encoders_own_or_as_much_as_the_images_have(encoders):
     assert fitting_size(large, open_images(images(4, 32))) == 8 * 16  # enlarged
     assert fitting_size(large, open_images(images(4, 170))) == 160
     assert merged(vit.backbone) is vit.backbone
+
+
+def test_the_start_of_an_attempt_that_failed_is_not_that_of_the_next_one(tmp_path):
+    """Settings that do not fit are found after the start is there, and then corrected."""
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
+    settings = {"backbone": "tiny", "epochs": 1, "batch_size": 16}
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for seed, out in enumerate((first, second)):
+        nearkin.train(pixels, out=out, seed=seed, **settings)
+
+    def failed(out):
+        with pytest.raises(UsageError, match="chunks of 7"):
+            nearkin.train(pixels, out=out, init_from=str(first), chunk_size=7, **settings)
+
+    failed(tmp_path / "continued")
+    again = {**settings, "out": tmp_path / "continued", "resume": True}
+    run = nearkin.train(pixels, init_from=str(second), **again)
+    assert load(run.folder.start).digest == load(second).digest
+    failed(tmp_path / "anew")
+    run = nearkin.train(pixels, **{**again, "out": tmp_path / "anew"})
+    assert set(run.summary["measures"]) == {"encoder", "untrained", "pixels"}

@@ -186,6 +186,12 @@ print(*codes)
 """
 
 
+def test_a_log_that_cannot_be_written_is_refused(images, tmp_path):
+    (tmp_path / "train.log").mkdir()
+    with pytest.raises(OutputError, match=r"cannot write .*train.log.*; choose another --out"):
+        train(images, CONFIG, out=tmp_path)
+
+
 def test_of_fifty_runs_that_start_in_one_folder_one_wins(tmp_path):
     command = [sys.executable, "-c", RACE, str(tmp_path / "run"), str(STARTS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

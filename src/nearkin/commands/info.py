@@ -286,11 +286,11 @@ def list_backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
         libraries = {"torchvision/": torchvision_names(), "timm/": timm_names()}
     names = list(DINOV2 if pretrained else SMALL)
     names += [prefix + name for prefix, library in libraries.items() for name in library]
-    found = [name for name in names if pattern in name]
-    if not found:
+    matching = [name for name in names if pattern in name]
+    if not matching:
         hint = nearest(pattern, names)
         raise UsageError(f"no name contains {pattern}.{hint} `nearkin backbones` lists them")
-    return found
+    return matching
 
 
 def pretrained_lines(pattern: str) -> list[str]:

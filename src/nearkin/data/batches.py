@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
@@ -125,7 +125,7 @@ class ViewSampler(Dataset[Crops]):
         yield from (u * len(self.images)).astype(int).tolist()
         raise DataError(
             f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
-            "read; `nearkin check` lists what is wrong"
+            "read; `nearkin check DATA --scan full` lists what is wrong"
         )
 
     def __getitem__(self, step: int) -> Crops:
@@ -163,7 +163,7 @@ class Feed(Protocol):
     def order(self) -> BatchOrder:
         """Which images each step sees."""
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
 
 
@@ -220,7 +220,7 @@ class Batches:
             pixels, self.bad = center_crops(images, range(len(images)), Preprocessing(image_size))
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         # Not before: other processes may have joined since the batches were built.
         for views, rows in self.sampled(start, stop, rows_of_rank(self.order.batch_size)):
@@ -239,8 +239,10 @@ class Batches:
         if self.pixels is not None:
             for first in range(start, stop, self.steps_at_once):
                 steps = range(start, stop)[first - start :][: self.steps_at_once]
-                shown = [(self.order.epoch(step), self.order.rows(step)[part]) for step in steps]
-                yield from self._from_memory(self.pixels, shown)
+                epoch_rows = [
+                    (self.order.epoch(step), self.order.rows(step)[part]) for step in steps
+                ]
+                yield from self._from_memory(self.pixels, epoch_rows)
             return
         num_images = len(range(self.order.batch_size)[part])
         for cropped in prefetch(self.sampler, start, stop, self.workers, images=num_images):
@@ -274,10 +276,10 @@ class Batches:
         return self._from_memory(self.pixels, [(epoch, rows)])[0][0]
 
     def _from_memory(
-        self, pixels: Tensor, shown: Sequence[tuple[int, np.ndarray]]
+        self, pixels: Tensor, epoch_rows: Sequence[tuple[int, np.ndarray]]
     ) -> list[tuple[Views, np.ndarray]]:
-        """The views of some rows in an epoch, and the rows that they show, of each of `shown`."""
-        readable = [(epoch, self._readable(epoch, rows)) for epoch, rows in shown]
+        """The views of each epoch and its rows, and the rows that they show."""
+        readable = [(epoch, self._readable(epoch, rows)) for epoch, rows in epoch_rows]
         sampled = [self.sampler.sample(epoch, rows) for epoch, rows in readable]
         views = crop_and_augment(
             pixels,
@@ -286,7 +288,9 @@ class Batches:
             self.sizes,
             [view.interpolation for view in self.sampler.views],
         )
-        parts = zip(*(view.split([len(rows) for _, rows in shown]) for view in views), strict=True)
+        parts = zip(
+            *(view.split([len(rows) for _, rows in epoch_rows]) for view in views), strict=True
+        )
         return [(list(part), rows) for part, (_, rows) in zip(parts, readable, strict=True)]
 
     def _readable(self, epoch: int, rows: np.ndarray) -> np.ndarray:
@@ -319,7 +323,7 @@ class Growing:
         """Which images each step sees."""
         return self.parts[0].order
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         ends = [self.total * (number + 1) // len(self.parts) for number in range(len(self.parts))]
         for first, end, part in zip([0, *ends], ends, self.parts, strict=False):
@@ -418,8 +422,8 @@ def squares(
     batches = CenterCrops(chosen, size, workers=workers)
     for position, square in enumerate(square for batch in batches for square in batch):
         if position not in batches.bad:
-            shown = preview(square.permute(1, 2, 0).numpy())
-            yield int(rows[position]), torch.from_numpy(shown).permute(2, 0, 1)
+            rgb = preview(square.permute(1, 2, 0).numpy())
+            yield int(rows[position]), torch.from_numpy(rgb).permute(2, 0, 1)
 
 
 Loaded = TypeVar("Loaded")

@@ -41,9 +41,9 @@ def image_column(schema: Any) -> str | None:
             return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type)
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
-    found = [entry.name for entry in schema if holds_bytes(entry.type)]
-    named = [name for name in IMAGES if name in found]
-    return next(iter(named or (found if len(found) == 1 else [])), None)
+    binary = [entry.name for entry in schema if holds_bytes(entry.type)]
+    named = [name for name in IMAGES if name in binary]
+    return next(iter(named or (binary if len(binary) == 1 else [])), None)
 
 
 def has_images(table: File) -> bool:
@@ -184,8 +184,8 @@ def _cells(table: Path) -> list[Cell] | None:
         if not 0 <= start < whole.size:
             return None
         sizes = np.diff(ends).tolist()
-        found = zip((ends + start).tolist(), sizes, there, _rows(batch, schema), strict=False)
-        for offset, size, valid, row in found:
+        entries = zip((ends + start).tolist(), sizes, there, _rows(batch, schema), strict=False)
+        for offset, size, valid, row in entries:
             refusal = "" if valid else "no bytes in the table"
             cells.append(Cell(f"{len(cells):08}", offset, size, refusal, row))
     return cells

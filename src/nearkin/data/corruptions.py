@@ -203,13 +203,13 @@ def _clouds(
 
 def _snow(x: Pixels, strength: Strength, scale: float, rng: Generator) -> Pixels:
     """Streaks of enlarged noise, over an image that is paler than it was."""
-    mean, deviation, zoom, threshold, radius, sigma, kept = strength
+    mean, deviation, zoom, threshold, radius, sigma, share = strength
     flakes = mean + deviation * rng.standard_normal((*x.shape[:2], 1), np.float32)
     flakes = _zoomed(flakes, float(zoom))
     flakes = np.where(flakes < threshold, 0, flakes).clip(0, 1)
     flakes = _streak(flakes, radius * scale, sigma * scale, rng.uniform(-135, -45)).clip(0, 1)
     gray = (x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
-    paler = kept * x + (1 - kept) * np.maximum(x, 1.5 * gray + 0.5)
+    paler = share * x + (1 - share) * np.maximum(x, 1.5 * gray + 0.5)
     snowy: np.ndarray = paler + flakes + flakes[::-1, ::-1]
     return snowy
 

@@ -45,8 +45,8 @@ def of_one_kind(images: Images) -> Images:
         if not same[row]
     ]
     bad = tuple(sorted((*images.bad, *others), key=lambda file: in_bytes(file.name)))
-    kept = replace(images.subset(np.flatnonzero(same)), bad=bad)
-    return replace(kept, channels=_channels(kept, kind)) if kind else kept
+    of_kind = replace(images.subset(np.flatnonzero(same)), bad=bad)
+    return replace(of_kind, channels=_channels(of_kind, kind)) if kind else of_kind
 
 
 def _has_8_bits(images: Images, row: int) -> bool:

@@ -294,12 +294,12 @@ class _Raw(io.RawIOBase):
 
 # The cache of blocks
 
-_kept = 0  # Bytes that this process has kept since it last made room
+_bytes_written = 0  # By this process, since it last made room
 
 
 def _keep(path: Path, block: bytes) -> None:
     """Write a block of the cache; a full or read-only disk costs time, nothing else."""
-    global _kept
+    global _bytes_written
     own = path.with_name(f"new-{os.getpid()}-{time.monotonic_ns()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -308,9 +308,9 @@ def _keep(path: Path, block: bytes) -> None:
     except OSError:
         own.unlink(missing_ok=True)
         return
-    _kept += len(block)
-    if _kept > cache_limit() // 64:
-        _kept = 0
+    _bytes_written += len(block)
+    if _bytes_written > cache_limit() // 64:
+        _bytes_written = 0
         make_room(path.parent, cache_limit())
 
 
@@ -353,16 +353,16 @@ def remote_files(urls: Mapping[str, str]) -> dict[str, RemoteFile]:
         return dict(zip(urls, pool.map(remote_file, urls.values()), strict=True))
 
 
-def files_below(root: str, wanted: Callable[[str], bool]) -> dict[str, RemoteFile]:
-    """The files below an address that have a wanted name, by their path below it."""
+def files_below(root: str, select: Callable[[str], bool]) -> dict[str, RemoteFile]:
+    """The files below an address whose name is selected, by their path below it."""
     root = root.rstrip("/")
     if root.startswith("http"):  # a page of links gives no sizes
         linked = (path.removeprefix(f"{root}/") for path in _linked(f"{root}/"))
-        return remote_files({name: f"{root}/{name}" for name in linked if wanted(name)})
-    found: Mapping[str, Any] = _ask(root, "find", LISTING, detail=True)
+        return remote_files({name: f"{root}/{name}" for name in linked if select(name)})
+    listing: Mapping[str, Any] = _ask(root, "find", LISTING, detail=True)
     start = _filesystem(_store(root), os.getpid())._strip_protocol(root).rstrip("/") + "/"
-    infos = {path.removeprefix(start): info for path, info in found.items()}
-    return {n: _described(f"{root}/{n}", info) for n, info in infos.items() if wanted(n)}
+    infos = {path.removeprefix(start): info for path, info in listing.items()}
+    return {n: _described(f"{root}/{n}", info) for n, info in infos.items() if select(n)}
 
 
 def _linked(page: str) -> Iterator[str]:

@@ -160,11 +160,11 @@ def list_folder(root: Path) -> Listing:
 def list_store(url: str) -> Listing:
     """The same for what lies below an address of a store, which knows neither links nor runs."""
     files = files_below(url, lambda name: is_image(name) or is_shard(name))
-    shown = {name: file for name, file in files.items() if not is_hidden(name)}
-    images = {name: file for name, file in shown.items() if is_image(name)}
+    visible = {name: file for name, file in files.items() if not is_hidden(name)}
+    images = {name: file for name, file in visible.items() if is_image(name)}
     where = redacted(url).rstrip("/")
-    if shown and not images:
-        return list_shards(where, shown)
+    if visible and not images:
+        return list_shards(where, visible)
     return _require_files(_objects(url.rstrip("/"), images), where, files)
 
 

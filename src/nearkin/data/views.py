@@ -509,10 +509,10 @@ def _changes(params: ViewParams) -> Changes:
         (solarize, params.solarize, ()),
         (flip, params.flip, ()),
     ]
-    found = [(operation, np.flatnonzero(mask), own) for operation, mask, own in entries]
+    affected = [(operation, np.flatnonzero(mask), own) for operation, mask, own in entries]
     return [
         (operation, [rows, *(each[rows] for each in own)])
-        for operation, rows, own in found
+        for operation, rows, own in affected
         if len(rows)
     ]
 

@@ -2,7 +2,11 @@
 
 import copy
 import json
+<<<<<<< HEAD
 from collections.abc import Callable, Collection, Iterator
+=======
+from collections.abc import Generator, Iterator
+>>>>>>> 4c14f877e13a6cfa74e20d269fbc9c1d19b01690
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -168,7 +172,7 @@ class CachedViews:
         self.num_views = num_views
         self.labels = torch.from_numpy(labels).to(views.device)
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """Yield this process's part of the batches of the steps from `start` to before `stop`."""
         for step in range(start, stop):
             rows = self.order.rows(step)[rows_of_rank(self.order.batch_size)]

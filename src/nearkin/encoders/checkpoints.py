@@ -340,10 +340,12 @@ def _resnet(tensors: Mapping[str, Tensor]) -> str:
 
 def _transformer(tensors: Mapping[str, Tensor]) -> str:
     end = "patch_embed.proj.weight"
-    found = next(((key[: -len(end)], t) for key, t in tensors.items() if key.endswith(end)), None)
-    if found is None or found[1].ndim != 4:
+    embedding = next(
+        ((key[: -len(end)], t) for key, t in tensors.items() if key.endswith(end)), None
+    )
+    if embedding is None or embedding[1].ndim != 4:
         return ""
-    prefix, weight = found
+    prefix, weight = embedding
     names = [BLOCK.sub(r"\1blocks.\2.", name) for name in tensors]
     depth = len({name.split(".")[0] for name in _under(names, f"{prefix}blocks.")})
     size = TRANSFORMERS.get((len(weight), depth), "")

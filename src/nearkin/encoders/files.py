@@ -255,10 +255,10 @@ def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Modul
         return timm_body(name, size, overlay, 0, strict=True), ""
     except (RuntimeError, KeyError, ValueError, AssertionError, AttributeError) as error:
         text = " ".join(str(error).split())
-        found = {
+        names_by_kind = {
             kind: re.findall(r'"([^"]+)"', names) for kind, names in DIFFERENCES.findall(text)
         }
-        if not found or "size mismatch" in text:
+        if not names_by_kind or "size mismatch" in text:
             raise UsageError(f"the weights do not fit {name}: {text[:200]}") from error
-    differing = differences(found.get("Missing", []), found.get("Unexpected", []))
+    differing = differences(names_by_kind.get("Missing", []), names_by_kind.get("Unexpected", []))
     return timm_body(name, size, overlay, 0, strict=False), differing

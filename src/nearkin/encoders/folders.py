@@ -301,14 +301,14 @@ def load_transformers(
     )
     remedy = "download it again, or save it with save_pretrained"
     with usable(folder, remedy):
-        kept = {key: _clean(value) for key, value in part.items() if _keep(key)}
+        settings = {key: _clean(value) for key, value in part.items() if _keep(key)}
         if tower == "vit_mae":
-            kept["mask_ratio"] = 0.0  # features are of whole images
+            settings["mask_ratio"] = 0.0  # features are of whole images
         view = _view(folder, kind, image_size)
-    _check_patches(view.image_size, kept.get("patch_size"))
+    _check_patches(view.image_size, settings.get("patch_size"))
     with usable(folder, remedy):
-        model, report, pooling = _weights(folder, tower, kept)
-    details = {"backbone": f"{PREFIX}{tower}", "pooling": pooling, "config": kept}
+        model, report, pooling = _weights(folder, tower, settings)
+    details = {"backbone": f"{PREFIX}{tower}", "pooling": pooling, "config": settings}
     missing, unexpected = _differences(report)
     if missing or unexpected:
         details["weights"] = [differences(missing, unexpected)]
@@ -478,8 +478,8 @@ def _processor(folder: Path, kind: str) -> dict[str, Any]:
     ):
         cls = get_image_processor_class_from_name(name) if name else None
         if cls is not None:
-            given = {key: value for key, value in stored.items() if key not in ("auto_map",)}
-            processor = cls(**given).to_dict()
+            options = {key: value for key, value in stored.items() if key not in ("auto_map",)}
+            processor = cls(**options).to_dict()
             return {**processor, "class": cls.__name__, "crop_pct": processor.get("crop_pct")}
     raise ValueError("it has no preprocessor_config.json that transformers knows")
 

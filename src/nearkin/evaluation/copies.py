@@ -229,15 +229,15 @@ def _others(
     """Return the cosine and the row of the most similar image that is no copy; -1 if none is."""
     similarity, near = (x.numpy() for x in table.nearest(vectors, OTHERS + 1))
     every = np.union1d(near, rows)
-    looked_at, place = np.unique(image_rows[every], return_inverse=True)
+    compared, place = np.unique(image_rows[every], return_inverse=True)
     # Not stored: it would replace what is known of the thumbnails of all images.
-    groups = duplicates(replace(images.subset(looked_at), key="")).groups
+    groups = duplicates(replace(images.subset(compared), key="")).groups
     group = groups[place]
     own, theirs = (group[np.searchsorted(every, each)] for each in (rows, near))
     different = theirs != own[:, None]
     first, lines = different.argmax(axis=1), np.arange(len(rows))
-    found = different.any(axis=1)
-    return similarity[lines, first], np.where(found, near[lines, first], -1)
+    has_other = different.any(axis=1)
+    return similarity[lines, first], np.where(has_other, near[lines, first], -1)
 
 
 def curves(test: CopyTest) -> dict[str, list[tuple[float, float]]]:

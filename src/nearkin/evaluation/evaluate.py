@@ -99,8 +99,8 @@ def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
         for table, column in summary["measures"].items()
     }
     comparison = stored_comparison(summary)
-    kept = stored_shares(summary)
-    evaluation = Evaluation(summary["sizes"], measures, summary["left_out"], comparison, kept)
+    shares = stored_shares(summary)
+    evaluation = Evaluation(summary["sizes"], measures, summary["left_out"], comparison, shares)
     return evaluation.lines(start)
 
 
@@ -166,8 +166,8 @@ def _evaluation(
     if not set(ENTRIES[QUICK]) <= set(chosen(protocol)):
         return evaluation  # the verdict is on the same measures always
     comparison = compare_with_start(tables, measures, k=k)
-    kept = kept_shares(tables, measures, k=k)
-    return replace(evaluation, comparison=comparison, kept=kept)
+    shares = kept_shares(tables, measures, k=k)
+    return replace(evaluation, comparison=comparison, kept=shares)
 
 
 def _measured(inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCallback) -> Taken:

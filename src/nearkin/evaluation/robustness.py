@@ -80,16 +80,16 @@ def _summaries(
     def share(name: str, values: Float[np.ndarray, " n"], of: str) -> Measure:
         return mean_score(name, values, f"{of}; {protocol}", seed=seed)
 
-    def kept(rows: Int[np.ndarray, " rows"]) -> float:
+    def relative_accuracy(rows: Int[np.ndarray, " rows"]) -> float:
         return float(mean[rows].mean() / max(clean[rows].mean(), 1 / n))
 
-    low, high = bootstrap(kept, n, seed=seed, bounds=(0.0, np.inf))
+    low, high = bootstrap(relative_accuracy, n, seed=seed, bounds=(0.0, np.inf))
     of = f"mean of {len(correct)} corruptions"
     relative = f"{of} over the accuracy without any; {protocol}"
     summaries = [
         share(f"{classifier}, uncorrupted", clean.astype(np.float64), "no corruption"),
         share(f"{classifier}, corrupted", mean, of),
-        Measure(f"{classifier}, kept", kept(np.arange(n)), low, high, relative),
+        Measure(f"{classifier}, kept", relative_accuracy(np.arange(n)), low, high, relative),
     ]
     if classifier == "kNN":
         summaries += [share(f"kNN, {name}", values, name) for name, values in correct.items()]

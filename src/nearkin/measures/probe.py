@@ -158,7 +158,7 @@ def minimize(
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 HELD_OUT = 0.15  # Share of the training images that decides between them
 # Features wider than the first, such as raw pixels, are reduced to the second.
-WIDEST, KEPT = 2_048, 512
+WIDEST, REDUCED = 2_048, 512
 CHOICE_LIMIT = 12_000  # Training images, at the most, that the choice is made with
 
 
@@ -328,11 +328,11 @@ def hold_out(
 
 
 def _leading(x: Standardized, seed: int) -> Float[Tensor, "dim reduced"]:
-    """Return the `KEPT` leading principal components of at most `CHOICE_LIMIT` rows."""
+    """Return the `REDUCED` leading principal components of at most `CHOICE_LIMIT` rows."""
     few = np.random.default_rng(seed).permutation(x.shape[0])[:CHOICE_LIMIT]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the factorization starts from random vectors
-        components: Tensor = torch.pca_lowrank(x[few], q=min(KEPT, len(few)), niter=2)[2]
+        components: Tensor = torch.pca_lowrank(x[few], q=min(REDUCED, len(few)), niter=2)[2]
     return components
 
 

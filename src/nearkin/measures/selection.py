@@ -39,30 +39,33 @@ def keep_one(
     array([0, 0, 2])
     """
     least = threshold - ROUNDING
-    kept, similarity = torch.full((len(x),), -1), torch.ones(len(x))
+    representative, similarity = torch.full((len(x),), -1), torch.ones(len(x))
     side = int(held_at_once(x.device) ** 0.5)
     for own in blocks(len(x), side):
         on_progress(own.start, len(x), "comparing images")
-        free = own.start + (kept[own] < 0).nonzero().flatten()
+        free = own.start + (representative[own] < 0).nonzero().flatten()
         inside = product(x[free], x[free].T)
         copies = (inside >= least).numpy()
         for place, row in enumerate(free.tolist()):
-            if kept[row] < 0:
-                kept[row] = row
+            if representative[row] < 0:
+                representative[row] = row
                 if copies[place].sum() > 1:
                     later = place + 1 + np.flatnonzero(copies[place, place + 1 :])
-                    later = later[(kept[free[later]] < 0).numpy()]
-                    kept[free[later]], similarity[free[later]] = row, inside[place, later]
-        new = free[kept[free] == free]
+                    later = later[(representative[free[later]] < 0).numpy()]
+                    representative[free[later]], similarity[free[later]] = (
+                        row,
+                        inside[place, later],
+                    )
+        new = free[representative[free] == free]
         for other in blocks(len(x) - own.stop if len(new) else 0, side):
             rows = slice(own.stop + other.start, own.stop + other.stop)
             matrix = product(x[new], x[rows].T)
             alike = matrix >= least
-            found = (alike.any(dim=0) & (kept[rows] < 0)).nonzero().flatten()
-            first = alike[:, found].int().argmax(dim=0)
-            kept[rows.start + found] = new[first]
-            similarity[rows.start + found] = matrix[first, found]
-    return kept.numpy(), similarity.clamp(max=1).numpy()
+            matched = (alike.any(dim=0) & (representative[rows] < 0)).nonzero().flatten()
+            first = alike[:, matched].int().argmax(dim=0)
+            representative[rows.start + matched] = new[first]
+            similarity[rows.start + matched] = matrix[first, matched]
+    return representative.numpy(), similarity.clamp(max=1).numpy()
 
 
 def typical(

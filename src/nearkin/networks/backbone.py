@@ -173,8 +173,8 @@ def _with_stem(body: nn.Module, num_channels: int) -> nn.Module:
     name, conv = next(
         (name, module) for name, module in body.named_modules() if isinstance(module, nn.Conv2d)
     )
-    kept = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
-    options = {key: getattr(conv, key) for key in kept}
+    arguments = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+    options = {key: getattr(conv, key) for key in arguments}
     parent, _, own = name.rpartition(".")
     stem = nn.Conv2d(num_channels, bias=conv.bias is not None, **options)
     setattr(body.get_submodule(parent), own, stem)

@@ -39,8 +39,8 @@ class DropPath(nn.Module):
     def forward(self, branch: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         if not self.training or not self.rate:
             return branch
-        kept = _draw(len(branch), branch.device) >= self.rate
-        factor = (kept / (1 - self.rate)).to(branch.dtype)
+        stays = _draw(len(branch), branch.device) >= self.rate
+        factor = (stays / (1 - self.rate)).to(branch.dtype)
         return branch * factor.view(-1, *[1] * (branch.ndim - 1))
 
     @override

@@ -18,8 +18,12 @@ def patch_size(body: nn.Module) -> int:
     return 1
 
 
-def check_patches(body: nn.Module, image_size: int, name: str) -> None:
+def check_patches(
+    body: nn.Module, image_size: int, name: str, setting: str = "--image-size"
+) -> None:
     """Refuse images that are no whole number of patches; the rest of them would be cut off.
+
+    `setting` is where their size is from.
 
     Raises:
         UsageError: Naming the two nearest sizes that are.
@@ -30,7 +34,7 @@ def check_patches(body: nn.Module, image_size: int, name: str) -> None:
         sizes = " or ".join(f"{size}" for size in (below, below + patch) if size)
         raise UsageError(
             f"images of {image_size} px cannot be divided into the patches of {patch} px that "
-            f"{name} takes; give --image-size {sizes}"
+            f"{name} takes; give {setting} {sizes}"
         )
 
 

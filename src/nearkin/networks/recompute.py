@@ -39,14 +39,14 @@ def _keeping_statistics(block: nn.Module) -> Iterator[None]:
     """Let no batch norm of a block move its running statistics: the first run has done that."""
     norms = [norm for norm in block.modules() if isinstance(norm, _BatchNorm)]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm, _, seen in before:
+    for norm, _, num_batches in before:
         norm.momentum = 0.0
-        norm.num_batches_tracked = None if seen is None else seen.clone()
+        norm.num_batches_tracked = None if num_batches is None else num_batches.clone()
     try:
         yield
     finally:
-        for norm, momentum, seen in before:
-            norm.momentum, norm.num_batches_tracked = momentum, seen
+        for norm, momentum, num_batches in before:
+            norm.momentum, norm.num_batches_tracked = momentum, num_batches
 
 
 def recompute_blocks(body: nn.Module, name: str) -> None:

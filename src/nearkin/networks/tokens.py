@@ -38,10 +38,10 @@ class TokenFeatures(nn.Module):
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch tokens dim"]:
-        kept: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            kept.append(output)
+            outputs.append(output)
 
         body = self.backbone.body
         if self._place == FORWARD_FEATURES:
@@ -52,7 +52,7 @@ class TokenFeatures(nn.Module):
             self.backbone(images)
         finally:
             handle.remove()
-        return as_tokens(kept[-1], self.backbone.feature_dim)
+        return as_tokens(outputs[-1], self.backbone.feature_dim)
 
     def _tried(self, image_size: int) -> Tensor:
         device = next(self.backbone.parameters(), torch.zeros(())).device

@@ -13,7 +13,7 @@ from nearkin.report.image_map import thumbnails
 from nearkin.report.page.html import BLOCKS, Chart, Points, document
 from nearkin.report.page.sections import Table, Tile, line_charts
 
-SHOWN: Final = 24  # Pairs in each list
+MAX_PAIRS: Final = 24  # Pairs in each list
 SIDE: Final = 128
 
 
@@ -51,16 +51,16 @@ def copies_page(
         workers: Processes that decode photographs.
     """
     near = sorted(copies, key=lambda pair: pair.similarity)
-    rest = near[SHOWN:]
+    rest = near[MAX_PAIRS:]
     lists = {
-        "Least similar copies": near[:SHOWN],
-        "Further copies": [rest[row] for row in range(0, len(rest), len(rest) // SHOWN + 1)],
-        "Not copies": sorted(others, key=lambda pair: -pair.similarity)[:SHOWN],
+        "Least similar copies": near[:MAX_PAIRS],
+        "Further copies": [rest[row] for row in range(0, len(rest), len(rest) // MAX_PAIRS + 1)],
+        "Not copies": sorted(others, key=lambda pair: -pair.similarity)[:MAX_PAIRS],
     }
     row = {as_text(name): number for number, name in enumerate(images.names)}
-    shown = {name for pairs in lists.values() for pair in pairs for name in (pair.one, pair.two)}
-    uris = thumbnails(images, np.array([row[name] for name in shown], np.int64), SIDE, workers)
-    tiles = {name: Tile(name, uris[row[name]], 0.0) for name in shown if row[name] in uris}
+    names = {name for pairs in lists.values() for pair in pairs for name in (pair.one, pair.two)}
+    uris = thumbnails(images, np.array([row[name] for name in names], np.int64), SIDE, workers)
+    tiles = {name: Tile(name, uris[row[name]], 0.0) for name in names if row[name] in uris}
     blocks = {
         title: BLOCKS.pairs(EXPLANATIONS[title], _tiled(pairs, tiles))
         for title, pairs in lists.items()

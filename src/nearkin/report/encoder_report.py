@@ -208,7 +208,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     sizes = summary["sizes"]
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
-    began = f", starting from {config.init_from}" if config.init_from else ""
+    origin = f", starting from {config.init_from}" if config.init_from else ""
     known = [name for name in config.known.split(",") if name.strip()]
     labels = _use_of_labels(images)
     if known:  # a setting of the methods that learn from labels
@@ -219,7 +219,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
         f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}"
-        f"{began}{taught}{held_out}. "
+        f"{origin}{taught}{held_out}. "
         f"{labels}"
     )
 
@@ -332,13 +332,13 @@ def measure_protocols(summary: Mapping[str, Any]) -> list[str]:
     if comparison := summary.get("comparison"):
         rule = f"decided by {comparison['decided_by']}, {comparison['protocol']}"
         measured.append(f"verdict: {rule}.")
-    if kept := summary.get("kept"):
-        measured.append(f"share of the teacher: {kept['protocol']}.")
+    if shares := summary.get("kept"):
+        measured.append(f"share of the teacher: {shares['protocol']}.")
     return [*measured, *missing, "Confusion: kNN predictions of held-out images."]
 
 
-def _look_steps(run: Path) -> list[tuple[str, str]]:
-    """Return the next steps that only look at a run."""
+def _browsing_steps(run: Path) -> list[tuple[str, str]]:
+    """Return the next steps that only read a run."""
     return [
         ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
         ("Find the nearest neighbors of an image.", f"nearkin neighbors {run} IMAGE"),
@@ -355,7 +355,7 @@ def _steps(
     )
     return [
         *([start] if comparison and comparison.verdict == "worse" else []),
-        *_look_steps(run),
+        *_browsing_steps(run),
         ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
         (
             "Label some classes, and discover the novel ones.",
@@ -366,7 +366,7 @@ def _steps(
 
 def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
     return [
-        *_look_steps(run),
+        *_browsing_steps(run),
         (
             "Continue to train it on these images, and see whether that helps.",
             f"nearkin train {data} --init-from {run}",

@@ -71,28 +71,28 @@ def image_map(
     """
     if len(embeddings.rows) < 2:
         return None
-    shown, among = map_rows(embeddings.class_names, landmarks)
+    on_map, among = map_rows(embeddings.class_names, landmarks)
     read = read or (lambda rows: (embeddings.tensor[rows[x]] for x in blocks(len(rows), BLOCK)))
-    bank = torch.cat(list(read(shown[among])))
+    bank = torch.cat(list(read(on_map[among])))
     # One search for the page and for t-SNE.
     near = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
-    chosen, in_files = images.subset(embeddings.rows[shown]), len(shown) > one_file
+    chosen, in_files = images.subset(embeddings.rows[on_map]), len(on_map) > one_file
     side = min(SIDE, int(chosen.sizes.min(axis=1).max()))
-    order = np.arange(len(shown))
+    order = np.arange(len(on_map))
     sheets = () if in_files else tiles(chosen, side, workers=available_cpus())
     if early:
         early.wait()  # last: all else is computed meanwhile
     own = Places(
-        coordinates(folder, bank.numpy(), shown[among], near),
+        coordinates(folder, bank.numpy(), on_map[among], near),
         *(each[:, :NEIGHBORS].numpy() for each in near),
     )
     places = own
-    if len(among) < len(shown):
-        places = placed(read(shown), bank, own, among)
+    if len(among) < len(on_map):
+        places = placed(read(on_map), bank, own, among)
     if in_files:
         order = z_order(places.xy)
     position = np.argsort(order)  # of each image on the page
-    rows = shown[order]
+    rows = on_map[order]
     return ImageMap(
         number=embeddings.rows[rows],
         names=tuple(embeddings.paths[row] for row in rows.tolist()),
@@ -105,23 +105,23 @@ def image_map(
         columns=COLUMNS,
         per_sheet=PER_SHEET,
         total=len(embeddings.rows),
-        among=len(among) if len(among) < len(shown) else 0,
+        among=len(among) if len(among) < len(on_map) else 0,
         per_file=BLOCK if in_files else 0,
     )
 
 
 def map_rows(
     labels: np.ndarray, landmarks: int = LANDMARKS
-) -> tuple[Int[np.ndarray, " shown"], Int[np.ndarray, " landmarks"]]:
+) -> tuple[Int[np.ndarray, " on_map"], Int[np.ndarray, " landmarks"]]:
     """Return which images are on the map, and which of these are its landmarks."""
-    shown = balanced(labels, MAX_IMAGES)
-    return shown, balanced(labels[shown], landmarks)
+    on_map = balanced(labels, MAX_IMAGES)
+    return on_map, balanced(labels[on_map], landmarks)
 
 
 def landmark_rows(labels: np.ndarray) -> Int[np.ndarray, " landmarks"]:
     """Return which images are the landmarks of the map."""
-    shown, among = map_rows(labels)
-    return np.take(shown, among)
+    on_map, among = map_rows(labels)
+    return np.take(on_map, among)
 
 
 def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:

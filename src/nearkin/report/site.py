@@ -60,8 +60,8 @@ class RunSite:
         self._folder = folder
         self._images = images
         # It asks for later classes itself.
-        self.page, self._shown = served_page(folder, images, one_file)
-        in_files = bool(self._shown and self._shown.per_file)
+        self.page, self._image_map = served_page(folder, images, one_file)
+        in_files = bool(self._image_map and self._image_map.per_file)
         self.policy = html.policy(script(), served=True, files=in_files)
         self._device = choose_device("auto")
         self._lock = threading.Lock()  # held during changes and searches
@@ -89,19 +89,19 @@ class RunSite:
 
     def details(self, number: int) -> bytes | None:
         """Return the names and neighbors of some thousand images, as a script."""
-        shown = self._shown
-        if not (shown and shown.per_file) or number * shown.per_file >= len(shown.names):
+        map_ = self._image_map
+        if not (map_ and map_.per_file) or number * map_.per_file >= len(map_.names):
             return None
-        return details(shown, number).encode()
+        return details(map_, number).encode()
 
     def sheet(self, number: int) -> bytes | None:
         """Return a sheet of the map's thumbnails, made now."""
-        shown = self._shown
-        if shown is None or number * shown.per_sheet >= len(shown.names):
+        map_ = self._image_map
+        if map_ is None or number * map_.per_sheet >= len(map_.names):
             return None
-        rows = shown.number[number * shown.per_sheet :][: shown.per_sheet]
+        rows = map_.number[number * map_.per_sheet :][: map_.per_sheet]
         with self._decoders:
-            return next(sheets_in_order(self._images, rows, shown.side))
+            return next(sheets_in_order(self._images, rows, map_.side))
 
     def search(self, file: bytes) -> Json:
         """Return the nearest neighbors of an image file, and its coordinates on the map."""

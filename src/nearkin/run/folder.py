@@ -282,8 +282,8 @@ def run_folder(out: str | Path | None, data: Any, name: str, *, again: bool) -> 
     if out is not None:
         return RunFolder(Path(out))
     named = data_name(data)
-    shown = named.partition("{")[0].rstrip("/-_") if is_pattern(named) else named
-    stem = Path(shown).name.split(".")[0].replace(":", "-")
+    base = named.partition("{")[0].rstrip("/-_") if is_pattern(named) else named
+    stem = Path(base).name.split(".")[0].replace(":", "-")
     path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
     while path.exists() and (not path.is_dir() or _occupied(RunFolder(path))):

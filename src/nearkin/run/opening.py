@@ -77,9 +77,9 @@ def check_copies(folder: RunFolder, destination: str, data: Any, *, resume: bool
 def split_source(source: str) -> tuple[str, str]:
     """Split `ARCHITECTURE@FILE` and `timm:local-dir:PATH` before the path; others are all path."""
     for mark in ("@", "local-dir:"):
-        head, found, file = source.rpartition(mark)
-        if found:
-            return head + found, file
+        head, separator, file = source.rpartition(mark)
+        if separator:
+            return head + separator, file
     return "", source
 
 

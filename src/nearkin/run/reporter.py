@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
-from nearkin.tables import printable
+from nearkin.tables import printable, writing
 
 
 @runtime_checkable
@@ -36,8 +36,9 @@ class Logger:
 
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
-        self._began = time.monotonic()
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        self._start = time.monotonic()
+        with writing(path, "choose another --out"):
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def __enter__(self) -> "Logger":
         return self
@@ -56,7 +57,7 @@ class Logger:
     @property
     def seconds(self) -> float:
         """Seconds since the log was opened."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     def info(self, text: str) -> None:
         """Pass a log line on, and write it to the file."""

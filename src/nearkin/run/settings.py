@@ -232,7 +232,7 @@ LARGEST = {"cpu": 64, "mps": 128, "cuda": 224}
 USUAL_BATCH = 256
 # What `--epochs auto` aims at where there is no GPU: as long as somebody waits for a first result.
 AUTO_TIME = "30m"
-LOOKS = 20  # Evaluations during training, at most
+MAX_EVALUATIONS = 20  # During training
 MOST_EPOCHS = 400  # Within that time: few small images have learned what they can by then
 
 
@@ -313,7 +313,7 @@ def with_length(
 ) -> TrainConfig:
     """Replace every `auto` that depends on the number of epochs, which is known now."""
     config = with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
-    every = _or(config.evaluate_every, lambda: math.ceil(epochs / LOOKS))
+    every = _or(config.evaluate_every, lambda: math.ceil(epochs / MAX_EVALUATIONS))
     whole = not config.chunk_size and not config.grad_checkpointing
     alone = num_processes(config.devices) == 1
     pays = alone and whole and should_compile(device, epochs * steps_per_epoch)
@@ -514,8 +514,8 @@ def length(planned: TrainConfig, config: TrainConfig) -> list[str]:
     if planned.epochs == "auto" or not planned.max_time or config.epochs == planned.epochs:
         return []
     return [
-        f"note   {count(int(config.epochs), 'epoch')} are what fits into {planned.max_time}; a "
-        "longer training learns more: give --max-time 2h, or --epochs"
+        f"note   {count(int(config.epochs), 'epoch')}, planned for {planned.max_time}; a longer "
+        "training learns more: give --max-time 2h, or --epochs"
     ]
 
 

@@ -34,6 +34,7 @@ RECOVERY: Final = 0.1  # Share of the way back to its bound that counts as recov
 
 # Images that are encoded, at most: enough for a curve, little beside an epoch.
 BANK, QUERIES = 5_000, 1_000
+MIN_QUERIES: Final = 2  # Of a single image nothing says whether it differs from others
 
 Evaluate = Callable[[Method[Any]], dict[str, float]]
 """Measures a method in training, and leaves it as it was."""
@@ -116,7 +117,8 @@ class Alarm:
 class Monitor:
     """Health of the embeddings, and kNN accuracy where there are labels, on fixed images.
 
-    Some images that are trained on are the bank; some that are held out are the queries.
+    Some images that are trained on are the bank; some that are held out are the queries, or, where
+    fewer than two of these can be read, others that are trained on, without a score.
     """
 
     def __init__(
@@ -130,11 +132,13 @@ class Monitor:
         self.view = view or Preprocessing(int(config.image_size))
         how = self.view, int(config.workers), on_progress
         before = time.perf_counter()
-        held_out = split.test if len(split.test) else split.train
-        self.queries, self.query_labels = in_memory(held_out, QUERIES, *how)
+        for part in filter(len, (split.test, split.train)):
+            self.queries, self.query_labels = in_memory(part, QUERIES, *how)
+            if len(self.queries) >= MIN_QUERIES:
+                break
         self.device, self.on_progress = device, on_progress
         self.latest: dict[str, float] = {}  # What was measured last
-        self.scored = bool(len(split.test)) and bool(
+        self.scored = part is split.test and bool(
             (self.query_labels != UNKNOWN).any() and (split.train.labels != UNKNOWN).any()
         )
         if self.scored:

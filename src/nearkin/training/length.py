@@ -4,6 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final
@@ -12,13 +13,15 @@ from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Feed
 from nearkin.distributed import CpuTime, broadcast_bytes
 from nearkin.method import Method
-from nearkin.pace import count
+from nearkin.pace import count, span
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import LOOKS, with_length
+from nearkin.run.settings import MAX_EVALUATIONS, with_length
 from nearkin.training.fit import optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 
-TIMED: Final = 8  # Steps timed to estimate a run; the first two are left out
+WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
+TIMED: Final = 6  # Steps that are timed after them, at least
+PREFETCHED: Final = 2  # Batches that a loader worker reads ahead, by default of PyTorch
 BUSY: Final = 1.2  # Slowdown by other processes from which on a machine is called busy
 MEASURING: Final = 2.0  # Times as long as encoding all images, for measures and page beside it
 LEFT: Final = 1 / 15  # The share of a time that is left for the end at least
@@ -62,36 +65,54 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> Epoc
     optimizer = optimizer_for(trial, usual)
     trained, laps, start = sharded(usual, trial, optimizer), [], CpuTime.now()
     before = start.clock
-    fed = batches.between(0, TIMED)
-    for _ in training_steps(usual, trained, optimizer, fed, start=0, total=TIMED):
-        laps.append(time.perf_counter() - before)
-        before = time.perf_counter()
+    # A cache leaves nothing to decode after the first epoch. Without one, workers must be as busy
+    # as they will be: no step that is timed has waited since before the first one, and there is
+    # more to read than is trained on.
+    workers = int(config.workers) if config.cache == "off" else 0
+    warm_up, group = max(WARM_UP, workers), max(1, workers)
+    total = warm_up + group * math.ceil(TIMED / group)
+    with closing(batches.between(0, total + PREFETCHED * workers)) as fed:
+        for _ in training_steps(usual, trained, optimizer, fed, start=0, total=total):
+            laps.append(time.perf_counter() - before)
+            before = time.perf_counter()
     # Of all steps: by now loader workers have ended, and no longer count as other processes.
     spent = CpuTime.now() - start
-    seconds = median(laps[2:]) * batches.order.steps_per_epoch
+    seconds = seconds_per_step(laps[warm_up:], group) * batches.order.steps_per_epoch
     return EpochTime(seconds, spent.slowdown, spent.taken)
 
 
+def seconds_per_step(laps: Sequence[float], group: int) -> float:
+    """Return the seconds of a usual step: the median over groups of consecutive ones.
+
+    Workers that are slower than the steps end together: one step waits for all of them, and then
+    as many as there are workers wait for nothing. A group has each of these once.
+
+    >>> seconds_per_step([8.0, 0.0, 0.0, 0.0, 8.0, 0.0, 0.0, 0.0], group=4)
+    2.0
+    """
+    return median(fmean(laps[first : first + group]) for first in range(0, len(laps), group))
+
+
 @dataclass(frozen=True)
-class Beside:
+class Overhead:
     """Seconds of a run that are not steps."""
 
     start: float = 0.0  # That have passed before the first step
-    look: float = 0.0  # Of an evaluation during training
+    evaluation: float = 0.0  # Of one during training
     end: float = 0.0  # For features, measures and page
 
 
-def time_beside(log: Logger, monitor: Monitor, method: Method[Any], num_images: int) -> Beside:
+def time_overhead(log: Logger, monitor: Monitor, method: Method[Any], num_images: int) -> Overhead:
     """Estimate what a run takes beside its steps, by encoding some images."""
     each = monitor.seconds_per_image(method)
-    return Beside(log.seconds, each * monitor.num_images, MEASURING * each * num_images)
+    return Overhead(log.seconds, each * monitor.num_images, MEASURING * each * num_images)
 
 
 def with_epochs(
     config: TrainConfig,
     method: Method[Any],
     parts: Sequence[Feed],
-    time_beside: Callable[[], Beside] = Beside,
+    time_overhead: Callable[[], Overhead] = Overhead,
     log: Logger | None = None,
 ) -> TrainConfig:
     """Replace --max-time, if there is one, by a number of epochs.
@@ -103,46 +124,70 @@ def with_epochs(
         return config
     # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
     epoch = time_epoch(config, method, parts)
-    beside = time_beside()
-    epochs = planned_epochs(config, epoch.seconds, beside)
+    overhead = time_overhead()
+    epochs = planned_epochs(config, epoch.seconds, overhead)
     epochs = int(broadcast_bytes(str(epochs).encode()))
     if log and epoch.busy:
-        alone = planned_epochs(config, epoch.alone, beside)
+        alone = planned_epochs(config, epoch.alone, overhead)
         log.info(
             f"warning: the machine is busy: {epoch.busy}; --max-time {config.max_time} is "
-            f"{count(epochs, 'epoch')} at this speed, which stay if it changes; alone it would "
+            f"{count(epochs, 'epoch')} at this speed, also if it changes; alone it would "
             f"be about {alone}"
         )
+    if log and (too_short := time_is_short(config.max_time, epoch.seconds, overhead)):
+        log.info(f"warning: {too_short}")
     device = next(method.parameters()).device
     return with_length(config, epochs, parts[0].order.steps_per_epoch, device)
 
 
-def planned_epochs(config: TrainConfig, epoch_seconds: float, beside: Beside = Beside()) -> int:
+def planned_epochs(
+    config: TrainConfig, epoch_seconds: float, overhead: Overhead = Overhead()
+) -> int:
     """Return the number of epochs of a training that may have a time, a number, or both."""
     most = math.inf if config.epochs == "auto" else config.epochs
     if not config.max_time:
         return int(most)
     if config.evaluate_every == "auto":
-        fitting = epochs_within(config.max_time, epoch_seconds, beside, looks=LOOKS)
+        fitting = epochs_within(config.max_time, epoch_seconds, overhead, MAX_EVALUATIONS)
     else:
-        each = beside.look / config.evaluate_every if config.evaluate_every else 0.0
-        fitting = epochs_within(config.max_time, epoch_seconds + each, beside)
+        each = overhead.evaluation / config.evaluate_every if config.evaluate_every else 0.0
+        fitting = epochs_within(config.max_time, epoch_seconds + each, overhead)
     return int(min(most, fitting))
 
 
 def epochs_within(
-    duration: str, epoch_seconds: float, beside: Beside = Beside(), looks: int = 0
+    duration: str,
+    epoch_seconds: float,
+    overhead: Overhead = Overhead(),
+    max_evaluations: int = 0,
 ) -> int:
     """Return how many epochs fit into a duration, beside what is not steps; at least one.
 
-    A fifteenth of it is left for the end in any case. There is a look after each epoch, but at
-    most `looks` of them.
+    A fifteenth of it is left for the end in any case. There is an evaluation after each epoch,
+    but at most `max_evaluations` of them.
 
     >>> epochs_within("45m", epoch_seconds=60.0)
     42
     """
-    whole = seconds(duration)
-    left = whole - beside.start - max(LEFT * whole, beside.end)
-    few = left / (epoch_seconds + beside.look) if looks else 0.0
-    many = (left - looks * beside.look) / epoch_seconds
+    left = _seconds_left(duration, overhead)
+    few = left / (epoch_seconds + overhead.evaluation) if max_evaluations else 0.0
+    many = (left - max_evaluations * overhead.evaluation) / epoch_seconds
     return max(1, int(max(few, many)))
+
+
+def time_is_short(duration: str, epoch_seconds: float, overhead: Overhead) -> str:
+    """Return a sentence if a single epoch does not fit into a duration; else ''."""
+    needed = epoch_seconds + overhead.evaluation
+    if needed <= _seconds_left(duration, overhead):
+        return ""
+    whole = overhead.start + needed + overhead.end
+    return (
+        f"--max-time {duration} is too short for one epoch, which is trained all the same; the "
+        f"run takes about {span(max(1.0, whole))}"
+    )
+
+
+def _seconds_left(duration: str, overhead: Overhead) -> float:
+    """Return what a duration leaves for steps and evaluations."""
+    whole = seconds(duration)
+    return whole - overhead.start - max(LEFT * whole, overhead.end)

@@ -29,7 +29,7 @@ from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
 from nearkin.methods import method_class
 from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_size
-from nearkin.networks.input_size import patch_size
+from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.data import noted_channels, same_data, write_bad_files
@@ -46,7 +46,7 @@ from nearkin.run.settings import (
 )
 from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict
-from nearkin.training.length import time_beside, with_epochs
+from nearkin.training.length import time_overhead, with_epochs
 from nearkin.training.start import preprocessing_of, starting_backbone, write_start
 from nearkin.training.teacher import CachedTeacher, inherited, open_teacher, with_teacher
 
@@ -93,8 +93,8 @@ def train_encoder(
         if isinstance(parts[0], CachedTeacher):
             log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
         monitor = Monitor(split, config, device, log.progress, view)
-        beside = partial(time_beside, log, monitor, method, len(split.images))
-        planned, config = config, with_epochs(config, method, parts, beside, log)
+        overhead = partial(time_overhead, log, monitor, method, len(split.images))
+        planned, config = config, with_epochs(config, method, parts, overhead, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
@@ -180,6 +180,8 @@ def build(
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
+    for side in {*view_sides(config)} - {int(config.image_size)}:
+        check_patches(backbone.body, side, backbone.name, "--view-sizes")
     window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
     order = Order(len(images), int(config.batch_size), config.seed, window)
     batches = Batches(
@@ -208,7 +210,7 @@ def floors(
     preprocessing with the random weights of the seed.
     """
     teacher = {"teacher": load(folder.teacher)} if config.teacher else {}
-    start = {"start": load(folder.start, backbone=network)} if folder.start.exists() else {}
+    start = {"start": load(folder.start, backbone=network)} if config.init_from else {}
     return teacher | start | {"untrained": untrained_like(encoder, config.seed, network)}
 
 

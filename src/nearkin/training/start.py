@@ -68,8 +68,11 @@ def read_start(
 
 
 def write_start(folder: RunFolder, start: Encoder) -> None:
-    """Keep the encoder that a training starts from in its run folder, unless it is there."""
-    if not folder.start.exists():
+    """Keep the encoder that a run starts from in its folder, unless it is there.
+
+    One that an attempt has left which failed before there were settings is replaced.
+    """
+    if not (folder.start.exists() and folder.config.exists()):
         write_encoder(folder.start, start.backbone, start.details, start.preprocessing)
 
 

@@ -9,7 +9,7 @@ runs in every step.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -60,9 +60,9 @@ def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
     if not config.teacher:
         return None
     if folder.teacher.exists():
-        kept = load(folder.teacher)
-        if kept.details.get("named") == config.teacher:
-            return kept
+        copy = load(folder.teacher)
+        if copy.details.get("named") == config.teacher:
+            return copy
     size, free = weight_bytes(config.teacher), free_memory()
     if 0 < free < 2 * size:  # the file, and the network that it is copied into
         raise ResourceError(
@@ -105,13 +105,13 @@ class LiveTeacher:
         """Which images each step sees."""
         return self.batches.order
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         for batch, views in zip(
             self.batches.between(start, stop), self._views(start, stop), strict=True
         ):
-            seen = views or batch.views
-            yield replace(batch, teacher=tuple(_features(self.teacher, view) for view in seen))
+            large = views or batch.views
+            yield replace(batch, teacher=tuple(_features(self.teacher, view) for view in large))
 
     def _views(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
         """The views at the teacher's image size; none where that is the student's."""
@@ -135,7 +135,7 @@ class CachedTeacher:
         """Which images each step sees."""
         return self.batches.order
 
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
+    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         part = rows_of_rank(self.order.batch_size)
         for step, (views, rows) in enumerate(self.batches.sampled(start, stop, part), start):
@@ -145,8 +145,8 @@ class CachedTeacher:
                     f"{self.files.folder} lacks images that could not be read when it was made; "
                     "remove it, and give the same command with --resume"
                 )
-            kept = to_device(features, self.batches.device).float()
-            teacher = tuple(unit(kept).unbind(dim=1))
+            on_device = to_device(features, self.batches.device).float()
+            teacher = tuple(unit(on_device).unbind(dim=1))
             yield replace(self.batches.batch(views, rows), teacher=teacher)
 
 
@@ -312,8 +312,10 @@ def compute(
         for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):
             on_progress(done, total, f"teacher's features of views {epoch + 1}/{files.epochs}")
             chunk = slice(number * size, number * size + len(rows))
-            seen = [_features(teacher, normalize(view)) for view in pixels]
-            shown = rows == expected[chunk]
-            features[chunk][shown] = torch.stack(seen, dim=1).cpu().numpy()[shown].astype(HALF)
+            of_views = [_features(teacher, normalize(view)) for view in pixels]
+            readable = rows == expected[chunk]
+            features[chunk][readable] = (
+                torch.stack(of_views, dim=1).cpu().numpy()[readable].astype(HALF)
+            )
             done += len(rows)
         files.write(epoch, first, features)

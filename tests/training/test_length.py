@@ -1,0 +1,95 @@
+"""How long an epoch takes is estimated while loader workers are as busy as they will be."""
+
+from contextlib import suppress
+from multiprocessing import active_children
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.cli import main
+from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.distributed import CpuTime
+from nearkin.run.settings import resolve
+from nearkin.training import length
+from nearkin.training.length import Overhead, seconds_per_step, time_epoch, time_is_short
+from nearkin.training.session import build
+
+CPU = torch.device("cpu")
+PIXELS = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+
+
+def planned(data, **settings):
+    """A resolved configuration whose length is to be measured, its method and its batches."""
+    images = open_images(data)
+    settings = {"backbone": "tiny", "image_size": 16, "batch_size": 8, **settings}
+    config = resolve(TrainConfig(max_time="1m", **settings), images, CPU)
+    return config, *build(config, images, CPU)
+
+
+class CountedFeed:
+    """Batches that count how many were requested, and how many were taken."""
+
+    def __init__(self, feed):
+        self.feed, self.order = feed, feed.order
+        self.requested = self.taken = 0
+
+    def between(self, start, stop):
+        self.requested = stop - start
+        with suppress(GeneratorExit):
+            for batch in self.feed.between(start, stop):
+                self.taken += 1
+                yield batch
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_workers_still_read_at_the_last_step_that_is_timed(workers):
+    config, method, batches = planned(PIXELS, workers=workers, cache="off")
+    feed = CountedFeed(batches)
+    time_epoch(config, method, [feed])
+    assert feed.requested - feed.taken >= 2 * workers  # that PyTorch reads ahead
+    assert feed.taken >= workers + max(workers, 6)  # those that were read before the first step
+
+
+def test_what_is_read_once_is_not_read_ahead():
+    for settings in ({"workers": 0}, {"workers": 5, "cache": "ram"}):
+        config, method, batches = planned(PIXELS, **settings)
+        feed = CountedFeed(batches)
+        time_epoch(config, method, [feed])
+        assert feed.requested == feed.taken == 8
+
+
+def test_steps_that_wait_for_all_workers_at_once_count_in_full():
+    waiting = [4.0, 0.0, 0.0, 0.0]
+    assert seconds_per_step(2 * waiting, group=4) == 1.0
+    assert seconds_per_step([1.0, 1.0, 9.0, 1.0, 1.0, 1.0], group=1) == 1.0  # one that was late
+
+
+def test_loader_workers_have_ended_when_other_processes_are_counted(monkeypatch, photographs):
+    children = []
+
+    class Watched(CpuTime):
+        @classmethod
+        def now(cls):
+            children.append(len(active_children()))
+            return super().now()
+
+    monkeypatch.setattr(length, "CpuTime", Watched)
+    config, method, batches = planned(photographs, workers=2, cache="off")
+    time_epoch(config, method, [batches])
+    before, after = children
+    assert after == before
+
+
+def test_a_time_that_is_too_short_for_an_epoch_is_said(tmp_path, capsys):
+    overhead = Overhead(start=10.0, evaluation=4.0, end=100.0)
+    assert time_is_short("15m", 786.0, overhead) == ""
+    assert time_is_short("15m", 787.0, overhead) == (
+        "--max-time 15m is too short for one epoch, which is trained all the same; the run takes "
+        "about 15:01"
+    )
+    np.savez(tmp_path / "data.npz", x=PIXELS)
+    settings = ["--backbone", "tiny", "--no-report", "--max-time", "1s"]
+    assert main(["train", str(tmp_path / "data.npz"), "-o", str(tmp_path / "run"), *settings]) == 0
+    assert "warning: --max-time 1s is too short for one epoch" in capsys.readouterr().err
