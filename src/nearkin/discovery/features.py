@@ -2,11 +2,7 @@
 
 import copy
 import json
-<<<<<<< HEAD
-from collections.abc import Callable, Collection, Iterator
-=======
-from collections.abc import Generator, Iterator
->>>>>>> 4c14f877e13a6cfa74e20d269fbc9c1d19b01690
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final

@@ -116,13 +116,8 @@ def _reach(name: str, url: str) -> None:
 
 
 def _missing(name: str, url: str, reason: str) -> UsageError:
-<<<<<<< HEAD
     gated = " (its license has to be accepted there first)" if "gated" in reason.lower() else ""
-    kept = f"put it into {torch_file(url).parent}, or " if "/resolve/" not in url else ""
-=======
-    gated = " (its licence has to be accepted there first)" if "gated" in reason.lower() else ""
     cache_hint = f"put it into {torch_file(url).parent}, or " if "/resolve/" not in url else ""
->>>>>>> 4c14f877e13a6cfa74e20d269fbc9c1d19b01690
     return UsageError(
         f"the weights of {name} are not on this computer and cannot be downloaded ({reason}); "
         f"download {url}{gated} elsewhere, and {cache_hint}give it as {name}@FILE"
