@@ -181,10 +181,10 @@ def fit_calibration(
     """Fit the temperature at which the largest probability best predicts whether it is right.
 
     It has the least binary log-loss against `correct` from 0.05 to 20, drawn towards 1, though
-    less than that of `fit_temperature`, and is 1 where nothing is better. Guo et al. On calibration
-    of modern neural networks. ICML 2017, arXiv:1706.04599, section 4.2. They score the probability
-    of the true class; here a class that was found has no true counterpart, only a right or wrong
-    image.
+    less than that of `fit_temperature`, and is 1 where nothing is better. Guo et al. On
+    calibration of modern neural networks. ICML 2017, arXiv:1706.04599, section 4.2. They score the
+    probability of the true class; here a class that was found has no true counterpart, only a
+    right or wrong image.
 
     >>> certain = np.array([[0.99, 0.01]] * 400)
     >>> fitted = fit_calibration(certain, np.arange(400) % 4 > 0)
