@@ -246,7 +246,13 @@ TIMED_INTRODUCTION: Final = """\
     python benchmarks/reproduce/times.py OUT --cifar10 cifar10.npz --caltech caltech99.tar \\
         --fashion10k fashion10k.npz --omniglot omniglot/
 
-`nearkin train DATA --max-time T`, nothing else given but a method where it is not SimCLR. The time
+runs, among others,
+
+    nearkin train cifar10.npz --max-time 15m
+    nearkin train cifar10.npz --method byol --max-time 30m    # on one core
+    nearkin train caltech99.tar --max-time 30m
+
+Nothing else is given than the time, and a method where it is not SimCLR. The time
 is that of the whole run with measures, planned at its start; floors, which are measured once per
 data set, come on top. `published` is recipe:cifar10/simclr (ResNet-18, LARS) as long as the same
 time allows, and `published, same network` has the network that `auto` takes. Other work ran on

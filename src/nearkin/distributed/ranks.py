@@ -152,6 +152,10 @@ def group_of_rank(groups: int) -> int:
     return rank() * groups // world_size()
 
 
+# Renamed in torch 2.14, which warns of the old name.
+_reduce_scatter: Final = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class _Gather(torch.autograd.Function):
     """All-gather along the first dimension, with gradients summed back over the ranks."""
 
@@ -165,7 +169,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
         grad = grads[0].contiguous()
         own = grad.new_empty(len(grad) // world_size(), *grad.shape[1:])
-        dist.reduce_scatter_tensor(own, grad)
+        _reduce_scatter(own, grad)
         return own
 
 
