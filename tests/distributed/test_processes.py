@@ -359,16 +359,20 @@ LOOKS = [
 
 
 @pytest.mark.slow
-def test_a_divided_training_is_looked_at_stopped_and_resumed(data, both, tmp_path):
+def test_a_divided_training_is_looked_at_stopped_and_resumed(data, tmp_path):
+    # Not Muon: it amplifies its own rounding, which is another for divided matrices, where a batch
+    # has fewer images than a matrix has rows.
+    settings = [*LOOKS, "--optimizer", "adamw", "--lr", "0.002"]
+    whole = trained(data, tmp_path / "whole", "--devices", "2", settings=settings)
     out = tmp_path / "run"
-    process = start(data, out, *SHARDED, settings=LOOKS)
+    process = start(data, out, *SHARDED, settings=settings)
     after_steps(process, out, 3)
     process.terminate()
     assert ended(process)[0] == 143
-    run = trained(data, out, "--resume", *SHARDED, settings=LOOKS)
-    assert losses(run) == pytest.approx(losses(both), rel=1e-3)
-    assert difference(run, both) < 1e-3
-    health, expected = (json.loads(each.summary.read_text())["health"] for each in (run, both))
+    run = trained(data, out, "--resume", *SHARDED, settings=settings)
+    assert losses(run) == pytest.approx(losses(whole), rel=1e-3)
+    assert difference(run, whole) < 1e-3
+    health, expected = (json.loads(each.summary.read_text())["health"] for each in (run, whole))
     assert health == pytest.approx(expected, rel=1e-2)
 
 

@@ -211,7 +211,9 @@ def build_optimizer(
     biases, norms and matrices with a side below 4 as NAdamW does. Its steps are as long as usual
     ones of AdamW (Liu et al. 2025, arXiv:2502.16982, eq. 4), whose learning rates serve here too.
     They are computed in bfloat16: another number of processes or threads changes them by up to a
-    percent, where it changes other optimizers' steps by rounding in float32.
+    percent, where it changes other optimizers' steps by rounding in float32. Divided matrices
+    (FSDP) round otherwise, and where a batch has fewer images than a matrix has rows, directions
+    that hold nothing but rounding are amplified: steps differ by up to a third.
 
     With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
