@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
-from plan import EPOCHS, FLOORS, METHODS, SECONDS, Pair, Run, plan
+from plan import EPOCHS, FLOORS, METHODS, SECONDS, Pair, Run, plan, rows
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE.parents[1] / "docs" / "results" / "peers.jsonl"
@@ -43,12 +43,6 @@ class Where:
     def folder(self, run: Run) -> Path:
         """Where a run keeps its checkpoint, and its row when it is done."""
         return self.out / run.name
-
-
-def rows(results: Path) -> list[dict[str, Any]]:
-    """Read what is measured so far."""
-    text = results.read_text(encoding="utf-8") if results.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """Which runs there are: pairs of nearkin and lightly, floors, and trainings of a given time."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 METHODS: Final = ("simclr", "moco", "byol", "simsiam", "nnclr", "swav")
 FLOORS: Final = ("pixels", "untrained")
@@ -121,3 +123,9 @@ def timed_plan() -> list[Timed]:
     runs += [Timed("cifar10", "simclr", 15, 2, seed) for seed in SEEDS[1:]]
     runs += [Timed("cifar10", "simclr", 45, 1, seed) for seed in SEEDS[1:]]
     return runs
+
+
+def rows(results: Path) -> list[dict[str, Any]]:
+    """Read what is measured so far."""
+    text = results.read_text(encoding="utf-8") if results.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]

@@ -5,13 +5,13 @@
 `make docs` calls it. Runs that are planned and not there are shown as not run.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 from plan import MEASURES, SEEDED, SIDES, Run, Timed, Unit, plan, timed_plan
+from plan import rows as measured
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path("docs/results")
@@ -34,8 +34,7 @@ Row = dict[str, Any]
 
 def load(file: Path) -> dict[str, Row]:
     """Read the rows, by name."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return {row["name"]: row for row in map(json.loads, lines)}
+    return {row["name"]: row for row in measured(file)}
 
 
 def spread(values: Sequence[float], form: str) -> str:

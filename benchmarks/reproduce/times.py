@@ -22,18 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from made import commit, cpu
-from plan import MEASURES, Timed, timed_plan
+from plan import MEASURES, Timed, rows, timed_plan
 
 from nearkin.run.data import versions
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE.parents[1] / "docs" / "results" / "times.jsonl"
-
-
-def rows(results: Path) -> list[dict[str, Any]]:
-    """Read what is measured so far."""
-    text = results.read_text(encoding="utf-8") if results.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def missing(results: Path, data: Sequence[str]) -> Iterator[Timed]:
