@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans
-from sklearn.metrics import silhouette_score
+from sklearn.cluster import AgglomerativeClustering, KMeans
+from sklearn.metrics import adjusted_rand_score, silhouette_score
 from sklearn.preprocessing import normalize
 
 from nearkin.discovery import number
@@ -16,7 +16,7 @@ from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
 MODES = [True, False]
-RULES = {"pairs", "dispersion"}
+RULES = {"linkage", "silhouette"}
 
 
 def blobs(seed, *, disjoint, novel=5, known=12, each=60, tail=1.0, dim=16, spread=0.7):
@@ -37,8 +37,13 @@ def blobs(seed, *, disjoint, novel=5, known=12, each=60, tail=1.0, dim=16, sprea
 def task(seed=0, **shape):
     """The blobs as the rules get them, all unlabeled ones novel."""
     x, label = blobs(seed, disjoint=True, **shape)
-    x, known = normalize(x), label != UNKNOWN
-    return number._Task(x[~known], x[known], label[known])
+    return divided(normalize(x), label, label == UNKNOWN)
+
+
+def divided(x, label, unlabeled):
+    """Rows without a label, all of which seem novel, and rows with one."""
+    every = np.ones(unlabeled.sum(), bool)
+    return number._Task(x[unlabeled], x[~unlabeled], label[~unlabeled], every)
 
 
 @pytest.mark.parametrize("disjoint", MODES)
@@ -59,24 +64,44 @@ def test_unequal_classes_are_counted_like_the_known_ones_they_are_like(disjoint)
     assert estimate.low <= 10 <= estimate.high
 
 
-def test_pairs_are_one_over_the_sum_of_squared_shares():
-    equal, unequal = task(novel=6), task(novel=6, tail=10.0)
-    assert number._pairs(equal) == pytest.approx(log(6), abs=0.15)
-    size = np.array([50.0, 30, 20])
-    assert number._effective(size.astype(int)) == pytest.approx(1 / (0.25 + 0.09 + 0.04))
-    assert number._pairs(unequal) < number._pairs(equal)
+def test_linkage_cuts_unlabeled_images_where_labeled_ones_agree_with_their_classes():
+    equal = task(novel=6)
+    assert exp(number._linkage(equal)) == pytest.approx(6, abs=0.1)
+    clusters = [
+        AgglomerativeClustering(k, linkage="average").fit_predict(equal.labeled)
+        for k in range(2, 40)
+    ]
+    agreement = [adjusted_rand_score(equal.label, cluster) for cluster in clusters]
+    assert int(np.argmax(agreement)) + 2 == 12  # the known classes, at the height of the cut
 
 
-def test_k_blobs_have_the_scatter_of_known_ones_in_k_clusters():
-    """A mean square within clusters is per degree of freedom, so blobs may be of any size."""
-    for each in (20, 80):
-        small = task(novel=7, each=each)
-        assert exp(number._dispersion(small)) == pytest.approx(7, abs=1)
-        below = max(k for k, scatter in small.tried.items() if scatter > 1)
-        assert below <= 7 <= min(k for k, scatter in small.tried.items() if scatter <= 1) + 1
-    x = small.x
-    expected = KMeans(7, n_init=5, random_state=0).fit(x).inertia_ / (len(x) - 7)
-    assert number._scatter(x, 7) == pytest.approx(expected, rel=0.05)
+def test_linkage_counts_the_effective_number_of_clusters():
+    size = np.array([50, 30, 20])
+    assert number._effective(size) == pytest.approx(1 / (0.25 + 0.09 + 0.04))
+    unequal = task(novel=6, tail=10.0)
+    tree = AgglomerativeClustering(6, linkage="average").fit_predict(unequal.x)
+    expected = number._effective(np.bincount(tree))
+    assert exp(number._linkage(unequal)) == pytest.approx(expected, rel=0.05)
+    assert expected < 5
+
+
+@pytest.mark.parametrize("disjoint", MODES)
+def test_the_silhouette_is_that_of_clusters_beside_the_known_ones(disjoint):
+    seven = task(novel=7)
+    assert exp(number._silhouette(seven, disjoint)) == pytest.approx(7)
+    rows = seven.x if disjoint else np.concatenate([seven.labeled, seven.x])
+    found = KMeans(7 + 12 * (not disjoint), n_init=20, random_state=0).fit_predict(rows)
+    assert seven.tried[7] == pytest.approx(silhouette_score(rows, found), abs=1e-3)
+    assert max(seven.tried) == len(seven.x) // number.SMALLEST
+
+
+@given(st.lists(st.floats(0, 1), min_size=30, max_size=30), st.integers(1, 30))
+def test_the_search_tries_both_neighbors_of_the_best(values, most):
+    tried = number._search(lambda k: values[k - 1], most)
+    assert all(tried[k] == values[k - 1] for k in tried)
+    peak = number._peak(tried)
+    assert tried[peak] == max(tried.values())
+    assert {max(1, peak - 1), min(most, peak + 1)} <= set(tried)
 
 
 def test_whitening_makes_known_classes_spheres_and_pulls_towards_a_sphere(monkeypatch):
@@ -94,10 +119,9 @@ def test_images_of_known_classes_are_left_out():
     x, known = normalize(x), label != UNKNOWN
     again = known & (np.arange(len(x)) % 2 == 0)
     unlabeled = ~known | again
-    mixed = number._Task(x[unlabeled], x[~unlabeled], label[~unlabeled])
-    novel, share = mixed.novel()
+    searched, share = divided(x, label, unlabeled).searched()
     assert share == pytest.approx((~known).sum() / unlabeled.sum(), abs=0.05)
-    left = {row.tobytes() for row in novel.x}
+    left = {row.tobytes() for row in searched.novel}
     assert np.mean([row.tobytes() in left for row in x[~known]]) > 0.95
     assert np.mean([row.tobytes() in left for row in x[again]]) < 0.05
 
@@ -106,13 +130,13 @@ def test_images_of_known_classes_are_left_out():
 def test_known_classes_are_hidden_and_two_images_of_others_stay(sizes, disjoint, seed):
     label = np.repeat(np.arange(len(sizes)), sizes)
     x = np.arange(len(label), dtype=np.float32)[:, None]
-    whole = number._Task(x, x, label)
+    whole = number._Task(x, x, label, np.ones(len(x), bool))
     fold, true = whole.hide(2, disjoint, np.random.default_rng(seed))
     rows, named = fold.x[:, 0].astype(int), fold.labeled[:, 0].astype(int)
     assert sorted([*rows, *named]) == list(range(len(label)))
     hidden = sorted(set(label) - set(label[named]))
     assert len(hidden) == 2
-    assert true == pytest.approx(number._effective(np.array(sizes)[hidden]))
+    assert np.exp(true) == pytest.approx([number._effective(np.array(sizes)[hidden]), 2])
     for old, new in zip(sorted(set(label[named])), range(len(sizes)), strict=False):
         kept = (fold.label == new).sum()
         assert (label[named[fold.label == new]] == old).all()
@@ -125,22 +149,35 @@ def test_inequality_is_the_number_over_the_effective_number():
     assert number._inequality(np.array([7, 7])) == 1
 
 
-def test_a_rule_that_errs_on_hidden_classes_is_corrected_and_counts_less(monkeypatch):
-    """One says twice the number; one is anywhere."""
-    anywhere = iter(np.linspace(-3, 3, 9))
-    rules = {
-        "twice": lambda task: log(2 * len(np.unique(task.x.round(), axis=0))),
-        "anywhere": lambda _: next(anywhere),
-    }
-    monkeypatch.setattr(number, "RULES", rules)
-    centers = np.repeat(np.arange(20.0), 6)[:, None]
-    novel = centers[:, 0] < 8
-    found = number._corrected(
-        number._Task(centers[novel], centers[~novel], centers[~novel, 0].astype(int) - 8),
-        True, 1.0, np.random.default_rng(0),
-    )  # fmt: skip
-    assert found.estimates["twice"] == found.chosen == 8
-    assert found.low < 8 < found.high
+@pytest.mark.parametrize(("known", "expected"), [(12, 8), (3, 11)])
+def test_half_of_the_error_on_hidden_classes_is_taken_off(monkeypatch, known, expected):
+    """One rule says twice the number, the other is right; of three classes none is hidden."""
+
+    def count(task, disjoint):
+        assert disjoint
+        right = log(len(np.unique(task.x.round(), axis=0)))
+        return np.array([right + log(2), right])
+
+    monkeypatch.setattr(number, "_count", count)
+    centers = np.repeat(np.arange(8.0 + known), 6)[:, None]
+    whole = divided(centers, centers[:, 0].astype(int) - 8, centers[:, 0] < 8)
+    found = number._corrected(whole, True, 1.0, np.random.default_rng(0))
+    halves = 0.5 if known > 3 else 1.0
+    assert found.estimates == {"linkage": round(8 * 2**halves), "silhouette": 8}
+    assert found.chosen == round(8 * 2 ** (halves / 2))
+    assert found.low < found.chosen < found.high
+
+
+def test_the_interval_widens_with_errors_on_hidden_classes(monkeypatch):
+    wide = []
+    for spread in (0.0, 1.0):
+        drawn = iter(np.linspace(-spread, spread, 9))
+        monkeypatch.setattr(number, "_count", lambda *_: np.full(2, log(4) + next(drawn)))  # noqa: B023
+        centers = np.repeat(np.arange(20.0), 6)[:, None]
+        whole = divided(centers, centers[:, 0].astype(int) - 8, centers[:, 0] < 8)
+        found = number._corrected(whole, True, 1.0, np.random.default_rng(0))
+        wide.append(found.high / found.low)
+    assert wide[1] > 1.3 * wide[0]
 
 
 def test_only_directions_count_and_the_seed_decides():
@@ -152,14 +189,14 @@ def test_only_directions_count_and_the_seed_decides():
     )
     assert first == again
     assert scaled.estimates == first.estimates
-    assert other.curves != first.curves or other.low != first.low
+    assert other.curve != first.curve or other.low != first.low
 
 
 def test_of_many_images_some_are_drawn(monkeypatch):
     monkeypatch.setattr(number, "ROWS", 150)
     x, label = blobs(0, disjoint=True, novel=6, each=200)
     sizes = []
-    monkeypatch.setitem(number.RULES, "pairs", lambda task: sizes.append(len(task.x)) or 0.0)
+    monkeypatch.setattr(number, "_linkage", lambda task: sizes.append(len(task.x)) or 0.0)
     number_of_novel_classes(x, label, disjoint=True, seed=0)
     assert max(sizes) == 150
 
@@ -188,7 +225,7 @@ def test_without_two_known_classes_the_silhouette_decides(disjoint):
     if disjoint:
         z = z[label == UNKNOWN]
         expected = silhouette_score(z, KMeans(6, n_init=20, random_state=0).fit_predict(z))
-        assert dict(estimate.curves["silhouette"])[6] == pytest.approx(expected, abs=1e-3)
+        assert dict(estimate.curve)[6] == pytest.approx(expected, abs=1e-3)
 
 
 # Odd tables
@@ -220,7 +257,7 @@ def test_odd_tables_have_an_answer(name, disjoint):
     several = (np.bincount(label[label >= 0]) > 1).sum()
     assert set(estimate.estimates) == ({"silhouette"} if several < 2 else RULES)
     assert 1 <= estimate.low <= estimate.chosen <= estimate.high <= (label == UNKNOWN).sum()
-    assert all(np.isfinite(value) for curve in estimate.curves.values() for _, value in curve)
+    assert all(np.isfinite(value) for _, value in estimate.curve)
 
 
 def test_what_cannot_be_counted_is_said_in_a_line():

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import ceil, exp, floor, log, sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import FEWEST, DiscoveryData
@@ -23,18 +24,18 @@ from nearkin.types import UNKNOWN
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most
 FOLDS: Final = 8  # Draws of known classes that are hidden
-LEAST_ERROR: Final = 0.1  # No rule is trusted more, however well it did; a tenth of the number
-DOUBT: Final = {"ncd": 0.6, "gcd": 1.0}
+CORRECTION: Final = 0.5  # Share of the mean error on hidden classes that is taken off
+LEAST_ERROR: Final = 0.1  # An estimate is not trusted more, however well it did; a tenth of it
+DOUBT: Final = 0.5
 """Error, on the scale of logarithms, that is taken to have been made in further folds, because
 hidden classes are fewer than novel ones may be, and folds share them."""
 DOUBT_FOLDS: Final = 4  # As many as these
-WIDTH: Final = 1.5  # Root mean squares of errors to either side that the interval reaches
-BINS: Final = 60  # Bins of cosines, with as many pairs each
-STEPS: Final = 300  # Of the likelihood of one share, which is concave
+WIDTH: Final = 1.28  # Root mean squares of errors to either side: four fifths of a normal
+HEIGHTS: Final = 60  # At which the tree of labeled images is cut
+SMALLEST: Final = 4  # Images of a class in the mean, where the most classes are tried
 SPHERE: Final = 0.8  # Share of a sphere in the whitening scatter; few classes show few directions
-FINE: Final = 1.1  # The search among numbers of clusters ends at this ratio
 SILHOUETTE_DRAWS: Final = 3
-SILHOUETTE_COARSE: Final = 10  # Numbers tried before those around the best
+COARSE: Final = 12  # Numbers tried before those around the best
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ class NumberOfClasses:
     low: int
     high: int  # An interval that is to hold the number in four of five cases
     estimates: Mapping[str, int]
-    """By rule, corrected: `pairs` and `dispersion`; or `silhouette`, where fewer than two known
-    classes have two labeled images."""
-    curves: Mapping[str, list[tuple[int, float]]]
-    """The criterion of `dispersion` or `silhouette`, for each number tried."""
+    """By rule, corrected: `linkage` and `silhouette`; the latter alone, and as it is, where fewer
+    than two known classes have two labeled images."""
+    curve: list[tuple[int, float]]  # The mean silhouette, for each number tried
 
     @property
     def text(self) -> str:
@@ -65,30 +65,28 @@ def number_of_novel_classes(
 ) -> NumberOfClasses:
     """Estimate the number of novel classes from what known classes look like.
 
-    Two rules measure the effective number of classes, 1 / sum of squared shares, which is their
-    number where they are equally large:
+    Two rules estimate it:
 
-    - `pairs`: cosines of pairs of unlabeled images are a mixture of those of pairs of one class
-      and of two, whose densities the labeled images show. The share of pairs of one class, by
-      maximum likelihood, is the sum of squared shares.
-    - `dispersion`: as many clusters as leave the scatter within them, by k-means, that k-means of
-      labeled images leaves at their true number; where the mean scatter within known classes is
-      a sphere.
+    - `linkage`: trees of images by average linkage (Sokal & Michener 1958). The height at which a
+      cut of the labeled images' tree agrees best with their classes, by the adjusted Rand index,
+      cuts that of the unlabeled ones. Counted is the effective number of clusters, 1 / sum of
+      squared shares, which single odd images do not change; it becomes a number by what known
+      classes have of both, so novel classes are taken to be as unequal in size as these are.
+    - `silhouette` (Rousseeuw 1987): the k-means with the best silhouette; of unlabeled images
+      alone if classes are disjoint, else of all, with known classes fixed.
 
     Then known classes are hidden, in several draws, and counted as if they were novel: half of
     them, or fewer in mode gcd, as large a share of the images as seems to be of novel classes.
-    Each rule is corrected by its mean error, on the scale of logarithms; both are averaged, with
-    weights that are one over the square of the variance that is left; and the interval is as wide
-    as the errors of that average. Last, the effective number becomes a number by what known
-    classes have of both, so novel classes are taken to be as unequal in size as labeled ones are.
+    Half of each rule's mean error there, on the scale of logarithms, is taken off; the estimate is
+    the geometric mean of both rules, and the interval is as wide as the errors of that mean.
 
     In mode gcd, images of known classes are left out before, as far as they can be told: those
     nearer to a known class than the distance at which as many images of known classes are farther
     as images of hidden ones are nearer. Hidden classes are searched in the same way, so what this
-    gets wrong is corrected too.
+    gets wrong is corrected too. (`silhouette` does not need it.)
 
-    With fewer than two known classes of two labeled images, it is the k-means with the best
-    silhouette (Rousseeuw 1987), between the extremes of three draws.
+    With fewer than two known classes of two labeled images, it is `silhouette` alone, between the
+    extremes of three draws.
 
     Args:
         features: One row per image; only directions count.
@@ -109,7 +107,8 @@ def number_of_novel_classes(
     rows = np.append(generator.permutation(unlabeled)[:ROWS], labeled)
     x, y = compact(torch.from_numpy(features[rows])), label[rows]
     novel = y == UNKNOWN
-    task = _Task(x[novel], x[~novel], np.unique(y[~novel], return_inverse=True)[1])
+    every = np.ones(int(novel.sum()), bool)
+    task = _Task(x[novel], x[~novel], np.unique(y[~novel], return_inverse=True)[1], every)
     sizes = np.unique(label[label != UNKNOWN], return_counts=True)[1]
     return _corrected(task, disjoint, _inequality(sizes), generator)
 
@@ -146,8 +145,14 @@ class _Task:
     x: Float[np.ndarray, "u dim"]
     labeled: Float[np.ndarray, "l dim"]
     label: Int[np.ndarray, " l"]  # 0 to one less than the number of classes
+    far: Bool[np.ndarray, " u"]  # Which unlabeled images seem to be of no known class
     tried: dict[int, float] = field(default_factory=dict)
-    """Scatter within each number of clusters tried, one being that sought."""
+    """The silhouette with each number of novel clusters tried."""
+
+    @property
+    def novel(self) -> Float[np.ndarray, "n dim"]:
+        """The unlabeled images that seem to be of no known class."""
+        return np.asarray(self.x[self.far])
 
     @property
     def size(self) -> Int[np.ndarray, " classes"]:
@@ -177,10 +182,10 @@ class _Task:
             (1 - SPHERE) * scatter + SPHERE * mean * np.eye(len(scatter))
         )
         turn = vector / np.sqrt(value)
-        return _Task(self.x @ turn, self.labeled @ turn, self.label)
+        return replace(self, x=self.x @ turn, labeled=self.labeled @ turn)
 
-    def novel(self) -> tuple["_Task", float]:
-        """The same with those unlabeled images only that seem to be of no known class.
+    def searched(self) -> tuple["_Task", float]:
+        """The same with the unlabeled images found that seem to be of no known class.
 
         Also return the share of the unlabeled images that are of none.
         """
@@ -200,12 +205,12 @@ class _Task:
         cut = float(both[order[min(int(near.searchsorted(1)), len(order) - 1)]])
         far, wrong = _squares(white.x, means).min(axis=1) > cut, float(weight[known > cut].sum())
         share = (far.mean() - wrong) / (1 - 2 * wrong) if wrong < 1 / 2 else 1.0
-        return _Task(self.x[far], self.labeled, self.label), float(np.clip(share, 0, 1))
+        return replace(self, far=far), float(np.clip(share, 0, 1))
 
     def hide(
         self, classes: int, disjoint: bool, generator: np.random.Generator
-    ) -> tuple["_Task", float]:
-        """Hide some known classes; also return their effective number.
+    ) -> tuple["_Task", Float[np.ndarray, " rules"]]:
+        """Hide some known classes; also return what each rule is to count, as a logarithm.
 
         In mode gcd, half of the other labeled images are hidden too, as far as two are left.
         """
@@ -220,8 +225,10 @@ class _Task:
                 turn[own] = np.arange(len(own))
             unlabeled |= turn >= np.maximum(2, self.size // 2)[self.label]
         label = np.unique(self.label[~unlabeled], return_inverse=True)[1]
-        task = _Task(self.labeled[unlabeled], self.labeled[~unlabeled], label)
-        return task, _effective(np.bincount(self.label[hidden])[np.unique(self.label[hidden])])
+        x = self.labeled[unlabeled]
+        task = _Task(x, self.labeled[~unlabeled], label, np.ones(len(x), bool))
+        size = np.bincount(self.label[hidden])[np.unique(self.label[hidden])]
+        return task, np.log([_effective(size), len(size)])
 
 
 def _squares(
@@ -232,78 +239,39 @@ def _squares(
     return np.asarray(np.maximum(square, 0))
 
 
-def _pairs(task: _Task) -> float:
-    # Between both means, because many classes of one kind would draw a common mean to them.
-    center = (task.x.mean(axis=0) + task.means.mean(axis=0)) / 2
-    x, labeled = _unit(task.x - center), _unit(task.labeled - center)
-    one, other = np.triu_indices(len(labeled), 1)
-    cosine, same = (labeled @ labeled.T)[one, other], task.label[one] == task.label[other]
-    pairs = task.size * (task.size - 1) / 2
-    weight = 1 / pairs[task.label[one[same]]]  # each class counts alike
-    unlabeled = (x @ x.T)[np.triu_indices(len(x), 1)]
-    both = (_evenly(values) for values in (cosine[same], unlabeled))
-    edges = np.unique(np.quantile(np.concatenate(list(both)), np.linspace(0, 1, BINS + 1)[1:-1]))
-    together = _density(cosine[same], edges, weight * len(weight) / weight.sum())
-    apart, mixed = _density(cosine[~same], edges), _density(unlabeled, edges)
-    share = 0.1
-    for _ in range(STEPS):
-        share = float((mixed * share * together / (share * together + (1 - share) * apart)).sum())
-    # An image and itself are a pair of one class that is not among those counted.
-    return log(len(x) / (1 + share * (len(x) - 1)))
-
-
 def _unit(x: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, "n dim"]:
     length = np.linalg.norm(x, axis=1, keepdims=True)
     return np.asarray(x / np.maximum(length, np.finfo(np.float32).tiny))
 
 
-def _evenly(values: Float[np.ndarray, " n"], most: int = 20000) -> Float[np.ndarray, " m"]:
-    return values[:: len(values) // most + 1]
+def _linkage(task: _Task) -> float:
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from sklearn.metrics import adjusted_rand_score
+
+    tree = linkage(_unit(task.labeled), "average")
+    heights = np.quantile(tree[:, 2], np.linspace(0, 1, HEIGHTS))
+    cuts = [fcluster(tree, height, "distance") for height in heights]
+    best = int(np.argmax([adjusted_rand_score(task.label, cluster) for cluster in cuts]))
+    cluster = fcluster(linkage(_unit(task.novel), "average"), heights[best], "distance")
+    return log(_effective(np.bincount(cluster)))
 
 
-def _density(
-    values: Float[np.ndarray, " n"],
-    edges: Float[np.ndarray, " edges"],
-    weight: Float[np.ndarray, " n"] | None = None,
-) -> Float[np.ndarray, " bins"]:
-    """Share of each bin; half a value more in each, so that none is impossible."""
-    bins = np.searchsorted(edges, values)
-    count = np.bincount(bins, weight, minlength=len(edges) + 1) + 0.5
-    return np.asarray(count / count.sum())
+def _silhouette(task: _Task, disjoint: bool) -> float:
+    x, label = task.x, np.full(len(task.x), UNKNOWN)
+    if not disjoint:
+        x, label = np.concatenate([task.labeled, x]), np.append(task.label, label)
+    most = max(2, len(task.x) // SMALLEST)
+    task.tried.update(_search(_Clusters(x, label, seed=0, starts=1).silhouette, most))
+    return log(_peak(task.tried))
 
 
-def _dispersion(task: _Task) -> float:
-    white = task.whitened()
-    sought = _scatter(white.labeled, len(white.size))
-
-    def too_much(k: int) -> bool:
-        task.tried[k] = _scatter(white.x, k) / sought if sought else 0.0
-        return task.tried[k] > 1
-
-    low, high = 1, max(2, len(white.x) // 2)
-    if too_much(low):
-        while high > low + 1 and high > FINE * low:
-            middle = min(max(round(sqrt(low * high)), low + 1), high - 1)
-            low, high = (middle, high) if too_much(middle) else (low, middle)
-        return log(low * high) / 2 if high > low + 1 else log(high)
-    return 0.0
+RULES: Final = ("linkage", "silhouette")
 
 
-def _scatter(x: Float[np.ndarray, "n dim"], k: int) -> float:
-    """Mean square left within k clusters, for each degree of freedom."""
-    no_labels = np.full(len(x), UNKNOWN)
-    inertia = constrained_kmeans(x, no_labels, k, seed=0, starts=1, most=20).inertia
-    return inertia / max(len(x) - k, 1)
-
-
-Rule = Callable[[_Task], float]
-RULES: Final[Mapping[str, Rule]] = {"pairs": _pairs, "dispersion": _dispersion}
-"""The logarithm of the effective number of classes, by each rule."""
-
-
-def _count(task: _Task) -> Float[np.ndarray, " rules"]:
-    few = len(task.x) < 4
-    return np.array([0.0 if few else rule(task) for rule in RULES.values()])
+def _count(task: _Task, disjoint: bool) -> Float[np.ndarray, " rules"]:
+    """The logarithm of the number by each rule; for `linkage`, of the effective number."""
+    few = task.far.sum() < 4
+    return np.zeros(2) if few else np.array([_linkage(task), _silhouette(task, disjoint)])
 
 
 def _corrected(
@@ -311,24 +279,21 @@ def _corrected(
 ) -> NumberOfClasses:
     """Apply the rules, corrected by their errors on hidden classes."""
     known = len(task.size)
-    novel, share = (task, 1.0) if disjoint else task.novel()
-    uncorrected = _count(novel)
-    errors = np.zeros((0, len(RULES)))
+    searched, share = (task, 1.0) if disjoint else task.searched()
+    effective = np.array([log(inequality), 0.0])  # what makes a number of each rule's count
+    uncorrected, errors = _count(searched, disjoint) + effective, np.zeros((0, 2))
     if known >= 4:
         # As large a share of the unlabeled images is hidden as seems to be novel: with half of
         # the images of other classes, h of k classes are 2 h / (k + h) of them.
         hidden = max(2, min(known // 2, round(share * known / (2 - share))))
         folds = [task.hide(hidden, disjoint, generator) for _ in range(FOLDS)]
-        novels = [(fold if disjoint else fold.novel()[0], true) for fold, true in folds]
-        errors = np.array([_count(fold) - log(true) for fold, true in novels])
-    bias = errors.sum(axis=0) / max(len(errors), 1)
-    errors -= bias
-    variance = (errors**2).sum(axis=0) / max(len(errors), 1) + LEAST_ERROR**2
-    weight = variance**-2 / (variance**-2).sum()
-    rules = uncorrected - bias + log(inequality)
-    doubt = DOUBT["ncd" if disjoint else "gcd"]
-    middle, squares = float(rules @ weight), float(((errors @ weight) ** 2).sum())
-    doubted = (squares + DOUBT_FOLDS * doubt**2) / (len(errors) + DOUBT_FOLDS)
+        novels = [(fold if disjoint else fold.searched()[0], true) for fold, true in folds]
+        errors = np.array([_count(fold, disjoint) - true for fold, true in novels])
+    correction = CORRECTION * errors.sum(axis=0) / max(len(errors), 1)
+    rules = uncorrected - correction
+    middle = float(rules.mean())
+    squares = float(((errors - correction).mean(axis=1) ** 2).sum())
+    doubted = (squares + DOUBT_FOLDS * DOUBT**2) / (len(errors) + DOUBT_FOLDS)
     reach = WIDTH * sqrt(doubted + LEAST_ERROR**2)
 
     def number(logarithm: float, rounding: Callable[[float], int] = round) -> int:
@@ -339,59 +304,95 @@ def _corrected(
         number(middle - reach, floor),
         number(middle + reach, ceil),
         {name: number(value) for name, value in zip(RULES, rules.tolist(), strict=True)},
-        {"dispersion": sorted(novel.tried.items())},
+        sorted(searched.tried.items()),
     )
 
 
 def _by_silhouette(
     features: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], seed: int
 ) -> NumberOfClasses:
-    """Return the number with the best silhouette; labeled images stay together, if there are any.
-
-    Numbers tried are coarse at first, then fine around the best.
-    """
+    """Return the number with the best silhouette, labeled images of a class kept together."""
     most = max(2, min(100, int((label == UNKNOWN).sum()) // 20))
-    draws = [_Draw(features, label, seed * SILHOUETTE_DRAWS + n) for n in range(SILHOUETTE_DRAWS)]
-    tried: dict[int, list[float]] = {}
-    new = {int(k) for k in np.geomspace(2, most, SILHOUETTE_COARSE).round()}
+    draws = [_drawn(features, label, seed * SILHOUETTE_DRAWS + n) for n in range(SILHOUETTE_DRAWS)]
+    curves: list[dict[int, float]] = [{} for _ in draws]
+
+    def silhouette(k: int) -> float:
+        for draw, curve in zip(draws, curves, strict=True):
+            curve[k] = draw.silhouette(k)
+        return fmean(curve[k] for curve in curves)
+
+    tried = _search(silhouette, most)
+    peak, each = _peak(tried), [_peak(curve) for curve in curves]
+    low, high, curve = min(*each, peak), max(*each, peak), sorted(tried.items())
+    return NumberOfClasses(peak, low, high, {"silhouette": peak}, curve)
+
+
+def _search(criterion: Callable[[int], float], most: int) -> dict[int, float]:
+    """Try numbers up to `most`, coarsely at first, then ever finer around the best."""
+    tried: dict[int, float] = {}
+    new = {int(k) for k in np.geomspace(1, most, COARSE).round()}
     while new:
-        tried |= {k: [draw.silhouette(k) for draw in draws] for k in sorted(new)}
-        peak = max(sorted(tried), key=lambda k: fmean(tried[k]))
+        tried |= {k: criterion(k) for k in sorted(new)}
+        peak = _peak(tried)
         below = max((k for k in tried if k < peak), default=peak)
         above = min((k for k in tried if k > peak), default=peak)
         new = {(below + peak) // 2, (peak + above) // 2} - set(tried)
-    each = [max(sorted(tried), key=lambda k: tried[k][n]) for n in range(SILHOUETTE_DRAWS)]
-    curve = [(k, fmean(values)) for k, values in sorted(tried.items())]
-    low, high = min(*each, peak), max(*each, peak)
-    return NumberOfClasses(peak, low, high, {"silhouette": peak}, {"silhouette": curve})
+    return tried
 
 
-class _Draw:
+def _peak(tried: Mapping[int, float]) -> int:
+    """The least of the best."""
+    return max(sorted(tried), key=tried.__getitem__)
+
+
+def _drawn(
+    features: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], seed: int
+) -> "_Clusters":
     """Some of the images, in random order."""
+    rows = np.random.default_rng(seed).permutation(len(label))[:ROWS]
+    drawn, known = np.full(len(rows), UNKNOWN), label[rows] != UNKNOWN
+    drawn[known] = np.unique(label[rows][known], return_inverse=True)[1]
+    return _Clusters(compact(torch.from_numpy(features[rows])), drawn, seed, starts=3)
 
-    def __init__(
-        self, features: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], seed: int
-    ) -> None:
-        rows = np.random.default_rng(seed).permutation(len(label))[:ROWS]
-        self.x, self.seed = compact(torch.from_numpy(features[rows])), seed
-        self.label = np.full(len(rows), UNKNOWN)
-        known = label[rows] != UNKNOWN
-        self.classes, self.label[known] = np.unique(label[rows][known], return_inverse=True)
+
+@dataclass(frozen=True, eq=False)
+class _Clusters:
+    """K-means of images, those of a known class kept together."""
+
+    x: Float[np.ndarray, "n dim"]
+    label: Int[np.ndarray, " n"]  # 0 to one less than the number of known classes, or `UNKNOWN`
+    seed: int
+    starts: int
+
+    @cached_property
+    def distances(self) -> Float[np.ndarray, "n n"]:
+        """Between all images."""
+        from sklearn.metrics import pairwise_distances
+
+        return np.asarray(pairwise_distances(self.x))
 
     def silhouette(self, k: int) -> float:
-        """Of k-means with k clusters beside those of known classes."""
-        total = min(len(self.classes) + k, len(self.x))
-        return mean_silhouette(
-            self.x, constrained_kmeans(self.x, self.label, total, seed=self.seed, starts=3).cluster
+        """The mean silhouette with k clusters beside those of known classes."""
+        total = min(int(self.label.max(initial=UNKNOWN)) + 1 + k, len(self.x))
+        found = constrained_kmeans(
+            self.x, self.label, total, seed=self.seed, starts=self.starts, most=20
         )
+        return mean_silhouette(self.distances, found.cluster, metric="precomputed")
 
 
-def mean_silhouette(x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]) -> float:
-    """Return the mean silhouette; 0 if all rows are one cluster, or each its own."""
+def mean_silhouette(
+    x: Float[np.ndarray, "n dim"],
+    cluster: Int[np.ndarray, " n"],
+    metric: Literal["euclidean", "precomputed"] = "euclidean",
+) -> float:
+    """Return the mean silhouette; 0 if all rows are one cluster, or each its own.
+
+    `x` has features, or for "precomputed" the distances between all rows.
+    """
     from sklearn.metrics import silhouette_score
 
     some = 1 < len(np.unique(cluster)) < len(cluster)
-    return float(silhouette_score(x, cluster)) if some else 0.0
+    return float(silhouette_score(x, cluster, metric=metric)) if some else 0.0
 
 
 def estimate_number(

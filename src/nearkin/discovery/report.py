@@ -36,11 +36,6 @@ from nearkin.run.reporter import Logger
 from nearkin.tables import read_numbers, write_csv
 from nearkin.types import UNKNOWN
 
-CURVES: Final = {
-    "dispersion": "scatter within clusters, 1: as within known classes",
-    "silhouette": "silhouette of the clusters",
-}
-"""What the estimate of the number of classes goes by."""
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
 ON_PAGE: Final = 20  # Of these on the page
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
@@ -258,7 +253,7 @@ def _confusion(outcome: Outcome) -> Confusion | None:
 
 
 def _estimate_charts(outcome: Outcome) -> list[Chart]:
-    """Return the curves behind the estimated number of classes; none if it was given."""
+    """Return what the estimated number of classes goes by; nothing if it was given."""
     estimate = outcome.state.estimate
     if estimate is None:
         return []
@@ -266,7 +261,7 @@ def _estimate_charts(outcome: Outcome) -> list[Chart]:
         "How many novel classes?",
         "novel classes",
         "",
-        {CURVES[name]: points for name, points in estimate.curves.items()},
+        {"silhouette of the clusters": estimate.curve},
         f"Each rule's estimate: {estimate.text}.",
         estimate.chosen,
         (estimate.low, estimate.high),
