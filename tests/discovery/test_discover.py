@@ -278,7 +278,7 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
     else:
         assert summary["novel"] == number["chosen"]
         assert 1 <= number["low"] <= number["chosen"] <= number["high"]
-        assert set(number["estimates"]) == {"pairs", "dispersion"}
+        assert set(number["estimates"]) == {"linkage", "silhouette"}
     assert summary["trials"][chosen(summary)] == max(summary["trials"].values())
     assert {name.partition("-")[0] for name in summary["trials"]} == set(TRIED[mode])
     baselines = {"base loss", "rank statistics"} if mode == "gcd" else set()
