@@ -316,9 +316,9 @@ STAGES = {
     "a trial that is a pickle": {"stages/trials/gcd-0-simgcd-0.5.npz": PICKLE},
     "a number of classes that is a pickle": {"stages/number.json": PICKLE},
     "a number of classes that is 0": {"stages/number.json": json.dumps(
-        {"chosen": 0, "low": 0, "high": 0, "estimates": {}, "curves": {}}).encode()},
+        {"chosen": 0, "low": 0, "high": 0, "estimates": {}, "curve": []}).encode()},
     "a number of classes that is vast": {"stages/number.json": json.dumps(
-        {"chosen": 10**12, "low": 1, "high": 2, "estimates": {}, "curves": {}}).encode()},
+        {"chosen": 10**12, "low": 1, "high": 2, "estimates": {}, "curve": []}).encode()},
     "a number of classes without an end": {"stages/number.json": b"[" * 100_000},
     "a note of no data": {"data.json": b"[]"},
     "a note of the data that is a pickle": {"data.json": PICKLE},
