@@ -61,9 +61,9 @@ def test_the_summary_says_errors_and_what_intervals_hold():
         "three_rules": 5,
         "three_low": 5,
         "three_high": 9,
-        "silhouette": 5,
-        "dtc": 5,
-        "gcd": 9,
+        "three_silhouette": 5,
+        "three_dtc": 5,
+        "three_gcd": 9,
     }
     lines = list(benchmark.summary([row, row | three]))
     assert "| omniglot, ncd | 2 | 20% | 0.18 | 100% |" in lines
