@@ -34,16 +34,15 @@ def blobs(seed, *, disjoint, novel=5, known=12, each=60, tail=1.0, dim=16, sprea
     return x.astype(np.float32), np.where(named, truth, UNKNOWN)
 
 
-def task(seed=0, **shape):
+def task(seed=0, *, disjoint=True, **shape):
     """The blobs as the rules get them, all unlabeled ones novel."""
     x, label = blobs(seed, disjoint=True, **shape)
-    return divided(normalize(x), label, label == UNKNOWN)
+    return divided(normalize(x), label, label == UNKNOWN, disjoint=disjoint)
 
 
-def divided(x, label, unlabeled):
-    """Rows without a label, all of which seem novel, and rows with one."""
-    every = np.ones(unlabeled.sum(), bool)
-    return number._Task(x[unlabeled], x[~unlabeled], label[~unlabeled], every)
+def divided(x, label, unlabeled, *, disjoint=True):
+    """Rows without a label, and rows with one."""
+    return number._Task(x[unlabeled], x[~unlabeled], label[~unlabeled], disjoint)
 
 
 @pytest.mark.parametrize("disjoint", MODES)
@@ -87,12 +86,12 @@ def test_linkage_counts_the_effective_number_of_clusters():
 
 @pytest.mark.parametrize("disjoint", MODES)
 def test_the_silhouette_is_that_of_clusters_beside_the_known_ones(disjoint):
-    seven = task(novel=7)
-    assert exp(number._silhouette(seven, disjoint)) == pytest.approx(7)
+    seven = task(novel=7, disjoint=disjoint)
+    assert exp(number._silhouette(seven)) == pytest.approx(7)
     rows = seven.x if disjoint else np.concatenate([seven.labeled, seven.x])
     found = KMeans(7 + 12 * (not disjoint), n_init=20, random_state=0).fit_predict(rows)
-    assert seven.tried[7] == pytest.approx(silhouette_score(rows, found), abs=1e-3)
-    assert max(seven.tried) == len(seven.x) // number.SMALLEST
+    assert seven.silhouettes[7] == pytest.approx(silhouette_score(rows, found), abs=1e-3)
+    assert max(seven.silhouettes) == len(seven.x) // number.SMALLEST
 
 
 @given(st.lists(st.floats(0, 1), min_size=30, max_size=30), st.integers(1, 30))
@@ -119,9 +118,9 @@ def test_images_of_known_classes_are_left_out():
     x, known = normalize(x), label != UNKNOWN
     again = known & (np.arange(len(x)) % 2 == 0)
     unlabeled = ~known | again
-    searched, share = divided(x, label, unlabeled).searched()
+    novel, share = divided(x, label, unlabeled, disjoint=False).searched
     assert share == pytest.approx((~known).sum() / unlabeled.sum(), abs=0.05)
-    left = {row.tobytes() for row in searched.novel}
+    left = {row.tobytes() for row in novel}
     assert np.mean([row.tobytes() in left for row in x[~known]]) > 0.95
     assert np.mean([row.tobytes() in left for row in x[again]]) < 0.05
 
@@ -130,8 +129,8 @@ def test_images_of_known_classes_are_left_out():
 def test_known_classes_are_hidden_and_two_images_of_others_stay(sizes, disjoint, seed):
     label = np.repeat(np.arange(len(sizes)), sizes)
     x = np.arange(len(label), dtype=np.float32)[:, None]
-    whole = number._Task(x, x, label, np.ones(len(x), bool))
-    fold, true = whole.hide(2, disjoint, np.random.default_rng(seed))
+    whole = number._Task(x, x, label, disjoint)
+    fold, true = whole.hide(2, np.random.default_rng(seed))
     rows, named = fold.x[:, 0].astype(int), fold.labeled[:, 0].astype(int)
     assert sorted([*rows, *named]) == list(range(len(label)))
     hidden = sorted(set(label) - set(label[named]))
@@ -149,22 +148,21 @@ def test_inequality_is_the_number_over_the_effective_number():
     assert number._inequality(np.array([7, 7])) == 1
 
 
-@pytest.mark.parametrize(("known", "expected"), [(12, 8), (3, 11)])
-def test_half_of_the_error_on_hidden_classes_is_taken_off(monkeypatch, known, expected):
+@pytest.mark.parametrize(("known", "left"), [(12, 0.5), (3, 1.0)])
+def test_half_of_the_error_on_hidden_classes_is_taken_off(monkeypatch, known, left):
     """One rule says twice the number, the other is right; of three classes none is hidden."""
 
-    def count(task, disjoint):
-        assert disjoint
+    def count(task):
+        assert task.disjoint
         right = log(len(np.unique(task.x.round(), axis=0)))
         return np.array([right + log(2), right])
 
     monkeypatch.setattr(number, "_count", count)
     centers = np.repeat(np.arange(8.0 + known), 6)[:, None]
     whole = divided(centers, centers[:, 0].astype(int) - 8, centers[:, 0] < 8)
-    found = number._corrected(whole, True, 1.0, np.random.default_rng(0))
-    halves = 0.5 if known > 3 else 1.0
-    assert found.estimates == {"linkage": round(8 * 2**halves), "silhouette": 8}
-    assert found.chosen == round(8 * 2 ** (halves / 2))
+    found = number._corrected(whole, 1.0, np.random.default_rng(0))
+    assert found.estimates == {"linkage": round(8 * 2**left), "silhouette": 8}
+    assert found.chosen == round(8 * 2 ** (left / 2))
     assert found.low < found.chosen < found.high
 
 
@@ -175,7 +173,7 @@ def test_the_interval_widens_with_errors_on_hidden_classes(monkeypatch):
         monkeypatch.setattr(number, "_count", lambda *_: np.full(2, log(4) + next(drawn)))  # noqa: B023
         centers = np.repeat(np.arange(20.0), 6)[:, None]
         whole = divided(centers, centers[:, 0].astype(int) - 8, centers[:, 0] < 8)
-        found = number._corrected(whole, True, 1.0, np.random.default_rng(0))
+        found = number._corrected(whole, 1.0, np.random.default_rng(0))
         wide.append(found.high / found.low)
     assert wide[1] > 1.3 * wide[0]
 

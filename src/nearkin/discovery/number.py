@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import ceil, exp, floor, log, sqrt
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import FEWEST, DiscoveryData
@@ -107,10 +107,9 @@ def number_of_novel_classes(
     rows = np.append(generator.permutation(unlabeled)[:ROWS], labeled)
     x, y = compact(torch.from_numpy(features[rows])), label[rows]
     novel = y == UNKNOWN
-    every = np.ones(int(novel.sum()), bool)
-    task = _Task(x[novel], x[~novel], np.unique(y[~novel], return_inverse=True)[1], every)
+    task = _Task(x[novel], x[~novel], np.unique(y[~novel], return_inverse=True)[1], disjoint)
     sizes = np.unique(label[label != UNKNOWN], return_counts=True)[1]
-    return _corrected(task, disjoint, _inequality(sizes), generator)
+    return _corrected(task, _inequality(sizes), generator)
 
 
 def _balanced(
@@ -145,14 +144,7 @@ class _Task:
     x: Float[np.ndarray, "u dim"]
     labeled: Float[np.ndarray, "l dim"]
     label: Int[np.ndarray, " l"]  # 0 to one less than the number of classes
-    far: Bool[np.ndarray, " u"]  # Which unlabeled images seem to be of no known class
-    tried: dict[int, float] = field(default_factory=dict)
-    """The silhouette with each number of novel clusters tried."""
-
-    @property
-    def novel(self) -> Float[np.ndarray, "n dim"]:
-        """The unlabeled images that seem to be of no known class."""
-        return np.asarray(self.x[self.far])
+    disjoint: bool  # Whether no unlabeled image is of a known class
 
     @property
     def size(self) -> Int[np.ndarray, " classes"]:
@@ -184,11 +176,14 @@ class _Task:
         turn = vector / np.sqrt(value)
         return replace(self, x=self.x @ turn, labeled=self.labeled @ turn)
 
-    def searched(self) -> tuple["_Task", float]:
-        """The same with the unlabeled images found that seem to be of no known class.
+    @cached_property
+    def searched(self) -> tuple[Float[np.ndarray, "n dim"], float]:
+        """The unlabeled images that seem to be of no known class, and the share that is of none.
 
-        Also return the share of the unlabeled images that are of none.
+        The share is not that of these images, since some are taken for what they are not.
         """
+        if self.disjoint:
+            return self.x, 1.0
         white = self.whitened()
         means, size = white.means, white.size[white.label]
         away = _squares(white.labeled, means)
@@ -205,10 +200,24 @@ class _Task:
         cut = float(both[order[min(int(near.searchsorted(1)), len(order) - 1)]])
         far, wrong = _squares(white.x, means).min(axis=1) > cut, float(weight[known > cut].sum())
         share = (far.mean() - wrong) / (1 - 2 * wrong) if wrong < 1 / 2 else 1.0
-        return replace(self, far=far), float(np.clip(share, 0, 1))
+        return self.x[far], float(np.clip(share, 0, 1))
+
+    @property
+    def few(self) -> bool:
+        """Whether too few images seem novel to count classes of them."""
+        return len(self.searched[0]) < FEWEST
+
+    @cached_property
+    def silhouettes(self) -> dict[int, float]:
+        """The mean silhouette with each number of novel clusters that was tried."""
+        x, label = self.x, np.full(len(self.x), UNKNOWN)
+        if not self.disjoint:
+            x, label = np.concatenate([self.labeled, x]), np.append(self.label, label)
+        most = max(2, len(self.x) // SMALLEST)
+        return _search(_Clusters(x, label, seed=0, starts=1).silhouette, most)
 
     def hide(
-        self, classes: int, disjoint: bool, generator: np.random.Generator
+        self, classes: int, generator: np.random.Generator
     ) -> tuple["_Task", Float[np.ndarray, " rules"]]:
         """Hide some known classes; also return what each rule is to count, as a logarithm.
 
@@ -217,7 +226,7 @@ class _Task:
         count = len(self.size)
         hidden = np.isin(self.label, generator.permutation(count)[:classes])
         unlabeled = hidden.copy()
-        if not disjoint:
+        if not self.disjoint:
             order = generator.permutation(len(self.label))
             turn = np.empty_like(order)
             for number in range(count):
@@ -225,10 +234,9 @@ class _Task:
                 turn[own] = np.arange(len(own))
             unlabeled |= turn >= np.maximum(2, self.size // 2)[self.label]
         label = np.unique(self.label[~unlabeled], return_inverse=True)[1]
-        x = self.labeled[unlabeled]
-        task = _Task(x, self.labeled[~unlabeled], label, np.ones(len(x), bool))
+        x, labeled = self.labeled[unlabeled], self.labeled[~unlabeled]
         size = np.bincount(self.label[hidden])[np.unique(self.label[hidden])]
-        return task, np.log([_effective(size), len(size)])
+        return _Task(x, labeled, label, self.disjoint), np.log([_effective(size), len(size)])
 
 
 def _squares(
@@ -239,56 +247,44 @@ def _squares(
     return np.asarray(np.maximum(square, 0))
 
 
-def _unit(x: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, "n dim"]:
-    length = np.linalg.norm(x, axis=1, keepdims=True)
-    return np.asarray(x / np.maximum(length, np.finfo(np.float32).tiny))
-
-
 def _linkage(task: _Task) -> float:
     from scipy.cluster.hierarchy import fcluster, linkage
     from sklearn.metrics import adjusted_rand_score
+    from sklearn.preprocessing import normalize
 
-    tree = linkage(_unit(task.labeled), "average")
+    # Rows are unit, but for directions that `compact` left out.
+    labeled, novel = normalize(task.labeled), normalize(task.searched[0])
+    tree = linkage(labeled, "average")
     heights = np.quantile(tree[:, 2], np.linspace(0, 1, HEIGHTS))
     cuts = [fcluster(tree, height, "distance") for height in heights]
     best = int(np.argmax([adjusted_rand_score(task.label, cluster) for cluster in cuts]))
-    cluster = fcluster(linkage(_unit(task.novel), "average"), heights[best], "distance")
+    cluster = fcluster(linkage(novel, "average"), heights[best], "distance")
     return log(_effective(np.bincount(cluster)))
 
 
-def _silhouette(task: _Task, disjoint: bool) -> float:
-    x, label = task.x, np.full(len(task.x), UNKNOWN)
-    if not disjoint:
-        x, label = np.concatenate([task.labeled, x]), np.append(task.label, label)
-    most = max(2, len(task.x) // SMALLEST)
-    task.tried.update(_search(_Clusters(x, label, seed=0, starts=1).silhouette, most))
-    return log(_peak(task.tried))
+def _silhouette(task: _Task) -> float:
+    return log(_peak(task.silhouettes))
 
 
 RULES: Final = ("linkage", "silhouette")
 
 
-def _count(task: _Task, disjoint: bool) -> Float[np.ndarray, " rules"]:
+def _count(task: _Task) -> Float[np.ndarray, " rules"]:
     """The logarithm of the number by each rule; for `linkage`, of the effective number."""
-    few = task.far.sum() < 4
-    return np.zeros(2) if few else np.array([_linkage(task), _silhouette(task, disjoint)])
+    return np.zeros(2) if task.few else np.array([_linkage(task), _silhouette(task)])
 
 
-def _corrected(
-    task: _Task, disjoint: bool, inequality: float, generator: np.random.Generator
-) -> NumberOfClasses:
+def _corrected(task: _Task, inequality: float, generator: np.random.Generator) -> NumberOfClasses:
     """Apply the rules, corrected by their errors on hidden classes."""
-    known = len(task.size)
-    searched, share = (task, 1.0) if disjoint else task.searched()
+    known, (_, share) = len(task.size), task.searched
     effective = np.array([log(inequality), 0.0])  # what makes a number of each rule's count
-    uncorrected, errors = _count(searched, disjoint) + effective, np.zeros((0, 2))
+    uncorrected, errors = _count(task) + effective, np.zeros((0, 2))
     if known >= 4:
         # As large a share of the unlabeled images is hidden as seems to be novel: with half of
         # the images of other classes, h of k classes are 2 h / (k + h) of them.
         hidden = max(2, min(known // 2, round(share * known / (2 - share))))
-        folds = [task.hide(hidden, disjoint, generator) for _ in range(FOLDS)]
-        novels = [(fold if disjoint else fold.searched()[0], true) for fold, true in folds]
-        errors = np.array([_count(fold, disjoint) - true for fold, true in novels])
+        folds = [task.hide(hidden, generator) for _ in range(FOLDS)]
+        errors = np.array([_count(fold) - true for fold, true in folds])
     correction = CORRECTION * errors.sum(axis=0) / max(len(errors), 1)
     rules = uncorrected - correction
     middle = float(rules.mean())
@@ -304,7 +300,7 @@ def _corrected(
         number(middle - reach, floor),
         number(middle + reach, ceil),
         {name: number(value) for name, value in zip(RULES, rules.tolist(), strict=True)},
-        sorted(searched.tried.items()),
+        [] if task.few else sorted(task.silhouettes.items()),
     )
 
 
