@@ -260,8 +260,8 @@ def _estimate_charts(outcome: Outcome) -> list[Chart]:
     chart = Chart(
         "How many novel classes?",
         "novel classes",
-        "",
-        {"silhouette of the clusters": estimate.curve},
+        "silhouette of the clusters",
+        {"silhouette": estimate.curve},
         f"Each rule's estimate: {estimate.text}.",
         estimate.chosen,
         (estimate.low, estimate.high),
