@@ -90,6 +90,6 @@ def test_a_time_that_is_too_short_for_an_epoch_is_said(tmp_path, capsys):
         "about 15:01"
     )
     np.savez(tmp_path / "data.npz", x=PIXELS)
-    settings = ["--backbone", "tiny", "--no-report", "--max-time", "1s"]
+    settings = ["--backbone", "tiny", "--no-report", "--max-time", "0.001"]
     assert main(["train", str(tmp_path / "data.npz"), "-o", str(tmp_path / "run"), *settings]) == 0
-    assert "warning: --max-time 1s is too short for one epoch" in capsys.readouterr().err
+    assert "warning: --max-time 0.001 is too short for one epoch" in capsys.readouterr().err
