@@ -29,9 +29,9 @@ from nearkin.discovery.classifier import Clustering, head_clustering, kmeans_clu
 from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import (
     CachedFeatures,
+    Extraction,
     FrozenEncoder,
     ViewSettings,
-    extract_features,
 )
 from nearkin.discovery.pipeline import BASE_LOSS
 from nearkin.discovery.scores import joint_match, novel_match
@@ -183,7 +183,7 @@ class Bench:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             drawn = ViewSettings(self.base.augment, VIEWS, self.seed)
-            features, bad = extract_features(self.encoder_file, self.images, drawn, CPU, 0)
+            features, bad = Extraction(self.encoder_file, self.images, drawn, CPU, 0).compute()
             features.write(path, bad)
         return FrozenEncoder(CachedFeatures.read(path, len(self.images))[0], CPU)
 

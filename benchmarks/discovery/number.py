@@ -25,7 +25,7 @@ from compare import CPU, SETS
 from jaxtyping import Float, Int
 
 from nearkin.data.opening import open_images
-from nearkin.discovery.features import ViewSettings, extract_features
+from nearkin.discovery.features import Extraction, ViewSettings
 from nearkin.discovery.number import number_of_novel_classes
 from nearkin.encoders.encoder import load
 from nearkin.tables import read_csv, write_csv
@@ -81,7 +81,7 @@ def features(folder: Path, name: str) -> DataSet:
         ]
         images = images.subset(np.sort(np.concatenate(rows)))
         encoder, no_views = load(folder / "runs" / name), ViewSettings("simclr", 0, 0)
-        cached, _ = extract_features(encoder, images, no_views, CPU, 0)
+        cached, _ = Extraction(encoder, images, no_views, CPU, 0).compute()
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(path, x=cached.center.numpy(), label=images.labels, names=images.classes)
     with np.load(path) as stored:

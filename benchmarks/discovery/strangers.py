@@ -24,7 +24,7 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.classifier import head_clustering
 from nearkin.discovery.data import DiscoveryTask, Mode
-from nearkin.discovery.features import ViewSettings, extract_features
+from nearkin.discovery.features import Extraction, ViewSettings
 from nearkin.discovery.outcome import learned_reference
 from nearkin.discovery.stages import class_stage, known_stage, stage_init
 from nearkin.discovery.trials import usual
@@ -114,7 +114,7 @@ def features_of_strangers(bench: Bench) -> Iterator[tuple[str, Float[Tensor, "_ 
             strangers[name] = every.subset(np.sort(rng.permutation(len(every))[:COUNT]))
     drawn = ViewSettings(bench.base.augment, 0, bench.seed)
     for name, images in strangers.items():
-        yield name, extract_features(encoder, images, drawn, CPU, 0)[0].center
+        yield name, Extraction(encoder, images, drawn, CPU, 0).compute()[0].center
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import (
     CachedFeatures,
     CachedViews,
+    Extraction,
     FinetunedEncoder,
     FrozenEncoder,
     ViewSettings,
-    extract_features,
     freeze,
 )
 from nearkin.discovery.stages import StageInit, class_stage, known_stage
@@ -498,39 +498,6 @@ def test_freezing_leaves_named_parts_to_learn():
     ]
 
 
-def test_extracted_features_are_a_function_of_the_seed(finetuned):
-    encoder = finetuned[0]()
-
-    def features(seed):
-        return extract_features(
-            encoder.pretrained, encoder.images, ViewSettings("characters", 3, seed), CPU, 0
-        )[0]
-
-    one, same, other = features(0), features(0), features(1)
-    assert one.center.shape == (40, 128)
-    assert one.views.shape == (3, 40, 128)
-    assert torch.equal(one.views, same.views)
-    assert torch.equal(one.center, other.center)
-    assert not torch.equal(one.views, other.views)
-    assert not torch.equal(one.views[0], one.views[1])
-
-
-def test_features_are_extracted_in_the_order_of_the_images(finetuned):
-    encoder = finetuned[0]()
-    features = extract_features(
-        encoder.pretrained, encoder.images, ViewSettings("characters", 2, 0), CPU, 0
-    )[0]
-    rows = np.array([4, 17, 31])
-    some = extract_features(
-        encoder.pretrained, encoder.images.subset(rows), ViewSettings("characters", 2, 0), CPU, 0
-    )[0]
-    torch.testing.assert_close(some.center, features.center[rows])
-    unit = torch.nn.functional.normalize
-    own = (unit(features.views, dim=2) * unit(features.center, dim=1)).sum(dim=2)
-    others = (unit(features.views, dim=2) * unit(features.center.roll(1, 0), dim=1)).sum(dim=2)
-    assert own.mean() > others.mean()
-
-
 def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned):
     make, task = finetuned
     encoder = make()
@@ -538,9 +505,9 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     known.try_out()
     cached, layer = encoder.features(known.method, with_views=True)
     method = Encoder(known.method.backbone, 8, {})
-    expected, _ = extract_features(
+    expected, _ = Extraction(
         method, encoder.images, ViewSettings("characters", 2, 0), CPU, 0
-    )
+    ).compute()
     assert torch.equal(layer(cached.center), expected.center)
     assert torch.equal(cached.views, expected.views)
 

@@ -14,7 +14,7 @@ from nearkin.data.opening import open_images
 from nearkin.discovery import assignments
 from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.classifier import read_classifier
-from nearkin.discovery.features import extract_features, readable_rows
+from nearkin.discovery.features import Extraction, readable_rows
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder, data_name
@@ -79,14 +79,14 @@ def assign(
         spare(Path(output), data)
     on_progress = (reporter or Silent()).progress
     images = open_images(data, labels="none", on_progress=on_progress)
-    cached, bad = extract_features(
+    cached, bad = Extraction(
         encoder,
         images,
         classifier.drawn,
         choose_device(device),
         available_cpus() if workers == "auto" else workers,
         on_progress,
-    )
+    ).compute()
     rows = readable_rows(images, bad)
     readable, no_labels = images.subset(rows), np.full(len(rows), UNKNOWN)
     predictions = classifier.predict(cached.subset(rows), tuple(readable.names), no_labels)

@@ -1,5 +1,6 @@
 """`nearkin classify`: classes from labels of some images or of all, on top of any encoder."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,9 @@ from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.discovery.data import check_share, division
 from nearkin.discovery.features import (
-    CachedFeatures,
+    Extracted,
+    Extraction,
     ViewSettings,
-    extract_features,
     readable_features,
 )
 from nearkin.distributed import available_cpus, is_main_process
@@ -139,9 +140,8 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
         fitting = build_classifier(trained, features, dataset, config, reference=False).encoder(
             trained.encoder
         )
-        cached, _ = extract_features(
-            fitting, dataset.images, UNTOUCHED, device, workers, log.progress
-        )
+        every = Extraction(fitting, dataset.images, UNTOUCHED, device, workers, log.progress)
+        cached, _ = every.compute_in(folder.finetuned_features / fitting.digest)
         own = cached.center
     classifier = build_classifier(trained, own, dataset, config)
     write_encoder(
@@ -175,6 +175,7 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
         ),
         log,
     )
+    shutil.rmtree(folder.finetuned_features, ignore_errors=True)
 
 
 def _features(
@@ -183,9 +184,10 @@ def _features(
     """Return the features of readable images, extracted once, and the data without the others."""
     images, workers = dataset.images, int(run.config.workers)
 
-    def extract() -> tuple[CachedFeatures, dict[int, str]]:
+    def extract() -> Extracted:
         run.log.info(f"features of {len(images)} images")
-        return extract_features(encoder, images, UNTOUCHED, run.device, workers, run.log.progress)
+        every = Extraction(encoder, images, UNTOUCHED, run.device, workers, run.log.progress)
+        return every.compute_in(run.folder.feature_parts)
 
     cached, bad_rows = readable_features(run.folder, images, extract)
     encoder.backbone.cpu()

@@ -1,5 +1,6 @@
 """`nearkin discover`: novel class discovery."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,7 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
         trained = pipeline.train(state)
     pipeline.log.info("classifying all images")
     write_outcome(build_outcome(pipeline, state, trained), pipeline.log)
+    shutil.rmtree(pipeline.folder.finetuned_features, ignore_errors=True)
 
 
 def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> DiscoverConfig:

@@ -2,8 +2,11 @@
 
 import copy
 import json
-from collections.abc import Callable, Collection, Generator, Iterator
+import math
+import shutil
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +25,7 @@ from nearkin.data.views import normalize
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, read_tensors
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.embeddings import encode, images_at_once
+from nearkin.evaluation.embeddings import encode, images_at_once, images_per_part
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
@@ -83,58 +86,107 @@ class ViewSettings:
     seed: int
 
 
-def extract_features(
-    encoder: Encoder,
-    images: Images,
-    drawn: ViewSettings,
-    device: torch.device,
-    workers: int,
-    on_progress: ProgressCallback = ignore_progress,
-) -> tuple[CachedFeatures, dict[int, str]]:
-    """Encode images as they are, and several views of each, drawn as in training.
+Extracted = tuple[CachedFeatures, dict[int, str]]
+"""Features of images, and the rows of unreadable ones, whose features mean nothing, with the
+reason."""
 
-    Also return the rows of unreadable images, whose features are meaningless, with the reason.
-    """
-    network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
-    count, size = len(images), images_at_once(encoder.image_size, device)
-    crops = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
-    batches = tracked(crops, count, "features", on_progress)
-    center = encode(network, (to_input(batch.to(device)) for batch in batches))
-    augmented = Batches(
-        encoder.preprocessing.applied(images),
-        views_of(drawn.augment, ("strong",)),
-        image_size=encoder.image_size,
-        order=Order(count, 1, drawn.seed),
-        device=device,
-        workers=workers,
-    )
 
-    def view(epoch: int) -> Iterator[Tensor]:
-        # View e is the view that epoch e of a training would draw, so it depends on the seed and
-        # on the image alone: not on the chunk, nor on which other images there are.
-        for chunk in np.array_split(np.arange(count), range(size, count, size)):
-            yield normalize(augmented.views(epoch, chunk)[0])
+@dataclass(frozen=True, eq=False)
+class Extraction:
+    """Which features are computed: of images as they are, and of views drawn as in training."""
 
-    views = center.new_empty((drawn.num_views, *center.shape))
-    for epoch in range(drawn.num_views):
-        name = f"features of view {epoch + 1}/{drawn.num_views}"
-        views[epoch] = encode(network, tracked(view(epoch), count, name, on_progress))
-    return CachedFeatures(center, views), {**crops.bad, **augmented.bad}
+    encoder: Encoder
+    images: Images
+    drawn: ViewSettings
+    device: torch.device
+    workers: int
+    on_progress: ProgressCallback = ignore_progress
+
+    def compute(self) -> Extracted:
+        """Compute all of them."""
+        [extracted] = self._parts([range(len(self.images))])
+        return extracted
+
+    def compute_in(self, folder: Path) -> Extracted:
+        """Compute all of them, some images at a time, whose features are kept in a folder.
+
+        What is there is not computed again, so that an extraction that was stopped goes on.
+        """
+        count = len(self.images)
+        size = images_per_part(count)
+        parts = {
+            folder / f"{first:09d}.safetensors": range(first, min(first + size, count))
+            for first in range(0, count, size)
+        }
+        missing = {path: part for path, part in parts.items() if not path.exists()}
+        made = self._parts(list(missing.values()))
+        for path, (features, bad_of_part) in zip(missing, made, strict=True):
+            features.write(path, bad_of_part)
+        center, views, bad = list[Tensor](), list[Tensor](), dict[int, str]()
+        for path, part in parts.items():
+            features, bad_of_part = CachedFeatures.read(path, len(part))
+            center.append(features.center)
+            views.append(features.views)
+            bad |= {part[row]: reason for row, reason in bad_of_part.items()}
+        return CachedFeatures(torch.cat(center), torch.cat(views, dim=1)), bad
+
+    def _parts(self, parts: Sequence[range]) -> Iterator[Extracted]:
+        """Compute the features of some of the images at a time, each part's rows from 0."""
+        encoder, drawn = self.encoder, self.drawn
+        network = encoder.backbone.to(self.device).to(memory_format=torch.channels_last)
+        size = images_at_once(encoder.image_size, self.device)
+        augmented = Batches(
+            encoder.preprocessing.applied(self.images),
+            views_of(drawn.augment, ("strong",)),
+            image_size=encoder.image_size,
+            order=Order(len(self.images), 1, drawn.seed),
+            device=self.device,
+            workers=self.workers,
+        )
+        crops = {part: self._crops(part, size) for part in parts}
+
+        def inputs() -> Iterator[Tensor]:
+            for part in parts:
+                yield from (to_input(batch.to(self.device)) for batch in crops[part])
+                for epoch in range(drawn.num_views):
+                    # View e is the view that epoch e of a training would draw, so it depends on
+                    # the seed and on the image alone: not on which other images there are.
+                    for first in range(part.start, part.stop, size):
+                        rows = np.arange(first, min(first + size, part.stop))
+                        yield normalize(augmented.views(epoch, rows)[0])
+
+        passes = 1 + drawn.num_views
+        total = passes * sum(map(len, parts))
+        batches = tracked(inputs(), total, "features", self.on_progress)
+        for part in parts:
+            batches_of_pass = math.ceil(len(part) / size)
+            center, *views = (
+                encode(network, islice(batches, batches_of_pass)) for _ in range(passes)
+            )
+            stacked = torch.stack(views) if views else center.new_empty((0, *center.shape))
+            bad = {part.index(row): why for row, why in augmented.bad.items() if row in part}
+            yield CachedFeatures(center, stacked), {**crops[part].bad, **bad}
+        next(batches, None)  # so that the last one is counted
+
+    def _crops(self, part: range, size: int) -> CenterCrops:
+        images, view = self.images.subset(np.asarray(part)), self.encoder.preprocessing
+        return CenterCrops(images, view, batch_size=size, workers=self.workers)
 
 
 def readable_features(
     folder: RunFolder,
     images: Images,
-    extract: Callable[[], tuple[CachedFeatures, dict[int, str]]],
+    extract: Callable[[], Extracted],
 ) -> tuple[CachedFeatures, set[int]]:
     """Return the features of readable images, extracted once, and the rows of the others.
 
-    `extract` does what `extract_features` does. What cannot be read is listed in bad_files.csv.
+    `extract` may keep parts of them in the folder. What cannot be read is listed in bad_files.csv.
     """
     path = folder.cached_features
     if not path.exists():
         extracted, unreadable = extract()
         extracted.write(path, unreadable)
+    shutil.rmtree(folder.feature_parts, ignore_errors=True)  # they are in one file by now
     cached, bad = CachedFeatures.read(path, len(images))
     reasons = {images.names[row]: reason for row, reason in bad.items()}
     write_bad_files(folder.bad_files, images, reasons)
@@ -219,6 +271,8 @@ class FinetunedEncoder:
     config: DiscoverConfig
     base: TrainConfig  # Resolved settings of all stages
     device: torch.device
+    folder: Path | None = None
+    """Where features by each trained network are kept, for a run that is stopped and resumed."""
 
     def __post_init__(self) -> None:
         check_train_layers(self.pretrained, self.config.train_layers)
@@ -267,7 +321,11 @@ class FinetunedEncoder:
         num_views = self.config.num_views if with_views else 0
         drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
-        features, _ = extract_features(encoder, self.images, drawn, self.device, workers)
+        every = Extraction(encoder, self.images, drawn, self.device, workers)
+        if self.folder is None:
+            features, _ = every.compute()
+        else:
+            features, _ = every.compute_in(self.folder / f"{encoder.digest}-{num_views}")
         return features, layer
 
 

@@ -13,11 +13,12 @@ from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, che
 from nearkin.discovery.features import (
     CachedFeatures,
     DiscoveryEncoder,
+    Extracted,
+    Extraction,
     FinetunedEncoder,
     FrozenEncoder,
     ViewSettings,
     check_train_layers,
-    extract_features,
     readable_features,
 )
 from nearkin.discovery.findings import Finding, early_findings
@@ -255,7 +256,7 @@ class Pipeline:
         """Return the features of readable images, extracted once, and the rows of the others."""
         images = dataset.images
 
-        def extract() -> tuple[CachedFeatures, dict[int, str]]:
+        def extract() -> Extracted:
             if earlier := self._earlier_features(pretrained, dataset):
                 self.log.info(f"           features: from {earlier}")
                 return CachedFeatures.read(earlier, len(images))
@@ -265,7 +266,8 @@ class Pipeline:
             state_memory("           features, and a copy to write", 2 * 4 * numbers, self.log)
             drawn = ViewSettings(base.augment, self.config.num_views, base.seed)
             workers, on_progress = int(base.workers), self.log.progress
-            return extract_features(pretrained, images, drawn, self.device, workers, on_progress)
+            every = Extraction(pretrained, images, drawn, self.device, workers, on_progress)
+            return every.compute_in(self.folder.feature_parts)
 
         return readable_features(self.folder, images, extract)
 
@@ -341,7 +343,8 @@ class Pipeline:
         config = replace(state.config, train_layers=layers)
         base = replace(state.base, precision=precision_of(self.device))
         images = state.dataset.images
-        encoder = FinetunedEncoder(state.pretrained, images, config, base, self.device)
+        kept = self.folder.finetuned_features
+        encoder = FinetunedEncoder(state.pretrained, images, config, base, self.device, kept)
         return replace(state, config=config, base=base, encoder=encoder)
 
     def _layers(self, state: DiscoveryState) -> str:

@@ -1,7 +1,9 @@
 """Images into features: encode networks' inputs, and `Embeddings`, the table of what comes out."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
+
+PART: Final = 1024  # Images in a file of features, at least
+MOST_PARTS: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +142,15 @@ def images_at_once(image_size: int, device: torch.device) -> int:
     """
     fitting = 256 * SMALL_IMAGE**2 // image_size**2 if device.type == "cpu" else 256
     return min(256, 1 << max(2, fitting.bit_length() - 1))
+
+
+def images_per_part(count: int) -> int:
+    """Return how many images a file of features holds: what a kill loses at most.
+
+    >>> images_per_part(10_000), images_per_part(100_000)
+    (1024, 2048)
+    """
+    return PART * math.ceil(count / (MOST_PARTS * PART))
 
 
 def encode_images(

@@ -102,6 +102,9 @@ class RunFolder:
     map = _Entry("map.npz")  # Coordinates of the images on the page's map
     atlas = _Entry("atlas.parquet")  # The images as a table for Embedding Atlas
     cached_features = _Entry(f"{STAGES}/cached-features.safetensors")  # Of all images and of views
+    feature_parts = _Entry(f"{STAGES}/cached-features")  # The folder of these, until all are there
+    finetuned_features = _Entry(f"{STAGES}/finetuned-features")
+    """The folder of features by trained networks, until the run is complete."""
     number = _Entry(f"{STAGES}/number.json")  # The estimate of the number of classes
     parts = _Entry(f"{STAGES}/parts")  # Folders of embeddings that are computed part by part
 

@@ -29,7 +29,7 @@ from nearkin.distributed import all_reduce_max, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, OutputError, ResourceError
-from nearkin.evaluation.embeddings import images_at_once
+from nearkin.evaluation.embeddings import images_at_once, images_per_part
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count, ignore_progress
@@ -37,8 +37,6 @@ from nearkin.run.folder import RunFolder
 from nearkin.tables import read_sealed, write_sealed
 from nearkin.types import Batch
 
-PART: Final = 1024  # Images in a file of features, at least: what a kill loses at most
-MOST_PARTS: Final = 64  # Files of one epoch's views
 HALF: Final = np.dtype(np.float16)
 """Features are kept in half precision.
 
@@ -174,7 +172,7 @@ class TeacherFiles:
     @property
     def part(self) -> int:
         """Images in a file."""
-        return PART * -(-self.num_images // (MOST_PARTS * PART))
+        return images_per_part(self.num_images)
 
     @property
     def bytes(self) -> int:
