@@ -512,6 +512,22 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     assert torch.equal(cached.views, expected.views)
 
 
+def test_features_by_each_trained_network_are_kept(finetuned, tmp_path):
+    make, task = finetuned
+    encoder = replace(make(), folder=tmp_path)
+    known = known_stage(encoder, task, base(epochs=1))
+    untrained = copy.deepcopy(known.method)
+    known.try_out()
+    for method in (untrained, known.method):
+        kept, _ = encoder.features(method, with_views=False)
+        computed, _ = make().features(method, with_views=False)
+        assert torch.equal(kept.center, computed.center)
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*.safetensors")}
+    assert len(files) == 2
+    encoder.features(known.method, with_views=False)
+    assert files == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*.safetensors")}
+
+
 def test_every_method_of_a_stage_learns_from_labels():
     """So that no stage trains on nothing where a method drops the labels it is given."""
     assert all(METHODS[name].uses_labels for name in ("supervised", "ncl", "simgcd", "uno"))
