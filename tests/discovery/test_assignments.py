@@ -325,14 +325,27 @@ def test_equal_and_empty_features_are_no_reason_to_fail():
 
 
 def test_the_least_certain_image_of_each_class_is_to_be_labeled_first():
-    """Classes take turns, and an image that is not learned from has none."""
+    """Known classes take turns, and an image that is not learned from has none."""
     certain = np.array([0.9, 0.6, 0.5, 0.7, 0.8, 0.55])  # the margins: .8, .2, 0, .4, .6, .1
     probability = np.stack([certain, 1 - certain], axis=1)
     probability[3:5] = probability[3:5, ::-1]  # of the other class
     features = np.random.default_rng(0).normal(size=(6, 3))
-    assignments = assign(predict(features, probability, np.full(6, UNKNOWN), num_known=1))
+    assignments = assign(predict(features, probability, np.full(6, UNKNOWN), num_known=2))
     learned = np.array([0, 1, 3, 4, 5])
     assert label_first(assignments, learned).tolist() == [5, 3, 1, 4, 0]
+
+
+def test_a_typical_image_of_each_novel_class_is_to_be_labeled_before():
+    """It is no image that is held out, though one is more typical, and an empty class has none."""
+    angle = np.radians([10, 4, 5, 92, 80, 90])
+    features = np.stack([np.cos(angle), np.sin(angle), np.zeros(6)], axis=1)
+    margins = np.array([0.2, 0.8, 0.4, 0.1, 0.6, 0.3])
+    probability = np.zeros((6, 4))
+    for row, (number, margin) in enumerate(zip([1, 1, 1, 2, 2, 2], margins, strict=True)):
+        probability[row, [number, 0]] = (1 + margin) / 2, (1 - margin) / 2
+    assignments = assign(predict(features, probability, np.full(6, UNKNOWN), num_known=1))
+    learned = np.array([0, 1, 3, 4, 5])  # not 2, the medoid of its class
+    assert label_first(assignments, learned).tolist() == [1, 5, 3, 0, 4]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

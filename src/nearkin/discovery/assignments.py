@@ -253,14 +253,23 @@ def _purity(features: Features, cluster: Clusters) -> Numbers:
 
 
 def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " rows"]:
-    """Return the rows of the assignments whose labels would teach most: see `least_certain`.
+    """Return the rows of the assignments whose labels would teach most.
+
+    Those are the most typical image of each novel class, of which there is no label yet (Hacohen,
+    Dekel, Weinshall. Active learning on a budget. ICML 2022), then the others by `least_certain`.
+    docs/discovery.md has what the first bring.
 
     Args:
         assignments: Of all images without a label.
         learned: The images to learn from. A label of any other teaches nothing.
     """
-    rows = np.flatnonzero(np.isin(assignments.rows, learned))
-    return np.asarray(rows[least_certain(assignments.margin[rows], assignments.cluster[rows])])
+    can_teach = np.isin(assignments.rows, learned)
+    rows, first = np.flatnonzero(can_teach), list[int]()
+    for number in range(assignments.predictions.num_known, len(assignments.classes)):
+        members = typical(assignments, number)
+        first += members[can_teach[members]][:1].tolist()
+    uncertain = rows[least_certain(assignments.margin[rows], assignments.cluster[rows])]
+    return np.concatenate([np.asarray(first, np.int64), uncertain[~np.isin(uncertain, first)]])
 
 
 LABEL_COLUMNS: Final = ("path", "label", "cluster", "score", "margin")
