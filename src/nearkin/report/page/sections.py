@@ -253,9 +253,9 @@ def _discovery_sections(report: DiscoveryReport) -> list[Section]:
         assigned += _cards(report.assigned, "known", report.num_unlabeled)
     unsure = BLOCKS.tiles(
         "Label these first",
-        "The most typical image of each novel class; then the least certain one of each class, and "
-        "the next of each: their labels would teach the next round most. Below each, the class "
-        "that it was put in.",
+        "The most typical image of each novel class; then the least certain one of each class, "
+        "and the next of each: their labels would teach the next round most. Below each, the "
+        "class that it was put in.",
         report.unsure,
     )
     scores = Markup().join(map(BLOCKS.results, report.results)) + _confusion(report.confusion)
