@@ -84,7 +84,7 @@ def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
 @each_recipe
 def test_a_recipe_fits_its_data_set_as_it_stands_and_with_classes_hidden(path):
     settings, (known, _) = read_toml(path, DiscoverConfig), classes_of(path)
-    hidden = {len(fold) for fold in folds(len(known), seed=0)}
+    hidden = {len(fold) for fold in folds(len(known), settings["classes"], seed=0)}
     method = OBJECTIVE_METHODS[settings["objective"]]
     for count in {settings["classes"], *hidden}:
         sizes = count * PER_CLASS[path.stem], settings["batch_size"] // 2

@@ -88,28 +88,35 @@ def same(one, other):
 # Folds
 
 
-@given(st.integers(2, 60), st.integers(0, 2**32 - 1))
-def test_every_fold_hides_other_classes_and_leaves_two_or_more(num_known, seed):
-    splits = folds(num_known, seed)
-    hidden = max(2, round(num_known / 4))
-    if num_known - hidden < 2:
+@given(st.integers(2, 60), st.integers(1, 300), st.integers(0, 2**32 - 1))
+def test_every_fold_hides_other_classes_and_leaves_two_or_more(num_known, num_novel, seed):
+    splits = folds(num_known, num_novel, seed)
+    if num_known < 4:
         assert splits == []
         return
     assert len(splits) == FOLDS == 3
     assert len({tuple(fold.tolist()) for fold in splits}) == FOLDS
+    (hidden,) = {len(fold) for fold in splits}
+    assert 2 <= hidden <= num_known - 2
     for fold in splits:
-        assert len(set(fold.tolist())) == len(fold) == hidden
+        assert len(set(fold.tolist())) == hidden
         assert set(fold.tolist()) <= set(range(num_known))
 
 
-@pytest.mark.parametrize(("num_known", "hidden"), [(4, 2), (5, 2), (8, 2), (12, 3), (50, 12)])
-def test_a_quarter_of_the_classes_is_hidden_and_two_at_the_least(num_known, hidden):
-    assert {len(fold) for fold in folds(num_known, seed=0)} == {hidden}
+@pytest.mark.parametrize(
+    ("num_known", "num_novel", "hidden"),
+    [(5, 5, 3), (136, 106, 60), (69, 30, 21), (8, 1, 2), (4, 4, 2), (10, 90, 6)],
+)
+def test_hidden_classes_are_to_the_others_as_novel_ones_to_known_ones(
+    num_known, num_novel, hidden
+):
+    """But for two at the least, and three fifths at the most."""
+    assert {len(fold) for fold in folds(num_known, num_novel, seed=0)} == {hidden}
 
 
 @pytest.mark.parametrize("num_known", [2, 3])
 def test_few_known_classes_are_not_hidden(num_known, tmp_path):
-    assert folds(num_known, seed=0) == []
+    assert folds(num_known, num_known, seed=0) == []
     cached, task = images()
     few = replace(task, label=np.where(task.label < num_known, task.label, UNKNOWN))
     few = replace(few, num_known=num_known)
@@ -118,13 +125,13 @@ def test_few_known_classes_are_not_hidden(num_known, tmp_path):
 
 
 def test_other_seeds_hide_other_classes():
-    drawn = {tuple(folds(10, seed)[0].tolist()) for seed in range(20)}
+    drawn = {tuple(folds(10, 4, seed)[0].tolist()) for seed in range(20)}
     assert len(drawn) > 5
 
 
 @given(st.integers(6, 60), st.integers(0, 1000))
 def test_no_class_is_hidden_twice_where_there_are_enough(num_known, seed):
-    hidden = [number for fold in folds(num_known, seed) for number in fold.tolist()]
+    hidden = [number for fold in folds(num_known, 2, seed) for number in fold.tolist()]
     assert len(set(hidden)) == len(hidden) or len(hidden) > num_known
 
 
@@ -167,7 +174,9 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
     """
     mode, _, results = whole
     cached, task = images()
-    hidden = np.intersect1d(task.rows, np.flatnonzero(np.isin(task.label, folds(KNOWN, 0)[0])))
+    hidden = np.intersect1d(
+        task.rows, np.flatnonzero(np.isin(task.label, folds(KNOWN, task.num_novel, 0)[0]))
+    )
     label = task.label.copy()
     label[hidden] = np.random.default_rng(1).permutation(label[hidden])
     assert (label != task.label).any()
@@ -234,7 +243,7 @@ def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
     """A search in one fold takes the first that leaves some, or none would calibrate a network."""
     cached, task = images()
     odd = permutation(BASE.seed, 1, len(task.label)) % 2 == 1  # as mode gcd hides labels
-    first, second, _ = folds(4, BASE.seed)
+    first, second, _ = folds(4, task.num_novel, BASE.seed)
     lost = np.setdiff1d(second, first)[0]  # is known in the first fold alone
     label = np.full_like(task.label, UNKNOWN)
     for number in range(4):

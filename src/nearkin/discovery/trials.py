@@ -4,6 +4,7 @@ Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2
 "A practical approach to novel class discovery in tabular data", make this the core of a method).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -50,7 +51,7 @@ TRIED: Final[dict[Mode, tuple[str, ...]]] = {"gcd": ("simgcd", "uno"), "ncd": ("
 """The objectives that `auto` chooses among; the first one where no class can be hidden."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
-HIDDEN: Final = 0.25  # Share of the known classes that a fold hides; two at least
+MOST_HIDDEN: Final = 0.6  # Largest share of the known classes that a fold hides
 SCORED: Final = 0.2  # Share of each known class that a trial does not learn from
 
 
@@ -133,14 +134,24 @@ class Trial:
         return (self.fold, self.candidate) == (other.fold, other.candidate)
 
 
-def folds(num_known: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
-    """Return the classes that each fold hides; no folds if fewer than two would remain known.
+def num_hidden(num_known: int, num_novel: int) -> int:
+    """Return how many known classes a fold hides; 0 if fewer than two would remain known.
 
-    >>> [fold.tolist() for fold in folds(3, seed=0)]
-    []
+    As many beside those that stay known as there are novel classes beside the known ones, within
+    bounds: an objective that finds a few classes beside many may lose many beside a few.
+
+    >>> num_hidden(5, 5), num_hidden(69, 30), num_hidden(10, 1000), num_hidden(3, 3)
+    (3, 21, 6, 0)
     """
-    hidden = max(2, round(HIDDEN * num_known))
-    if num_known - hidden < 2:
+    alike = math.ceil(num_known * num_novel / (num_known + num_novel))
+    hidden = max(2, min(alike, int(MOST_HIDDEN * num_known)))
+    return hidden if num_known - hidden >= 2 else 0
+
+
+def folds(num_known: int, num_novel: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
+    """Return the classes that each fold hides: no folds, if it would hide none."""
+    hidden = num_hidden(num_known, num_novel)
+    if not hidden:
         return []
     order = permutation(seed, 0, num_known)
     disjoint = (FOLDS - 1) * hidden < num_known
@@ -165,7 +176,8 @@ class Trials:
 
     def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
         """Try every candidate in every fold, or in some."""
-        every = enumerate(map(self._hide, folds(self.task.num_known, self.base.seed)))
+        task = self.task
+        every = enumerate(map(self._hide, folds(task.num_known, task.num_novel, self.base.seed)))
         # Where there are few labels, some folds leave too few of them to learn from.
         labeled = (each for each in every if len(each[1].task.labeled) >= 2)
         for fold, hiding in islice(labeled, num_folds):
