@@ -73,7 +73,8 @@ def main() -> None:
         words = ["--from", str(encoder), "--known", known, "--classes", novel, "--truth", "data"]
         used = run("discover", str(data), "-o", str(out), *words, "--train-layers", "top")
         summary = json.loads((out / "summary.json").read_text())
-        print(f"discover, number {number}", used, summary.get("measures"), flush=True)
+        scores = {each["name"]: round(each["value"], 3) for each in summary["scores"]["nearkin"]}
+        print(f"discover, number {number}", used, scores, flush=True)
 
 
 if __name__ == "__main__":
