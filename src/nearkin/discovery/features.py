@@ -119,7 +119,7 @@ class Extraction:
             for first in range(0, count, size)
         }
         missing = {path: part for path, part in parts.items() if not path.exists()}
-        made = self._parts(list(missing.values()))
+        made = self._parts(list(missing.values())) if missing else ()
         for path, (features, bad_of_part) in zip(missing, made, strict=True):
             features.write(path, bad_of_part)
         center, views, bad = list[Tensor](), list[Tensor](), dict[int, str]()
