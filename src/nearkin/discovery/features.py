@@ -112,11 +112,11 @@ class Extraction:
 
         What is there is not computed again, so that an extraction that was stopped goes on.
         """
-        count = len(self.images)
-        size = images_per_part(count)
+        rows = range(len(self.images))
+        size = images_per_part(len(rows))
         parts = {
-            folder / f"{first:09d}.safetensors": range(first, min(first + size, count))
-            for first in range(0, count, size)
+            folder / f"{first:09d}.safetensors": rows[first : first + size]
+            for first in rows[::size]
         }
         missing = {path: part for path, part in parts.items() if not path.exists()}
         made = self._parts(list(missing.values())) if missing else ()
@@ -151,8 +151,8 @@ class Extraction:
                 for epoch in range(drawn.num_views):
                     # View e is the view that epoch e of a training would draw, so it depends on
                     # the seed and on the image alone: not on which other images there are.
-                    for first in range(part.start, part.stop, size):
-                        rows = np.arange(first, min(first + size, part.stop))
+                    for first in range(0, len(part), size):
+                        rows = np.asarray(part[first : first + size])
                         yield normalize(augmented.views(epoch, rows)[0])
 
         passes = 1 + drawn.num_views
