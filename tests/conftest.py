@@ -1,15 +1,65 @@
-"""Settings of all tests."""
+"""Settings of all tests: a home of their own, their seed and threads, and what some of them need."""
 
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from zlib import crc32
+
+import builders
+import needs
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from PIL import Image
+from nearkin_command import run
 
 settings.register_profile("nearkin", deadline=None, derandomize=True)  # no test is timed
 settings.load_profile("nearkin")
 
-torch.set_num_threads(1)  # the networks are tiny, and results must not depend on the machine
+HOMES = pytest.StashKey[Path]()
+
+
+def pytest_configure(config):
+    """Begin with an empty home and without a developer's settings, also in processes of tests.
+
+    No page is written where NEARKIN_REPORT is not set again, by the fixture `reports`.
+    """
+    config.stash[HOMES] = home = Path(tempfile.mkdtemp(prefix="nearkin-home-"))
+    for name in [name for name in os.environ if name.startswith(("NEARKIN_", "XDG_"))]:
+        del os.environ[name]
+    os.environ.update(HOME=str(home), NEARKIN_REPORT="false")
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(config.stash[HOMES], ignore_errors=True)
+
+
+def repeatable(name: str) -> None:
+    """Let what follows draw the same, whatever ran before it in this process."""
+    torch.set_num_threads(1)  # the networks are tiny, and results must not depend on the machine
+    seed = crc32(name.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef):
+    repeatable(fixturedef.argname)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("needs"):
+        for thing in mark.args:
+            needs.need(thing)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    repeatable(item.nodeid)
 
 
 class Lines:
@@ -30,12 +80,50 @@ def log():
     return Lines()
 
 
+@pytest.fixture
+def reports(monkeypatch):
+    """Let commands write their pages, as they do for users."""
+    monkeypatch.delenv("NEARKIN_REPORT")
+
+
+@pytest.fixture
+def refusal(capsys):
+    """Call a command that refuses, and return the one line that it prints."""
+
+    def refuse(code, *arguments):
+        capsys.readouterr()
+        assert run(*arguments) == code
+        printed = capsys.readouterr()
+        lines = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, printed.err
+        assert "a bug in nearkin" not in lines[0]
+        assert printed.out == ""
+        return lines[0]
+
+    return refuse
+
+
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory):
-    """A folder of twelve JPEGs that no test changes."""
+    """A folder of twelve JPEGs of noise that no test changes."""
     folder = tmp_path_factory.mktemp("photographs")
     rng = np.random.default_rng(0)
     for number in range(12):
         noise = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
-        Image.fromarray(noise).resize((160, 120)).save(folder / f"{number:02d}.jpg")
+        builders.Image.fromarray(noise).resize((160, 120)).save(folder / f"{number:02d}.jpg")
     return folder
+
+
+@pytest.fixture(scope="session")
+def digits_file(tmp_path_factory):
+    """An .npz of 200 labeled digits, 40 of them for tests, that no test changes."""
+    return builders.save_digits(tmp_path_factory.mktemp("digits") / "digits.npz", 160, 40)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory, digits_file):
+    """The folder of a short training of `digits_file`, with its page; no test changes it."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    settings = "--method simclr --backbone tiny --epochs 2 --batch-size 32 --device cpu -q"
+    assert run("train", digits_file, *settings.split(), "--report", "-o", out) == 0
+    return out

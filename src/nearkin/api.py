@@ -174,6 +174,7 @@ def discover(  # noqa: D417
     workers: int | Auto = "auto",
     cache: Literal["auto", "ram", "disk", "off"] = "auto",
     copy_to: str | Path = "",
+    report: bool = True,
     options: Mapping[str, Value] | None = None,
     **method_options: Value,
 ) -> Run:
@@ -229,6 +230,7 @@ def classify(  # noqa: D417
     workers: int | Auto = "auto",
     cache: Literal["auto", "ram", "disk", "off"] = "auto",
     copy_to: str | Path = "",
+    report: bool = True,
     save_every: int | Auto = "auto",
 ) -> Run:
     """Learn classes from labels of some images or of all, on top of any encoder.
@@ -277,6 +279,7 @@ def embed(  # noqa: D417
     seed: int = 0,
     device: str | torch.device = "auto",
     workers: int | Auto = "auto",
+    report: bool = True,
 ) -> Embeddings:
     """Compute the features of images by an encoder as it is, without training.
 

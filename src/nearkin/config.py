@@ -534,6 +534,8 @@ class DiscoverConfig:
     """Where decoded image files are kept."""
     copy_to: str = ""
     """A new folder to copy the images into, sorted by class."""
+    report: bool = True
+    """Whether to write report.html with its map at the end; `nearkin report` also does."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method of the objective: of uno, ncl or simgcd."""
 
@@ -596,6 +598,8 @@ class ClassifyConfig:
     """Where decoded image files are kept."""
     copy_to: str = ""
     """A new folder to copy the images into, sorted by class."""
+    report: bool = True
+    """Whether to write report.html with its map at the end; `nearkin report` also does."""
     save_every: AutoCount = "auto"
     """Steps between checkpoints of fine-tuning; auto: once a minute."""
 
@@ -646,6 +650,8 @@ class EmbedConfig:
     """Device: auto, cpu, cuda, cuda:1, mps."""
     workers: AutoCountOrZero = "auto"
     """Processes that decode image files."""
+    report: bool = True
+    """Whether to write report.html with its map at the end; `nearkin report` also does."""
 
     verb: ClassVar[str] = "embed"
     groups: ClassVar[Mapping[str, str]] = {
@@ -654,6 +660,7 @@ class EmbedConfig:
         "image_size": "Views",
         "seed": "Evaluation",
         "device": "Machine",
+        "report": "Output",
     }
     """Titles of groups of settings, by the first field of each."""
 

@@ -63,10 +63,12 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_embeddings(folder.embeddings, embedded, outcome.classifier.digest)
     summary = outcome.summary() | computed_with(outcome.config.seed)
     store_report(folder, build_report(outcome))
-    write_page(folder, images)
+    if outcome.config.report:
+        write_page(folder, images)
     folder.write_summary(summary)
     log.debug("\n".join(lines(summary)))
-    log.info(f"report {folder.report.resolve()}")
+    if outcome.config.report:
+        log.info(f"report {folder.report.resolve()}")
 
 
 def build_report(outcome: Outcome) -> ClassificationReport:

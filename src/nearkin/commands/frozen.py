@@ -84,7 +84,7 @@ def embed_folder(
             clear(folder)
         encoder.preprocessing = encoder.preprocessing.for_images(split.images)
         same_data(folder, split)
-        if folder.summary.exists() and folder.report.exists():
+        if folder.summary.exists() and (folder.report.exists() or not run.config.report):
             run.log.info("already complete")
         else:
             folder.write_settings(run.config, data_name(data))
@@ -96,7 +96,7 @@ def embed_folder(
 
 def only_of_folders(config: EmbedConfig, *, resume: bool, overwrite: bool) -> None:
     """Refuse settings that have no effect where only a table is written."""
-    used = ("encoder", "allow_partial", "labels", "image_size", "device", "workers")
+    used = ("encoder", "allow_partial", "labels", "image_size", "device", "workers", "report")
     unused = [
         option(entry.name)
         for entry in fields(config)
@@ -139,8 +139,9 @@ def _write(
     with EarlyMap(folder, split.images) as early:
         if not folder.summary.exists():
             _measure(run, encoder, split, network, early)
-        write_page(folder, split.images, run.log.progress, early)
-    run.log.info(f"report {folder.report.resolve()}")
+        if run.config.report:
+            write_page(folder, split.images, run.log.progress, early)
+            run.log.info(f"report {folder.report.resolve()}")
 
 
 def _tidy(folder: RunFolder) -> None:
@@ -173,7 +174,8 @@ def _measure(
 
     def encoded(embeddings: Embeddings) -> None:
         write_embeddings(folder.embeddings, embeddings, encoder.digest)
-        early.start()
+        if config.report:
+            early.start()
 
     evaluation, embeddings = evaluate_split(
         encoder,

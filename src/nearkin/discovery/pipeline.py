@@ -221,7 +221,8 @@ class Pipeline:
             settings = replace(settings, max_time=pretraining_time(settings.max_time))
             with resource_errors(int(settings.batch_size)):
                 train_encoder(folder, settings, parts, data=self.data, device=self.device, log=log)
-                write_page(folder, parts.images)
+                if config.report:
+                    write_page(folder, parts.images)
         return load(stage.path)
 
     def _shared(self, *names: str) -> dict[str, Any]:

@@ -47,11 +47,13 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     _write_tables(outcome, log)
     store_report(folder, build_report(outcome))
     write_embeddings(folder.embeddings, _embeddings(outcome))
-    write_page(folder, outcome.dataset.images)
+    if outcome.config.report:
+        write_page(folder, outcome.dataset.images)
     numbers = summary(outcome)
     folder.write_summary(numbers)
     log.debug("\n".join(lines(numbers)))
-    log.info(f"report {folder.report.resolve()}")
+    if outcome.config.report:
+        log.info(f"report {folder.report.resolve()}")
 
 
 def _write_tables(outcome: Outcome, log: Logger) -> None:

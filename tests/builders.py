@@ -1,0 +1,86 @@
+"""Images, tables and folders that tests are about: drawn, or taken from scikit-learn."""
+
+import io
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits, load_sample_images
+
+
+def noise(seed: int = 0, size: tuple[int, int] = (20, 10)) -> np.ndarray:
+    """Random RGB pixels of an image of this width and height."""
+    return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+
+
+def as_bytes(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    """An image as a file of that format."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def encoded(
+    seed: int = 0, size: tuple[int, int] = (20, 10), kind: str = "PNG", **options: object
+) -> bytes:
+    """A file of noise; another seed gives another image."""
+    return as_bytes(Image.fromarray(noise(seed, size)), kind, **options)
+
+
+def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files by their names below a folder, with the folders between."""
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def fill(root: Path, *names: str, seed: int = 0, size: tuple[int, int] = (20, 10)) -> Path:
+    """Write a small image, each another one, under each of these names."""
+    return write_files(root, {n: encoded(seed + k, size) for k, n in enumerate(names)})
+
+
+def photographs(count: int, side: int = 64) -> list[Image.Image]:
+    """Square crops of the two photographs that scikit-learn ships, which do not overlap.
+
+    There are 120 of 64 pixels, 48 of 96, and 12 of 160.
+    """
+    crops = [
+        Image.fromarray(pixels[top : top + side, left : left + side])
+        for pixels in _sample_images()
+        for top in range(0, pixels.shape[0] - side + 1, side)
+        for left in range(0, pixels.shape[1] - side + 1, side)
+    ]
+    assert count <= len(crops)
+    return [crops[k] for k in np.random.default_rng(0).permutation(len(crops))[:count]]
+
+
+@cache
+def _sample_images() -> list[np.ndarray]:
+    return load_sample_images().images
+
+
+def digits(each: int, classes: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The first digits of each class, 8 by 8 pixels, mixed; and their classes."""
+    dataset = load_digits()
+    rows = [np.flatnonzero(dataset.target == number)[:each] for number in range(classes)]
+    rows = np.random.default_rng(seed).permutation(np.concatenate(rows))
+    return digit_pixels(dataset.images[rows]), dataset.target[rows]
+
+
+def digit_pixels(images: np.ndarray) -> np.ndarray:
+    """Scikit-learn's digits, of 0 to 16, as bytes."""
+    return np.rint(images * (255 / 16)).astype(np.uint8)
+
+
+def save_digits(path: Path, train: int, test: int = 0) -> Path:
+    """Write the first digits of scikit-learn as an .npz, with a part for tests if there is one."""
+    dataset = load_digits()
+    x, y = digit_pixels(dataset.images[: train + test]), dataset.target[: train + test]
+    if test:
+        np.savez(path, x_train=x[:train], y_train=y[:train], x_test=x[train:], y_test=y[train:])
+    else:
+        np.savez(path, x=x, y=y)
+    return path

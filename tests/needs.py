@@ -1,0 +1,72 @@
+"""What some tests need from outside: without it they are skipped, or fail where it is promised.
+
+NEARKIN_REQUIRE lists, separated by commas, what a machine promises to have, so that a missing
+browser is a failure there and not forty tests less:
+
+    NEARKIN_REQUIRE=chromium,shared make test
+
+A test says `@pytest.mark.needs("chromium")`, a module or a line within a test `need("chromium")`.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+"""Real images beside the repository."""
+
+
+def installed(*modules: str) -> bool:
+    return all(find_spec(module) for module in modules)
+
+
+def module(name: str, *more: str) -> tuple[Callable[[], bool], str]:
+    return partial(installed, name, *more), f"{' and '.join([name, *more])} not installed"
+
+
+def program(name: str) -> tuple[Callable[[], bool], str]:
+    return lambda: shutil.which(name) is not None, f"no {name} on the PATH"
+
+
+THINGS: dict[str, tuple[Callable[[], bool], str]] = {
+    "bash": program("bash"),
+    "chromium": program("chromium"),
+    "compiler": program("c++"),
+    "cuda": (torch.cuda.is_available, "no CUDA device"),
+    "java": program("java"),
+    "s3": module("s3fs", "moto"),
+    "shared": (SHARED.is_dir, "no ../shared/data beside the repository"),
+    **{
+        name: module(name)
+        for name in (
+            "accelerate", "aiohttp", "datasets", "faiss", "imagecodecs", "lightly", "lightning",
+            "mlflow", "onnx", "peft", "playwright", "pyspark", "ray", "tensorboard", "tifffile",
+            "trackio", "transformers", "wandb",
+        )
+    },
+}  # fmt: skip
+"""By name: whether it is here, and what is said where it is not."""
+
+os.environ.setdefault("TESTS_REQUIRE", os.environ.pop("NEARKIN_REQUIRE", ""))
+# Commands would take the first name for a setting; processes of xdist inherit the second.
+PROMISED = frozenset(filter(None, os.environ["TESTS_REQUIRE"].split(",")))
+
+if unknown := PROMISED - THINGS.keys():
+    raise pytest.UsageError(f"NEARKIN_REQUIRE: {sorted(unknown)} are none of {sorted(THINGS)}")
+
+
+def need(thing: str) -> None:
+    """Skip the test or module that calls this if the thing is not here; fail if it is promised."""
+    present, reason = THINGS[thing]
+    if present():
+        return
+    if thing in PROMISED:
+        pytest.fail(f"{reason}, and NEARKIN_REQUIRE promises it")
+    pytest.skip(reason, allow_module_level=True)
