@@ -59,6 +59,17 @@ def _text(cell: str | None) -> str:
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
+def check_unpacked(file: BinaryIO, most: int) -> None:
+    """Raise an error of any kind for a zip that is damaged, or unpacks to more bytes than `most`.
+
+    Its list of contents tells: what unpacks to more than is stated there is not read further.
+    """
+    with zipfile.ZipFile(file) as packed:
+        unpacked = sum(member.file_size for member in packed.infolist())
+    if 0 < most < unpacked:
+        raise ValueError(f"it unpacks to {unpacked / 1e6:,.0f} MB, and {most / 1e6:,.0f} are free")
+
+
 def read_arrays(file: BinaryIO, most: int, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     """Read arrays of an .npz; nothing is unpickled, and a small file stays small.
 
@@ -70,10 +81,7 @@ def read_arrays(file: BinaryIO, most: int, names: Collection[str] = ()) -> dict[
     Raises:
         Exception: Of many kinds if it is damaged, or unpacks to more.
     """
-    with zipfile.ZipFile(file) as packed:
-        unpacked = sum(member.file_size for member in packed.infolist())
-    if 0 < most < unpacked:
-        raise ValueError(f"it unpacks to {unpacked / 1e6:,.0f} MB, and {most / 1e6:,.0f} are free")
+    check_unpacked(file, most)
     file.seek(0)
     with np.load(file, allow_pickle=False) as stored:
         return {name: stored[name] for name in stored.files if not names or name in names}

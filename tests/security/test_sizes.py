@@ -12,7 +12,8 @@ from hostile import Commands, folder_of, image
 
 from nearkin.data.opening import open_images
 from nearkin.data.sources import list_archives
-from nearkin.errors import DataError
+from nearkin.encoders.encoder import load
+from nearkin.errors import CheckpointError, DataError
 
 PIXELS = image(7)
 ZEROS = 300 * 2**20
@@ -220,8 +221,11 @@ def test_what_a_flush_after_each_byte_has_packed_is_read_whole(tmp_path):
     assert list_archives(path, {"": path}).source.read("0.png") == PIXELS
 
 
-def test_vectors_that_unpack_to_more_than_the_memory_are_refused(tmp_path):
-    path = tmp_path / "x.npz"
-    path.write_bytes(npz_of(npy((2**40,)), size=2**48))
-    with pytest.raises(DataError, match=r"it unpacks to 281,474,977 MB, and [\d,]+ are free"):
-        open_images(path)
+def test_arrays_and_weights_that_unpack_to_more_than_the_memory_are_refused(tmp_path):
+    large = npz_of(npy((2**40,)), size=2**48)
+    folder_of(tmp_path, {"x.npz": large, "x.pth": large})
+    says = r"it unpacks to 281,474,977 MB, and [\d,]+ are free"
+    with pytest.raises(DataError, match=says):
+        open_images(tmp_path / "x.npz")
+    with pytest.raises(CheckpointError, match=says):
+        load(f"resnet18@{tmp_path / 'x.pth'}")
