@@ -128,6 +128,7 @@ def pickled(place):
         write_sealed(checkpoint, zipped({"step": 1, "x": Runs()}))
     (place / "resumed" / "summary.json").unlink()
     again = Commands(place)
+    again.add("warm: once more", "embed", "good", "images", "-o", "x.npz")
     again.add("run: resumed", *resume)
     assert kept
     return answers | again.run()
