@@ -261,6 +261,7 @@ def test_backbones_augmentations_and_sources_in_files(folder, capsys):
         line = refused(capsys, *command)
         assert "if you trust it, give --trust-remote-code" in line
         assert main([*command, "--trust-remote-code"]) == 0
+        capsys.readouterr()
     assert main(["train", "parts.py:images", *own, *short, "-o", "run", "--resume"]) == 0
     capsys.readouterr()
     for option in ("--backbone", "--augment"):
