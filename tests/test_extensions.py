@@ -197,7 +197,9 @@ def test_a_method_in_a_module_and_a_class_from_python(folder, capsys, monkeypatc
     extensions._PASSED.clear()  # as in a new process
     assert main(["report", str(where)]) == 0
     capsys.readouterr()
-    line = refused(capsys, "train", "--config", where / "config.toml", "-o", where, "--resume")
+    again = ["train", "--config", where / "config.toml", "-o", where, "--resume"]
+    assert "config.toml names code to run: method is " in refused(capsys, *again)
+    line = refused(capsys, *again, "--trust-remote-code")
     assert "pass it again, as method=Local of nearkin.train" in line
 
 
@@ -244,12 +246,23 @@ def test_backbones_augmentations_and_sources_in_files(folder, capsys):
     assert config["backbone"] == f"{folder / 'parts.py'}:network"
     assert config["views"] == [{"scale": [0.5, 1.0]}, {"flip": 0.5}]
     assert {*json.loads((folder / "run" / "data.json").read_text())["sources"]} == {"backbone"}
-    assert nearkin.load("run").dim == 8
+    with pytest.raises(UsageError, match=r"names code to run: backbone is .*parts\.py:network"):
+        nearkin.load("run")
+    assert nearkin.load("run", trust_remote_code=True).dim == 8
     (folder / "views.toml").write_text("[[views]]\nscale = [0.5, 1.0]\n[[views]]\nflip = 0.5\n")
     again = ["--backbone", "parts.py:network", "--augment", "views.toml"]
     assert main(["train", "parts.py:images", *again, *short, "-o", "run2"]) == 0
     metrics = [(folder / run / "metrics.csv").read_bytes() for run in ("run", "run2")]
     assert metrics[0] == metrics[1]
+    capsys.readouterr()
+    # Named by the command line, the code of a run is trusted; by its files alone, it is not.
+    resume = ["train", "parts.py:images", *short, "-o", "run", "--resume"]
+    for command in (["evaluate", "run"], ["embed", "run", "data.npz", "-o", "x.npz"], resume):
+        line = refused(capsys, *command)
+        assert "if you trust it, give --trust-remote-code" in line
+        assert main([*command, "--trust-remote-code"]) == 0
+        capsys.readouterr()
+    assert main(["train", "parts.py:images", *own, *short, "-o", "run", "--resume"]) == 0
     capsys.readouterr()
     for option in ("--backbone", "--augment"):
         assert main(["train", "data.npz", option, "parts.py:nothing", "-o", "run3"]) == 2

@@ -330,6 +330,8 @@ class TrainConfig:
     """Encoder to start from: a run, dinov2-small, timm:NAME, torchvision:NAME, or a file."""
     allow_partial: bool = False
     """Whether the encoder to start from, or the teacher, may lack weights or have others left."""
+    trust_remote_code: bool = False
+    """Whether to run code that files name: of an encoder, or of the run that goes on."""
     lora: Annotated[int, Range(0, 4096)] = 0
     """Rank of the matrices that learn beside frozen linear layers (LoRA); 0: all weights learn."""
     drop_path: Annotated[float | Auto, Range(0, 0.9)] = "auto"
@@ -493,6 +495,8 @@ class DiscoverConfig:
     """Encoder to use instead of training one: a run, dinov2-small, timm:NAME, or a file."""
     allow_partial: bool = False
     """Whether that encoder may lack some weights, or have others left over."""
+    trust_remote_code: bool = False
+    """Whether to run code that files name: of an encoder, or of the run that goes on."""
     method: str = "simclr"
     """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
     train_layers: str = "auto"
@@ -576,6 +580,8 @@ class ClassifyConfig:
     """Augmentation of fine-tuning: a name, FILE.toml or FILE.py:NAME."""
     from_run: str = ""
     """Encoder: a run folder, a name such as dinov2-small or timm:NAME, or a file."""
+    trust_remote_code: bool = False
+    """Whether to run code that files name: of an encoder, or of the run that goes on."""
     train_layers: str = "linear"
     """What learns: linear or attentive, a probe on the frozen encoder; last:N, its blocks; all."""
     epochs: AutoCount = "auto"
@@ -632,6 +638,8 @@ class EmbedConfig:
     """Encoder: a run folder, a file, or a name such as dinov2-small; what `nearkin.load` takes."""
     allow_partial: bool = False
     """Whether weights may be missing from the encoder's checkpoint, or left over."""
+    trust_remote_code: bool = False
+    """Whether to run code that files name: of an encoder, or of the run that goes on."""
     labels: str = "auto"
     """Labels, for evaluation only: auto, none, folders, or a table with columns path and label."""
     val: HeldOut = 0.1
@@ -672,6 +680,7 @@ class EmbedConfig:
 Config = TrainConfig | DiscoverConfig | ClassifyConfig | EmbedConfig
 Settings = TypeVar("Settings", bound=Config)
 MAX_BYTES: Final = 1_000_000  # of a file of settings
+TRUST: Final = "trust_remote_code"  # The setting that no file may hold: it would trust itself
 FORMATS: Final = (1,)
 """Formats of run folders that are read; the last is written into their config.toml."""
 
@@ -730,7 +739,7 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
         if "augment" in settings:
             raise UsageError(f"{path} has both augment and views; give one")
         settings["augment"] = settings.pop("views")
-    known = {"data", *(f.name for f in fields(kind))}
+    known = {"data", *(f.name for f in fields(kind))} - {TRUST}
     for key in settings:
         if key not in known:
             raise UsageError(f"{path} has an unknown key {key}.{suggestion(key, known)}")
@@ -744,7 +753,7 @@ def to_toml(config: Config, data: str) -> str:
     lines = [f"format = {FORMATS[-1]}", f"data = {toml_value(data)}"]
     views = () if isinstance(config.augment, str) else config.augment
     tables = {"options", *(["augment"] if views else [])}
-    names = [entry.name for entry in fields(config) if entry.name not in tables]
+    names = [entry.name for entry in fields(config) if entry.name not in {*tables, TRUST}]
     lines += [f"{name} = {toml_value(getattr(config, name))}" for name in names]
     options = [("[options]", getattr(config, "options", {}))] * hasattr(config, "options")
     for title, table in [*options, *(("[[views]]", view) for view in views)]:
@@ -754,7 +763,7 @@ def to_toml(config: Config, data: str) -> str:
 
 FREE = (
     "save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report", "track",
-    "copy_to",
+    "copy_to", TRUST,
 )  # fmt: skip
 """Settings that may change when a run is resumed: they do not touch its result."""
 

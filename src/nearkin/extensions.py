@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
@@ -32,6 +32,35 @@ _PASSED: dict[str, Any] = {}  # objects that were passed from Python, by their r
 def is_reference(text: str) -> bool:
     """Whether a setting names an object outside of the package."""
     return bool(REFERENCE.fullmatch(text))
+
+
+def names_code(text: str) -> bool:
+    """Whether a text is a reference, or begins with one, as `net.py:Net?in_chans=4` does."""
+    return bool(REFERENCE.match(text))
+
+
+def check_trusted(named: Mapping[str, object], file: Path, trust_remote_code: bool) -> None:
+    """Refuse names that stand in a file and would run code, unless that code is trusted.
+
+    The command line and Python may name any code. A file, which may be a stranger's, may name
+    parts of nearkin, of its libraries and of packages that are installed and declare them.
+
+    Args:
+        named: What the file says, by setting; only text can be a name.
+        file: Where it stands.
+        trust_remote_code: Whether all that the file names may be run.
+
+    Raises:
+        UsageError: If a name is a reference to an object.
+    """
+    for setting, name in named.items():
+        if trust_remote_code or setting in ("known", "device") or not isinstance(name, str):
+            continue  # names of classes, and such as cuda:1
+        if names_code(name) and name not in _PASSED:
+            raise UsageError(
+                f"{file} names code to run: {setting} is {name!r}; if you trust it, give "
+                "--trust-remote-code (trust_remote_code=True in Python)"
+            )
 
 
 def label(reference: str) -> str:

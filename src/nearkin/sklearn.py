@@ -103,7 +103,7 @@ class SelfSupervisedEncoder(
                 seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
                 **{"val": 0.0, "report": False, **(self.settings or {})},
             )
-            self.encoder_ = load(run.path, backbone=own)
+            self.encoder_ = load(run.path, backbone=own, trust_remote_code=True)  # its own run
         return self
 
     def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:

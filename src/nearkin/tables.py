@@ -4,10 +4,13 @@ import contextlib
 import csv
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from uuid import uuid4
+
+import numpy as np
 
 from nearkin.errors import CheckpointError, OutputError, ResourceError
 
@@ -54,6 +57,34 @@ def _text(cell: str | None) -> str:
     """Undo `_cell`."""
     cell = cell or ""
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
+
+
+def check_unpacked(file: BinaryIO, most: int) -> None:
+    """Raise an error of any kind for a zip that is damaged, or unpacks to more bytes than `most`.
+
+    Its list of contents tells: what unpacks to more than is stated there is not read further.
+    """
+    with zipfile.ZipFile(file) as packed:
+        unpacked = sum(member.file_size for member in packed.infolist())
+    if 0 < most < unpacked:
+        raise ValueError(f"it unpacks to {unpacked / 1e6:,.0f} MB, and {most / 1e6:,.0f} are free")
+
+
+def read_arrays(file: BinaryIO, most: int, names: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Read arrays of an .npz; nothing is unpickled, and a small file stays small.
+
+    Args:
+        file: The file.
+        most: Bytes that all arrays may take; 0 for any number.
+        names: Which are read; all if empty.
+
+    Raises:
+        Exception: Of many kinds if it is damaged, or unpacks to more.
+    """
+    check_unpacked(file, most)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files if not names or name in names}
 
 
 def printable(text: str) -> str:

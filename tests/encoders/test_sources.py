@@ -1,7 +1,6 @@
 """Names, folders and files that are not what they should be: one line, and nothing of them is run."""
 
 import json
-import os
 import socket
 import sys
 import time
@@ -221,32 +220,6 @@ def test_code_of_a_folder_is_not_run(folder, tmp_path):
     encoder = load(folder)
     assert not marker.exists()
     assert not {"auto_map", *hub_kernel} & set(encoder.details["config"])
-
-
-class Hostile:
-    """What a pickle may do when it is opened."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.marker}",)
-
-
-@pytest.mark.parametrize("where", ["transformers", "timm", "file", "old file"])
-def test_a_hostile_checkpoint_is_refused(where, folder, tmp_path):
-    marker = tmp_path / "marker"
-    content = {"state_dict": {"conv1.weight": torch.zeros(64, 3, 7, 7)}, "x": Hostile(marker)}
-    if where == "timm":
-        (folder / "config.json").write_text('{"architecture": "resnet18", "num_classes": 0}')
-    (folder / "model.safetensors").unlink()
-    zipped = where != "old file"
-    torch.save(content, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    source = (
-        folder if where in ("transformers", "timm") else f"resnet18@{folder}/pytorch_model.bin"
-    )
-    refusal(source, CheckpointError)
-    assert not marker.exists()
 
 
 def test_a_network_as_an_object_is_refused(tmp_path):

@@ -179,7 +179,9 @@ def test_a_replay_warns_of_a_method_of_ones_own_that_has_changed(diverged, tmp_p
     stored = json.loads((run / "data.json").read_text())
     stored["sources"] = {"method": {"file": str(own), "sha256": "0" * 64}}
     (run / "data.json").write_text(json.dumps(stored))
-    warning, *lines = replay(run)
+    with pytest.raises(UsageError, match=r"config\.toml names code to run: method is"):
+        replay(run)
+    warning, *lines = replay(run, trust_remote_code=True)
     assert warning.startswith(f"warning: the source of the method, {own}, has changed since")
     assert lines == replay(diverged[0])
 

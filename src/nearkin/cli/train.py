@@ -3,7 +3,7 @@
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
@@ -18,6 +18,7 @@ from nearkin.cli.app import ENCODER, GROUPS, Flag, Images, app, is_only_process,
 from nearkin.cli.terminal import Terminal
 from nearkin.config import (
     OBJECTIVE_METHODS,
+    TRUST,
     VARIABLES,
     ClassifyConfig,
     Config,
@@ -35,6 +36,7 @@ from nearkin.config import (
     suggestion,
 )
 from nearkin.errors import UsageError
+from nearkin.extensions import check_trusted
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
@@ -147,13 +149,14 @@ def _run(
     """Train, discover or classify with the settings that were typed, and print the result."""
     run = run or RunOptions()
     settings = read_toml(settings_file(run.config_file), kind) if run.config_file else {}
-    stored = settings.pop("data", None)
+    stored, given = settings.pop("data", None), {"data": data} if data else {}
     data = data or stored
     if data is None:
         raise UsageError(
             f"no images given; say nearkin {kind.verb} DATA, or --config with a data key"
         )
     own, options = _divided(kind, typed)
+    _check_file({**settings, "data": stored}, {**own, **given}, run.config_file)
     settings |= own
     if options:
         settings["options"] = settings.get("options", {}) | options
@@ -166,6 +169,12 @@ def _run(
         finished = command(data, config, **files, reporter=terminal)
     if is_main_process():
         show(finished.summary, run.json, finished.lines())
+
+
+def _check_file(settings: Mapping[str, Any], typed: Mapping[str, Any], file: Path | None) -> None:
+    """Refuse code that only a file of settings names, unless it is trusted."""
+    named = {name: value for name, value in settings.items() if name not in typed}
+    check_trusted(named, file or Path(), typed.get(TRUST, False))
 
 
 def _divided(kind: type[Config], typed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -194,11 +203,13 @@ def _embed(
     run = run or EmbedOptions()
     settings = read_toml(settings_file(run.config_file), EmbedConfig) if run.config_file else {}
     stored = settings.pop("data", None)
-    encoder, data = encoder or settings.pop("encoder", None), data or stored
+    given = {name: each for name, each in (("encoder", encoder), ("data", data)) if each}
+    encoder, data = encoder or settings.get("encoder"), data or stored
     if not encoder or data is None:
         what = "no images" if encoder else "no encoder"
         raise UsageError(f"{what} given; say nearkin embed ENCODER DATA, or --config FILE")
     own, _ = _divided(EmbedConfig, typed)
+    _check_file({**settings, "data": stored}, {**own, **given}, run.config_file)
     config = EmbedConfig(**{**settings, **own, "encoder": encoder})
     if run.output is not None:
         _embed_table(config, data, run)
@@ -234,7 +245,7 @@ def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
         raise UsageError("--out makes a run folder and -o only a table; give one")
     only_of_folders(config, resume=run.resume, overwrite=run.overwrite)
     output = str(run.output)
-    names = ("labels", "image_size", "allow_partial", "device", "workers")
+    names = ("labels", "image_size", "allow_partial", TRUST, "device", "workers")
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     quiet = run.quiet or run.json
     if is_folder(output):

@@ -36,6 +36,10 @@ AllowPartial = Annotated[
     Flag,
     Parameter(help="Weights may be missing from the encoder's checkpoint, or left over."),
 ]
+TrustRemoteCode = Annotated[
+    Flag,
+    Parameter(help="Run code that files of the run name: a network, a method, a source."),
+]
 Source = Annotated[str, Parameter(help=f"{ENCODER} Or what `nearkin embed -o` has written.")]
 DataOf = Annotated[
     str | None,
@@ -83,9 +87,11 @@ def check(
 
 
 @app.command
-def replay(run: Run, data: RunImages = None, /) -> None:
+def replay(
+    run: Run, data: RunImages = None, /, *, trust_remote_code: TrustRemoteCode = False
+) -> None:
     """Repeat the step at which a run diverged, and name the layer."""
-    show(None, False, nearkin.replay(run, data))
+    show(None, False, nearkin.replay(run, data, trust_remote_code=trust_remote_code))
 
 
 @app.command
@@ -100,6 +106,7 @@ def evaluate(
     features: Features = "backbone",
     image_size: ImageSize = "auto",
     allow_partial: AllowPartial = False,
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Measure a run's encoder beside its floors: its start, the untrained network, raw pixels.
@@ -127,6 +134,7 @@ def evaluate(
             features=features,
             image_size=image_size,
             allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
             reporter=terminal,
         )
     if is_main_process():
@@ -143,6 +151,7 @@ def neighbors(
     top: int = 10,
     image_size: ImageSize = "auto",
     allow_partial: AllowPartial = False,
+    trust_remote_code: TrustRemoteCode = False,
     sheet: Path | None = None,
     data: str | None = None,
     json: Json = False,
@@ -166,11 +175,12 @@ def neighbors(
         top=top,
         image_size=image_size,
         allow_partial=allow_partial,
+        trust_remote_code=trust_remote_code,
     )
     if sheet is not None:
         from nearkin.commands.neighbors import sheet as run_sheet
 
-        run_sheet(results, run, sheet, data)
+        run_sheet(results, run, sheet, data, trust_remote_code=trust_remote_code)
     lines = [line for result in results for line in result.lines()]
     show([result.to_dict() for result in results], json, lines)
 
@@ -190,6 +200,7 @@ def duplicates(
     apply: Path | None = None,
     image_size: ImageSize = "auto",
     allow_partial: AllowPartial = False,
+    trust_remote_code: TrustRemoteCode = False,
     seed: int = 0,
     json: Json = False,
 ) -> None:
@@ -220,6 +231,7 @@ def duplicates(
             apply=apply,
             image_size=image_size,
             allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
             seed=seed,
             reporter=terminal,
         )
@@ -239,6 +251,7 @@ def select(
     vectors: VectorsOf = None,
     image_size: ImageSize = "auto",
     allow_partial: AllowPartial = False,
+    trust_remote_code: TrustRemoteCode = False,
     seed: int = 0,
 ) -> None:
     """Select which images to label first.
@@ -265,6 +278,7 @@ def select(
             vectors=vectors,
             image_size=image_size,
             allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
             seed=seed,
             reporter=terminal,
         )
@@ -291,6 +305,7 @@ def assign(
     *,
     output: Output | None = None,
     copy_to: Path | None = None,
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Sort new images into the classes of a discovery or a classification, without training.
@@ -303,7 +318,14 @@ def assign(
         return
 
     with Terminal(json) as terminal:
-        result = nearkin.assign(run, data, output=output, copy_to=copy_to, reporter=terminal)
+        result = nearkin.assign(
+            run,
+            data,
+            output=output,
+            copy_to=copy_to,
+            trust_remote_code=trust_remote_code,
+            reporter=terminal,
+        )
     show(result.to_dicts(), json, result.lines())
 
 
@@ -315,6 +337,7 @@ def report(
     *,
     output: Output | None = None,
     one_file: int = 50_000,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write the page of a run again, or one with the map of vectors; it works offline.
 
@@ -322,7 +345,10 @@ def report(
         output: Where to; the report.html of the run if not given.
         one_file: Up to this many images, the page is one file; above, it has a folder beside it.
     """
-    print(nearkin.write_report(run, data, output=output, one_file=one_file).resolve())
+    page = nearkin.write_report(
+        run, data, output=output, one_file=one_file, trust_remote_code=trust_remote_code
+    )
+    print(page.resolve())
 
 
 @app.command
@@ -334,6 +360,7 @@ def explore(
     port: int = 0,
     host: str = "127.0.0.1",
     i_know: Flag = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Serve a run to a browser: search, name classes, copy images; Ctrl-C ends it.
 
@@ -343,7 +370,15 @@ def explore(
         i_know: Whoever can listen in on the way will see all that is shown, and the secret.
     """
     with Terminal() as terminal:
-        nearkin.explore(run, data, port=port, host=host, i_know=i_know, reporter=terminal)
+        nearkin.explore(
+            run,
+            data,
+            port=port,
+            host=host,
+            i_know=i_know,
+            trust_remote_code=trust_remote_code,
+            reporter=terminal,
+        )
 
 
 @app.command
@@ -352,6 +387,7 @@ def compare(
     rank_by: Criterion | None = None,
     data: str | None = None,
     output: Output | None = None,
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Compare finished runs: their measures, and the settings that differ.
@@ -371,7 +407,13 @@ def compare(
         result = (
             nearkin.compare(runs, output=output)
             if rank_by is None
-            else nearkin.rank(runs, data, by=rank_by, reporter=terminal)
+            else nearkin.rank(
+                runs,
+                data,
+                by=rank_by,
+                trust_remote_code=trust_remote_code,
+                reporter=terminal,
+            )
         )
     show(result.to_dict(), json, result.lines())
 
@@ -387,6 +429,7 @@ def export(
     license: str = "",
     data_license: str = "",
     output: Output | None = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write a run's encoder or classifier, or its images, for another program.
 
@@ -409,6 +452,7 @@ def export(
             dynamic_size=dynamic_size,
             license=license,
             data_license=data_license,
+            trust_remote_code=trust_remote_code,
             reporter=terminal,
         )
     show(None, False, result.lines())

@@ -52,6 +52,7 @@ def assign(
     *,
     output: str | Path | None = None,
     copy_to: str | Path | None = None,
+    trust_remote_code: bool = False,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
@@ -63,6 +64,7 @@ def assign(
         data: What `open_images` takes.
         output: A CSV file like assignments.csv.
         copy_to: A new folder to sort the images into, by class.
+        trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
         workers: Processes that decode photos; `auto`: one per CPU.
         reporter: Receives progress.
@@ -72,7 +74,7 @@ def assign(
     """
     folder = RunFolder(Path(run))
     classifier = read_classifier(folder.classifier)
-    encoder = classifier.encoder(load(folder.path))
+    encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
     if output is not None:

@@ -26,7 +26,9 @@ from nearkin.tables import read_csv, writing
 SIDE: Final = 48
 
 
-def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
+def write_atlas(
+    folder: RunFolder, path: Path, data: Any = None, *, trust_remote_code: bool = False
+) -> int:
     """Write the images of a run, with coordinates and neighbors, as a table for Embedding Atlas.
 
     The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
@@ -37,6 +39,7 @@ def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
         folder: The run.
         path: A name that ends in .parquet.
         data: The images, if they have moved.
+        trust_remote_code: Whether to run code that files of the run name.
 
     Returns:
         How many images were written.
@@ -47,7 +50,7 @@ def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
     """
     if path.suffix != ".parquet":
         raise UsageError(f"{path} does not end in .parquet; give such a name")
-    images = images_of(folder, data)
+    images = images_of(folder, data, trust_remote_code=trust_remote_code)
     from pyarrow import parquet
 
     embeddings = read_embeddings(folder.embeddings, images)

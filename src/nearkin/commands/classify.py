@@ -89,7 +89,9 @@ def classify(
             folder.write_settings(run.config, data_name(data))
             # A resumed run needs the source no longer; trained on is the file from the start.
             write_start(folder, encoder)
-            _work(run, data_name(data), dataset, load(folder.start))
+            trust = config.trust_remote_code
+            start = load(folder.start, trust_remote_code=trust)
+            _work(run, data_name(data), dataset, start)
     return Run(folder)
 
 
@@ -107,7 +109,7 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
         )
     if config.labeled and config.labels != "auto":
         raise UsageError("--labels and --labeled exclude each other; give one")
-    encoder = load(source)
+    encoder = load(source, trust_remote_code=config.trust_remote_code)
     if not frozen:
         trained_parts(encoder.backbone, config.train_layers)
     return encoder

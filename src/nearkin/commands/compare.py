@@ -1,6 +1,7 @@
 """`nearkin compare`: finished runs side by side, or ranked without labels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.choice import Ranking
 from nearkin.evaluation.evaluate import label_free
 from nearkin.evaluation.measures import GEOMETRY_IMAGES
+from nearkin.extensions import check_trusted
 from nearkin.methods import METHODS
 from nearkin.pace import under
 from nearkin.report.comparison import (
@@ -62,6 +64,7 @@ def rank(
     *,
     by: Criterion = "view-retrieval",
     backbone: nn.Module | None = None,
+    trust_remote_code: bool = False,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
@@ -77,6 +80,7 @@ def rank(
         data: Their images, if they are no longer where they were.
         by: The measure that decides; the others stand beside it.
         backbone: The network of the runs, if it was given one from Python; untrained.
+        trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives progress.
@@ -88,10 +92,11 @@ def rank(
     if len({Path(run).resolve() for run in runs}) < max(1, len(runs)):
         raise UsageError("nothing to rank; give different runs, or one with several checkpoints")
     finished = _of_one_kind(runs)
-    images = _images_of(finished, data)
+    images = _images_of(finished, data, trust_remote_code)
     folders = [run.folder for run in finished]
     augment = _augment_of_all(folders, images)
-    encoders = _of_runs(folders, backbone) if runs[1:] else _at_checkpoints(folders[0], backbone)
+    loaded = partial(load, backbone=backbone, trust_remote_code=trust_remote_code)
+    encoders = _of_runs(folders, loaded) if runs[1:] else _at_checkpoints(folders[0], loaded)
     log, where = reporter or Silent(), choose_device(device)
     values, dims = dict[str, dict[str, float]](), set[int]()
     with resource_errors():
@@ -131,7 +136,7 @@ def _of_one_kind(runs: Sequence[str | Path]) -> list[FinishedRun]:
     return finished
 
 
-def _images_of(runs: Sequence[FinishedRun], data: Any) -> Images:
+def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) -> Images:
     """Open the images that all of these runs are of, without their labels."""
     first = runs[0]
     stored = first.folder.encoder_settings()[1]
@@ -143,6 +148,8 @@ def _images_of(runs: Sequence[FinishedRun], data: Any) -> Images:
             )
     if data is None and stored == data_name(None) and not Path(stored).exists():
         raise UsageError(f"{first.folder.path} keeps no images; give them as data")
+    if data is None:
+        check_trusted({"data": stored}, first.folder.config, trust_remote_code)
     images = open_images(stored if data is None else data, labels="none")
     if images.fingerprint != first.images:
         raise UsageError(
@@ -160,21 +167,21 @@ def _augment_of_all(folders: Sequence[RunFolder], images: Images) -> str:
 
 
 def _of_runs(
-    folders: Sequence[RunFolder], backbone: nn.Module | None
+    folders: Sequence[RunFolder], loaded: Callable[[Path], Encoder]
 ) -> Iterator[tuple[str, Encoder]]:
     """Yield the encoder of each run."""
     for name, folder in zip(short_names(folders), folders, strict=True):
-        yield name, load(folder.path, backbone=backbone)
+        yield name, loaded(folder.path)
 
 
 def _at_checkpoints(
-    folder: RunFolder, backbone: nn.Module | None
+    folder: RunFolder, loaded: Callable[[Path], Encoder]
 ) -> Iterator[tuple[str, Encoder]]:
     """Yield the encoder of a training at each of its checkpoints, the oldest first."""
     config, _ = folder.settings()
     if config.lora:
         raise UsageError(f"{folder.path} was trained with --lora; give several finished runs")
-    encoder = load(folder.path, backbone=backbone)
+    encoder = loaded(folder.path)
     for name, state in backbone_states(folder.checkpoints):
         encoder.backbone.load_state_dict(state)
         yield name, encoder

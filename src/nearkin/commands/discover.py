@@ -32,6 +32,7 @@ from nearkin.discovery.trials import OBJECTIVES, candidates, of_mode
 from nearkin.distributed import is_main_process, worker_group
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
+from nearkin.extensions import check_trusted
 from nearkin.methods import method_class, parameters
 from nearkin.run.data import same_labels, write_bad_files
 from nearkin.run.failures import resource_errors
@@ -127,7 +128,8 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
     if source := kept_copy(folder.start, config.from_run, resume=resume):
-        encoder = load(source, allow_partial=config.allow_partial)
+        trust = config.trust_remote_code
+        encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
         check_train_layers(encoder, config.train_layers)
     return replace(config, options=_options(config))
 
@@ -142,6 +144,7 @@ def _next_round(config: DiscoverConfig) -> DiscoverConfig:
     run = RunFolder(Path(config.accept))
     earlier, _ = run.settings_of(DiscoverConfig)
     if not (config.labeled or config.known):
+        check_trusted({"labeled": earlier.labeled}, run.config, config.trust_remote_code)
         config = replace(config, labeled=earlier.labeled, known=earlier.known)
     # The encoder as it was before it saw a label: trials hide some of the labels again.
     encoders = (run.start, run.stage("features").path)

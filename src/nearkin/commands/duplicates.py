@@ -115,6 +115,7 @@ def duplicates(
     precision: float | None = None,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
     seed: int = 0,
     device: str = "auto",
     workers: int | Auto = "auto",
@@ -139,6 +140,7 @@ def duplicates(
             copies, on edited copies of the images themselves; .99 by default.
         image_size: Side of the images in pixels that features are computed with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
         seed: Decides which images are edited, and how.
         device: Where to compute features.
         workers: Processes that decode photographs; `auto`: one per CPU.
@@ -154,6 +156,7 @@ def duplicates(
     log = reporter or Silent()
     processes = available_cpus() if workers == "auto" else workers
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
+    sizes["trust_remote_code"] = trust_remote_code
     computing: dict[str, Any] = {"device": device, "workers": workers, "reporter": reporter}
     with (
         resource_errors(),

@@ -39,6 +39,7 @@ def embed(
     labels: str = "auto",
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
     device: str = "auto",
     workers: int | Auto = "auto",
     reporter: Reporter | None = None,
@@ -60,7 +61,13 @@ def embed(
     log = reporter or Silent()
     on_progress = log.progress
     encoder = _logged(
-        load_source(run, backbone=backbone, image_size=image_size, allow_partial=allow_partial),
+        load_source(
+            run,
+            backbone=backbone,
+            image_size=image_size,
+            allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
+        ),
         log,
     )
     images = open_images(data, labels=labels, on_progress=on_progress)
@@ -81,10 +88,17 @@ def load_source(
     backbone: nn.Module | None = None,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
 ) -> Encoder:
     """Load an encoder for images of a size, `auto` being its own."""
     size = None if image_size == "auto" else image_size
-    return load(source, backbone=backbone, image_size=size, allow_partial=allow_partial)
+    return load(
+        source,
+        backbone=backbone,
+        image_size=size,
+        allow_partial=allow_partial,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def _logged(encoder: Encoder, log: Reporter) -> Encoder:
@@ -112,6 +126,7 @@ def embed_parts(
     labels: str = "auto",
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
     device: str = "auto",
     workers: int | Auto = "auto",
     reporter: Reporter | None = None,
@@ -134,6 +149,7 @@ def embed_parts(
         labels: The labels to write beside them, as of `nearkin train`.
         image_size: Side of the images in pixels; `auto`: that of the encoder.
         allow_partial: Whether weights may be missing from a checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
@@ -151,7 +167,13 @@ def embed_parts(
     if engine == "ray":
         _check_engine(run, data, part, backbone)
     encoder = _logged(
-        load_source(run, backbone=backbone, image_size=image_size, allow_partial=allow_partial),
+        load_source(
+            run,
+            backbone=backbone,
+            image_size=image_size,
+            allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
+        ),
         log,
     )
     images = open_images(data, labels=labels, on_progress=log.progress)
@@ -169,6 +191,7 @@ def embed_parts(
             labels=labels,
             image_size=image_size,
             allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
             device=device,
             workers=workers,
         )

@@ -22,6 +22,7 @@ from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.table import are_vectors
+from nearkin.extensions import check_trusted
 from nearkin.pace import ProgressCallback, under
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
@@ -38,6 +39,7 @@ def evaluate(
     features: Literal["backbone", "embedding"] = "backbone",
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
     devices: int = 1,
@@ -60,6 +62,7 @@ def evaluate(
             the run's embedding, which its projector makes of them, in a table of its own.
         image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         devices: Processes on this machine that share the measures of vectors; an encoder is
@@ -84,13 +87,17 @@ def evaluate(
     if train is not None:
         raise UsageError(f"--train is for vectors, and {run} is an encoder; leave it out")
     log, where = reporter or Silent(), choose_device(device)
-    folder, config, images = _run_of(run)
+    folder, config, images = _run_of(run, data, trust_remote_code=trust_remote_code)
     if data is None and images == data_name(None) and not Path(images).exists():
         raise UsageError(f"{run} keeps no images; say nearkin evaluate {run} DATA")
     if image_size != "auto" and folder.config.exists():
         raise UsageError("a run is measured at its own --image-size; leave the option out")
     encoder = load_source(
-        run, backbone=backbone, image_size=image_size, allow_partial=allow_partial
+        run,
+        backbone=backbone,
+        image_size=image_size,
+        allow_partial=allow_partial,
+        trust_remote_code=trust_remote_code,
     )
     tables = _tables(encoder, folder, features, log)
     split = open_split(images if data is None else data, config, log.progress)
@@ -140,16 +147,22 @@ def _tables(
     return {"embedding": embedding, "encoder": encoder}
 
 
-def _run_of(encoder: str | Path) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
+def _run_of(
+    encoder: str | Path, data: Any, *, trust_remote_code: bool
+) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
     """Return the run folder of an encoder, with its settings and the name of its images.
 
-    An encoder that is of no run has the default settings, and no images.
+    An encoder that is of no run has the default settings, and no images. Settings that name code
+    to make images or views with are refused, unless it is trusted.
     """
     folder = RunFolder(Path(encoder))
     if is_own(encoder) and not folder.path.is_file():
         if not folder.path.exists():
             raise unknown(str(encoder))
-        return folder, *folder.encoder_settings()
+        config, images = folder.encoder_settings()
+        named = {"augment": config.augment, "data": images if data is None else ""}
+        check_trusted(named, folder.config, trust_remote_code)
+        return folder, replace(config, trust_remote_code=trust_remote_code), images
     return folder, EmbedConfig(encoder=str(encoder)), data_name(None)
 
 

@@ -19,6 +19,7 @@ def explore(
     port: int = 0,
     host: str = LOOPBACK[0],
     i_know: bool = False,
+    trust_remote_code: bool = False,
     reporter: Reporter | None = None,
 ) -> None:
     """Serve the page of a run to the browsers of this computer, until Ctrl-C or SIGTERM.
@@ -32,6 +33,7 @@ def explore(
         host: Address to listen on.
         i_know: Allow addresses other than loopback ones, although the traffic, with the secret,
             can then be read by others.
+        trust_remote_code: Whether to run code that files of the run name.
         reporter: Receives the address.
 
     Raises:
@@ -48,7 +50,8 @@ def explore(
         )
     folder = RunFolder(Path(run))
     with Server(host=host, port=port, log=reporter.info) as server:
-        site = RunSite(folder, images_of(folder, data))
+        images = images_of(folder, data, trust_remote_code=trust_remote_code)
+        site = RunSite(folder, images, trust_remote_code=trust_remote_code)
         reporter.info(f"open {server.url}")
         reporter.info("Ctrl-C ends it")
         # The command line turns SIGTERM and SIGHUP into SystemExit.

@@ -76,6 +76,7 @@ def export(
     license: str = "",
     data_license: str = "",
     backbone: nn.Module | None = None,
+    trust_remote_code: bool = False,
     reporter: Reporter | None = None,
 ) -> Exported:
     """Write the encoder or the classifier of a run, or its images, for another program.
@@ -96,6 +97,7 @@ def export(
         license: The license that you give these weights, for the model card.
         data_license: The license of the images, for the model card.
         backbone: The run's network, if it was given one from Python; untrained.
+        trust_remote_code: Whether to run code that files of the run name.
         reporter: Receives progress.
 
     Raises:
@@ -105,21 +107,23 @@ def export(
         CheckpointError: If the run's files are damaged, or what was written differs.
     """
     folder = RunFolder(Path(run))
+    trust = trust_remote_code
     if format == "atlas":
         table = _new(Path(output or folder.atlas))
-        return Exported(table, f"{write_atlas(folder, table, data)} images")
+        count = write_atlas(folder, table, data, trust_remote_code=trust)
+        return Exported(table, f"{count} images")
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
     path = _destination(folder, output, format)
     log = reporter or Silent()
-    encoder, classifier = load(run, backbone=backbone), None
+    encoder, classifier = load(run, backbone=backbone, trust_remote_code=trust), None
     if folder.classifier.exists() and format in get_args(GraphFormat):
         classifier = read_classifier(folder.classifier)
         encoder = classifier.encoder(encoder)
     elif folder.classifier.exists():
         log.info(f"without its classifier, which {format} does not hold; onnx and torch-export do")
     with resource_errors(), _whole_folder(path) as partial:
-        sample = _sample(folder, data, encoder, log)
+        sample = _sample(folder, data, encoder, log, trust)
         card = ModelCard(
             name=folder.path.resolve().name,
             encoder=encoder,
@@ -194,13 +198,13 @@ class _Sample:
         return [self.pixels[:1], *self.pixels[1:].split(size)]
 
 
-def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter) -> _Sample:
+def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter, trust: bool) -> _Sample:
     """Return images of the run, or those that were given; noise where it has none any more."""
     size = encoder.image_size
     count = max(FEWEST_CHECKED, min(MOST_CHECKED, MOST_CHECKED * SMALL_IMAGE**2 // size**2))
     whose = "of the run" if data is None else "given"
     try:
-        images = _images(folder, data)
+        images = _images(folder, data, trust)
         chosen = images.spread(count)
         crops = CenterCrops(chosen, encoder.preprocessing, workers=available_cpus())
         pixels = torch.cat(list(crops))
@@ -221,9 +225,9 @@ def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter) -> _S
     return _Sample(pixels, None, f"{FEWEST_CHECKED} images of noise")
 
 
-def _images(folder: RunFolder, data: Any) -> Images:
+def _images(folder: RunFolder, data: Any, trust: bool) -> Images:
     if folder.config.exists():
-        return images_of(folder, data)
+        return images_of(folder, data, trust_remote_code=trust)
     if data is None:
         raise DataError(f"{folder.path} is no run; give images")
     return open_images(data, labels="none")

@@ -14,7 +14,7 @@ from torch import nn
 
 from nearkin.commands.embed import load_source
 from nearkin.commands.train import Run
-from nearkin.config import EmbedConfig, option
+from nearkin.config import TRUST, EmbedConfig, option
 from nearkin.data.augmentations import views_of
 from nearkin.data.images import Images
 from nearkin.data.split import Split
@@ -67,6 +67,7 @@ def embed_folder(
         backbone=network,
         image_size=config.image_size,
         allow_partial=config.allow_partial,
+        trust_remote_code=config.trust_remote_code,
     )
     with open_run(
         folder,
@@ -96,7 +97,9 @@ def embed_folder(
 
 def only_of_folders(config: EmbedConfig, *, resume: bool, overwrite: bool) -> None:
     """Refuse settings that have no effect where only a table is written."""
-    used = ("encoder", "allow_partial", "labels", "image_size", "device", "workers", "report")
+    used = (
+        "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "workers", "report"
+    )  # fmt: skip
     unused = [
         option(entry.name)
         for entry in fields(config)
@@ -135,7 +138,7 @@ def _write(
         # Whatever its size: a run works when the cache that it came from is gone.
         write_encoder(folder.encoder, encoder.backbone, encoder.details, encoder.preprocessing)
         # What is measured is the file: a resumed run has nothing else.
-        encoder = load(folder.encoder, backbone=network)
+        encoder = load(folder.encoder, backbone=network, trust_remote_code=True)
     with EarlyMap(folder, split.images) as early:
         if not folder.summary.exists():
             _measure(run, encoder, split, network, early)

@@ -21,6 +21,7 @@ from rich.markdown import Markdown
 from nearkin.config import (
     EMA,
     RECIPE,
+    TRUST,
     Range,
     TrainConfig,
     Value,
@@ -253,7 +254,7 @@ def default_settings(name: str = "simclr") -> str:
     for entry in fields(TrainConfig):
         if entry.name in TrainConfig.groups:
             lines += [f"# --- {TrainConfig.groups[entry.name]} ---", ""]
-        if entry.name != "options":
+        if entry.name not in ("options", TRUST):
             value = name if entry.name == "method" else getattr(TrainConfig, entry.name)
             here = f" Here auto is {means[entry.name]}." if entry.name in means else ""
             lines += [f"# {notes[entry.name]}{here}", f"{entry.name} = {toml_value(value)}", ""]

@@ -40,6 +40,7 @@ def neighbors(
     top: int = 10,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
 ) -> list[Neighbors]:
@@ -55,6 +56,7 @@ def neighbors(
         top: How many; no more are given than there are.
         image_size: Side of the images in pixels that the vectors were made with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute features.
 
@@ -68,7 +70,11 @@ def neighbors(
     if vectors is None and image_size != "auto":
         raise UsageError("--image-size is of the vectors that --in names; a run's have its own")
     encoder = load_source(
-        run, backbone=backbone, image_size=image_size, allow_partial=allow_partial
+        run,
+        backbone=backbone,
+        image_size=image_size,
+        allow_partial=allow_partial,
+        trust_remote_code=trust_remote_code,
     )
     table = _table(run, encoder, vectors)
     queries = _features(encoder, files, choose_device(device))
@@ -114,7 +120,12 @@ def _features(
 
 
 def sheet(
-    results: Sequence[Neighbors], run: str | Path, output: str | Path, data: Any = None
+    results: Sequence[Neighbors],
+    run: str | Path,
+    output: str | Path,
+    data: Any = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Write a contact sheet of images beside their neighbors, with names and similarities.
 
@@ -123,10 +134,15 @@ def sheet(
         run: The run whose images were searched.
         output: The file.
         data: Other images that were searched instead.
+        trust_remote_code: Whether to run code that files of the run name.
 
     Raises:
         NearkinError: One line on what failed.
     """
-    images = images_of(RunFolder(Path(run))) if data is None else open_images(data)
+    images = (
+        images_of(RunFolder(Path(run)), trust_remote_code=trust_remote_code)
+        if data is None
+        else open_images(data)
+    )
     rows = [(str(r.image), [(n.path, n.similarity) for n in r.neighbors]) for r in results]
     return contact_sheet(rows, images, Path(output))

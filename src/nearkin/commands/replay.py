@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from nearkin.data.split import open_split
 from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
+from nearkin.extensions import check_trusted
 from nearkin.method import Method
 from nearkin.run.data import same_data
 from nearkin.run.folder import RunFolder
@@ -25,7 +27,12 @@ NAMED: Final = 5  # Images of the batch, or tensors of the state, whose names ar
 
 
 def replay(
-    run: str | Path, data: Any = None, *, network: nn.Module | None = None, device: str = "auto"
+    run: str | Path,
+    data: Any = None,
+    *,
+    network: nn.Module | None = None,
+    trust_remote_code: bool = False,
+    device: str = "auto",
 ) -> list[str]:
     """Repeat the step at which a run diverged. Nothing in the run changes.
 
@@ -33,6 +40,7 @@ def replay(
         run: A run folder.
         data: The images of the run, if they are no longer where they were.
         network: The run's network, if it was given one from Python; untrained.
+        trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
 
     Returns:
@@ -41,11 +49,14 @@ def replay(
         with an output that is not, and the batch.
 
     Raises:
-        UsageError: If the run has not diverged.
+        UsageError: If the run has not diverged, or names code that is not trusted.
         CheckpointError: If the images are not those of the run.
     """
     folder = RunFolder(Path(run))
     config, stored = folder.settings()
+    named = {**vars(config), "data": stored if data is None else ""}
+    check_trusted(named, folder.config, trust_remote_code)
+    config = replace(config, trust_remote_code=trust_remote_code)
     if checkpoint.latest(folder.diverged) is None:
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
     split = open_split(stored if data is None else data, config)

@@ -20,6 +20,7 @@ def write_report(
     *,
     output: str | Path | None = None,
     one_file: int = ONE_FILE,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Write the page of a finished run again, or a page with the map of a table of features.
 
@@ -30,6 +31,7 @@ def write_report(
         data: The images of a table; those of a run, if they have moved.
         output: The file; the run's own report.html by default.
         one_file: Of more images, most of the page is in a folder beside it, such as report_files.
+        trust_remote_code: Whether to run code that files of the run name.
 
     Returns:
         Where the page is.
@@ -40,7 +42,8 @@ def write_report(
     if are_vectors(Path(run)):
         return _write_table_page(Path(run), data, output, one_file)
     folder = RunFolder(Path(run))
-    path, images = Path(output or folder.report), images_of(folder, data)
+    path = Path(output or folder.report)
+    images = images_of(folder, data, trust_remote_code=trust_remote_code)
     with writing(path):
         write_page(folder, images, output=Path(output) if output else None, one_file=one_file)
     return path

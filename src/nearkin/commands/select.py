@@ -53,6 +53,7 @@ def select(
     vectors: str | Path | None = None,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
     seed: int = 0,
     device: str = "auto",
     workers: int | Auto = "auto",
@@ -76,6 +77,7 @@ def select(
         vectors: Of `data` by the encoder `source`, instead of computing them.
         image_size: Side of the images in pixels that features are computed with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
         seed: Decides what is drawn, and where k-means starts.
         device: Where to compute features.
         workers: Processes that decode photographs; `auto`: one per CPU.
@@ -91,6 +93,7 @@ def select(
         raise UsageError(f"--num {num} is less than one image; give at least 1")
     check_new(output, ".csv")
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
+    sizes["trust_remote_code"] = trust_remote_code
     computing: dict[str, Any] = {"device": device, "workers": workers, "reporter": reporter}
     with (
         resource_errors(),

@@ -19,6 +19,7 @@ from nearkin.discovery.data import open_discovery_data
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, as_text, open_table
+from nearkin.extensions import check_trusted
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
 
@@ -32,6 +33,7 @@ class Vectors:
     data: Any = None  # Images, if they are not those of a run
     image_size: int | Auto = "auto"
     allow_partial: bool = False
+    trust_remote_code: bool = False
 
     @property
     def is_of_run(self) -> bool:
@@ -45,7 +47,10 @@ class Vectors:
         if self.is_of_run:
             RunFolder(Path(self.source)).encoder_settings()  # a discovery has other features
         encoder = load_source(
-            self.source, image_size=self.image_size, allow_partial=self.allow_partial
+            self.source,
+            image_size=self.image_size,
+            allow_partial=self.allow_partial,
+            trust_remote_code=self.trust_remote_code,
         )
         check_origin(self.table, encoder, self.source)
         return encoder
@@ -54,7 +59,9 @@ class Vectors:
         """Open the images; None if none were given."""
         if self.data is not None:
             return open_images(self.data)
-        return images_of(RunFolder(Path(self.source))) if self.is_of_run else None
+        if not self.is_of_run:
+            return None
+        return images_of(RunFolder(Path(self.source)), trust_remote_code=self.trust_remote_code)
 
     def image_rows(self, images: Images) -> Int[np.ndarray, " rows"]:
         """Return the row among the images of each row of the table."""
@@ -76,6 +83,7 @@ def open_vectors(
     vectors: str | Path | None = None,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
     device: str = "auto",
     workers: int | Auto = "auto",
     reporter: Reporter | None = None,
@@ -88,6 +96,7 @@ def open_vectors(
         vectors: What `embed` has made of them with that encoder.
         image_size: Side of the images in pixels that features are computed with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
         workers: Processes that decode photographs.
         reporter: Receives log lines and progress.
@@ -96,21 +105,26 @@ def open_vectors(
         UsageError: If that does not fit together.
     """
     path = Path(source)
+    how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
+    how["trust_remote_code"] = trust_remote_code
     if are_vectors(path):
         if vectors is not None:
             raise UsageError(f"{source} are vectors, and so is --in; give one of them")
         yield Vectors(open_table(path), "", data)
     elif vectors is not None:
-        yield Vectors(open_table(Path(vectors)), str(source), data, image_size, allow_partial)
+        yield Vectors(open_table(Path(vectors)), str(source), data, **how)
     elif data is None:
         if not is_own(source):
             raise UsageError(f"{source} has no images of its own; give DATA, too")
         RunFolder(path).check_is_run()
-        yield Vectors(open_table(RunFolder(path).embeddings), str(source))
+        yield Vectors(
+            open_table(RunFolder(path).embeddings),
+            str(source),
+            trust_remote_code=trust_remote_code,
+        )
     else:
         with TemporaryDirectory() as folder:
             table = Path(folder) / "vectors.parquet"
-            sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
             embed(
                 source,
                 data,
@@ -119,17 +133,18 @@ def open_vectors(
                 device=device,
                 workers=workers,
                 reporter=reporter,
-                **sizes,
+                **how,
             )
-            yield Vectors(open_table(table), str(source), data, **sizes)
+            yield Vectors(open_table(table), str(source), data, **how)
 
 
-def images_of(folder: RunFolder, data: Any = None) -> Images:
+def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = False) -> Images:
     """Open the images of a finished run.
 
     Args:
         folder: The run.
         data: The images, if they have moved.
+        trust_remote_code: Whether to run code that files of the run name.
 
     Raises:
         UsageError: If the run is not finished, or its images were arrays, which are not stored.
@@ -142,6 +157,8 @@ def images_of(folder: RunFolder, data: Any = None) -> Images:
         raise UsageError(
             f"{folder.path} was made from arrays, which are not stored; give the images, too"
         )
+    named = {"labeled": getattr(config, "labeled", ""), "data": stored if data is None else ""}
+    check_trusted(named, folder.config, trust_remote_code)
     source = stored if data is None else data
     if isinstance(config, DiscoverConfig):
         # The truth that it was scored by may be gone, like the run that it accepted.

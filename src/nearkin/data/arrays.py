@@ -1,8 +1,6 @@
 """Images that are pixels already: arrays, .npz files and data sets known by name."""
 
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +9,13 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
+from nearkin.data.cache import free_memory
 from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import File, Row
 from nearkin.data.sources import Listing
 from nearkin.errors import DataError
+from nearkin.tables import read_arrays
 from nearkin.types import UNKNOWN
 
 
@@ -84,9 +84,9 @@ def from_npz(path: File) -> list[Part]:
     names the classes 0, 1, ... Nothing is ever unpickled.
     """
     try:
-        with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with path.open("rb") as file:
+            arrays = read_arrays(file, free_memory())
+    except Exception as error:  # of any kind: the file may hold anything
         raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
     names = arrays.get("class_names")
     classes = None if names is None else tuple(str(name) for name in names)

@@ -151,6 +151,7 @@ def _copy(schema: Any, batches: Iterable[Any], path: Path) -> None:
         new.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(new), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
             for batch in batches:
+                batch.validate(full=True)
                 stream.write_batch(batch)
         new.replace(path)
     except OSError as error:
@@ -179,6 +180,7 @@ def _cells(table: Path) -> list[Cell] | None:
         )
     cells = list[Cell]()
     for batch in batches:
+        batch.validate(full=True)  # or lengths that lie would be read behind the memory's end
         content, ends, there = _values(batch.column(name))
         start = content.address - whole.address
         if not 0 <= start < whole.size:

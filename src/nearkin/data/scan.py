@@ -220,6 +220,13 @@ def scan(
     return of_one_kind(images)
 
 
+def _within(known: Header) -> Header:
+    """Return a header of a size that is decoded; a TIFF may state sides of 64 bits."""
+    if known.width * known.height > MAX_PIXELS:
+        raise BadImage("too-large")
+    return known
+
+
 def _scan_source(
     listing: Listing,
     columns: Columns,
@@ -244,7 +251,7 @@ def _scan_source(
 def _header(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
     if not isinstance(image, bytes):
         return array_header(image)
-    known = header(image)
+    known = _within(header(image))
     if known.width * known.height <= decoded_pixels:
         check(image, known)
     return known
@@ -256,7 +263,7 @@ def _scan_file(listing: Listing, decoded_pixels: int, row: int) -> tuple[str, tu
     try:
         if size > MAX_BYTES:
             raise BadImage("too-large")
-        known = _read_header(source, name, size)
+        known = _within(_read_header(source, name, size))
         pixels = known.width * known.height
         if pixels <= decoded_pixels:
             with _memory_limit(max(size, pixels)):

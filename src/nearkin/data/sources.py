@@ -321,9 +321,11 @@ or `cls` of a JSON object, as in WebDataset."""
 MAX_LABEL: Final = {".cls": 200, ".json": 2**16}  # Bytes of it that are read
 LISTINGS: Final = 1  # Version of the stored lists of members
 DAMAGED: Final = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
-    *(EOFError, OSError, OverflowError),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, NotImplementedError),
+    *(EOFError, OSError, OverflowError, ValueError, MemoryError),
 )
+MOST: Final = 2**48
+"""No place or size that an archive states is larger, so that sums of them stay numbers."""
 BARE, STORED, DEFLATED = range(3)
 """What lies at a member's place: its bytes or, in a zip, its header and then those, or packed."""
 
@@ -335,6 +337,11 @@ class Place(NamedTuple):
     packed: int  # Its bytes in the archive
     bytes: int
     form: int = BARE
+
+    @classmethod
+    def stated(cls, *numbers: int, form: int = BARE) -> "Place":
+        """What an archive says, which may be any number: reading such a place gives nothing."""
+        return cls(*(number if 0 <= number < MOST else MOST for number in numbers), form)
 
 
 class Member(NamedTuple):
@@ -398,6 +405,8 @@ class Archive:
     def _read(self, archive: File | bytes, place: Place, limit: int | None) -> bytes:
         offset = place.offset
         size = place.bytes if limit is None else min(limit, place.bytes)
+        if size <= 0:  # which zlib would take for no limit
+            return b""
         if place.form != BARE:
             # The lengths of name and extra field may differ from the central directory's.
             mark, *lengths = struct.unpack("<4s22xHH", self._bytes(archive, offset, 30))
@@ -406,7 +415,8 @@ class Archive:
             offset += 30 + sum(lengths)
         if place.form != DEFLATED:
             return self._bytes(archive, offset, size)
-        packed = self._bytes(archive, offset, place.packed)
+        # No packing makes as much larger, but for what is made to be read in vain.
+        packed = self._bytes(archive, offset, min(place.packed, 2 * size + 2**10))
         # Bounded by `size`, or a small member could unpack to any number of bytes.
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size)
 
@@ -420,7 +430,9 @@ class Archive:
                 file.seek(offset)
                 return file.read(count)
         opened = _opened(archive, self.modified)  # a reference, or the cache might close it
-        return os.pread(opened.descriptor, count, offset)
+        # The memory for `count` bytes is taken before any is read, however few there are.
+        left = max(0, os.fstat(opened.descriptor).st_size - offset)
+        return os.pread(opened.descriptor, min(count, left), offset)
 
 
 def window_for(images: Images) -> int:
@@ -628,7 +640,7 @@ def _with_labels(content: File | bytes, members: Iterable[Member]) -> Iterator[M
 def _json_label(text: str) -> str:
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     values = [said.get(name) for name in ("label", "cls")] if isinstance(said, dict) else []
     return next((str(value) for value in values if isinstance(value, str | int)), "")
@@ -647,7 +659,8 @@ def _zip_members(path: File) -> Iterator[Member]:
                 refusal = "unusual compression"
             sizes = info.compress_size, info.file_size
             if not info.is_dir() and not is_hidden(_plain(info.filename)):
-                place = Place(info.header_offset, *sizes, DEFLATED if deflated else STORED)
+                form = DEFLATED if deflated else STORED
+                place = Place.stated(info.header_offset, *sizes, form=form)
                 yield Member(_plain(info.filename), place, refusal)
 
 
@@ -661,7 +674,7 @@ def _tar_members(content: File | bytes) -> Iterator[Member]:
             regular = info.isreg() and not info.issparse()
             refusal = _refusal(info.name) if regular else "link, device or sparse file"
             if not info.isdir() and not is_hidden(_plain(info.name)):
-                place = Place(info.offset_data, info.size, info.size)
+                place = Place.stated(info.offset_data, info.size, info.size)
                 yield Member(_plain(info.name), place, refusal)
         if file.seek(0, io.SEEK_END) % tarfile.BLOCKSIZE:  # tarfile takes half a header for none
             raise tarfile.ReadError("unexpected end of data")

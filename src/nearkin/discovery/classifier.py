@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig
-from nearkin.data.augmentations import views_of
+from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder, ViewSettings
 from nearkin.encoders.encoder import Encoder, read_tensors
@@ -494,6 +494,9 @@ def _check_kind(classifier: Classifier, rows: int) -> None:
     """Raise an error of any kind if the parts are not those of the kind of the classifier."""
     if classifier.kind not in AGAIN:
         raise ValueError(f"it is of the kind {classifier.kind!r}")
+    augment = classifier.drawn.augment
+    if isinstance(augment, str) and augment not in AUGMENTATIONS:  # but a file, or code
+        raise ValueError(f"{augment!r} is no augmentation of nearkin's")
     if classifier.kind == "discovery":
         views_of(DiscoverConfig(**asdict(classifier.drawn)).augment, ("strong",))
     elif classifier.drawn.num_views or classifier.num_known != rows:

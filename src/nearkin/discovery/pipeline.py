@@ -196,18 +196,21 @@ class Pipeline:
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
         config, stage = self.config, self.folder.stage("features")
+        trust = config.trust_remote_code
         if config.from_run:
             self.log.info(f"stage 1/3  features: from {config.from_run}")
             if self.folder.start.exists():  # its source may be gone by now
-                return load(self.folder.start)
-            encoder = load(config.from_run, allow_partial=config.allow_partial)
+                return load(self.folder.start, trust_remote_code=trust)
+            encoder = load(
+                config.from_run, allow_partial=config.allow_partial, trust_remote_code=trust
+            )
             for line in encoder.lines():
                 self.log.info(f"           {line}")
             write_start(self.folder, encoder)
             # What features are of is the file, as in a run that is resumed.
-            return load(self.folder.start)
+            return load(self.folder.start, trust_remote_code=trust)
         if stage.summary.exists():
-            return load(stage.path)
+            return load(stage.path, trust_remote_code=trust)
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
         settings = TrainConfig(method=config.method, labels="none", **self._shared(*SHARED))
         parts = dataset.pretraining_parts(settings.val, settings.seed)
@@ -283,7 +286,10 @@ class Pipeline:
         same = same and fingerprint.startswith(f"{dataset.images.fingerprint}-")
         # A finetuned encoder is another one than that of the features.
         same = same and config.train_layers == "top"
-        return run.cached_features if same and load(run.path).digest == pretrained.digest else None
+        if not same:
+            return None
+        encoder = load(run.path, trust_remote_code=self.config.trust_remote_code)
+        return run.cached_features if encoder.digest == pretrained.digest else None
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
         if self.config.classes != "auto":

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 
 from nearkin.config import OBJECTIVE_METHODS, Auto, DiscoverConfig, TrainConfig, Value
+from nearkin.data.cache import free_memory
 from nearkin.data.rng import permutation
 from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
 from nearkin.discovery.data import DiscoveryTask, Mode
@@ -24,7 +25,7 @@ from nearkin.discovery.features import DiscoveryEncoder
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
 from nearkin.measures.matching import right
-from nearkin.tables import usable
+from nearkin.tables import read_arrays, usable
 from nearkin.types import UNKNOWN
 
 
@@ -275,9 +276,10 @@ def _read(path: Path, task: DiscoveryTask) -> tuple[float, np.ndarray, np.ndarra
     """Return accuracy, probabilities, and whether they are right, from the file of a trial."""
     shape = len(task.unlabeled), task.num_known + task.num_novel
     with usable(path, "remove it, it will be made again"):
-        with np.load(path, allow_pickle=False) as file:
-            accuracy = float(file["accuracy"])
-            probability, correct = file["probability"], file["correct"]
+        with path.open("rb") as file:
+            stored = read_arrays(file, free_memory())
+        accuracy = float(stored["accuracy"])
+        probability, correct = stored["probability"], stored["correct"]
         if probability.shape != shape or correct.shape != shape[:1] or correct.dtype != bool:
             raise ValueError("it is of other images")
         if not ((probability >= 0) & np.isfinite(probability)).all() or not 0 <= accuracy <= 1:

@@ -19,8 +19,9 @@ from zipfile import is_zipfile
 import torch
 from torch import Tensor, nn
 
+from nearkin.data.cache import free_memory
 from nearkin.errors import CheckpointError, UsageError
-from nearkin.tables import abridged, usable
+from nearkin.tables import abridged, check_unpacked, usable
 
 SUFFIXES: Final = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
 REMEDY: Final = "get it again from where it came from"
@@ -128,8 +129,8 @@ def _read(path: Path) -> Any:
 
         with usable(path, REMEDY):
             return load_file(path)
-    if start.startswith(b"PK") and not is_zipfile(path):  # which ends with its list of contents
-        raise CheckpointError(f"{path} is cut off; {REMEDY}")
+    if start.startswith(b"PK"):
+        _check_zip(path)
     names: set[str] = set()
     while True:
         try:
@@ -149,6 +150,14 @@ def _read(path: Path) -> Any:
             names |= more
             if bad or not more or len(names) > MOST_GLOBALS:
                 raise _refused(path, bad or [blocked[1]]) from error
+
+
+def _check_zip(path: Path) -> None:
+    """Refuse a zip that is not whole, or unpacks to more than the memory holds."""
+    if not is_zipfile(path):  # which ends with its list of contents
+        raise CheckpointError(f"{path} is cut off; {REMEDY}")
+    with usable(path, REMEDY), path.open("rb") as file:
+        check_unpacked(file, free_memory())
 
 
 def _load(path: Path, names: set[str]) -> Any:

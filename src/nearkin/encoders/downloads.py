@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import Final
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
-from nearkin.errors import NearkinError, UsageError
+from nearkin.encoders.origin import sha256
+from nearkin.errors import CheckpointError, NearkinError, UsageError
 
 CONNECT_SECONDS: Final = 5.0  # that a server may take to answer before weights are out of reach
 HUB_NAMES: Final = ("model.safetensors", "pytorch_model.bin")
@@ -62,14 +64,31 @@ def torch_file(url: str) -> Path:
     return home / "hub" / "checkpoints" / Path(urlparse(url).path).name
 
 
-def need_torch_file(name: str, url: str) -> None:
-    """Refuse, at once, a file that torch has not kept and cannot download.
+def need_torch_file(name: str, url: str) -> Path:
+    """Return torch's copy of the file at an address, downloaded if there is none.
+
+    torch verifies what it downloads. What is there already may be of anybody, in a shared cache
+    or put there by hand, so it is verified here.
 
     Raises:
-        UsageError: With what to download, and where to put it.
+        UsageError: If it cannot be had, with what to download, and where to put it.
+        CheckpointError: If its SHA-256 does not begin as its name says.
     """
-    if not torch_file(url).is_file():
+    from torch.hub import download_url_to_file  # noqa: TID251  (it reads nothing)
+
+    file = torch_file(url)
+    digest = re.search(r"-([0-9a-f]{8,64})\.", file.name)
+    if not file.is_file():
         _reach(name, url)
+        with fetching(name, url):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            download_url_to_file(url, str(file), digest and digest[1])
+    if digest and not sha256(file).startswith(digest[1]):
+        raise CheckpointError(
+            f"{file} is not the file of its name: its SHA-256 does not begin with {digest[1]}; "
+            f"remove it, so that {url} is downloaded again"
+        )
+    return file
 
 
 @contextlib.contextmanager

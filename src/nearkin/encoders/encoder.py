@@ -23,6 +23,7 @@ from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
+from nearkin.extensions import check_trusted
 from nearkin.networks.backbone import NATIVE, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
@@ -180,6 +181,7 @@ def load(
     backbone: nn.Module | None = None,
     image_size: int | None = None,
     allow_partial: bool = False,
+    trust_remote_code: bool = False,
 ) -> Encoder:
     """Load an encoder: of a run, of another library by name, or from a file.
 
@@ -192,9 +194,11 @@ def load(
         image_size: Side of the images in pixels, if not that of the encoder.
         allow_partial: Whether some weights of the network may be missing from a checkpoint, and
             some of the checkpoint may be left over.
+        trust_remote_code: Whether to run the code that a run's file names as its network.
 
     Raises:
-        UsageError: If there is no encoder there, or its weights are not those of `backbone`.
+        UsageError: If there is no encoder there, its weights are not those of `backbone`, or it
+            names code that is not trusted.
         CheckpointError: If the file is damaged, or not what it says.
     """
     if not is_own(source):
@@ -207,6 +211,7 @@ def load(
         network = as_backbone(weights.body, view.image_size, name=weights.backbone)
         return Encoder(rescaled(network, view), view, weights.details)
     stored = _read(source)
+    check_trusted({"backbone": stored.backbone}, stored.path, trust_remote_code)
     encoder = _own(stored, backbone)
     return encoder if image_size in (None, stored.image_size) else resized(encoder, image_size)
 

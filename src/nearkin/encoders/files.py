@@ -42,7 +42,7 @@ from nearkin.encoders.libraries import (
 )
 from nearkin.encoders.origin import origin
 from nearkin.errors import CheckpointError, UsageError
-from nearkin.extensions import is_reference
+from nearkin.extensions import is_reference, names_code
 from nearkin.networks.backbone import (
     NATIVE,
     SMALL,
@@ -96,7 +96,9 @@ def load_file(
     checkpoint = read_checkpoint(path)
     small = has_small_stem(checkpoint.tensors)
     size = image_size or (SMALL_SIZE if small else None)
-    name = _resolved(architecture or checkpoint.architecture, size, checkpoint)
+    # What the file says of itself may be any name of a library, and no code.
+    said = "" if names_code(checkpoint.architecture) else checkpoint.architecture
+    name = _resolved(architecture or said, size, checkpoint)
     if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3(checkpoint.tensors):
         name += MOCO_V3_SMALL
     view, license_, assumed = _prepared(name, size, crop)

@@ -23,6 +23,7 @@ from nearkin.config import suggestion
 from nearkin.data.preprocessing import Crop, Interpolation, Preprocessing
 from nearkin.encoders.libraries import differences
 from nearkin.errors import UsageError
+from nearkin.networks.backbone import RESERVED
 from nearkin.tables import usable
 
 PREFIX: Final = "transformers:"
@@ -154,13 +155,6 @@ def weights_file(folder: Path, names: Sequence[str] = WEIGHTS) -> Path:
 
 
 # ---------------------------------------------------------------- timm
-
-
-RESERVED: Final = (
-    "cache_dir", "checkpoint_path", "exportable", "features_only", "kwargs", "pretrained",
-    "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "scriptable",
-)  # fmt: skip
-"""Arguments that are not the architecture's own."""
 
 
 def timm_name(config: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ from torch import nn
 
 from nearkin.config import suggestion
 from nearkin.data.preprocessing import Preprocessing
-from nearkin.encoders.downloads import fetching, hub_file, need_torch_file, to_stderr, torch_file
+from nearkin.encoders.checkpoints import read_checkpoint
+from nearkin.encoders.downloads import hub_file, need_torch_file, to_stderr
 from nearkin.encoders.origin import origin
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
@@ -116,9 +117,9 @@ def load_timm(
         file = hub_file(label or name, config.hf_hub_id, config.hf_hub_filename)
         overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
     else:
-        where, overlay = str(config.url), {}
-        need_torch_file(label or name, where)
-        file = torch_file(where)
+        where = str(config.url)
+        file = need_torch_file(label or name, where)
+        overlay = {"file": str(file)}  # or timm would read it without verifying it
     with fitting(name, where):
         body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
     return described(body, name, view, origin(where, config.license, file))
@@ -221,9 +222,8 @@ def load_torchvision(name: str, image_size: int | None, *, allow_partial: bool) 
     if image_size:
         check_size(name, image_size)
     view = torchvision_view(weights.transforms(), image_size)
-    need_torch_file(name, weights.url)
-    with fetching(name, weights.url):
-        state = weights.get_state_dict(progress=True, check_hash=True)
+    file = need_torch_file(name, weights.url)
+    state = read_checkpoint(file).tensors  # torchvision's own reading unpickles anything
     bare = NATIVE.fullmatch(name)[2].partition(".")[0]  # type: ignore[index]  # matched above
     whole = f"torchvision:{bare}.{weights.name}"
     body = native(whole, view.image_size)
@@ -231,7 +231,7 @@ def load_torchvision(name: str, image_size: int | None, *, allow_partial: bool) 
     differing = fill(body, fitted_positions(body, state, view.image_size), whole)
     if differing and not allow_partial:
         raise UsageError(f"the weights of {weights.url} do not fit {whole}: {differing}")
-    source = origin(weights.url, TORCHVISION_TERMS, torch_file(weights.url))
+    source = origin(weights.url, TORCHVISION_TERMS, file)
     return described(body, whole, view, source)
 
 
@@ -319,7 +319,9 @@ def fitting(name: str, where: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "state_dict" in reason or "size mismatch" in reason:
             raise UsageError(f"the weights of {where} do not fit {name}: {reason}") from error
+        remedy = "get them again from where they came from"
+        if "://" in where:
+            remedy = f"remove them where they are kept, so that {where} is downloaded again"
         raise CheckpointError(
-            f"the weights of {name} cannot be read ({reason}); remove them where they are kept, "
-            f"so that {where} is downloaded again"
+            f"the weights of {name} cannot be read ({reason}); {remedy}"
         ) from error

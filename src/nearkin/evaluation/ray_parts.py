@@ -80,6 +80,7 @@ class PartJob:
     allow_partial: bool
     device: str
     workers: int | str
+    trust_remote_code: bool = False
 
 
 class PartActor:
@@ -123,7 +124,12 @@ class PartActor:
             os.chdir(job.folder)
         folder = PartFolder.open(Path(job.output))
         size = None if job.image_size == "auto" else int(job.image_size)
-        encoder = load(job.encoder, image_size=size, allow_partial=job.allow_partial)
+        encoder = load(
+            job.encoder,
+            image_size=size,
+            allow_partial=job.allow_partial,
+            trust_remote_code=job.trust_remote_code,
+        )
         images = open_images(job.data, labels=job.labels)
         if note_on(encoder.digest, images, folder.note.shard) != folder.note:
             raise DataError(

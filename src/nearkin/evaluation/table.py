@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.config import suggestion
+from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
@@ -27,7 +28,7 @@ from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.tables import PARTIAL, replace_text, usable, whole, write_csv, writing
+from nearkin.tables import PARTIAL, read_arrays, replace_text, usable, whole, write_csv, writing
 from nearkin.types import UNKNOWN
 
 FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
@@ -556,8 +557,8 @@ def _encoder_of(file: Path) -> str:
 
     with usable(file, AGAIN), file.open("rb") as opened:
         if file.suffix == ".npz":
-            with np.load(opened, allow_pickle=False) as stored:
-                return str(stored[ENCODER][0]) if ENCODER in stored else ""
+            stored = read_arrays(opened, free_memory(), [ENCODER])
+            return str(stored[ENCODER][0]) if ENCODER in stored else ""
         noted = parquet.read_metadata(opened).metadata or {}
         return str(noted.get(ENCODER.encode(), b""), "utf-8")
 
@@ -585,8 +586,8 @@ def _parquet_groups(file: BinaryIO, columns: Iterable[str]) -> Iterator[tuple[in
 
 
 def _npz_groups(file: BinaryIO, columns: Iterable[str]) -> Iterator[tuple[int, Iterator[Any]]]:
-    with np.load(file, allow_pickle=False) as stored:
-        yield len(stored["path"]), _npz_batches(stored, columns)
+    stored = read_arrays(file, free_memory())
+    yield len(stored["path"]), _npz_batches(stored, columns)
 
 
 def _npz_batches(stored: Mapping[str, np.ndarray], columns: Iterable[str]) -> Iterator[Any]:

@@ -187,6 +187,13 @@ NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")
 """An architecture as its library builds it: `timm:NAME` or `timm:NAME?option=value&...`."""
 
 
+RESERVED: Final = (
+    "cache_dir", "checkpoint_path", "exportable", "features_only", "kwargs", "pretrained",
+    "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "scriptable", "weights",
+)  # fmt: skip
+"""Arguments that are not the architecture's own: a name, maybe of a file, may not set them."""
+
+
 def native(name: str, image_size: int, **loading: object) -> nn.Module:
     """Return a network just as its library builds it, without a classifier.
 
@@ -203,7 +210,10 @@ def native(name: str, image_size: int, **loading: object) -> nn.Module:
     match = NATIVE.fullmatch(name)
     assert match is not None
     library, bare, query = match.groups()
-    options: dict[str, object] = {**query_options(query or ""), **loading}
+    options: dict[str, object] = query_options(query or "")
+    if bad := sorted(options.keys() & {*RESERVED}):
+        raise UsageError(f"{name} sets {bad[0]}, which is no option of an architecture")
+    options |= loading
     names = timm_names() if library == "timm" else torchvision_names()
     if bare.partition(".")[0] not in names:
         hint = suggestion(bare.partition(".")[0], names)

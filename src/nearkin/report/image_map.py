@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from nearkin.data.batches import CenterCrops, squares
+from nearkin.data.cache import free_memory
 from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY
 from nearkin.data.images import SMALL_SIDE, Images
@@ -27,7 +28,7 @@ from nearkin.measures.neighbors import nearest
 from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_csv, usable, write_whole
+from nearkin.tables import read_arrays, read_csv, usable, write_whole
 
 MAX_IMAGES: Final = 1_000_000  # a map of more images shows a sample that is balanced over classes
 LANDMARKS: Final = 20_000  # of more images, a balanced sample is laid out, and places the others
@@ -283,8 +284,9 @@ def _stored_coordinates(
     if not folder.map.exists():
         return None
     advice = "remove it, and it is made anew"
-    with usable(folder.map, advice), np.load(folder.map, allow_pickle=False) as file:
-        stored = {name: file[name] for name in ("fingerprint", "rows", "xy")}
+    with usable(folder.map, advice), folder.map.open("rb") as file:
+        arrays = read_arrays(file, free_memory())
+        stored = {name: arrays[name] for name in ("fingerprint", "rows", "xy")}
     fits = np.array_equal(stored["rows"], rows)
     return (
         stored["xy"] if fits and str(stored["fingerprint"]) == digest(folder.embeddings) else None

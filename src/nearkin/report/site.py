@@ -56,8 +56,16 @@ Json = Mapping[str, Any]  # plain values
 class RunSite:
     """The content of a run's page and the actions it offers; thread-safe."""
 
-    def __init__(self, folder: RunFolder, images: Images, one_file: int = ONE_FILE) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        images: Images,
+        one_file: int = ONE_FILE,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
         self._folder = folder
+        self._trust = trust_remote_code
         self._images = images
         # It asks for later classes itself.
         self.page, self._image_map = served_page(folder, images, one_file)
@@ -138,7 +146,7 @@ class RunSite:
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return load(self._folder.path).to(self._device)
+        return load(self._folder.path, trust_remote_code=self._trust).to(self._device)
 
     @cached_property
     def _embeddings(self) -> Embeddings:

@@ -12,6 +12,7 @@ from nearkin.config import Settings, continued
 from nearkin.data.copies import check_destination
 from nearkin.distributed import choose_device, device_name
 from nearkin.errors import CheckpointError, UsageError
+from nearkin.extensions import check_trusted
 from nearkin.run.folder import KINDS, RunFolder, data_name, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.version import __version__
@@ -88,12 +89,17 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
 
     Raises:
         CheckpointError: If there are checkpoints, but no settings.
-        UsageError: If `config` differs from the stored settings, or is of another kind of run.
+        UsageError: If `config` differs from the stored settings, is of another kind of run, or if
+            only the stored ones name code, which is not trusted.
     """
     if folder.config.exists():
         if KINDS[folder.kind] is not type(config):
             raise UsageError(f"{folder.path} is a {folder.kind}; choose another --out")
-        return continued(config, folder.settings_of(type(config))[0])
+        goes_on = continued(config, folder.settings_of(type(config))[0])
+        own = vars(config)
+        taken = {name: value for name, value in vars(goes_on).items() if value != own[name]}
+        check_trusted(taken, folder.config, config.trust_remote_code)
+        return goes_on
     if any(folder.checkpoints.glob("ckpt-*.pt")):
         raise CheckpointError(
             f"{folder.path} has checkpoints but no {folder.config.name}; bring it back, or start "

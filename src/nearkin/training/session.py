@@ -209,8 +209,10 @@ def floors(
     The teacher and the frozen start, if training had one, and the encoder's own architecture and
     preprocessing with the random weights of the seed.
     """
-    teacher = {"teacher": load(folder.teacher)} if config.teacher else {}
-    start = {"start": load(folder.start, backbone=network)} if config.init_from else {}
+    trust, start = config.trust_remote_code, dict[str, Encoder]()
+    teacher = {"teacher": load(folder.teacher, trust_remote_code=trust)} if config.teacher else {}
+    if config.init_from:
+        start["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
     return teacher | start | {"untrained": untrained_like(encoder, config.seed, network)}
 
 
@@ -244,7 +246,8 @@ def _evaluate(
     state = verdict(health, type(method))
     log.info(f"health {state}")
     # What is measured is the file, not the method in memory.
-    encoder = load(folder.path, backbone=network)
+    # Its header names the backbone of the settings, which are trusted by now.
+    encoder = load(folder.path, backbone=network, trust_remote_code=True)
     write_projector(folder.projector, method.online.projector, encoder)
 
     def encoded(embeddings: Embeddings) -> None:

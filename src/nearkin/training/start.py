@@ -51,9 +51,14 @@ def read_start(
     if not config.init_from:
         return None
     if folder.start.exists() and folder.config.exists():
-        return load(folder.start, backbone=network)
+        return load(folder.start, backbone=network, trust_remote_code=config.trust_remote_code)
     check_memory(config, device)
-    start = load(config.init_from, backbone=network, allow_partial=config.allow_partial)
+    start = load(
+        config.init_from,
+        backbone=network,
+        allow_partial=config.allow_partial,
+        trust_remote_code=config.trust_remote_code,
+    )
     name = str(start.details["backbone"])
     if config.backbone not in ("auto", CUSTOM, name):
         raise UsageError(
@@ -146,8 +151,13 @@ def starting_backbone(
     size = int(config.image_size)
     if config.init_from:
         source = start.start if start and start.start.exists() else config.init_from
-        partial = config.allow_partial and source == config.init_from
-        encoder = load(source, backbone=network, image_size=size, allow_partial=partial)
+        encoder = load(
+            source,
+            backbone=network,
+            image_size=size,
+            allow_partial=config.allow_partial and source == config.init_from,
+            trust_remote_code=config.trust_remote_code,
+        )
         backbone, view = encoder.backbone, encoder.preprocessing.for_images(images)
     else:
         view = Preprocessing.of(size, images.channels)

@@ -58,7 +58,7 @@ def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
     if not config.teacher:
         return None
     if folder.teacher.exists():
-        copy = load(folder.teacher)
+        copy = load(folder.teacher, trust_remote_code=config.trust_remote_code)
         if copy.details.get("named") == config.teacher:
             return copy
     size, free = weight_bytes(config.teacher), free_memory()
@@ -67,10 +67,11 @@ def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
             f"the teacher {config.teacher} has {size / 1e6:,.0f} MB of weights, which takes twice "
             f"as much, and {free / 1e6:,.0f} MB of memory are free; give a smaller one"
         )
-    teacher = load(config.teacher, allow_partial=config.allow_partial)
+    trust = config.trust_remote_code
+    teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
     details = {**teacher.details, "named": config.teacher}
     write_encoder(folder.teacher, teacher.backbone, details, teacher.preprocessing)
-    return load(folder.teacher)
+    return load(folder.teacher, trust_remote_code=True)  # the same one, as written
 
 
 def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
@@ -78,7 +79,8 @@ def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
     if not config.teacher:
         return {}
     details: dict[str, Any] = {"teacher": config.teacher}
-    if origin := load(folder.teacher).details.get("origin"):
+    teacher = load(folder.teacher, trust_remote_code=config.trust_remote_code)
+    if origin := teacher.details.get("origin"):
         details["origin"] = {**origin, "source": f"distilled from {origin['source']}"}
     return details
 

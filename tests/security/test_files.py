@@ -1,182 +1,30 @@
 """Files from strangers run nothing, start nothing, and end in an exit code and one plain line."""
 
-import ast
-import gzip
 import io
 import json
 import os
-import pickle
 import re
 import stat
 import struct
 import subprocess
 import sys
-import tomllib
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hostile import ENCODER, PICKLE, Commands, Runs, folder_of, image, tensors, tiny, zipped
 from PIL import Image, features
 from safetensors.torch import save
 
-import nearkin
 from nearkin.data.opening import open_images
 from nearkin.data.recognize import recognize
 from nearkin.discovery.features import CachedFeatures
 from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError, DataError
-from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import PLOTS
 from nearkin.types import UNKNOWN
-
-PACKAGE = Path(nearkin.__file__).parent
-GIB = 2**30
-
-
-def image(seed=0, size=(16, 16), kind="PNG", **options):
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind, **options)
-    return file.getvalue()
-
-
-def folder_of(path, files):
-    path.mkdir(parents=True)
-    for name, content in files.items():
-        (path / name).write_bytes(content)
-    return path
-
-
-# ---------------------------------------------------------------- S3: what the package may use
-
-
-MAY_RUN_CODE = {
-    "builtins", "cloudpickle", "code", "ctypes", "dill", "joblib", "marshal", "pickle", "pty",
-    "runpy", "shelve", "subprocess", "torch.hub", "torch.jit", "torch.package", "yaml",
-}  # fmt: skip
-EXCEPT = {"training/loop.py": {"ctypes"}, "evaluation/ray_parts.py": {"subprocess"}}
-"""One tells the C library when to keep memory, by two functions it names itself. The other starts
-this Python anew, as Ray's driver."""
-CALLS = {"__import__", "compile", "os.popen", "os.startfile", "shutil.unpack_archive"}
-LOADERS = {"load", "open_memmap", "read_array"}
-
-
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_nothing_is_imported_that_could_run_what_a_file_says(path):
-    """Beside `test_architecture`, which forbids the calls: no import gives them another name."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            imported = {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-            heavy = str(node.module).split(".")[0] in ("torch", "numpy")
-            assert not heavy or not LOADERS & {alias.name for alias in node.names}
-            assert node.module != "os" or imported <= {"os", "os.path"}
-        elif isinstance(node, ast.Call):
-            name, imported = ast.unparse(node.func), set()
-            assert name not in CALLS
-            assert not re.match(r"os\.(exec|spawn|posix_spawn|system)", name)
-            if name in ("torch.load", "np.load", "numpy.load"):
-                assert len(node.args) == 1, "an option without a name is not seen by any lint"
-        else:
-            continue
-        allowed = EXCEPT.get(path.relative_to(PACKAGE).as_posix(), set())
-        assert not (MAY_RUN_CODE - allowed) & imported
-
-
-# ---------------------------------------------------------------- commands on hostile files
-
-
-PROGRAM = """
-import contextlib, io, json, os, resource, sys
-memory = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-os.umask(0o077)
-WATCHED = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn",
-           "socket.connect", "socket.getaddrinfo", "pickle.find_class"}
-events = []
-sys.addaudithook(lambda event, args: event in WATCHED and events.append(f"{event} {args}"))
-from nearkin.cli import main
-
-def peak():
-    with open("/proc/self/status") as status:  # getrusage inherits the peak of who started this
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
-
-for line in sys.stdin:
-    name, arguments = json.loads(line)
-    before = peak()
-    events.clear()
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-        out.flush(), err.flush()
-    texts = [file.buffer.getvalue().decode() for file in (out, err)]
-    print(json.dumps([name, code, *texts, events, peak() - before]), file=sys.__stdout__, flush=True)
-"""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-    events: list[str]
-    """What it started, whom it called, which classes were unpickled."""
-    grown: int
-    """Bytes by which the largest memory of the process grew."""
-
-    def refused(self, code):
-        """The one line of a refusal."""
-        (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
-        assert (self.code, "a bug in nearkin" in line) == (code, False), line
-        assert len(line) < 1_000
-        assert self.out == ""
-        return line
-
-
-class Commands:
-    """Commands to be run by one process, since loading torch takes longer than all of them."""
-
-    def __init__(self, root):
-        self.root = root
-        self.arguments = {}
-
-    def add(self, name, *arguments):
-        self.arguments[name] = [str(argument) for argument in arguments]
-
-    def run(self):
-        environment = {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
-        environment["PYTHONPATH"] = str(PACKAGE.parent)
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(24 * GIB)],
-            input="\n".join(map(json.dumps, self.arguments.items())),
-            capture_output=True, text=True, env=environment, cwd=self.root, timeout=500,
-        )  # fmt: skip
-        lines = map(json.loads, done.stdout.splitlines())
-        answers = {name: Answer(*rest) for name, *rest in lines}
-        assert answers.keys() == self.arguments.keys(), (done.returncode, done.stderr[-2000:])
-        return answers
-
-
-class Runs:
-    """A pickle that runs a command when it is read."""
-
-    def __reduce__(self):
-        return os.system, ("touch marker",)
-
-
-def zipped(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def sized(length):
@@ -186,7 +34,7 @@ def sized(length):
 
 VAST = b'{"a":{"dtype":"F32","shape":[1099511627776,1099511627776],"data_offsets":[0,4]}}'
 NO_TENSORS = {
-    "a pickle": pickle.dumps(Runs()),
+    "a pickle": PICKLE,
     "a pickle of torch": zipped({"weights": Runs()}),
     "a header of 2**63 bytes": sized(2**63),
     "a header of 2**64 - 1 bytes": sized(2**64 - 1),
@@ -198,21 +46,10 @@ NO_TENSORS = {
 """Files that are called .safetensors and are none."""
 
 
-def tensors(state, description):
-    described = description if isinstance(description, str) else json.dumps(description)
-    return save(state, metadata={"nearkin": described})
-
-
-def tiny():
-    torch.manual_seed(1)
-    return {k: v.contiguous() for k, v in build_backbone("tiny", 16).body.state_dict().items()}
-
-
 def floats(state, change):
     return {k: change(v) if v.is_floating_point() else v for k, v in state.items()}
 
 
-ENCODER = {"format": "1", "backbone": "tiny", "image_size": 16, "feature_dim": 128}
 ENCODERS = {
     "architecture ../../x": lambda s: tensors(s, {**ENCODER, "backbone": "../../x"}),
     "architecture os.system": lambda s: tensors(s, {**ENCODER, "backbone": "os.system"}),
@@ -303,7 +140,6 @@ def npy(array):
     return file.getvalue()
 
 
-PICKLE = NO_TENSORS["a pickle"]
 STAGES = {
     "kept features that are a pickle": {"stages/cached-features.safetensors": PICKLE},
     "kept features of 2**63 bytes": {"stages/cached-features.safetensors": sized(2**63)},
@@ -348,18 +184,6 @@ def hostile_folder(path):
     for name in HOSTILE_NAMES:
         (path / STEERS / name.replace(".png", ".jpg")).write_bytes(b"no image")
     return path
-
-
-def overlapping(members, size):
-    """A zip of so many images of so many zeros each, which all share the same few bytes."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = b"".join(packer.compress(bytes(2**20)) for _ in range(size >> 20)) + packer.flush()
-    sizes = (0, len(packed), size, 5, 0)
-    local = struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 8, 0, 0, *sizes) + b"0.png" + packed
-    entry = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 8, 0, 0, *sizes, 0, 0, 0, 0, 0)
-    entries = b"".join(entry + b"%d.png" % number for number in range(members))
-    tail = ("<4s4H2IH", b"PK\5\6", 0, 0, members, members, len(entries), len(local), 0)
-    return local + entries + struct.pack(*tail)
 
 
 def png(side, pixels=b"", extra=b""):
@@ -445,11 +269,10 @@ def place(tmp_path_factory):
 
 def add_images(commands, place, encoder):
     folder_of(place / "bombs", bombs())
-    (place / "bomb.zip").write_bytes(overlapping(8, 200 * 2**20))
     formats = {f"{kind}.jpg": content for kind, content in other_formats().items()}
     folder_of(place / "formats", {**formats, "good.png": image()})
     special_files(place / "special")
-    for name in ("bombs", "formats", "special", "bomb.zip"):
+    for name in ("bombs", "formats", "special"):
         commands.add(name, "embed", encoder, place / name, "-o", f"{name}.npy")
 
 
@@ -530,54 +353,49 @@ def test_hostile_files_start_nothing_call_nobody_and_are_not_unpickled(answers, 
     assert not list(place.rglob("marker"))
     with subprocess.Popen([sys.executable, "-c", "import sys, pickle; pickle.load(sys.stdin.buffer)"],
                           stdin=subprocess.PIPE, cwd=place) as reader:  # fmt: skip
-        reader.communicate(NO_TENSORS["a pickle"])
+        reader.communicate(PICKLE)
     assert (place / "marker").exists()  # it would have
 
 
 # ---------------------------------------------------------------- S1, S4, S6: files of weights
 
 
-@pytest.mark.parametrize("name", [*NO_TENSORS, *ENCODERS])
-def test_a_hostile_encoder_is_refused(name, answers):
-    assert "encoder.safetensors" in answers[f"encoder: {name}"].refused(5)
+def test_hostile_files_of_weights_and_of_runs_are_refused(answers):
+    lines = {}
+    for kind, names, file in (
+        ("encoder", [*NO_TENSORS, *ENCODERS], "encoder.safetensors"),
+        ("classifier", [*NO_TENSORS, *CLASSIFIERS, *HEADS], "classifier.safetensors"),
+        ("stage", STAGES, ""),
+    ):
+        for name in names:
+            file = Path(next(iter(STAGES[name]))).name if kind == "stage" else file
+            lines[name] = file, answers[f"{kind}: {name}"].refused(5)
+    assert {name: line for name, (file, line) in lines.items() if file not in line} == {}
 
 
-@pytest.mark.parametrize("name", [*NO_TENSORS, *CLASSIFIERS, *HEADS])
-def test_a_hostile_classifier_is_refused(name, answers):
-    assert "classifier.safetensors" in answers[f"classifier: {name}"].refused(5)
+def test_hostile_settings_are_refused(answers):
+    for name in CONFIGS:
+        answers[f"config: {name}"].refused(2)
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_hostile_files_of_a_discovery_are_refused(name, answers):
-    (file,) = STAGES[name]
-    assert Path(file).name in answers[f"stage: {name}"].refused(5)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    ["no JSON", '{"x": "y"}', '{"1": "y"}', "[1]", "[" * 100_000],
-    ids=["no JSON", "no number", "no such image", "no table", "no end"],
-)
-def test_kept_features_with_a_hostile_description_are_refused(bad, tmp_path):
+def test_kept_features_of_other_images_or_with_a_hostile_description_are_refused(tmp_path):
     path = tmp_path / "cached-features.safetensors"
-    path.write_bytes(
-        save({"center": torch.ones(1, 2), "views": torch.ones(2, 1, 2)}, {"bad": bad})
-    )
-    with pytest.raises(CheckpointError, match=r"cached-features\.safetensors cannot be used"):
-        CachedFeatures.read(path, 1)
-
-
-@pytest.mark.parametrize(
-    ("center", "views", "count"),
-    [((3, 2), (2, 3, 2), 4), ((3, 2), (2, 4, 2), 3), ((3, 2), (3, 2), 3), ((3,), (2, 3), 3)],
-)
-def test_kept_features_of_other_images_are_refused(center, views, count, tmp_path):
-    path = tmp_path / "cached-features.safetensors"
-    path.write_bytes(
-        save({"center": torch.ones(center), "views": torch.ones(views)}, {"bad": "{}"})
-    )
-    with pytest.raises(CheckpointError, match=r"cached-features\.safetensors cannot be used"):
-        CachedFeatures.read(path, count)
+    shapes = [
+        ((3, 2), (2, 3, 2), 4),
+        ((3, 2), (2, 4, 2), 3),
+        ((3, 2), (3, 2), 3),
+        ((3,), (2, 3), 3),
+    ]
+    described = ["no JSON", '{"x": "y"}', '{"1": "y"}', "[1]", "[" * 100_000]
+    cases = [(*each, "{}") for each in shapes]
+    for center, views, count, bad in [
+        *cases,
+        *(((1, 2), (2, 1, 2), 1, each) for each in described),
+    ]:
+        features = {"center": torch.ones(center), "views": torch.ones(views)}
+        path.write_bytes(save(features, {"bad": bad}))
+        with pytest.raises(CheckpointError, match=r"cached-features\.safetensors cannot be used"):
+            CachedFeatures.read(path, count)
 
 
 def test_an_encoder_that_is_a_folder_is_refused(tmp_path):
@@ -602,12 +420,6 @@ def test_bombs_are_left_out_without_being_inflated(answers, place):
         "text.png": "unreadable",
     }
     assert answers["bombs"].grown < 600e6
-
-
-def test_a_small_archive_of_large_members_is_not_inflated_all_at_once(answers, place):
-    assert (place / "bomb.zip").stat().st_size < 1e6
-    assert "not-an-image" in answers["bomb.zip"].refused(3)
-    assert answers["bomb.zip"].grown < 600e6
 
 
 def test_what_other_decoders_would_open_is_no_image(answers, place):
@@ -674,14 +486,6 @@ def test_a_table_leads_through_no_link_out_of_its_folder(tmp_path):
     )
 
 
-def test_a_compressed_tar_is_not_unpacked_without_end(tmp_path):
-    path = tmp_path / "zeros.tar.gz"
-    path.write_bytes(gzip.compress(bytes(2**26)) * 17)  # a gzip file may have several parts
-    assert path.stat().st_size < 2e6
-    with pytest.raises(DataError, match="over 1024 MiB unpacked"):
-        open_images(path)
-
-
 # ---------------------------------------------------------------- S12, S19: names and modes
 
 
@@ -706,7 +510,7 @@ def test_hostile_names_neither_steer_the_terminal_nor_forge_lines_of_the_log(ans
     assert plots <= set(PLOTS)
 
 
-PRINTING = [
+PRINTING = (
     "check",
     "bad names",
     "left out",
@@ -714,15 +518,15 @@ PRINTING = [
     "heading",
     "architecture",
     "classifier: names",
-]
+)
 
 
-@pytest.mark.parametrize("name", PRINTING)
-def test_what_is_printed_of_a_file_does_not_steer_a_terminal(name, answers):
-    answer = answers[name]
-    assert control_characters(answer.out + answer.err) == set()
-    assert not [line for line in answer.out.splitlines() if line.startswith("FORGED")]
-    assert "a bug in nearkin" not in answer.err
+def test_what_is_printed_of_a_file_does_not_steer_a_terminal(answers):
+    for name in PRINTING:
+        answer = answers[name]
+        assert control_characters(answer.out + answer.err) == set(), name
+        assert not [line for line in answer.out.splitlines() if line.startswith("FORGED")]
+        assert "a bug in nearkin" not in answer.err
 
 
 def test_what_is_written_is_for_whom_the_umask_allows(answers, place):
@@ -733,11 +537,6 @@ def test_what_is_written_is_for_whom_the_umask_allows(answers, place):
 
 
 # ---------------------------------------------------------------- S20, S21: settings and labels
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_hostile_configuration_is_refused(name, answers):
-    answers[f"config: {name}"].refused(2)
 
 
 TABLES = {
@@ -791,20 +590,3 @@ def test_a_hostile_table_is_refused_in_one_line(content, tmp_path):
         open_images(data / "table.csv")
     assert control_characters(str(raised.value)) == set()
     assert "\n" not in str(raised.value)
-
-
-# ---------------------------------------------------------------- S24: what is built upon
-
-
-@pytest.mark.parametrize(
-    ("package", "least"),
-    [
-        ("torch", (2, 10)),  # CVE-2026-24747
-        ("Pillow", (12, 3)),
-    ],
-)
-def test_releases_with_known_holes_are_not_accepted(package, least):
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    (demand,) = [d for d in project["dependencies"] if re.match(rf"{package}\b", d)]
-    match = re.search(r">=\s*(\d+)\.(\d+)", demand)
-    assert tuple(map(int, match.groups())) >= least
