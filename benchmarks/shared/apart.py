@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from turns import settle
+from benchmarks.shared.turns import settle
 
 
 @contextmanager

@@ -1,19 +1,20 @@
 """Write the sections of docs/results.md that are made from rows of peers.jsonl and times.jsonl.
 
-    python benchmarks/reproduce/table.py
+    python docs/results_page.py
 
 `make docs` calls it. Runs that are planned and not there are shown as not run.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from plan import MEASURES, SEEDED, SIDES, Run, Timed, Unit, plan, timed_plan
-from plan import rows as measured
+from benchmarks.peers.plan import SEEDED, SEEDS, SIDES, Run, Unit, plan
+from benchmarks.peers.plan import rows as measured
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = Path("docs/results")
 PAGE: Final = Path("docs/results.md")
 BEGIN: Final = "<!-- Made by `make docs` from docs/results/{}. -->"
@@ -30,6 +31,9 @@ TIMED: Final = {
 FLOORS: Final = {"pixels": "raw pixels", "untrained": "untrained network"}
 NOT_RUN: Final = "not run"
 Row = dict[str, Any]
+
+ARMS: Final = ("auto", "published", "published, same network")
+MEASURES: Final = ("kNN top-1", "linear probe", "cluster accuracy")
 
 
 def load(file: Path) -> dict[str, Row]:
@@ -155,7 +159,7 @@ def section(rows: dict[str, Row]) -> str:
 
 
 INTRODUCTION: Final = f"""\
-    python benchmarks/reproduce/pairs.py OUT --cifar10 cifar10.npz --fashion fashion_mnist.npz
+    python -m benchmarks peers --data FOLDER     # cifar10.npz and fashion_mnist.npz
 
 `nearkin train` with its `auto` settings beside [lightly](https://github.com/lightly-ai/lightly)
 with the settings of its own CIFAR-10 benchmark: the same images, the same seconds of one core,
@@ -164,7 +168,7 @@ side by side, one evaluator. `small` is nearkin's small network (1.2 M parameter
 and sets its schedule for the steps that fit, so both finish it. Imports, opening the data and
 evaluation do not count. nearkin computes in bfloat16 where `auto` does, lightly in float32, as
 its benchmark. Commands and all conditions:
-[benchmarks/reproduce](../benchmarks/reproduce/README.md).
+[benchmarks/peers](../benchmarks/peers/README.md).
 
 Accuracy is kNN: k 200, temperature 0.1, cosine, bank 50,000 (Fashion-MNIST 60,000), test part
 10,000, last step, nothing chosen by it. Of several seeds, a cell is the mean and, in parentheses,
@@ -172,6 +176,42 @@ the range; of one seed, the value and, in brackets, the 95 % interval over test 
 nothing of other seeds. Differences are between runs of one seed. Of epochs and images per second,
 nearkin's are first. At equal epochs ({", ".join(SEEDED)}) batches and rates are still each
 side's own."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A training of a given time."""
+
+    data: str
+    method: str
+    minutes: int
+    threads: int
+    seed: int = 0
+    arm: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """A name for files, and the key of its row.
+
+        >>> Timed("digits", "simclr", 2, 1, 0, "published, same network").name
+        'digits-simclr-2m-1t-0-published-same-network'
+        """
+        arm = self.arm.replace(",", "").replace(" ", "-")
+        return f"{self.data}-{self.method}-{self.minutes}m-{self.threads}t-{self.seed}-{arm}"
+
+
+def timed_plan() -> list[Timed]:
+    """Return all trainings of a given time, the most important first."""
+    runs = [Timed("cifar10", "simclr", 15, 2)]
+    runs += [Timed("cifar10", method, 30, 1) for method in ("byol", "nnclr")]
+    runs += [Timed("cifar10", "simclr", 45, 1), Timed("cifar10", "instdisc", 30, 1)]
+    for data, minutes in (("digits", 2), ("omniglot", 3)):
+        runs += [Timed(data, "simclr", minutes, 1, seed, arm) for seed in SEEDS for arm in ARMS]
+    runs += [Timed("caltech", "simclr", 30, 2)]
+    runs += [Timed("fashion10k", "simclr", 15, 1, seed) for seed in SEEDS]
+    runs += [Timed("cifar10", "simclr", 15, 2, seed) for seed in SEEDS[1:]]
+    runs += [Timed("cifar10", "simclr", 45, 1, seed) for seed in SEEDS[1:]]
+    return runs
 
 
 def timed_cell(values: Sequence[Sequence[float]]) -> str:
@@ -243,7 +283,7 @@ def _listed(values: Iterable[str]) -> str:
 
 TIMED_INTRODUCTION: Final = """\
     python benchmarks/reproduce/times.py OUT --cifar10 cifar10.npz --caltech caltech99.tar \\
-        --fashion10k fashion10k.npz --omniglot omniglot/
+        --fashion10k fashion10k.npz --omniglot omniglot/      # at the tag studies-1
 
 runs, among others,
 

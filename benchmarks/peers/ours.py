@@ -19,7 +19,6 @@ from nearkin.data.images import Images
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.run.settings import backbone_for, resolve, view_sides, with_length
 from nearkin.training.fit import optimizer_for, training_steps
-from nearkin.training.optimizer import restore_optimizer
 from nearkin.training.session import build
 
 CPU = torch.device("cpu")
@@ -75,15 +74,6 @@ class Ours:
             config, self.trained, self.optimizer, fed, start=start, total=total
         ):
             yield step.loss.item()
-
-    def state(self) -> dict[str, Any]:
-        """What `restore` continues from."""
-        return {"method": self.trained.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
-        self.trained.load_state_dict(state["method"])
-        restore_optimizer(self.optimizer, state["optimizer"])
 
     def encoder(self) -> nn.Module:
         """Write the encoder as `nearkin train` does, and return what the file holds."""

@@ -18,15 +18,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Protocol
 
-import evaluator
 import numpy as np
 import torch
-from made import commit, cpu
-from ours import Ours
-from plan import Run
-from theirs import Theirs
 from torch import nn
 
+from benchmarks.peers import evaluator
+from benchmarks.peers.ours import Ours
+from benchmarks.peers.plan import Run
+from benchmarks.peers.theirs import Theirs
+from benchmarks.shared.rows import commit, cpu
 from nearkin.config import TrainConfig
 from nearkin.data.batches import center_crops
 from nearkin.data.order import BatchOrder
@@ -36,16 +36,14 @@ from nearkin.data.split import Split, open_split
 from nearkin.evaluation.measures import Measure
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.data import versions
-from nearkin.tables import replace_text, whole
+from nearkin.tables import replace_text
 
 CPU = torch.device("cpu")
-PAUSED, REFUSED = 75, 3
-"""Exit status of a run that its next piece continues, and of one that shared its core."""
+REFUSED = 3  # exit status of a run that shared its core
 LEAST_SHARE: Final = 0.9  # of its core that a run must have had for its wall clock to count
 TRIAL: Final = 1 / 30  # of the budget: 20 s of 10 minutes
 TRIAL_STEPS: Final = 2  # at least, after the first, which is not timed
 FOREVER: Final = 10**9  # steps that a trial could take
-SAVE_EVERY: Final = 120.0  # seconds of the wall clock between checkpoints
 LAST: Final = 10  # steps whose mean loss is noted
 
 
@@ -64,12 +62,6 @@ class Trainer(Protocol):
 
     def steps(self, start: int, total: int) -> Iterator[float]:
         """Train from one step to another, with the schedules of `total`; yield each loss."""
-
-    def state(self) -> dict[str, Any]:
-        """What `restore` continues from."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
 
     def encoder(self) -> nn.Module:
         """Return the network that training is for."""
@@ -104,17 +96,6 @@ class Meter:
         return self.cpu / self.wall
 
 
-@dataclass
-class Progress:
-    """How far a training is, which its checkpoint holds too."""
-
-    total: int
-    meter: Meter
-    done: int = 0
-    pieces: int = 0  # in which it was made
-    loss: float = math.nan  # mean of the last steps
-
-
 def affordable(trainer: Trainer, seconds: float, clock: str) -> int:
     """Return how many steps fit into a time, by trying some of each phase."""
     least = TRIAL * seconds / trainer.phases
@@ -142,48 +123,23 @@ def num_steps(run: Run, make: Callable[[], Trainer], clock: str) -> int:
     return affordable(make(), run.budget, clock)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run keeps its files, and when its piece ends."""
+@dataclass
+class Progress:
+    """What a training has taken."""
 
-    folder: Path
-    until: float  # in seconds of the clock of `time.time`
-
-    @property
-    def checkpoint(self) -> Path:
-        """What the next piece continues from."""
-        return self.folder / "checkpoint.pt"
-
-    def save(self, trainer: Trainer, progress: Progress) -> None:
-        """Write a checkpoint, whole or not at all."""
-        state = {"progress": asdict(progress), "trainer": trainer.state()}
-        with whole(self.checkpoint) as file:
-            torch.save(state, file)
-
-    def load(self, trainer: Trainer) -> Progress:
-        """Continue from the checkpoint."""
-        state = torch.load(self.checkpoint, weights_only=True)
-        trainer.restore(state["trainer"])
-        progress = state["progress"]
-        return Progress(**{**progress, "meter": Meter(**progress["meter"])})
+    meter: Meter
+    done: int = 0
+    loss: float = math.nan  # mean of the last steps
 
 
-def train(trainer: Trainer, progress: Progress, place: Place) -> bool:
-    """Train to the last step, or to the end of this piece; return whether it was the last."""
-    progress.pieces += 1
-    losses: list[float] = []
-    saved = time.monotonic()
-    for loss in progress.meter.timed(trainer.steps(progress.done, progress.total)):
+def train(trainer: Trainer, total: int) -> Progress:
+    """Train to the last step."""
+    progress, losses = Progress(Meter()), list[float]()
+    for loss in progress.meter.timed(trainer.steps(0, total)):
         progress.done += 1
         losses = [*losses, loss][-LAST:]
-        progress.loss = sum(losses) / len(losses)
-        if time.time() > place.until:
-            break
-        if time.monotonic() - saved > SAVE_EVERY:
-            place.save(trainer, progress)
-            saved = time.monotonic()
-    place.save(trainer, progress)
-    return progress.done == progress.total and time.time() <= place.until
+        progress.loss = fmean(losses)
+    return progress
 
 
 def trainer_of(run: Run, split: Split, folder: Path) -> Trainer:
@@ -250,7 +206,6 @@ def trained(progress: Progress, trainer: Trainer, clock: str) -> dict[str, Any]:
         "cpu_seconds": round(meter.cpu, 1),
         "cpu_share": round(meter.share, 3),
         "clock": clock,
-        "pieces": progress.pieces,
         "loss": round(progress.loss, 4),
         "settings": trainer.settings,
     }
@@ -261,25 +216,21 @@ def is_disturbed(run: Run, meter: Meter, clock: str) -> bool:
     return run.unit == "s" and clock == "wall" and meter.share < LEAST_SHARE
 
 
-def work(run: Run, split: Split, place: Place, clock: str) -> int:
-    """Train and measure as far as this piece goes; return the exit status."""
+def work(run: Run, split: Split, folder: Path, clock: str) -> int:
+    """Train and measure; return the exit status."""
     if run.side == "floor":
         found = row(run, floor(run, split))
     else:
-        make = partial(trainer_of, run, split, place.folder)
-        begun = place.checkpoint.exists()
-        total = 0 if begun else num_steps(run, make, clock)
+        make = partial(trainer_of, run, split, folder)
+        total = num_steps(run, make, clock)
         trainer = make()
-        progress = place.load(trainer) if begun else Progress(total, Meter())
-        complete = train(trainer, progress, place)
+        progress = train(trainer, total)
         if is_disturbed(run, progress.meter, clock):
             print(f"refused: {progress.meter.share:.2f} of a core", flush=True)
             return REFUSED
-        if not complete:
-            return PAUSED
         measure = evaluator.of_network(trainer.encoder(), split, side(split))
         found = row(run, measure, **trained(progress, trainer, clock))
-    replace_text(place.folder / "row.json", json.dumps(found) + "\n")
+    replace_text(folder / "row.json", json.dumps(found) + "\n")
     return 0
 
 
@@ -290,7 +241,6 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--until", type=float, default=math.inf)
     options = parser.parse_args()
     run = Run(**json.loads(options.run))
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -298,7 +248,7 @@ def main() -> None:
     split = open_split(options.data, TrainConfig())
     print("ready", flush=True)
     sys.stdin.readline()
-    sys.exit(work(run, split, Place(options.folder, options.until), options.clock))
+    sys.exit(work(run, split, options.folder, options.clock))
 
 
 if __name__ == "__main__":

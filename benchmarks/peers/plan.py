@@ -1,4 +1,4 @@
-"""Which runs there are: pairs of nearkin and lightly, floors, and trainings of a given time."""
+"""Which runs there are: pairs of nearkin and lightly, and floors."""
 
 import json
 from collections.abc import Iterator
@@ -16,16 +16,6 @@ SMALL, LARGE = "small", "resnet18"
 
 SECONDS: Final = 600.0  # of one core, for each run
 EPOCHS: Final = 4  # where runs are compared at equal epochs
-
-RECIPE: Final = ("--config", "recipe:cifar10/simclr", "--epochs", "auto", "--image-size", "auto")
-ARMS: Final = {
-    "auto": (),
-    "published": RECIPE,
-    "published, same network": (*RECIPE, "--backbone", "auto"),
-}
-MEASURES: Final = ("kNN top-1", "linear probe", "cluster accuracy")
-HELD_OUT: Final = {"digits": ("--val", "0.2"), "omniglot": ("--val", "0.2")}
-"""Options of data that have no test part."""
 
 Unit = Literal["s", "epochs"]
 
@@ -80,49 +70,6 @@ def plan(seconds: float = SECONDS, epochs: int = EPOCHS) -> list[Pair]:
     for data in DATA:
         pairs += [pair(LARGE, "simclr", data, 0, seconds), *list(floors(data))[1:]]
     return pairs
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A training of a given time."""
-
-    data: str
-    method: str
-    minutes: int
-    threads: int
-    seed: int = 0
-    arm: str = "auto"
-
-    @property
-    def name(self) -> str:
-        """A name for files, and the key of its row.
-
-        >>> Timed("digits", "simclr", 2, 1, 0, "published, same network").name
-        'digits-simclr-2m-1t-0-published-same-network'
-        """
-        arm = self.arm.replace(",", "").replace(" ", "-")
-        return f"{self.data}-{self.method}-{self.minutes}m-{self.threads}t-{self.seed}-{arm}"
-
-    @property
-    def options(self) -> list[str]:
-        """Those of `nearkin train`."""
-        method = ["--method", self.method] if self.method != "simclr" else []
-        length = ["--max-time", f"{self.minutes}m", "--seed", str(self.seed)]
-        return [*method, *length, *HELD_OUT.get(self.data, ()), *ARMS[self.arm]]
-
-
-def timed_plan() -> list[Timed]:
-    """Return all trainings of a given time, the most important first."""
-    runs = [Timed("cifar10", "simclr", 15, 2)]
-    runs += [Timed("cifar10", method, 30, 1) for method in ("byol", "nnclr")]
-    runs += [Timed("cifar10", "simclr", 45, 1), Timed("cifar10", "instdisc", 30, 1)]
-    for data, minutes in (("digits", 2), ("omniglot", 3)):
-        runs += [Timed(data, "simclr", minutes, 1, seed, arm) for seed in SEEDS for arm in ARMS]
-    runs += [Timed("caltech", "simclr", 30, 2)]
-    runs += [Timed("fashion10k", "simclr", 15, 1, seed) for seed in SEEDS]
-    runs += [Timed("cifar10", "simclr", 15, 2, seed) for seed in SEEDS[1:]]
-    runs += [Timed("cifar10", "simclr", 45, 1, seed) for seed in SEEDS[1:]]
-    return runs
 
 
 def rows(results: Path) -> list[dict[str, Any]]:
