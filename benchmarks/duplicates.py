@@ -119,25 +119,22 @@ def build_index(table: Path, index: Path) -> None:
 def run(options: Namespace) -> Iterator[Row]:
     """Do the steps of each count, each in a process of its own."""
     has_faiss = find_spec("faiss") is not None
+    if max(options.counts) >= EXACT and not has_faiss:
+        raise SystemExit(f"an index takes faiss; without it, ask for less than {EXACT} vectors")
     for count in options.counts:
         with tempfile.TemporaryDirectory(dir=options.folder or None) as folder:
             table, index = Path(folder) / "vectors", Path(folder) / "vectors.faiss"
-            case, size = f"{count} vectors", {"dim": options.dim}
+            case = f"{count} vectors of {options.dim}"
             alone(write, table, count, options.dim)
             if count >= EXACT:
-                made = alone(build_index, table, index)
-                yield Row(f"{case}, index", made.cpu_seconds, "CPU s", more=size)
+                yield Row(f"{case}, index", alone(build_index, table, index).cpu_seconds, "CPU s")
             own = alone(by_nearkin, table, index, count)
-            size |= {"recall": own.result}
+            found = {"recall": own.result}
             if not has_faiss:
-                yield Row(case, own.cpu_seconds, "CPU s", more=size)
-                yield Row(case, own.megabytes, "MB")
+                yield Row(case, own.cpu_seconds, "CPU s", more=found | {"MB": own.megabytes})
                 continue
             other = alone(by_faiss, table, index, count)
-            size |= {"recall of faiss": other.result}
-            times, peaks = (
-                ([each.cpu_seconds] for each in (own, other)),
-                ([each.megabytes] for each in (own, other)),
-            )
-            yield compared(case, *times, against="faiss", unit="CPU s", **size)
-            yield compared(case, *peaks, against="faiss", unit="MB")
+            found["recall of faiss"] = other.result
+            for unit, figure in (("CPU s", "cpu_seconds"), ("MB", "megabytes")):
+                one, two = ([getattr(cost, figure)] for cost in (own, other))
+                yield compared(case, one, two, against="faiss", unit=unit, **found)

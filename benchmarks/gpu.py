@@ -68,9 +68,9 @@ def first_stages(options: Namespace) -> Iterator[Stage]:
     yield Stage("tests", ["pytest", *quiet, *options.tests], 150)
     yield Stage("kernels", measured("kernels", options), 60)
     steps = measured("steps", options)
-    yield Stage("simclr", [*steps, "--methods", "simclr"], 30)
+    yield Stage("simclr", [*steps, "--methods", "simclr"], 40)
     for groups in ("8", "1"):
-        yield Stage(f"moco {groups}", [*steps, "--methods", "moco", "--bn-groups", groups], 30)
+        yield Stage(f"moco {groups}", [*steps, "--methods", "moco", "--bn-groups", groups], 40)
     for method in ("simclr", "moco"):
         words = [*steps, "--methods", method, "--compile", "on"]
         if not options.quick:  # compiling takes minutes on a CPU
@@ -80,25 +80,29 @@ def first_stages(options: Namespace) -> Iterator[Stage]:
 def measured(name: str, options: Namespace) -> list[str]:
     """Return the words of a benchmark, with the options that it shares with this one."""
     words = ["benchmarks", name, "--device", options.device, "--batch", str(options.batch)]
-    words += ["--quick"] if options.quick else []
+    words += ["--rounds", str(options.rounds), *(["--quick"] if options.quick else [])]
     rows = options.output if options.output != Path() else Path(options.out) / "rows.jsonl"
     return [*words, "-o", str(rows)]
 
 
 def perform(stage: Stage, out: Path, until: float) -> Row | None:
-    """Run a stage that is not done, as long as the budget lasts; its failure ends nothing."""
+    """Run a stage that is not done, as long as the budget lasts; its failure ends nothing.
+
+    One that the end of the budget has stopped, and not its own limit, is for the next call.
+    """
     done, limit = out / f"{stage.name}.done", min(stage.limit, until - time.time())
-    if done.exists() or limit < 1:
+    if done.exists() or limit <= 0:
         return None
-    start = time.perf_counter()
+    start, ended = time.perf_counter(), True
     with (out / f"{stage.name}.log").open("ab") as log:
         process = started(stage.words, log)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-    done.write_text(f"{code}\n", encoding="utf-8")
+            code, ended = process.wait(), limit == stage.limit
+    if ended:
+        done.write_text(f"{code}\n", encoding="utf-8")
     return Row(stage.name, time.perf_counter() - start, more={"exit code": code})
 
 

@@ -3,12 +3,15 @@
 import itertools
 import json
 import math
+import signal
 import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import gpu
 from benchmarks.__main__ import main, measure, names
 from benchmarks.shared.memory import Watch, alone
 from benchmarks.shared.rows import Row, compared, interval_of, made_with
@@ -117,6 +120,24 @@ def test_a_watch_sees_what_is_held_while_it_looks():
         while memory.megabytes - memory.before < 60:
             assert held.all()  # until it has looked
     assert memory.megabytes - memory.before < 128
+
+
+def test_a_stage_of_the_gpu_plan_is_done_once_and_ends_with_its_limit_or_the_budget(tmp_path):
+    def perform(name, module, limit, budget):
+        stage = gpu.Stage(name, [module], limit)
+        row = gpu.perform(stage, tmp_path, time.time() + budget)
+        return row and row.more["exit code"]
+
+    assert perform("short", "this", 60, 60) == 0
+    assert perform("short", "this", 60, 60) is None
+    assert "Zen" in (tmp_path / "short.log").read_text()
+    assert perform("fails", "no_such_module", 60, 60) == 1
+    assert perform("fails", "no_such_module", 60, 60) is None
+    assert perform("endless", "http.server", 60, 0) is None
+    killed = -signal.SIGKILL
+    assert perform("endless", "http.server", 60, 0.5) == killed  # by the budget: again
+    assert perform("endless", "http.server", 0.5, 60) == killed  # by its limit
+    assert perform("endless", "http.server", 0.5, 60) is None
 
 
 def test_a_row_says_what_it_was_made_with():

@@ -11,6 +11,7 @@ shared. Linux, two cores or more.
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -39,7 +40,7 @@ OPTIONS: Final = (
     Option("seconds", SECONDS, "budget of a run", quick=2.0),
     Option("epochs", EPOCHS, "of runs at equal epochs", quick=1),
     Option("clock", "wall", "that budgets are of", choices=("wall", "cpu"), quick="cpu"),
-    Option("minutes", float("inf"), "begin no pair after"),
+    Option("minutes", 0.0, "begin no pair after; 0: no limit"),
     Option("most", 0, "pairs of this call; 0: all", quick=2),
 )
 
@@ -173,7 +174,8 @@ def where_of(options: Namespace, stack: contextlib.ExitStack) -> Where:
         raise SystemExit("name the folder of cifar10.npz and fashion_mnist.npz by --data")
     else:
         data = {"cifar10": made_up(out)}
-    return Where(out, results, data, options.clock, time.time() + 60 * options.minutes)
+    until = time.time() + 60 * options.minutes if options.minutes else math.inf
+    return Where(out, results, data, options.clock, until)
 
 
 def missing(options: Namespace, where: Where) -> Iterator[Pair]:
