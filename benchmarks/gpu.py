@@ -48,7 +48,7 @@ OPTIONS: Final = (
     Option("recipes", ["simclr_lightly", "moco_symmetric"], "trained together", quick=[LAST]),
     Option("train", "", "more words of `nearkin train`", quick=TINY),
     Option("compile", "auto", "of the recipes", choices=("auto", "on", "off")),
-    Option("batch", 512, "images of a step", quick=4),
+    Option("batch", 512, "images of a step", quick=2),
 )
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks kernels [--methods simclr moco] [--batch 512] [--device cuda]
 
 First its ceilings: bytes per second of a copy (read and written), and operations per second of a
-bfloat16 matrix product of random numbers. Then, of each method, over `STEPS` steps of nearkin's
-loop: time per step by the clock; and over `PROFILED` more, by the profiler: kernels that were
+bfloat16 matrix product of random numbers. Then, of each method, over `--steps` steps of nearkin's
+loop: time per step by the clock; and over `AT_ONCE` more, by the profiler: kernels that were
 launched, the share of the time in which the GPU computes, and the kernels that take longest. On a
 CPU, operations of torch stand for kernels.
 """
@@ -23,12 +23,13 @@ from benchmarks.shared.rows import Row
 from benchmarks.shared.turns import settle
 from benchmarks.steps import SIZE, ours, setting_of
 
-STEPS, PROFILED, LONGEST = 24, 8, 12
-"""Steps that are timed and profiled, multiples of those whose views are made at once; kernels."""
+AT_ONCE, LONGEST = 8, 12
+"""Steps whose views a GPU makes at once, of which it times a multiple; kernels that are named."""
 
 OPTIONS: Final = (
     Option("methods", ["simclr", "moco"], "those to profile", quick=["simclr"]),
-    Option("batch", 512, "images of a step", quick=4),
+    Option("batch", 512, "images of a step", quick=2),
+    Option("steps", 3 * AT_ONCE, "that are timed", quick=1),
     Option("precision", "auto", "of nearkin", choices=("auto", "fp32", "bf16")),
     Option("device", "cuda", "what is measured", quick="cpu"),
     Option("compile", "off", "compile the networks", choices=("off", "on", "graphs")),
@@ -60,24 +61,27 @@ def ceilings(device: torch.device) -> Iterator[Row]:
     yield Row("bfloat16 product", per_second(lambda: a @ b, 2 * side**3) / 1e12, "TFLOP/s")
 
 
-def profiled(case: str, steps: Iterator[object], device: torch.device) -> Iterator[Row]:
+def profiled(
+    case: str, steps: Iterator[object], device: torch.device, count: int
+) -> Iterator[Row]:
     """Profile some steps, after some that warm up."""
-    for _ in range(8):
+    few = min(count, AT_ONCE)
+    for _ in range(few):
         next(steps)
-    seconds = 1 / per_second(lambda: next(steps), 1, STEPS)  # without the profiler, which slows it
+    seconds = 1 / per_second(lambda: next(steps), 1, count)  # without the profiler, which slows it
     on_gpu = device.type == "cuda"
     kind = "CUDA" if on_gpu else "CPU"
     with profile(activities=[getattr(ProfilerActivity, kind)]) as taken:
-        for _ in range(PROFILED):
+        for _ in range(few):
             next(steps)
         settle()
     events = [event for event in taken.key_averages() if event.device_type.name == kind]
     spent = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
-    busy = sum(spent.values()) / PROFILED / 1e6
-    launches = sum(event.count for event in events) / PROFILED
+    busy = sum(spent.values()) / few / 1e6
+    launches = sum(event.count for event in events) / few
     yield Row(case, seconds, more={"kernels": launches, "busy": busy / seconds})
     for name in sorted(spent, key=lambda name: -spent[name])[:LONGEST]:
-        yield Row(f"{case}: {name[:60]}", spent[name] / PROFILED / 1e3, "ms")
+        yield Row(f"{case}: {name[:60]}", spent[name] / few / 1e3, "ms")
 
 
 def run(options: Namespace) -> Iterator[Row]:
@@ -86,4 +90,5 @@ def run(options: Namespace) -> Iterator[Row]:
     yield from ceilings(setting.device)
     samples = pixels(options.data, 10_000, SIZE)
     for name in options.methods:
-        yield from profiled(name, iter(ours(name, samples, setting)), setting.device)
+        steps = iter(ours(name, samples, setting))
+        yield from profiled(name, steps, setting.device, options.steps)

@@ -13,7 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -119,7 +119,7 @@ def run(options: Namespace) -> Iterator[Row]:
         for number, way in ways.items():
             found[number].append(way())
     first, *others = options.processes
-    medians = {
+    medians: dict[int, dict[str, Any]] = {
         number: {name: statistics.median(each[name] for each in parts) for name in parts[0]}
         for number, parts in found.items()
     }

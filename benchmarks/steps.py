@@ -54,7 +54,7 @@ CPU = torch.device("cpu")
 AT_ONCE = 20
 OPTIONS: Final = (
     Option("methods", [*WIRES], "those to measure; `all`", quick=["simclr"]),
-    Option("batch", 256, "images of a step", quick=16),
+    Option("batch", 256, "images of a step", quick=4),
     Option("precision", "auto", "of nearkin", choices=("auto", "fp32", "bf16")),
     Option("device", "cpu", "where steps are taken"),
     Option("compile", "off", "compile the networks", choices=("off", "on", "graphs")),

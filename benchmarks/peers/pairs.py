@@ -155,7 +155,7 @@ def shown(kept: Sequence[dict[str, Any]]) -> Iterator[Row]:
 def made_up(folder: Path) -> Path:
     """Save random images of four classes."""
     rng = np.random.default_rng(0)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part, count in (("train", 128), ("test", 40)):
         arrays[f"x_{part}"] = rng.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
         arrays[f"y_{part}"] = np.arange(count) % 4
