@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from benchmarks.shared.memory import peak
+from benchmarks.shared.memory import forget_peak, peak
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, compared
 from nearkin.distributed import data_parallel, process_group, shard
@@ -56,6 +56,7 @@ def train(
     batch = Batch(views, index, torch.full_like(index, UNKNOWN))
     init = f"file://{meeting}"
     with process_group("gloo", init_method=init, rank=rank, world_size=processes):
+        forget_peak()
         before = peak()
         torch.manual_seed(0)
         method = SimCLR(build_backbone(backbone, size))

@@ -106,10 +106,11 @@ def allocate(megabytes):
     return int(np.ones(megabytes * 2**20 // 8).sum())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_memory_is_that_of_the_call_alone():
     cost = alone(allocate, 64)
     assert cost.result == 64 * 2**20 // 8
-    assert 64 <= cost.megabytes < 96
+    assert cost.megabytes == pytest.approx(64, abs=4)  # the kernel counts pages in batches
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
