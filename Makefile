@@ -40,7 +40,7 @@ format: $(VENV)/developed
 docs: $(VENV)/installed
 	$(RUN)python docs/method_pages.py
 	$(RUN)python docs/architecture.py
-	$(RUN)python benchmarks/reproduce/table.py
+	PYTHONPATH=. $(RUN)python docs/results_page.py
 
 # Wheel and sdist, the former built from the latter.
 dist: $(VENV)/developed

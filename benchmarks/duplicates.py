@@ -1,32 +1,44 @@
 """Copies among synthetic vectors with planted copies: time, peak memory and recall.
 
-    python benchmarks/duplicates.py [--counts 100000 1000000] [--dim 384] [--folder FOLDER]
+    python -m benchmarks duplicates [--counts 100000 1000000] [--dim 384] [--folder FOLDER]
 
 The vectors fill about 26 dimensions, as a spectrum that falls like the root of the rank, and one
 in fifty is a copy of another one with a cosine of .955 to .995; copies are looked for from .95 on.
 They are written to FOLDER (by default a temporary one) as `nearkin embed` does, in parts. Every
-step is a process of its own, whose peak memory is printed with wall and CPU time: below 200,000
-vectors all are compared, by nearkin and by range_search of faiss; above, `nearkin index` makes an
-index, and copies are looked for by it, by nearkin and, without comparing true features, by faiss.
-Recall is the share of the planted copies that are in the cluster of what they are copies of.
+step is a process of its own, in CPU time, with its peak memory above that after imports: below
+200,000 vectors all are compared, by nearkin and by range_search of faiss; above, `nearkin index`
+makes an index, and copies are looked for by it, by nearkin and, without comparing true features,
+by faiss. Recall is the share of the planted copies that are in the cluster of what they are copies
+of. Without faiss there is nothing to compare with, and no index.
 """
 
-import argparse
-import resource
-import subprocess
-import sys
 import tempfile
-import time
+from argparse import Namespace
+from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+import nearkin
+from benchmarks.shared.memory import alone
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row, compared
+from nearkin.commands.index import COPY_PROBES, SHORTLIST
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import Note, PartFolder, open_table
+
 THRESHOLD: Final = 0.95
 SHARE: Final = 50  # One in so many vectors is a copy
 EXACT: Final = 200_000
 BLOCK: Final = 65_536
+OPTIONS: Final = (
+    Option("counts", [100_000, 1_000_000], "numbers of vectors", quick=[2000]),
+    Option("dim", 384, "numbers of a vector", quick=64),
+    Option("folder", "", "where the vectors are written"),
+)
 
 
 def planted(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,9 +57,6 @@ def block(start: int, stop: int, dim: int) -> np.ndarray:
 
 def write(folder: Path, count: int, dim: int) -> None:
     """Write the vectors in parts."""
-    from nearkin.evaluation.embeddings import Embeddings
-    from nearkin.evaluation.table import Note, PartFolder
-
     copies, originals = planted(count)
     parts = PartFolder.claim(folder, Note("", "synthetic", count, BLOCK))
     wanted = np.empty((len(originals), dim), np.float32)
@@ -72,32 +81,17 @@ def write(folder: Path, count: int, dim: int) -> None:
             parts.write(number, Embeddings(x, unknown, paths=names, splits=splits))
 
 
-def step(name: str, folder: Path, count: int, dim: int) -> str:
-    """Do one step; return what to print."""
-    table, index = folder / "vectors", folder / "vectors.faiss"
-    if name == "write":
-        write(table, count, dim)
-        return f"{count} x {dim}"
-    import nearkin
-
-    if name == "index":
-        return nearkin.build_index(table, index).kind
-    if name == "faiss":
-        return faiss_alone(table, index, count)
-    by = index if count >= EXACT else None
-    found = nearkin.duplicates(table, threshold=THRESHOLD, index=by)
+def by_nearkin(table: Path, index: Path, count: int) -> float:
+    """Look for copies; return the recall."""
+    found = nearkin.duplicates(table, threshold=THRESHOLD, index=index if count >= EXACT else None)
     of = {copy.path: copy.of for copy in found.copies}
     paths = [[f"{row:09}.jpg" for row in rows.tolist()] for rows in planted(count)]
     together = [one in of and of[one] == of.get(two) for one, two in zip(*paths, strict=True)]
-    sampled = found.recall_of_index()
-    return f"recall {np.mean(together):.4f}; {len(found.dropped)} dropped; {sampled}"
+    return float(np.mean(together))
 
 
-def faiss_alone(table: Path, index: Path, count: int) -> str:
-    """Search with faiss: all within the threshold, or neighbors of each by the index."""
-    from nearkin.commands.index import COPY_PROBES, SHORTLIST
-    from nearkin.evaluation.table import open_table
-
+def by_faiss(table: Path, index: Path, count: int) -> float:
+    """Search for all within the threshold, or neighbors by the index; return the recall."""
     faiss: Any = import_module("faiss")
     opened = open_table(table)
     if count < EXACT:
@@ -114,38 +108,33 @@ def faiss_alone(table: Path, index: Path, count: int) -> str:
     keys, (copies, originals) = np.sort(own * count + near), planted(count)
     wanted = copies * count + originals, originals * count + copies
     hit = np.any([np.isin(each, keys, assume_unique=True) for each in wanted], axis=0)
-    return f"recall {hit.mean():.4f}"
+    return float(hit.mean())
 
 
-def main() -> None:
+def build_index(table: Path, index: Path) -> None:
+    """Make the index that both search."""
+    nearkin.build_index(table, index)
+
+
+def run(options: Namespace) -> Iterator[Row]:
     """Do the steps of each count, each in a process of its own."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--counts", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
-    typed = parser.parse_args()
-    if typed.step:
-        (name, folder), (count,) = typed.step, typed.counts
-        start = time.perf_counter()
-        told = step(name, Path(folder), count, typed.dim)
-        wall, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-        print(
-            f"{name:8} {wall:7.0f} s, {used.ru_utime + used.ru_stime:7.0f} s of CPU time, "
-            f"{used.ru_maxrss / 1e6:6.2f} GB; {told}"
-        )
-        return
-    for count in typed.counts:
-        print(f"{count} vectors of {typed.dim}", flush=True)
-        by_index = ["index"] if count >= EXACT else []
-        steps = ["write", *by_index, "nearkin", "faiss"]
-        with tempfile.TemporaryDirectory(dir=typed.folder) as folder:
-            for name in steps:
-                size = ["--counts", str(count), "--dim", str(typed.dim)]
-                subprocess.run(
-                    [sys.executable, __file__, *size, "--step", name, folder], check=True
-                )
-
-
-if __name__ == "__main__":
-    main()
+    has_faiss = find_spec("faiss") is not None
+    if max(options.counts) >= EXACT and not has_faiss:
+        raise SystemExit(f"an index takes faiss; without it, ask for less than {EXACT} vectors")
+    for count in options.counts:
+        with tempfile.TemporaryDirectory(dir=options.folder or None) as folder:
+            table, index = Path(folder) / "vectors", Path(folder) / "vectors.faiss"
+            case = f"{count} vectors of {options.dim}"
+            alone(write, table, count, options.dim)
+            if count >= EXACT:
+                yield Row(f"{case}, index", alone(build_index, table, index).cpu_seconds, "CPU s")
+            own = alone(by_nearkin, table, index, count)
+            found = {"recall": own.result}
+            if not has_faiss:
+                yield Row(case, own.cpu_seconds, "CPU s", more=found | {"MB": own.megabytes})
+                continue
+            other = alone(by_faiss, table, index, count)
+            found["recall of faiss"] = other.result
+            for unit, figure in (("CPU s", "cpu_seconds"), ("MB", "megabytes")):
+                one, two = ([getattr(cost, figure)] for cost in (own, other))
+                yield compared(case, one, two, against="faiss", unit=unit, **found)

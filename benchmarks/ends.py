@@ -1,50 +1,54 @@
 """What a training takes beside its steps: from its start to the first, from the last to its page.
 
-    python benchmarks/ends.py DATA OUT [--max-time 15m] [--max-steps 100] [--option value ...]
+    python -m benchmarks ends [--train "cifar10.npz --max-time 15m"] [--max-steps 100]
 
-Trains as `nearkin train DATA --out OUT` does, in this process, with all further options, and
-prints the wall and CPU seconds of each part by what the run reports of its progress. `threads` is
-the CPU time of the thread that waits for all others: what the part takes on a quiet machine, even
-if this one is busy.
+Trains as `nearkin train` does with these words, in a process of its own, into a temporary folder;
+a row has the seconds of each part by what the run reports of its progress, and CPU seconds.
+`thread` is the CPU time of the thread that waits for all others: what the part takes on a quiet
+machine, even if this one is busy. The last rows are the share of each stage in the whole run.
 
 - Run it twice: the first run also measures the floors, the second finds them in the cache of
   the user. With `XDG_CACHE_HOME=$(mktemp -d)` a run is always a first one.
 - `--max-steps` ends the training early, for which the ends do not take any longer or shorter.
-  Without it, the share of the ends in the whole run is the last line.
 """
 
-import os
+import shlex
+import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
 
-BEGAN = time.perf_counter()
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
-
-import argparse  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
-from dataclasses import dataclass, field  # noqa: E402
-from itertools import islice  # noqa: E402
-from typing import Any  # noqa: E402
+from benchmarks.shared.memory import alone
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row
 
 Lap = tuple[float, float, float]  # Seconds of wall, CPU and this thread's CPU time
+TINY = "digits --epochs 1 --backbone tiny"
+OPTIONS: Final = (
+    Option("train", "digits --max-time 2m", "words of `nearkin train`", quick=TINY),
+    Option("max_steps", 0, "end after so many; 0: do not", quick=2),
+)
 
 
 def now() -> Lap:
-    """Seconds since the process began."""
-    return time.perf_counter() - BEGAN, time.process_time(), time.thread_time()
+    """Return all clocks."""
+    return time.perf_counter(), time.process_time(), time.thread_time()
 
 
 @dataclass
 class Clock:
     """A reporter that adds up what passes between its messages, by the part that these name."""
 
-    part: str = "imports"
-    since: Lap = (0.0, 0.0, 0.0)
+    since: Lap = field(default_factory=now)
+    part: str = "start: imports"
     parts: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     stage: str = "start"
 
     def info(self, text: str) -> None:
-        """Pass a log line on."""
-        print(f"{now()[0]:8.1f}  {text}", flush=True)
+        """Take no notice of a log line."""
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Begin a part, named by the first words."""
@@ -71,43 +75,33 @@ def shortened(steps: Any, most: int) -> Any:
     return few
 
 
-def main() -> None:
-    """Train, and print the parts."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("data")
-    parser.add_argument("out")
-    parser.add_argument("--max-steps", type=int)
-    options, settings = parser.parse_known_args()
-    names = [name.removeprefix("--").replace("-", "_") for name in settings[::2]]
-    values = [int(value) if value.isdigit() else value for value in settings[1::2]]
-    named: dict[str, Any] = dict(zip(names, values, strict=True))
-
+def trained(words: str, max_steps: int) -> dict[str, list[float]]:
+    """Train; return the seconds of each part. Imports, which come first, are one of them."""
+    clock = Clock()
     import nearkin
     from nearkin.training import fit
 
-    if options.max_steps:
-        fit.training_steps = shortened(fit.training_steps, options.max_steps)
-    clock = Clock()
-    run = nearkin.train(options.data, out=options.out, reporter=clock, **named)
+    data, *settings = shlex.split(words)
+    names = [name.removeprefix("--").replace("-", "_") for name in settings[::2]]
+    values = [int(value) if value.isdigit() else value for value in settings[1::2]]
+    named: dict[str, Any] = dict(zip(names, values, strict=True))
+    if max_steps:
+        fit.training_steps = shortened(fit.training_steps, max_steps)
+    with tempfile.TemporaryDirectory() as out:
+        nearkin.train(data, out=f"{out}/run", reporter=clock, **named)
     clock.reach("")
-    show(clock.parts)
-    print(f"{run.path}")
+    return clock.parts
 
 
-def show(parts: dict[str, list[float]]) -> None:
-    """Print a table of the parts, and of the three stages of the run."""
+def run(options: Namespace) -> Iterator[Row]:
+    """Train, and yield the parts and the stages."""
+    parts = alone(trained, options.train, options.max_steps).result
     stages = {"start": [0.0] * 3, "steps": [0.0] * 3, "end": [0.0] * 3}
-    print(f"{'':44}{'wall':>8} {'CPU':>8} {'thread':>8}  seconds")
     for part, laps in parts.items():
-        print(f"{part:44}{laps[0]:8.1f} {laps[1]:8.1f} {laps[2]:8.1f}")
-        stage = stages.get(part.partition(":")[0], stages["start"])
+        yield Row(part, laps[0], more={"cpu_seconds": laps[1], "thread": laps[2]})
+        stage = stages[part.partition(":")[0]]
         stage[:] = [sum(each) for each in zip(stage, laps, strict=True)]
-    for name, laps in stages.items():
-        print(f"{name + ', in all':44}{laps[0]:8.1f} {laps[1]:8.1f} {laps[2]:8.1f}")
     total = sum(laps[0] for laps in stages.values())
-    ends = total - stages["steps"][0]
-    print(f"the ends are {ends / total:.1%} of {total:.0f} seconds")
-
-
-if __name__ == "__main__":
-    main()
+    for name, laps in stages.items():
+        more = {"cpu_seconds": laps[1], "thread": laps[2], "share": laps[0] / total}
+        yield Row(f"{name}, in all", laps[0], more=more)

@@ -1,28 +1,40 @@
 """What a device can do at most, and what it does in a training step.
 
-    python benchmarks/kernels.py [simclr moco ...] [--batch 512] [--device cuda] [--compile on]
+    python -m benchmarks kernels [--methods simclr moco] [--batch 512] [--device cuda]
 
 First its ceilings: bytes per second of a copy (read and written), and operations per second of a
-bfloat16 matrix product of random numbers. Then, of each method, over `STEPS` steps of nearkin's
-loop: time per step by the clock; and over `PROFILED` more, by the profiler: kernels that were
+bfloat16 matrix product of random numbers. Then, of each method, over `--steps` steps of nearkin's
+loop: time per step by the clock; and over `AT_ONCE` more, by the profiler: kernels that were
 launched, the share of the time in which the GPU computes, and the kernels that take longest. On a
 CPU, operations of torch stand for kernels.
 """
 
-import argparse
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from typing import Final
 
-import numpy as np
 import torch
-from steps import SIZE, Setting, ours
 from torch.profiler import ProfilerActivity, profile
-from turns import settle
 
-from nearkin.distributed import choose_device, device_name, native_precision
+from benchmarks.shared.datasets import pixels
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row
+from benchmarks.shared.turns import settle
+from benchmarks.steps import SIZE, ours, setting_of
 
-STEPS, PROFILED, LONGEST = 24, 8, 12
-"""Steps that are timed and profiled, multiples of those whose views are made at once; kernels."""
+AT_ONCE, LONGEST = 8, 12
+"""Steps whose views a GPU makes at once, of which it times a multiple; kernels that are named."""
+
+OPTIONS: Final = (
+    Option("methods", ["simclr", "moco"], "those to profile", quick=["simclr"]),
+    Option("batch", 512, "images of a step", quick=2),
+    Option("steps", 3 * AT_ONCE, "that are timed", quick=1),
+    Option("precision", "auto", "of nearkin", choices=("auto", "fp32", "bf16")),
+    Option("device", "cuda", "what is measured", quick="cpu"),
+    Option("compile", "off", "compile the networks", choices=("off", "on", "graphs")),
+    Option("bn_groups", 0, "of methods that have them; 0 is their own default"),
+)
 
 
 def per_second(way: Callable[[], object], amount: float, calls: int = 10) -> float:
@@ -37,62 +49,46 @@ def per_second(way: Callable[[], object], amount: float, calls: int = 10) -> flo
     return amount * calls / (time.perf_counter() - start)
 
 
-def ceilings(device: torch.device) -> str:
+def ceilings(device: torch.device) -> Iterator[Row]:
     """Measure the device with sizes that fill it."""
     large = device.type != "cpu"
     source = torch.randn(2**30 if large else 2**22, device=device)
     target = torch.empty_like(source)
     bandwidth = per_second(lambda: target.copy_(source), 2 * source.nbytes)
+    yield Row("copy", bandwidth / 1e9, "GB/s")
     side = 8192 if large else 256
     a, b = torch.randn(2, side, side, device=device, dtype=torch.bfloat16)
-    rate = per_second(lambda: a @ b, 2 * side**3)
-    return f"copy {bandwidth / 1e9:.0f} GB/s, bfloat16 product {rate / 1e12:.2f} TFLOP/s"
+    yield Row("bfloat16 product", per_second(lambda: a @ b, 2 * side**3) / 1e12, "TFLOP/s")
 
 
-def profiled(steps: Iterator[object], device: torch.device) -> list[str]:
+def profiled(
+    case: str, steps: Iterator[object], device: torch.device, count: int
+) -> Iterator[Row]:
     """Profile some steps, after some that warm up."""
-    for _ in range(8):
+    few = min(count, AT_ONCE)
+    for _ in range(few):
         next(steps)
-    settle()
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        next(steps)
-    settle()
-    seconds = (time.perf_counter() - start) / STEPS  # without the profiler, which slows it
+    seconds = 1 / per_second(lambda: next(steps), 1, count)  # without the profiler, which slows it
     on_gpu = device.type == "cuda"
     kind = "CUDA" if on_gpu else "CPU"
     with profile(activities=[getattr(ProfilerActivity, kind)]) as taken:
-        for _ in range(PROFILED):
+        for _ in range(few):
             next(steps)
         settle()
     events = [event for event in taken.key_averages() if event.device_type.name == kind]
     spent = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
-    busy = sum(spent.values()) / PROFILED / 1e6
-    launches = sum(event.count for event in events) / PROFILED
-    lines = [
-        f"{1e3 * seconds:.1f} ms a step; {launches:.0f} kernels, "
-        f"busy {1e3 * busy:.1f} ms ({busy / seconds:.0%})"
-    ]
-    longest = sorted(spent, key=lambda name: -spent[name])[:LONGEST]
-    return lines + [f"  {spent[name] / PROFILED / 1e3:8.3f} ms  {name[:90]}" for name in longest]
+    busy = sum(spent.values()) / few / 1e6
+    launches = sum(event.count for event in events) / few
+    yield Row(case, seconds, more={"kernels": launches, "busy": busy / seconds})
+    for name in sorted(spent, key=lambda name: -spent[name])[:LONGEST]:
+        yield Row(f"{case}: {name[:60]}", spent[name] / few / 1e3, "ms")
 
 
-def main() -> None:
-    """Print the ceilings, and a table per method."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("methods", nargs="*", metavar="METHOD")
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--compile", choices=("off", "on", "graphs"), default="off")
-    options = parser.parse_args()
-    device = choose_device(options.device)
-    print(f"torch {torch.__version__}, {device_name(device)}: {ceilings(device)}", flush=True)
-    setting = Setting(options.batch, native_precision(device), device, options.compile)
-    samples = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
+def run(options: Namespace) -> Iterator[Row]:
+    """Measure the ceilings, then each method."""
+    setting = setting_of(options)
+    yield from ceilings(setting.device)
+    samples = pixels(options.data, 10_000, SIZE)
     for name in options.methods:
-        lines = profiled(iter(ours(name, samples, setting)), device)
-        print(f"\n{name}, {setting}", *lines, sep="\n", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        steps = iter(ours(name, samples, setting))
+        yield from profiled(name, steps, setting.device, options.steps)

@@ -1,41 +1,50 @@
 """A training step from photos, beside its lower bound and lightly's own SimCLR example.
 
-    python benchmarks/large.py PHOTOS [--rounds 5] [--batch 16] [--size 224]
+    python -m benchmarks large --data PHOTOS [--batch 16] [--size 224]
 
 SimCLR with ResNet-50. These variants take turns, each in a process that is stopped in between:
 
 - nearkin: JPEG files to committed step, as `nearkin train` runs it, with two loader workers.
 - decode: the crops of a batch alone, by one process.
 - bare: the same network passes, precision and optimizer on random numbers.
-- lightly: its transform, head and loss in a plain float32 loop, with two loader workers.
+- lightly: its transform, head and loss in a plain float32 loop, with a loader worker per CPU core.
 
 The limit is decode and bare one after the other: no CPU core is idle while workers decode.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
-from statistics import median
+from typing import Any, Final
 
 import torch
-from apart import apart
-from peers import large_simclr, training
-from turns import ratios, show, turns
-from wired import CPU, trained
 
+from benchmarks.shared.apart import apart
+from benchmarks.shared.datasets import jpegs_below, photographs
+from benchmarks.shared.lightly import simclr, training
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row, compared
+from benchmarks.shared.training import CPU, trained
+from benchmarks.shared.turns import against_all, turns
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import ViewSampler
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
-from nearkin.distributed import device_name, native_precision
+from nearkin.distributed import native_precision
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
 from nearkin.training.loop import keep_freed_memory
 from nearkin.training.optimizer import build_optimizer
 
-MANY = 10_000
+MANY = 10_000  # steps, more than are taken
+OPTIONS: Final = (
+    Option("batch", 16, "images of a step", quick=2),
+    Option("size", 224, "side of the views", quick=64),
+    Option("backbone", "resnet50", "nearkin's network; lightly's is ResNet-50", quick="small"),
+)
 
 
 def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
@@ -47,9 +56,9 @@ def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
         yield photographs[step]
 
 
-def bare(batch: int, size: int) -> Iterator[None]:
+def bare(backbone: str, batch: int, size: int) -> Iterator[None]:
     """Run the network forward and backward, and the optimizer."""
-    method = SimCLR(build_backbone("resnet50", size)).to(memory_format=torch.channels_last)
+    method = SimCLR(build_backbone(backbone, size)).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4)
     views = torch.randn(2 * batch, 3, size, size).to(memory_format=torch.channels_last)
     precision = native_precision(CPU)
@@ -63,32 +72,28 @@ def bare(batch: int, size: int) -> Iterator[None]:
             yield
 
 
-def main() -> None:
-    """Measure in turns and print medians and ratios."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("photographs", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--size", type=int, default=224)
-    options = parser.parse_args()
-    data, batch, size = options.photographs, options.batch, options.size
-    paths = [path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")]
-    wired = {"side": size, "augment": "simclr", "data": data, "workers": 2}
-    lightly = {"batch_size": batch, "size": size, "lr": 0.06, "weight_decay": 5e-4}
-    ways = {
-        "nearkin": apart(trained, "simclr", "resnet50", batch, MANY, **wired),
-        "decode": apart(decoded, data, batch, size),
-        "bare": apart(bare, batch, size),
-        "lightly": apart(training, large_simclr, paths, **lightly),
-    }
+def run(options: Namespace) -> Iterator[Row]:
+    """Measure in turns."""
+    batch, size, backbone = options.batch, options.size, options.backbone
     with ExitStack() as stack:
+        data = stack.enter_context(photographs(options.data, 4 * batch))
+        wired: dict[str, Any] = {"side": size, "augment": "simclr", "data": data, "workers": 2}
+        ways = {
+            "nearkin": apart(trained, "simclr", backbone, batch, MANY, **wired),
+            "decode": apart(decoded, data, batch, size),
+            "bare": apart(bare, backbone, batch, size),
+        }
+        if find_spec("lightly"):
+            lightly = {
+                "network": "resnet50",
+                "batch_size": batch,
+                "size": size,
+                "lr": 0.06,
+                "weight_decay": 5e-4,
+            }
+            ways["lightly"] = apart(training, simclr, jpegs_below(data), **lightly)
         started = {name: stack.enter_context(way) for name, way in ways.items()}
         laps = turns(started, options.rounds)
-    print(f"torch {torch.__version__}, {device_name(CPU)}, {native_precision(CPU)}, batch {batch}")
-    show(laps, "nearkin")
-    laps["limit"] = [sum(both) for both in zip(laps["decode"], laps["bare"], strict=True)]
-    print(f"limit / nearkin: {median(ratios(laps, 'limit', 'nearkin')):.2f}")
-
-
-if __name__ == "__main__":
-    main()
+    yield from against_all("step", laps)
+    limit = [sum(both) for both in zip(laps["decode"], laps["bare"], strict=True)]
+    yield compared("step", laps["nearkin"], limit, against="decode + bare")

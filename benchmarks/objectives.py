@@ -1,10 +1,10 @@
 """Objectives at the size of real training, beside their plain forms and other libraries.
 
-    python benchmarks/objectives.py [--rounds 7] [--threads 2] [--only info_nce]
+    python -m benchmarks objectives [--threads 2] [--only info_nce]
 
-Value and gradient in float32 on the same inputs, in turns in one process; medians, and the memory
-that a step allocates beyond its inputs, by torch's profiler. On a GPU a turn is `AT_ONCE` calls:
-one takes less time than waiting for it.
+Value and gradient in float32 on the same inputs, in turns in one process, and the memory that a
+call allocates beyond its inputs, by torch's profiler. On a GPU a turn is `AT_ONCE` calls: one
+takes less time than waiting for it. `--scale` divides the numbers of images, keys and rows.
 
 - info_nce: 256 queries, a queue of 65,536 keys, 128 dimensions. Plain: all logits and
   `cross_entropy`, as MoCo's official code has it. lightly: `NTXentLoss` with its memory bank.
@@ -15,17 +15,20 @@ one takes less time than waiting for it.
 Libraries that are not installed are left out.
 """
 
-import argparse
-import importlib.util
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Final
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from turns import repeated, show, turns
 
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row
+from benchmarks.shared.turns import against_all, repeated, turns
 from nearkin.measures.neighbors import nearest
 from nearkin.objectives import in_batch, info_nce, nt_xent, unit
 
@@ -59,62 +62,56 @@ def plainly(way: Way) -> Way:
     return step
 
 
-def is_there(library: str) -> bool:
-    """Return whether a library is installed; print so if not."""
-    found = importlib.util.find_spec(library) is not None
-    if not found:
-        print(f"{library} is not installed: left out")
-    return found
-
-
-def against_a_queue() -> dict[str, Way]:
+def against_a_queue(scale: int) -> dict[str, Way]:
     """Measure InfoNCE against a queue."""
-    query, key, queue = rows(256, 128), rows(256, 128), rows(65_536, 128)
+    n, keys = 256 // scale, 65_536 // scale
+    query, key, queue = rows(n, 128), rows(n, 128), rows(keys, 128)
 
     def official(query: Tensor) -> Tensor:
         own = torch.einsum("nc,nc->n", [query, key]).unsqueeze(-1)
         logits = torch.cat([own, torch.einsum("nc,kc->nk", [query, queue])], dim=1) / TEMPERATURE
         return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long))
 
-    same = torch.zeros(256, 65_536, dtype=torch.bool)
-    same[torch.arange(256), torch.randint(65_536, (256,))] = True
+    same = torch.zeros(n, keys, dtype=torch.bool)
+    same[torch.arange(n), torch.randint(keys, (n,))] = True
     ways = {
         "nearkin": both(lambda q: info_nce(q, key, queue, TEMPERATURE), query),
         "nearkin, own left out": both(lambda q: info_nce(q, key, queue, TEMPERATURE, same), query),
         "logits and cross_entropy": both(official, query),
     }
-    if is_there("lightly"):
+    if find_spec("lightly"):
         from lightly.loss import NTXentLoss
 
-        criterion = NTXentLoss(TEMPERATURE, memory_bank_size=(65_536, 128))
+        criterion = NTXentLoss(TEMPERATURE, memory_bank_size=(keys, 128))
         criterion(query.clone().requires_grad_(), key)  # this creates the bank
         ways["lightly"] = both(lambda q: criterion(q, key), query)
     return ways
 
 
-def against_the_batch() -> dict[str, Way]:
+def against_the_batch(scale: int) -> dict[str, Way]:
     """Measure NT-Xent over all views of a batch."""
-    a, b = rows(4096, 128), rows(4096, 128)
+    a, b = rows(4096 // scale, 128), rows(4096 // scale, 128)
     step = both(lambda a, b: nt_xent(a, b, TEMPERATURE), a, b)
     ways = {"nearkin": step, "plainly": plainly(step)}
-    if is_there("lightly"):
+    if find_spec("lightly"):
         from lightly.loss import NTXentLoss
 
         ways["lightly"] = both(NTXentLoss(TEMPERATURE), a, b)
     return ways
 
 
-def across_views() -> dict[str, Way]:
+def across_views(scale: int) -> dict[str, Way]:
     """Measure InfoNCE between the two views of a batch."""
-    step = both(lambda a, b: in_batch(a, b, TEMPERATURE), rows(4096, 128), rows(4096, 128))
+    a, b = rows(4096 // scale, 128), rows(4096 // scale, 128)
+    step = both(lambda a, b: in_batch(a, b, TEMPERATURE), a, b)
     return {"nearkin": step, "plainly": plainly(step)}
 
 
-def among_neighbors() -> dict[str, Way]:
+def among_neighbors(scale: int) -> dict[str, Way]:
     """Measure the search for nearest neighbors."""
-    bank, queries = rows(100_000, 512), rows(10_000, 512)
+    bank, queries = rows(100_000 // scale, 512), rows(10_000 // scale, 512)
     ways: dict[str, Way] = {"nearkin": lambda: nearest(bank, queries, 20)}
-    if is_there("faiss"):
+    if find_spec("faiss"):
         import faiss  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
         faiss.omp_set_num_threads(torch.get_num_threads())
@@ -157,31 +154,24 @@ MEASURED = {
 }
 
 
-def main() -> None:
-    """Print a table per objective."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only", choices=MEASURED)
-    parser.add_argument("--device", default="cpu", help="of the objectives")
-    options = parser.parse_args()
-    torch.set_default_device(options.device)
-    names = [options.only] if options.only else list(MEASURED)
-    at_once = 1 if options.device == "cpu" else AT_ONCE
-    if at_once > 1:
-        names.remove("neighbors")
-    torch.set_num_threads(options.threads)
+OPTIONS: Final = (
+    Option("only", [*MEASURED], "what to measure", choices=[*MEASURED]),
+    Option("scale", 1, "divisor of all sizes", quick=16),
+    Option("device", "cpu", "of the objectives"),
+)
+
+
+def run(options: Namespace) -> Iterator[Row]:
+    """Measure each objective, then the memory of it."""
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for name in names:
-        print(f"\n{name}, {at_once} at once")
-        ways = MEASURED[name]()
-        laps = {way: repeated(step, at_once) for way, step in ways.items()}
-        show(turns(laps, options.rounds), "nearkin")
-        if name != "neighbors":
-            for way, step in ways.items():
-                print(f"{way:28} {most_memory(step):9.1f} MB")
-
-
-if __name__ == "__main__":
-    main()
+    at_once = 1 if options.device == "cpu" else AT_ONCE
+    with torch.device(options.device):
+        for name in options.only:
+            if name == "neighbors" and at_once > 1:
+                continue
+            ways = MEASURED[name](options.scale)
+            laps = turns({w: repeated(step, at_once) for w, step in ways.items()}, options.rounds)
+            yield from against_all(name, laps, calls=at_once)
+            if name != "neighbors":
+                held = {way: [most_memory(step)] for way, step in ways.items()}
+                yield from against_all(f"{name}, memory", held, unit="MB")

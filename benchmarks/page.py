@@ -1,15 +1,16 @@
 """Size, load time and frame time of a page with many images.
 
-Times are measured by a script in the page, in headless Chromium without a GPU.
+    python -m benchmarks page [--counts 20000] [--width 1920] [--height 1080]
 
-    python benchmarks/page.py
-    python benchmarks/page.py --counts 20000 --width 1920 --height 1080
+Times are measured by a script in the page, in headless Chromium without a GPU. Needs
+`pip install playwright` and Chromium.
 """
 
-import argparse
 import io
 import shutil
 import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -18,6 +19,8 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row
 from nearkin.report.image_map import BLOCK, ONE_FILE, z_order
 from nearkin.report.page.html import document
 from nearkin.report.page.map import Coloring, ImageMap, map_section, script, write_files
@@ -27,6 +30,12 @@ COLUMNS: Final = 16
 PER_SHEET: Final = COLUMNS**2
 CLASSES: Final = 100
 NEIGHBORS: Final = 12
+OPTIONS: Final = (
+    Option("counts", [2_000, 20_000, 1_000_000], "numbers of images", quick=[200]),
+    Option("width", 1280, "of the window"),
+    Option("height", 800, "of the window"),
+    Option("chromium", shutil.which("chromium") or "", "the browser's program"),
+)
 WATCHED: Final = """
 window.frames_ = [];
 const asked = window.requestAnimationFrame.bind(window);
@@ -101,58 +110,52 @@ def frames(page: Page) -> list[float]:
     return [end - start for start, end in noted] or [0.0]
 
 
-def measure(browser: Browser, file: Path, width: int, height: int) -> str:
-    """Return the table row of a page."""
+def measure(case: str, browser: Browser, file: Path, width: int, height: int) -> Iterator[Row]:
+    """Open a page and use it."""
     page = browser.new_page(viewport={"width": width, "height": height})
     page.add_init_script(WATCHED)
     page.goto(file.as_uri())
     while not page.evaluate("window.frames_.length"):  # the page's policy forbids to wait in it
         page.wait_for_timeout(50)
-    usable = page.evaluate("window.frames_[0][1]")
+    yield Row(f"{case}, file", file.stat().st_size / 1e6, "MB")
+    yield Row(f"{case}, usable", page.evaluate("window.frames_[0][1]") / 1000)
     page.evaluate("document.getElementById('map-view').scrollIntoView()")
     page.mouse.move(500, 500)
     frames(page)
-    log = []
-    for act in (panned, zoomed, panned):
+    acts = {"points moved": panned, "zoomed": zoomed, "images moved": panned}
+    for name, act in acts.items():
         act(page)
         taken = sorted(frames(page))
-        log.append(f"{median(taken):6.1f} {taken[-1 - len(taken) // 20]:6.1f}")
+        most = {"95 of 100 below": taken[-1 - len(taken) // 20]}
+        yield Row(f"{case}, {name}", median(taken), "ms", more=most)
     page.close()
-    return f"{usable / 1000:8.2f} s   " + "   ".join(log)
 
 
-def main() -> None:
-    """Print a line per number of images."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--counts", type=int, nargs="+", default=[2_000, 20_000, 1_000_000])
-    parser.add_argument("--width", type=int, default=1280)
-    parser.add_argument("--height", type=int, default=800)
-    parser.add_argument("--chromium", default=shutil.which("chromium"))
-    options = parser.parse_args()
-    print("milliseconds of a frame: median and 95 of 100")
-    print("images      file     usable   points moved     zoomed   images moved")
+def write(count: int, folder: Path) -> Path:
+    """Write a page of so many images."""
+    shown = images(count)
+    page = document(
+        title="Many images",
+        kicker="benchmark",
+        lead="",
+        sections=[("Map", map_section(shown, "page_files"))],
+        script=script(),
+        files=bool(shown.per_file),
+    )
+    if shown.per_file:
+        write_files(shown, folder / "page_files")
+    file = folder / "page.html"
+    file.write_text(page, encoding="utf-8")
+    return file
+
+
+def run(options: Namespace) -> Iterator[Row]:
+    """Measure a page for each number of images."""
     with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
         browser = driver.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"]
         )
         for count in options.counts:
-            shown = images(count)
-            page = document(
-                title="Many images",
-                kicker="benchmark",
-                lead="",
-                sections=[("Map", map_section(shown, "page_files"))],
-                script=script(),
-                files=bool(shown.per_file),
-            )
-            if shown.per_file:
-                write_files(shown, Path(folder) / "page_files")
-            file = Path(folder) / "page.html"
-            file.write_text(page, encoding="utf-8")
-            line = measure(browser, file, options.width, options.height)
-            print(f"{count:8,} {file.stat().st_size / 1e6:6.1f} MB {line}", flush=True)
+            file = write(count, Path(folder))
+            yield from measure(f"{count} images", browser, file, options.width, options.height)
         browser.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,34 @@
-"""Photos decoded and cropped per second on one core: nearkin, nearkin from its cache, and PIL.
+"""Photos decoded and cropped on one core: nearkin, nearkin from its cache, and PIL.
 
-    python benchmarks/photographs.py IMAGES [--enlarged 1600] [--size 224] [--count 300]
+    python -m benchmarks photographs [--data IMAGES] [--enlarged 1600] [--size 224] [--count 300]
 
-Two views of each image, as in SimCLR. The variants take turns, so that a busy machine slows all of
-them alike, and all use the same crops.
+Two views of each image, as in SimCLR, in CPU time. The variants take turns, and all use the same
+crops.
 
-- full: the whole image decoded, then PIL's crop and resize, as torchvision's RandomResizedCrop.
-- ours: decoded at the smallest scale that the crops need.
+- nearkin: decoded at the smallest scale that the crops need.
+- PIL: the whole image decoded, then PIL's crop and resize, as torchvision's RandomResizedCrop.
 - cached: cropped from the pixels of `--cache ram`; `filling` is the first time.
 
 IMAGES is what `nearkin train` takes. The same images are measured again as JPEGs with a longer
 side of `--enlarged` pixels, a usual size of cameras and the web.
 """
 
-import argparse
 import io
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
-import torch
 from PIL import Image
 
+from benchmarks.shared.datasets import photographs
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row
+from benchmarks.shared.turns import against_all, turns
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import ViewSampler
 from nearkin.data.cache import Cache
@@ -33,14 +37,23 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 
-ROUNDS = 5
+OPTIONS: Final = (
+    Option("enlarged", 1600, "longer side of the enlarged images", quick=640),
+    Option("size", 224, "side of the views", quick=64),
+    Option("count", 300, "images", quick=4),
+)
+
+
+def encoded(images: Images, row: int) -> bytes:
+    """Return the content of a file."""
+    held = images.read(row)
+    assert isinstance(held, bytes)
+    return held
 
 
 def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
     """Decode a whole image, then crop."""
-    held = images.read(row)
-    assert isinstance(held, bytes)
-    with Image.open(io.BytesIO(held)) as opened:
+    with Image.open(io.BytesIO(encoded(images, row))) as opened:
         image = opened.convert("RGB")
     limits = np.tile(image.size, 2)
     for box in np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1) * limits:
@@ -49,63 +62,50 @@ def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
         np.asarray(cut.resize((size, size), Image.Resampling.BICUBIC))
 
 
-def compare(name: str, images: Images, size: int) -> None:
-    """Measure all variants in turns and print medians."""
+def compare(case: str, images: Images, size: int, rounds: int) -> Iterator[Row]:
+    """Measure all variants in turns."""
     sampler = ViewSampler(
         images, views_of("simclr"), image_size=size, order=Order(len(images), 1, seed=0)
     )
     rows = np.arange(len(images))
     boxes = np.stack([params.box for params in sampler.sample(0, rows)], axis=1)
     cache = Cache(images, size, "ram")
+
+    def every(look: Callable[[int], object]) -> None:
+        for row in rows.tolist():
+            look(row)
+
+    start = time.process_time()
+    every(cache.read)
+    filling = time.process_time() - start
     ways: dict[str, Callable[[int], object]] = {
-        "filling": cache.read,
-        "full": lambda row: full(images, row, boxes[row], size),
-        "ours": lambda row: crops(images.read(row), boxes[row], [size] * 2),
+        "nearkin": lambda row: crops(images.read(row), boxes[row], [size] * 2),
+        "PIL": lambda row: full(images, row, boxes[row], size),
         "cached": lambda row: crops(cache.read(row), boxes[row], [size] * 2),
     }
-    laps: dict[str, list[float]] = {way: [] for way in ways}
-    for lap in range(ROUNDS):
-        for way, look in ways.items():
-            if way != "filling" or lap == 0:
-                start = time.process_time()
-                for row in rows.tolist():
-                    look(row)
-                laps[way].append(time.process_time() - start)
-    rates = {way: len(images) / statistics.median(times) for way, times in laps.items()}
-    side = np.median(images.sizes, axis=0).astype(int)
-    shown = ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
-    print(f"{name}, median {side[0]}x{side[1]}, views of {size}: images/s per core: {shown};")
-    print(f"    ours / full {rates['ours'] / rates['full']:.2f}, ", end="")
-    print(f"cached / ours {rates['cached'] / rates['ours']:.2f}, ", end="")
-    print(f"kept {cache.num_bytes / len(images) / 1000:.0f} kB per image")
+    laps = turns(
+        {way: partial(every, look) for way, look in ways.items()}, rounds, time.process_time
+    )
+    kilobytes = cache.num_bytes / len(images) / 1000
+    width, height = np.median(images.sizes, axis=0).astype(int)
+    case = f"{case}, {width}x{height}"
+    yield from against_all(case, laps, filling=filling, cached_kb=kilobytes, images=len(images))
 
 
 def enlarge(images: Images, folder: Path, side: int) -> None:
     """Save the images as JPEGs with a longer side of `side` pixels."""
     for row in range(len(images)):
-        held = images.read(row)
-        assert isinstance(held, bytes)
-        image = decode(held)
+        image = decode(encoded(images, row))
         scale = side / max(image.size)
         width, height = (round(scale * edge) for edge in image.size)
         image.resize((width, height)).save(folder / f"{row:05d}.jpg", quality=90)
 
 
-def main() -> None:
+def run(options: Namespace) -> Iterator[Row]:
     """Compare on the original and on enlarged images."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("images")
-    parser.add_argument("--enlarged", type=int, default=1600)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--count", type=int, default=300)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    images = open_images(options.images, cache=False).spread(options.count)
-    compare("as they are", images, options.size)
-    with tempfile.TemporaryDirectory() as folder:
+    with photographs(options.data, options.count) as data, tempfile.TemporaryDirectory() as folder:
+        images = open_images(data, cache=False).spread(options.count)
+        yield from compare("as they are", images, options.size, options.rounds)
         enlarge(images, Path(folder), options.enlarged)
-        compare("enlarged", open_images(folder, cache=False), options.size)
-
-
-if __name__ == "__main__":
-    main()
+        larger = open_images(folder, cache=False)
+        yield from compare("enlarged", larger, options.size, options.rounds)

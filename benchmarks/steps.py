@@ -1,44 +1,45 @@
 """A whole training step of every method, beside the bare model step and lightly.
 
-    python benchmarks/steps.py [simclr moco ...] [--batch 256] [--precision fp32] [--images X.npz]
+    python -m benchmarks steps [--methods simclr moco ...] [--batch 256] [--precision fp32]
 
-ResNet-18 on 32 px images. These variants take turns:
+ResNet-18 on 32 px images, of CIFAR-10 with `--data FOLDER`. These variants take turns:
 
 - nearkin: images in memory to committed step, as `nearkin train` runs it.
 - bare: the same passes through the same networks, momentum branches too, with the same precision
   and optimizer, on random numbers: no views, no loss, no memories, no commit. The limit.
-- lightly: transform, heads and loss wired as in lightly's own example of the method, in float32,
-  with a loader worker per CPU core, in a separate process that is stopped while others are
-  measured. Left out if it has no such example, or is not installed.
+- lightly: transform, heads and loss wired as in lightly's own CIFAR-10 benchmark, in float32, with
+  a loader worker per CPU core, in a separate process that is stopped while others are measured.
+  Left out if that does not have the method, or lightly is not installed.
 
-Networks have the sizes of lightly's examples. An image counts once, however many views it has. A
-turn is one step or, on a GPU, which works while the next step is prepared, `AT_ONCE` steps.
+Heads and memories have the sizes of that benchmark, and MoCo both directions. A turn
+is one step or, on a GPU, which works while the next step is prepared, `AT_ONCE` steps.
 """
 
-import argparse
 import inspect
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import repeat
-from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
-from apart import apart
-from peers import LIGHTLY, training
 from torch import Tensor, nn
-from turns import repeated, show, turns
 
+from benchmarks.shared.apart import apart
+from benchmarks.shared.datasets import pixels
+from benchmarks.shared.lightly import WIRES, training
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import Row
+from benchmarks.shared.turns import against_all, repeated, turns
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
-from nearkin.distributed import choose_device, device_name, native_precision
+from nearkin.distributed import choose_device, native_precision
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
@@ -51,19 +52,27 @@ from nearkin.types import UNKNOWN, Batch
 SIZE, LR, DECAY = 32, 0.06, 5e-4
 CPU = torch.device("cpu")
 AT_ONCE = 20
+OPTIONS: Final = (
+    Option("methods", [*WIRES], "those to measure; `all`", quick=["simclr"]),
+    Option("batch", 256, "images of a step", quick=4),
+    Option("precision", "auto", "of nearkin", choices=("auto", "fp32", "bf16")),
+    Option("device", "cpu", "where steps are taken"),
+    Option("compile", "off", "compile the networks", choices=("off", "on", "graphs")),
+    Option("bn_groups", 0, "of methods that have them; 0 is their own default"),
+)
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIZES: dict[str, dict[str, Any]] = {
     "barlow_twins": {"dim": 1024},
     "byol": {"dim": 256, "hidden_dim": 1024},
     "dino": {"hidden_dim": 512, "num_prototypes": 2048},
     "instdisc": {"loss": "softmax"},
-    "moco": {"hidden_dim": 512, "queue_size": 4096},
+    "moco": {"hidden_dim": 512, "queue_size": 4096, "symmetric": True},
     "moco_memory_bank": {"num_negatives": 4096},
     "moco_v3": {"hidden_dim": 1024},
-    "nnclr": {"dim": 128, "hidden_dim": 512, "predictor_dim": 512, "support_size": 4096},
+    "nnclr": {"dim": 256, "hidden_dim": 2048, "predictor_dim": 4096, "support_size": 4096},
     "simclr": {"dim": 128, "hidden_dim": 512},
     "simgcd": {"hidden_dim": 512},
-    "simsiam": {"dim": 512, "predictor_dim": 64},
+    "simsiam": {"dim": 2048, "predictor_dim": 512},
     "swav": {"dim": 128, "hidden_dim": 512, "num_prototypes": 512},
     "vicreg": {"dim": 1024},
 }
@@ -87,8 +96,7 @@ def build(
     """Build a method and its optimizer."""
     if METHODS[name].uses_teacher:
         raise SystemExit(
-            f"{name} learns from a teacher, whose features this benchmark does not have; "
-            "benchmarks/distillation.py measures it"
+            f"{name} learns from a teacher, whose features this benchmark does not have"
         )
     torch.manual_seed(0)
     wanted = inspect.signature(METHODS[name].__init__).parameters
@@ -184,47 +192,37 @@ def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
         yield None
 
 
-def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> None:
-    """Measure one method in turns, and print medians and ratios."""
+def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> Iterator[Row]:
+    """Measure one method in turns."""
     ways: dict[str, Callable[[], object]] = {
         "nearkin": partial(next, ours(name, samples, setting)),
         "bare": partial(next, bare(name, len(samples), setting)),
     }
     at_once = 1 if setting.device == CPU else AT_ONCE
     with ExitStack() as stack:
-        if name in LIGHTLY and find_spec("lightly"):
+        if name in WIRES and find_spec("lightly"):
             wired = {"batch_size": setting.batch, "size": SIZE, "lr": LR, "weight_decay": DECAY}
-            where = {"device": str(setting.device)}
-            lightly = apart(training, LIGHTLY[name], samples, **wired, **where)
+            where = {"network": "resnet18", "device": str(setting.device)}
+            lightly = apart(training, WIRES[name], samples, **wired, **where)
             ways["lightly"] = stack.enter_context(lightly)
         laps = turns({way: repeated(step, at_once) for way, step in ways.items()}, rounds)
-    print(f"{name}: {at_once * setting.batch / median(laps['nearkin']):.1f} images/s")
-    show(laps, "nearkin")
+    precision = str(setting.precision).removeprefix("torch.")
+    yield from against_all(name, laps, steps=at_once, precision=precision)
 
 
-def main() -> None:
-    """Measure the named methods, or all."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("methods", nargs="*", metavar="METHOD")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--precision", choices=["auto", *PRECISIONS], default="auto")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", choices=("off", "on", "graphs"), default="off")
-    parser.add_argument("--bn-groups", type=int, default=0, help="of methods that have them")
-    parser.add_argument("--images", type=Path, help="an .npz; random images otherwise")
-    options = parser.parse_args()
+def setting_of(options: Namespace) -> Setting:
+    """Return the settings that a command line asks for."""
     device = choose_device(options.device)
     precision = PRECISIONS.get(options.precision) or native_precision(device)
-    setting = Setting(options.batch, precision, device, options.compile, options.bn_groups)
-    random = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
-    samples = np.load(options.images)["x_train"] if options.images else random
-    print(f"torch {torch.__version__}, {device_name(device)}, {setting}")
-    if unknown := set(options.methods) - set(METHODS):
-        parser.error(f"unknown: {', '.join(unknown)}")
-    for name in options.methods or [each for each in METHODS if not METHODS[each].uses_teacher]:
-        compare(name, samples, options.rounds, setting)
+    return Setting(options.batch, precision, device, options.compile, options.bn_groups)
 
 
-if __name__ == "__main__":
-    main()
+def run(options: Namespace) -> Iterator[Row]:
+    """Measure method after method."""
+    every = [name for name in METHODS if not METHODS[name].uses_teacher]
+    names = every if options.methods == ["all"] else options.methods
+    if unknown := set(names) - set(METHODS):
+        raise SystemExit(f"no such method: {', '.join(unknown)}")
+    samples = pixels(options.data, 10_000, SIZE)
+    for name in names:
+        yield from compare(name, samples, options.rounds, setting_of(options))

@@ -1,14 +1,20 @@
 """The documentation names files that exist, and all rooms of the package."""
 
 import re
+import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from benchmarks.__main__ import names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/nearkin/**/*.md")]
 PATH = re.compile(r"(?<![\w/.-])((?:benchmarks|docs|examples|src|tests)/[\w./-]*\w)")
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+STUDIES = "studies-1"
+"""The tag that has the programs of finished studies."""
 
 
 def named(page):
@@ -19,10 +25,40 @@ def named(page):
     yield from (ROOT / path for path in paths if not re.search("[A-Z]{2}", path))
 
 
+@cache
+def files_of_studies():
+    """The files at the tag; nothing in a clone without tags."""
+    command = ["git", "ls-tree", "-r", "--name-only", STUDIES, "benchmarks"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return frozenset(shown.stdout.split())
+
+
+def missing(page):
+    return {str(path.relative_to(ROOT)) for path in named(page) if not path.exists()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_names_files_that_exist(page):
-    missing = {str(path.relative_to(ROOT)) for path in named(page) if not path.exists()}
-    assert missing <= {"benchmarks/throughput.py"}  # the command of an old measurement
+def test_a_page_names_files_that_exist_or_the_tag_that_has_them(page):
+    away = missing(page) - {"benchmarks/throughput.py"}  # the command of an old measurement
+    assert not away or STUDIES in page.read_text(encoding="utf-8")
+    assert all(path.startswith("benchmarks/") for path in away)
+
+
+def test_the_tag_has_what_pages_name():
+    away = set().union(*map(missing, PAGES)) - {"benchmarks/throughput.py"}
+    if not files_of_studies():
+        pytest.skip(f"no tag {STUDIES} in this clone")
+    assert all(
+        any(f"{file}/".startswith(f"{path}/") for file in files_of_studies()) for path in away
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_benchmark_that_a_page_names_is_there(page):
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"-m benchmarks (\w+)", text)) - {"NAME"} <= set(names())
+    scripts = re.findall(r"python (benchmarks/\S+\.py)", text)
+    assert not [path for path in scripts if (ROOT / path).exists()], "run by -m benchmarks"
 
 
 def test_the_tree_is_that_of_the_package():

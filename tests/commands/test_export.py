@@ -14,8 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from processes import environment
-
-sys.path.append(str(Path(__file__).parents[1] / "encoders"))
 from sources import photographs, varied
 
 import nearkin

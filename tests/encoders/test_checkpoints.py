@@ -4,21 +4,17 @@ import argparse
 import pathlib
 import pickle
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torchvision
+from sources import offline, prefixed, shifted, varied
 from torch import nn
 
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.encoders.libraries import timm_view
 from nearkin.errors import CheckpointError, UsageError
-
-sys.path.append(str(Path(__file__).parent))
-from sources import offline, prefixed, shifted, varied
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 64 * 64).sin().reshape(2, 3, 64, 64)
 HEAD = {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}

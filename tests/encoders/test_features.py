@@ -5,8 +5,6 @@ is compared is the whole way, from files of photographs to features.
 """
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import timm
@@ -14,6 +12,7 @@ import torch
 import torchvision
 import transformers
 from PIL import Image
+from sources import cache_of_hub, offline, photographs, varied
 from timm.data import create_transform, resolve_model_data_config
 from timm.models._hub import save_for_hf
 from torch import nn
@@ -21,9 +20,6 @@ from torch import nn
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.evaluation.embeddings import encode_images
-
-sys.path.append(str(Path(__file__).parent))
-from sources import cache_of_hub, offline, photographs, varied
 
 CLOSE = 1e-5
 

@@ -2,15 +2,14 @@
 
 import json
 import socket
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import timm
 import torch
 import transformers
 from safetensors.torch import save_file
+from sources import cache_of_hub, offline, varied
 
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
@@ -18,9 +17,6 @@ from nearkin.encoders.encoder import load, untrained_like, write_encoder
 from nearkin.encoders.origin import folder_license, origin_lines
 from nearkin.encoders.pretrained import license_of
 from nearkin.errors import CheckpointError, UsageError
-
-sys.path.append(str(Path(__file__).parent))
-from sources import cache_of_hub, offline, varied
 
 
 def refusal(source, kind=UsageError, **options):

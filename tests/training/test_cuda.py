@@ -1,4 +1,4 @@
-"""What must also hold on a GPU. `benchmarks/gpu.sh 1` runs it there; elsewhere it is skipped."""
+"""What must also hold on a GPU. `python -m benchmarks gpu` runs it there; elsewhere it is skipped."""
 
 import numpy as np
 import pytest

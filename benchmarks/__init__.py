@@ -1,0 +1,1 @@
+"""What is measured again after a change; `python -m benchmarks` lists it."""

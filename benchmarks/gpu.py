@@ -1,0 +1,217 @@
+"""What a GPU is to run that is there for half an hour: tests, ceilings, steps, whole recipes.
+
+    python -m benchmarks gpu --minutes 30 --data FOLDER [--out runs/gpu] [-o rows.jsonl]
+
+FOLDER has cifar10.npz. The stages run in the order of their worth, each as a process with a time
+limit of its own; a failure ends nothing. What is done is not done again: the same command goes on
+where the budget ended, so that half an hour may be three calls of ten minutes. OUT must outlive a
+call, and lie outside of the checkout if that does not.
+
+1. `nearkin doctor`, and the tests of the GPU's paths.
+2. Ceilings of memory and matrix products; kernels of a step of SimCLR and MoCo at batch 512.
+3. Steps beside the bare model step: both methods, MoCo with 8 groups and 1, and compiled.
+4. The recipes, trained together. They are processes that the end of a call does not end; the next
+   one waits for them. Nothing is timed while a recipe trains.
+5. Steps of all methods, and BYOL's recipe for what time is left.
+
+OUT holds a log of each stage, and the runs. `--compile on` or `off` is what stage 3 favors. With
+little time: `--recipes simclr_lightly --train "--epochs 100"`.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.peers.pairs import made_up
+from benchmarks.shared.options import Option
+from benchmarks.shared.rows import ROOT, Row
+
+RECIPES: Final = ROOT / "src" / "nearkin" / "recipes" / "cifar10"
+TESTS = ["tests/training/test_cuda.py", "tests/objectives/test_fused.py"]
+TINY = "--epochs 1 --backbone tiny --image-size 16 --batch-size 32"
+LAST = "byol"
+OPTIONS: Final = (
+    Option("minutes", 30.0, "budget of this call", quick=4.0),
+    Option("out", "runs/gpu", "logs and runs"),
+    Option("device", "cuda", "what runs it", quick="cpu"),
+    Option("tests", TESTS, "of the GPU's paths", quick=TESTS[:1]),
+    Option("recipes", ["simclr_lightly", "moco_symmetric"], "trained together", quick=[LAST]),
+    Option("train", "", "more words of `nearkin train`", quick=TINY),
+    Option("compile", "auto", "of the recipes", choices=("auto", "on", "off")),
+    Option("batch", 512, "images of a step", quick=2),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Words for Python's `-m`, and the seconds that they may take."""
+
+    name: str
+    words: Sequence[str]
+    limit: float
+
+
+def first_stages(options: Namespace) -> Iterator[Stage]:
+    """Yield what is measured before anything trains."""
+    yield Stage("doctor", ["nearkin", "doctor"], 30)
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    yield Stage("tests", ["pytest", *quiet, *options.tests], 150)
+    yield Stage("kernels", measured("kernels", options), 60)
+    steps = measured("steps", options)
+    yield Stage("simclr", [*steps, "--methods", "simclr"], 40)
+    for groups in ("8", "1"):
+        yield Stage(f"moco {groups}", [*steps, "--methods", "moco", "--bn-groups", groups], 40)
+    for method in ("simclr", "moco"):
+        words = [*steps, "--methods", method, "--compile", "on"]
+        if not options.quick:  # compiling takes minutes on a CPU
+            yield Stage(f"{method} compiled", words, 90)
+
+
+def measured(name: str, options: Namespace) -> list[str]:
+    """Return the words of a benchmark, with the options that it shares with this one."""
+    words = ["benchmarks", name, "--device", options.device, "--batch", str(options.batch)]
+    words += ["--rounds", str(options.rounds), *(["--quick"] if options.quick else [])]
+    rows = options.output if options.output != Path() else Path(options.out) / "rows.jsonl"
+    return [*words, "-o", str(rows)]
+
+
+def perform(stage: Stage, out: Path, until: float) -> Row | None:
+    """Run a stage that is not done, as long as the budget lasts; its failure ends nothing.
+
+    One that the end of the budget has stopped, and not its own limit, is for the next call.
+    """
+    done, limit = out / f"{stage.name}.done", min(stage.limit, until - time.time())
+    if done.exists() or limit <= 0:
+        return None
+    start, ended = time.perf_counter(), True
+    with (out / f"{stage.name}.log").open("ab") as log:
+        process = started(stage.words, log)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code, ended = process.wait(), limit == stage.limit
+    if ended:
+        done.write_text(f"{code}\n", encoding="utf-8")
+    return Row(stage.name, time.perf_counter() - start, more={"exit code": code})
+
+
+def started(words: Sequence[str], log: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, which the end of this one does not end."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+class Training:
+    """The training of a recipe, which calls that follow each other share."""
+
+    def __init__(self, recipe: str, options: Namespace, data: Path) -> None:
+        self.recipe, self.out = recipe, Path(options.out)
+        self.run = self.out / recipe
+        self.words = ["nearkin", "train", str(data), "--config", f"recipe:cifar10/{recipe}"]
+        self.words += ["--device", options.device, "--compile", options.compile, "--no-report"]
+        self.words += ["--out", str(self.run), "--resume", *shlex.split(options.train)]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Start it, or go on, unless it is finished or an earlier call's process still trains."""
+        if self.is_finished() or self.trains_since_before():
+            return
+        with (self.out / f"{self.recipe}.log").open("ab") as log:
+            self.process = started(self.words, log)
+        (self.out / f"{self.recipe}.pid").write_text(str(self.process.pid), encoding="utf-8")
+
+    def is_finished(self) -> bool:
+        """Whether its results are there."""
+        return (self.run / "summary.json").exists()
+
+    def trains_since_before(self) -> bool:
+        """Whether the process that an earlier call has started is still there."""
+        note = self.out / f"{self.recipe}.pid"
+        if not note.exists():
+            return False
+        command = Path(f"/proc/{note.read_text(encoding='utf-8')}/cmdline")
+        return command.exists() and str(self.run).encode() in command.read_bytes()
+
+    def is_running(self) -> bool:
+        """Whether there is something to wait for."""
+        return self.process.poll() is None if self.process else self.trains_since_before()
+
+    def row(self) -> Row:
+        """Return its result, or how far it is, beside what is published."""
+        more: dict[str, Any] = {"published": published(RECIPES / f"{self.recipe}.toml")}
+        if not self.is_finished():
+            return Row(self.recipe, 1.0, "kNN error, not finished", more=more)
+        summary = json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
+        knn, probe = (summary["measures"]["encoder"][n] for n in ("kNN top-1", "linear probe"))
+        more |= {"low": knn["low"], "high": knn["high"], "linear probe": probe["value"]}
+        evaluation = self.run / "evaluation.json"
+        if evaluation.exists():
+            measures = json.loads(evaluation.read_text(encoding="utf-8"))["measures"]
+            embedding = measures.get("embedding", {}).get("kNN top-1", {})
+            more["kNN of the embedding"] = embedding.get("value")
+        return Row(self.recipe, 1 - knn["value"], "kNN error", more=more)
+
+
+def published(recipe: Path) -> str:
+    """Return the published result from the head of a recipe."""
+    lines = recipe.read_text(encoding="utf-8").splitlines()
+    start = next(row for row, line in enumerate(lines) if line.startswith("# Published"))
+    said = [lines[start].removeprefix("# Published")]
+    more = takewhile(lambda line: line.startswith("#      "), lines[start + 1 :])
+    return " ".join(line.strip("# ") for line in [*said, *more])
+
+
+def train(recipes: Sequence[str], options: Namespace, until: float) -> Iterator[Row]:
+    """Train recipes together; wait for them as long as the budget lasts."""
+    out = Path(options.out)
+    data = Path(options.data) / "cifar10.npz" if options.data else made_up(out)
+    trainings = [Training(recipe, options, data) for recipe in recipes]
+    for training in trainings:
+        training.begin()
+    while any(training.is_running() for training in trainings) and time.time() < until:
+        time.sleep(1)
+    for training in trainings:
+        # Some papers have measured the embedding: the head of such a recipe says so.
+        head = (RECIPES / f"{training.recipe}.toml").read_text(encoding="utf-8")
+        words = ["nearkin", "evaluate", str(training.run), "--features", "embedding"]
+        if training.is_finished() and "--features embedding" in head:
+            perform(Stage(f"{training.recipe} embedding", words, 60), out, until)
+        yield training.row()
+
+
+def run(options: Namespace) -> Iterator[Row]:
+    """Go through the stages until the budget is spent."""
+    until, out = time.time() + 60 * options.minutes, Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    if not (options.data or options.quick):
+        raise SystemExit("name the folder of cifar10.npz by --data")
+    for stage in first_stages(options):
+        if row := perform(stage, out, until):
+            yield row
+    if time.time() < until:
+        yield from train(options.recipes, options, until)
+    if time.time() < until and not options.quick:
+        steps = [*measured("steps", options), "--methods", "all"]
+        if row := perform(Stage("all methods", steps, 600), out, until):
+            yield row
+    if time.time() < until:
+        yield from train([LAST], options, until)

@@ -1,0 +1,187 @@
+"""nearkin beside lightly: plan, wiring, length of a run, and the sections of docs/results.md."""
+
+import math
+import time
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import results_page as table
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from benchmarks.__main__ import measure
+from benchmarks.peers import plan, side
+from benchmarks.shared import lightly
+
+ROOT = Path(__file__).parents[1]
+needs_lightly = pytest.mark.skipif(not find_spec("lightly"), reason="lightly is not installed")
+
+
+def run(side="nearkin", method="simclr", network="small"):
+    return plan.Run(side, network, method, "cifar10", 0, 2, "epochs")
+
+
+def test_no_two_runs_have_one_name_and_all_pairs_but_the_floors_have_both_sides():
+    runs = [each for pair in plan.plan() for each in pair]
+    assert len({each.name for each in runs}) == len(runs)
+    trained = [pair for pair in plan.plan() if pair[0].side != "floor"]
+    assert all(tuple(each.side for each in pair) == plan.SIDES for pair in trained)
+    assert all(pair[0] == replace(pair[1], side="nearkin") for pair in trained)
+
+
+def test_a_quick_pair_is_made_by_two_processes(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    rows = list(measure("peers", ["--quick", "--most", "1"]))
+    assert [row.case.rpartition("-")[2] for row in rows] == ["floor", "floor"]
+    assert all(0 <= row.value <= 1 for row in rows)
+
+
+# lightly's parts
+
+
+@pytest.fixture
+def views():
+    torch.manual_seed(1)
+    return [torch.randn(16, 3, 16, 16) for _ in range(2)]
+
+
+@needs_lightly
+def test_simclr_has_the_loss_of_its_paper(views):
+    torch.manual_seed(0)
+    wired = lightly.simclr("small", 16)
+    z = normalize(torch.cat([wired.trained[0](view) for view in views]), dim=1)
+    logits = (z @ z.T / 0.5).fill_diagonal_(-math.inf)
+    expected = cross_entropy(logits, torch.arange(32).roll(16))
+    assert wired.loss(views).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@needs_lightly
+def test_moco_queries_a_queue_in_both_directions(views):
+    torch.manual_seed(0)
+    wired = lightly.moco("small", 16)
+    branch, (target, criterion) = wired.trained[0], wired.memory
+    bank = criterion.memory_bank.bank.clone()
+    torch.manual_seed(2)
+    loss, expected = wired.loss(views), 0.0
+    torch.manual_seed(2)  # for the same shuffles, as batch norms see eighths of a batch
+    for query, key in (views, views[::-1]):
+        order = torch.randperm(16)
+        keys = normalize(target(key[order])[order.argsort()], dim=1)
+        queries = normalize(branch(query), dim=1)
+        logits = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ bank.T], 1) / 0.1
+        expected += cross_entropy(logits, torch.zeros(16, dtype=torch.long)).item() / 2
+        bank[:16] = keys if query is views[0] else bank[:16]
+        # The second direction finds the keys of the first in the queue.
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+@needs_lightly
+@pytest.mark.parametrize("method", plan.METHODS)
+def test_a_training_of_lightly_changes_its_weights_by_its_schedule(method):
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
+    trainer = side.Theirs(method, "small", pixels, 0)
+    before = [p.detach().clone() for p in trainer.encoder().parameters()]
+    losses = list(trainer.steps(0, 2))
+    assert np.isfinite(losses).all()
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(trainer.peak / 2)
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.encoder().parameters()))
+
+
+# The length of a run
+
+
+def test_time_is_counted_in_steps_alone():
+    meter = side.Meter()
+    for _ in meter.timed([0.0, 1.0]):
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+    assert meter.cpu < 0.05
+
+
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def test_the_length_is_what_fits_by_the_mean_of_all_phases(monkeypatch, clock):
+    now = [0.0]
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(side.time, name, lambda: now[0])
+
+    class Growing:
+        phases = 2
+
+        def steps(self, start, total):
+            now[0] += 50.0  # the first step is slow, and not timed
+            for step in range(start, total):
+                now[0] += 1.0 if step < total // 2 else 3.0
+                yield 0.0
+
+    assert side.affordable(Growing(), 600.0, clock) == 300
+
+
+def test_a_run_that_shared_its_core_is_refused_by_the_wall_clock_only():
+    timed = replace(run(), unit="s", budget=1.0)
+    shared, alone = side.Meter(wall=10.0, cpu=8.0), side.Meter(wall=10.0, cpu=9.5)
+    assert side.is_disturbed(timed, shared, "wall")
+    assert not side.is_disturbed(timed, alone, "wall")
+    assert not side.is_disturbed(timed, shared, "cpu")
+    assert not side.is_disturbed(run(), shared, "wall")
+
+
+# The sections of docs/results.md
+
+
+def made_up(each, knn):
+    return {
+        **vars(each), "name": each.name, "knn": knn, "low": knn - 0.01, "high": knn + 0.01,
+        "epochs": 1.5, "images_per_second": 100.0, "seconds": 600.0, "cpu_seconds": 590.0,
+        "cpu_share": 0.98, "clock": "wall", "machine": "a CPU", "versions": {"torch": "2"},
+        "commit": "abc",
+    }  # fmt: skip
+
+
+def cells(text, start, heading):
+    part = text.split(f"### {heading}")[1]
+    line = next(line for line in part.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_a_cell_says_mean_range_and_seeds_and_what_was_not_run():
+    ours = [plan.Run("nearkin", "small", "simclr", "cifar10", seed, 600.0) for seed in range(3)]
+    rows = [made_up(each, 0.5 + 0.1 * each.seed) for each in ours]
+    rows.append(made_up(replace(ours[0], side="lightly"), 0.4))
+    text = table.section({row["name"]: row for row in rows})
+    heading = "CIFAR-10, 600 seconds of one core each"
+    assert cells(text, "simclr, small", heading) == [
+        "0.600 (0.500 to 0.700), 3 seeds",
+        "0.400 [0.390, 0.410], 1 seed",
+        "+0.100",
+        "1.5; 1.5",
+        "100; 100",
+    ]
+    assert cells(text, "moco, small", heading)[:2] == ["not run", "not run"]
+
+
+def timed(run, knn):
+    values = {name: [knn, knn - 0.1, knn + 0.1] for name in table.MEASURES}
+    measures = dict.fromkeys(("encoder", "pixels", "untrained"), values)
+    row = {"name": run.name, **asdict(run), "epochs": 9, "cpu_seconds": 120, "measures": measures}
+    return row | {"commit": "abc", "machine": "made up", "versions": {"torch": "2"}}
+
+
+def test_a_row_of_a_given_time_says_seeds_mean_and_range_and_what_was_not_run():
+    runs = [run for run in table.timed_plan() if (run.data, run.arm) == ("digits", "auto")]
+    text = table.timed_section({run.name: timed(run, 0.5 + 0.1 * run.seed) for run in runs[:2]})
+    heading = table.TIMED["digits"]
+    assert cells(text, "simclr, 2 min of 1 core", heading) == [
+        "2 of 3", "9", "2", *["0.550 (0.500 to 0.600)"] * 3,
+    ]  # fmt: skip
+    assert cells(text, "published, 2 min of 1 core", heading)[:2] == ["0 of 3", "not run"]
+    assert cells(text, "raw pixels (floor)", heading)[-1] == "0.500 [0.400, 0.600]"
+
+
+def test_the_committed_page_is_made_from_the_committed_rows():
+    committed = (ROOT / table.PAGE).read_text(encoding="utf-8")
+    rows = (table.load(ROOT / table.RESULTS / name) for name in ("peers.jsonl", "times.jsonl"))
+    assert table.page(committed, *rows) == committed, "run `make docs`"
