@@ -3,7 +3,7 @@
     python docs/architecture.py [--source FOLDER] [--image FILE]
 
 Writes the tables of docs/architecture.md, prints what it counts, and draws the image if it is told
-where. The order of the rooms is import-linter's, from pyproject.toml. `make docs` writes the tables
+where. The order of the rooms is import-linter's, from pyproject.toml. `make docs` writes tables,
 and `make site` draws the image. With another `--source` no table is written.
 """
 

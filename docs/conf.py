@@ -13,8 +13,8 @@ import architecture  # noqa: E402  (beside this file)
 
 ROOT: Final = DOCS.parent
 ROOMS: Final = (
-    "The rooms of nearkin, from the command line to plain types; arrows point from a room to those "
-    "that it imports"
+    "The rooms of nearkin, from the command line to plain types; "
+    "arrows point from a room to those that it imports"
 )
 LINK: Final = re.compile(r"\[([^\]]*)\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -49,10 +49,11 @@ def keep_links(app: Any, document: str, source: list[str]) -> None:
 
 def draw_rooms(app: Any) -> None:
     """Draw the image of architecture.md, which no commit holds."""
-    architecture.draw_rooms(DOCS / "architecture.png", architecture.Source(architecture.OWN))
+    source = architecture.Source(architecture.OWN)
+    architecture.draw_rooms(Path(app.srcdir) / "architecture.png", source)
 
 
-def show_rooms(app: Any, document: str, source: list[str]) -> None:
+def show_rooms(_: Any, document: str, source: list[str]) -> None:
     """Put the image where architecture.md wants it."""
     if document == "architecture":
         source[0] = source[0].replace("<!-- image -->", f"![{ROOMS}](architecture.png)")
