@@ -1,22 +1,53 @@
-# make demo   train, evaluate and discover on real digits      make test   all checks and tests
+# make demo    train, evaluate and discover on real digits
+# make test    linters, types and tests: all that must pass      make quick   some tests, in minutes
 # PYTHON is the interpreter (3.11 or newer) that creates the environment in .venv.
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
+# More than eight processes only wait for the longest file of tests.
+PYTEST = $(RUN)python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test check planted faults format docs site dist clean
+.PHONY: demo test tests quick cov nightly check lint planted faults format docs site links dist lock clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
 
-test: check
-	$(RUN)python -m pytest -q -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile --durations 40 --durations-min 5
+# Types are checked beside the tests. What is wrong with them stands below what is wrong with these.
+test: lint
+	@mkdir -p build
+	@$(RUN)mypy > build/types.txt & types=$$!; \
+	$(MAKE) --no-print-directory tests; tests=$$?; \
+	wait $$types || { cat build/types.txt; exit 1; }; \
+	exit $$tests
 
-check: $(VENV)/developed
+tests: $(VENV)/developed
+	$(PYTEST) -m "not slow" --durations 40 --durations-min 5
+
+# Equations, networks, methods and files of earlier releases: no whole runs.
+quick: $(VENV)/developed
+	$(PYTEST) -m "not slow" src tests/objectives tests/measures tests/networks tests/methods tests/formats
+
+# The report is build/coverage/index.html.
+cov: $(VENV)/developed
+	$(PYTEST) -m "not slow" --cov --cov-report html --cov-report xml --cov-report term:skip-covered
+
+# All tests, the slow ones too, in a new order each time. `pytest -p randomly --randomly-seed N`
+# repeats the order of the seed that is printed first.
+nightly: check
+	$(PYTEST) -p randomly --timeout 3600 -rs
+	$(RUN)python tests/planted.py
+	$(RUN)python tests/fuzz_images.py 2000 0
+	$(RUN)python tests/soak.py 5000
+
+check: lint
+	$(RUN)mypy
+
+# What takes seconds, before anything else.
+lint: $(VENV)/developed
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
-	$(RUN)mypy
 	$(RUN)lint-imports --no-cache
+	$(RUN)zizmor --quiet --offline .github
 
 # Apply one known bug at a time; the tests must catch each of them.
 planted: $(VENV)/developed
@@ -25,7 +56,7 @@ planted: $(VENV)/developed
 # Slow tests, then a thousand kills of runs of every method. Stop it at any time; the same command
 # continues.
 faults: $(VENV)/developed
-	$(RUN)python -m pytest -q -m slow
+	$(RUN)python -m pytest -q -m slow --timeout 3600
 	$(RUN)python tests/faults.py --kills 1000 -o docs/faults.csv
 	$(RUN)python tests/soak.py 50000
 	$(RUN)python tests/fuzz_images.py 10000 0
@@ -34,13 +65,22 @@ format: $(VENV)/developed
 	$(RUN)ruff check --fix .
 	$(RUN)ruff format .
 
-# The page of each method, from its code, its recipes and docs/measured.toml; the image and the counts
-# of docs/architecture.md, from the source; the section of docs/results.md beside lightly, from the
-# rows in docs/results.
+# The page of each method, from its code, its recipes and docs/measured.toml; the counts of
+# docs/architecture.md, from the source; the section of docs/results.md beside lightly, from the rows
+# in docs/results.
 docs: $(VENV)/installed
 	$(RUN)python docs/method_pages.py
 	$(RUN)python docs/architecture.py
 	PYTHONPATH=. $(RUN)python docs/results_page.py
+
+# The documentation as a site, in build/site. A warning is an error: links that lead nowhere, pages
+# that no page leads to.
+site: $(VENV)/developed
+	$(RUN)python -m sphinx -q -E -W --keep-going -b html docs build/site
+
+# Whether the links to other sites lead somewhere.
+links: $(VENV)/developed
+	$(RUN)python -m sphinx -q -E -b linkcheck docs build/links
 
 # Wheel and sdist, the former built from the latter.
 dist: $(VENV)/developed
@@ -48,11 +88,10 @@ dist: $(VENV)/developed
 	$(RUN)python -m build
 	$(RUN)twine check --strict dist/*
 
-# The documentation as a site, in build/site. A warning is an error: links that lead nowhere, pages
-# that no page leads to.
-site: $(VENV)/installed
-	$(RUN)python -m pip install --quiet --editable '.[docs]'
-	$(RUN)python -m sphinx -q -E -W --keep-going -b html docs build/site
+# The versions that pull requests are tested with. It needs uv.
+lock:
+	uv lock --upgrade
+	uv export --quiet --all-groups --all-extras --no-emit-project --no-hashes --no-annotate -o .github/constraints.txt
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'
@@ -60,9 +99,11 @@ $(VENV)/installed: pyproject.toml
 	$(RUN)python -m pip install --quiet --editable .
 	touch $@
 
+# The pip of a new environment with Python 3.11 is 23.2, which knows no groups.
 $(VENV)/developed: $(VENV)/installed
-	$(RUN)python -m pip install --quiet --editable '.[dev]'
+	$(RUN)python -m pip install --quiet 'pip>=25.1'
+	$(RUN)python -m pip install --quiet --editable . --group dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf dist build .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,9 +2,9 @@
 
     python docs/architecture.py [--source FOLDER] [--image FILE]
 
-Writes docs/architecture.png and the tables of docs/architecture.md, and prints what it counts. The
-order of the rooms is import-linter's, from pyproject.toml. `make docs` runs this. With another
-`--source` it only draws and prints.
+Writes the tables of docs/architecture.md, prints what it counts, and draws the image if it is told
+where. The order of the rooms is import-linter's, from pyproject.toml. `make docs` writes tables,
+and `make site` draws the image. With another `--source` no table is written.
 """
 
 import argparse
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[1]
+OWN = ROOT / "src" / "nearkin"
 PAGE_SUFFIXES = (".html", ".css", ".js")
 KNOWN_ROOMS = ("types", "errors", "config")
 """Vocabulary of all methods: a walk through one method does not count it."""
@@ -433,23 +434,28 @@ def fill(page: Path, parts: Mapping[str, str]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def main() -> None:
-    """Draw the image, print the counts and write the tables."""
-    own = ROOT / "src" / "nearkin"
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--source", type=Path, default=own)
-    parser.add_argument("--image", type=Path, default=ROOT / "docs" / "architecture.png")
-    options = parser.parse_args()
-    source, rows = Source(options.source), layers()
-    sizes = counts(source)
-    lengths = walks(source) if options.source == own else {}
-    for name, value in (sizes | lengths).items():
-        print(f"{value:>24}  {name}")
-    edges = room_imports(source)
+def draw_rooms(image: Path, source: Source) -> None:
+    """Draw the rooms of a source in the order of the layers, with their imports."""
+    rows, edges = layers(), room_imports(source)
     known = {room for row in rows for room in row}
     if strangers := {room for edge in edges for room in edge} - known:
         raise SystemExit(f"not in pyproject.toml's layers: {', '.join(sorted(strangers))}")
-    draw(source, rows, edges, options.image)
+    draw(source, rows, edges, image)
+
+
+def main() -> None:
+    """Print the counts, write the tables, and draw the image."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--source", type=Path, default=OWN)
+    parser.add_argument("--image", type=Path)
+    options = parser.parse_args()
+    source = Source(options.source)
+    sizes = counts(source)
+    lengths = walks(source) if options.source == OWN else {}
+    for name, value in (sizes | lengths).items():
+        print(f"{value:>24}  {name}")
+    if options.image:
+        draw_rooms(options.image, source)
     if lengths:
         parts = {"walks": table("walk", lengths), "steps": steps(), "sizes": table("", sizes)}
         fill(ROOT / "docs" / "architecture.md", parts)

@@ -1,13 +1,21 @@
 """Settings of Sphinx: `make site` builds the documentation into build/site."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 from nearkin import __version__
 
 DOCS: Final = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+import architecture  # noqa: E402  (beside this file)
+
 ROOT: Final = DOCS.parent
+ROOMS: Final = (
+    "The rooms of nearkin, from the command line to plain types; "
+    "arrows point from a room to those that it imports"
+)
 LINK: Final = re.compile(r"\[([^\]]*)\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 
 project = "nearkin"
@@ -39,6 +47,20 @@ def keep_links(app: Any, document: str, source: list[str]) -> None:
     source[0] = LINK.sub(kept, source[0])
 
 
+def draw_rooms(app: Any) -> None:
+    """Draw the image of architecture.md, which no commit holds."""
+    source = architecture.Source(architecture.OWN)
+    architecture.draw_rooms(Path(app.srcdir) / "architecture.png", source)
+
+
+def show_rooms(_: Any, document: str, source: list[str]) -> None:
+    """Put the image where architecture.md wants it."""
+    if document == "architecture":
+        source[0] = source[0].replace("<!-- image -->", f"![{ROOMS}](architecture.png)")
+
+
 def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
+    app.connect("builder-inited", draw_rooms)
     app.connect("source-read", keep_links)
+    app.connect("source-read", show_rooms)

@@ -198,6 +198,7 @@ def serve(judge: Judge, seeds: Iterable[int], report: int, seconds: float) -> No
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where decoders complain
     warnings.simplefilter("error")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the limit of the test is not for this process
     for seed in seeds:
         os.write(report, f"{seed} ".encode())
         signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process

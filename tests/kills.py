@@ -147,6 +147,7 @@ def start(command: list[str], prepare: Callable[[], None] = lambda: None) -> int
     if child:
         return child
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the limit of the test is not for this process
     signal.alarm(PATIENCE)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)

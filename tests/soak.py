@@ -3,7 +3,7 @@
     python tests/soak.py STEPS
 
 Prints a JSON object: steps, the slope of the resident memory in MB per 1,000 steps over the second
-half, and the change of open files and threads over it.
+half, and the change of open files and threads over it. Fails if there are more of these at the end.
 """
 
 import json
@@ -71,4 +71,6 @@ def soak(steps: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(soak(int(sys.argv[1]))))
+    left = soak(int(sys.argv[1]))
+    print(json.dumps(left))
+    sys.exit(left["files"] > 0 or left["threads"] > 0)

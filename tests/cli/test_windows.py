@@ -1,10 +1,14 @@
 """What Windows lacks is done without, or refused in one line; elsewhere, it is taken away first."""
 
+import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import filelock  # noqa: F401 (by the system's name it takes the lock that is there)
 import numpy as np
@@ -102,3 +106,17 @@ def test_run_folders_are_refused_in_a_line_that_says_where_they_work(
     assert line.startswith("error: this system has no locks")
     assert line.endswith("run it under WSL")
     assert not any(out.iterdir())
+
+
+def test_measures_that_cannot_be_stored_are_shown(windows, tmp_path, capsys):
+    release = Path(__file__).parents[1] / "formats" / "0.1.0"
+    run = Path(shutil.copytree(release / "train", tmp_path / "run"))
+    settings = run / "config.toml"
+    data = json.dumps(str(release / "images.npz"))
+    settings.write_text(re.sub("^data = .*", f"data = {data}", settings.read_text(), flags=re.M))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert main(["evaluate", str(run), "--protocol", "knn"]) == 0
+    shown = capsys.readouterr()
+    assert "kNN" in shown.out
+    assert "the measures are not stored" in shown.err
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
