@@ -135,19 +135,14 @@ def byol(prediction, target):
     return alignment([normalized(p) for p in prediction], [normalized(z) for z in target])
 
 
-def simsiam(prediction, target):
-    """Chen and He 2021, equation 1: the negative cosine."""
-    return mean([-dot(normalized(p), normalized(z)) for p, z in zip(prediction, target)])
-
-
 def centered(values):
     return [x - mean(values) for x in values]
 
 
-def barlow_twins(a, b, off_diagonal, eps=0.0):
+def barlow_twins(a, b, off_diagonal, eps=1e-5):
     """Zbontar et al. 2021, equations 1 and 2: the correlation of every feature with every one.
 
-    `eps` is added to the biased variances, as batch normalization does.
+    `eps` is added to the biased variances, as the batch normalization of its code does.
     """
     size = len(a)
     a, b = ([centered(f) for f in columns(z)] for z in (a, b))
@@ -308,32 +303,9 @@ def gradients(function, inputs):
     return torch.autograd.grad(function(*leaves), leaves)
 
 
+def shuffled(count):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
 def lists(tensors):
     return [x.tolist() for x in tensors]
-
-
-def weigh(values, weights):
-    """The weighted sum of a number, of a list, or of lists of lists."""
-    if isinstance(values, list):
-        return math.fsum(weigh(v, w) for v, w in zip(values, weights, strict=True))
-    return values * weights
-
-
-def agree_in_slope(fast, slow, inputs, seed=0):
-    """Each gradient of the fast form, along a direction, is how the slow form rises along it.
-
-    Where the result has several numbers, it is so for a random weighted sum of them.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.randn(fast(*inputs).shape, generator=generator, dtype=torch.float64)
-    slopes = gradients(lambda *leaves: (fast(*leaves) * weights).sum(), inputs)
-    for position, gradient in enumerate(slopes):
-        direction = vectors(*gradient.shape, seed=seed + 3000)
-
-        def along(distance, position=position, direction=direction):
-            moved = list(inputs)
-            moved[position] = moved[position] + distance * direction
-            return weigh(slow(*lists(moved)), weights.tolist())
-
-        slope = (along(1e-5) - along(-1e-5)) / 2e-5
-        agree((gradient * direction).sum(), slope, rtol=1e-6, atol=1e-7)

@@ -4,6 +4,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,25 +53,39 @@ class Good(Method[KeyUpdate]):
         self.queue.enqueue(memo.keys, memo.images)
 
 
-def changed(step, **values):
-    """The same step with another loss, memo or metrics."""
-    parts = {"loss": step.loss, "memo": step.memo, "metrics": step.metrics}
-    return Step(**parts | values)
+BROKEN = []
 
 
-class WritesInForward(Good):
+def breaks(message):
+    """Say what `check_method` must answer to a method."""
+
+    def told(cls):
+        BROKEN.append((cls, message))
+        return cls
+
+    return told
+
+
+class Changed(Good):  # its options are explained by Good
     def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
+        return self.changed(super().compute_loss(encoded, batch, progress), encoded, batch)
+
+
+@breaks("law 1 .*: forward changed queue.keys")
+class WritesInForward(Changed):
+    def changed(self, step, encoded, batch):
         self.queue.enqueue(step.memo.keys, step.memo.images)
         return step
 
 
+@breaks(r"law 1 .*: forward changed target\.")
 class MovesTheTargetInForward(Good):
     def encode(self, batch):
         ema_update(self.target, self.online, 0.9)
         return super().encode(batch)
 
 
+@breaks("law 1 .*: commit needs @torch.no_grad")
 class CommitsWithGradients(Good):
     def commit(self, memo, progress):
         for target, online in zip(self.target.parameters(), self.online.parameters()):
@@ -78,6 +93,7 @@ class CommitsWithGradients(Good):
             target.lerp_(online, 0.1)
 
 
+@breaks("law 1 .*: commit returns KeyUpdate, not None")
 class ReturnsFromCommit(Good):
     @torch.no_grad()
     def commit(self, memo, progress):
@@ -85,27 +101,29 @@ class ReturnsFromCommit(Good):
         return memo
 
 
+@breaks("law 3 .*: keys holds a tensor that is in no state_dict")
 class KeepsTensors(Good):
     def commit(self, memo, progress):
         super().commit(memo, progress)
         self.keys = [*getattr(self, "keys", []), memo.keys]
 
 
-class KeepsNumbers(Good):
+@breaks("law 3 .*: resumed from its state_dict after step 3, it has another loss in s")
+class KeepsNumbers(Changed):
     """A Python number is memory as well."""
 
     __doc__ = Good.__doc__
     count = 0
 
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
-        return changed(step, loss=step.loss * (1 + 0.1 * self.count))
+    def changed(self, step, encoded, batch):
+        return replace(step, loss=step.loss * (1 + 0.1 * self.count))
 
     def commit(self, memo, progress):
         super().commit(memo, progress)
         self.count += 1
 
 
+@breaks("law 3 .*: resumed from its state_dict after step 3, it has another l")
 class KeepsABufferToItself(Good):
     def __init__(self, backbone, *, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
@@ -120,59 +138,64 @@ class KeepsABufferToItself(Good):
         self.center.lerp_(memo.keys.mean(dim=0), 0.5)
 
 
+@breaks("law 3 .*: commit changed the shape of queue.keys")
 class GrowsItsQueue(Good):
     def commit(self, memo, progress):
         super().commit(memo, progress)
         self.queue.keys = torch.cat([self.queue.keys, memo.keys])
 
 
-class DrawsFromNumpy(Good):
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
-        return changed(step, loss=step.loss * (1 + np.random.rand()))
+@breaks("law 4 .*: a draw other than torch's, which the loop seeds, decides online")
+class DrawsFromNumpy(Changed):
+    def changed(self, step, encoded, batch):
+        return replace(step, loss=step.loss * (1 + np.random.rand()))
 
 
-class ReadsLabels(Good):
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
-        return changed(step, loss=step.loss * (1 + (batch.label > 0).float().mean()))
+@breaks("law 8 .*: uses_labels is False, and labels decide online")
+class ReadsLabels(Changed):
+    def changed(self, step, encoded, batch):
+        return replace(step, loss=step.loss * (1 + (batch.label > 0).float().mean()))
 
 
+@breaks(r"the contract of a step .*: target.* belongs to the target, and requires a gradient")
 class TrainsTheTarget(Good):
     def __init__(self, backbone, *, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
         self.target = copy.deepcopy(self.online)
 
 
+@breaks("the contract of a step .*: no gradient reaches head.weight, which requires one")
 class HasAnUnusedHead(Good):
     def __init__(self, backbone, *, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
         self.head = nn.Linear(dim, dim)
 
 
-class RemembersTheGraph(Good):
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
-        return changed(step, memo=KeyUpdate(batch.index, encoded[0]))
+@breaks("the contract of a step .*: the memo holds a graph")
+class RemembersTheGraph(Changed):
+    def changed(self, step, encoded, batch):
+        return replace(step, memo=KeyUpdate(batch.index, encoded[0]))
 
 
-class HasNoLoss(Good):
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
-        return changed(step, loss=step.loss / 0)
+@breaks("the contract of a step .*: the loss is inf, not one finite number")
+class HasNoLoss(Changed):
+    def changed(self, step, encoded, batch):
+        return replace(step, loss=step.loss / 0)
 
 
-class MeasuresWithAGraph(Good):
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
-        return changed(step, metrics={"spread": encoded[0].std()})
+@breaks("the contract of a step .*: metric spread is not a scalar without gradient")
+class MeasuresWithAGraph(Changed):
+    def changed(self, step, encoded, batch):
+        return replace(step, metrics={"spread": encoded[0].std()})
 
 
+@breaks(r"law 2 .*: encode returns \[1\] as tensor 1, not a row per image")
 class EncodesOneNumber(Good):
     def encode(self, batch):
         return *super().encode(batch)[:1], batch.views[0].mean()[None]
 
 
+@breaks("law 2 .*: compute_loss runs the batch norm norm; run it in encode")
 class NormalizesInTheLoss(Good):
     def __init__(self, backbone, *, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
@@ -183,12 +206,13 @@ class NormalizesInTheLoss(Good):
         return super().compute_loss((unit(self.norm(query)), key), batch, progress)
 
 
-class ComputesInSingle(Good):
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
-        return changed(step, loss=(encoded[0] @ torch.ones(8, 1)).sum() + step.loss)
+@breaks("the contract of number formats .*: in float64 it fails: ")
+class ComputesInSingle(Changed):
+    def changed(self, step, encoded, batch):
+        return replace(step, loss=(encoded[0] @ torch.ones(8, 1)).sum() + step.loss)
 
 
+@breaks("the contract of number formats .*: with channels_last images it fails: view size")
 class FlattensTheImages(Good):
     def encode(self, batch):
         query, key = super().encode(batch)
@@ -196,85 +220,48 @@ class FlattensTheImages(Good):
         return query + 0 * pixels.sum(), key
 
 
-class RemembersInBfloat16(Good):
-    def compute_loss(self, encoded, batch, progress):
-        step = super().compute_loss(encoded, batch, progress)
+@breaks(
+    "the contract of number formats .*: under bfloat16, the memo is torch.bfloat16, not torch.flo"
+)
+class RemembersInBfloat16(Changed):
+    def changed(self, step, encoded, batch):
         keys = F.linear(step.memo.keys, torch.eye(8, dtype=step.memo.keys.dtype))
-        return changed(step, memo=KeyUpdate(batch.index, keys))
+        return replace(step, memo=KeyUpdate(batch.index, keys))
 
 
+@breaks("law 5 .*: option dim is not keyword-only")
 class TakesPositions(Good):
     def __init__(self, backbone, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
 
 
+@breaks("law 5 .*: option dim has no type")
 class TakesAnything(Good):
     def __init__(self, backbone, *, dim=8):
         super().__init__(backbone, dim=dim)
 
 
+@breaks("law 5 .*: option dim has no default")
 class HasNoDefault(Good):
     def __init__(self, backbone, *, dim: Dim):
         super().__init__(backbone, dim=dim)
 
 
+@breaks("law 5 .*: the docstring of the class does not explain dim under Args")
 class ExplainsNothing(Good):
     """A momentum encoder with a queue."""
 
 
+@breaks("law 5 .*: the default of dim does not fit its type: --dim 8.5")
 class TakesALength(Good):
     def __init__(self, backbone, *, dim: int = 8.5):
         super().__init__(backbone, dim=int(dim))
 
 
+@breaks("law 5 .*: method LacksALoss does not define compute_loss")
 class LacksALoss(Method[None]):
     def encode(self, batch):
         return ()
-
-
-BROKEN = [
-    (WritesInForward, "law 1 .*: forward changed queue.keys"),
-    (MovesTheTargetInForward, r"law 1 .*: forward changed target\."),
-    (CommitsWithGradients, "law 1 .*: commit needs @torch.no_grad"),
-    (ReturnsFromCommit, "law 1 .*: commit returns KeyUpdate, not None"),
-    (KeepsTensors, "law 3 .*: keys holds a tensor that is in no state_dict"),
-    (KeepsNumbers, "law 3 .*: resumed from its state_dict after step 3, it has another loss in s"),
-    (KeepsABufferToItself, "law 3 .*: resumed from its state_dict after step 3, it has another l"),
-    (GrowsItsQueue, "law 3 .*: commit changed the shape of queue.keys"),
-    (DrawsFromNumpy, "law 4 .*: a draw other than torch's, which the loop seeds, decides online"),
-    (ReadsLabels, "law 8 .*: uses_labels is False, and labels decide online"),
-    (
-        TrainsTheTarget,
-        r"the contract of a step .*: target.* belongs to the target, and requires a gradient",
-    ),
-    (
-        HasAnUnusedHead,
-        "the contract of a step .*: no gradient reaches head.weight, which requires one",
-    ),
-    (RemembersTheGraph, "the contract of a step .*: the memo holds a graph"),
-    (HasNoLoss, "the contract of a step .*: the loss is inf, not one finite number"),
-    (
-        MeasuresWithAGraph,
-        "the contract of a step .*: metric spread is not a scalar without gradient",
-    ),
-    (EncodesOneNumber, r"law 2 .*: encode returns \[1\] as tensor 1, not a row per image"),
-    (NormalizesInTheLoss, "law 2 .*: compute_loss runs the batch norm norm; run it in encode"),
-    (ComputesInSingle, "the contract of number formats .*: in float64 it fails: "),
-    (
-        FlattensTheImages,
-        "the contract of number formats .*: with channels_last images it fails: view size",
-    ),
-    (
-        RemembersInBfloat16,
-        "the contract of number formats .*: under bfloat16, the memo is torch.bfloat16, not torch.flo",
-    ),
-    (TakesPositions, "law 5 .*: option dim is not keyword-only"),
-    (TakesAnything, "law 5 .*: option dim has no type"),
-    (HasNoDefault, "law 5 .*: option dim has no default"),
-    (ExplainsNothing, "law 5 .*: the docstring of the class does not explain dim under Args"),
-    (TakesALength, "law 5 .*: the default of dim does not fit its type: --dim 8.5"),
-    (LacksALoss, "law 5 .*: method LacksALoss does not define compute_loss"),
-]
 
 
 @pytest.mark.parametrize(("cls", "message"), BROKEN, ids=lambda x: getattr(x, "__name__", ""))

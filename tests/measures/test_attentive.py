@@ -1,9 +1,10 @@
+"""Probes, linear and attentive, and how they choose their regularization."""
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from nearkin.data.rng import seeded
 from nearkin.errors import DataError
 from nearkin.measures.attentive import train_attentive_probe
 from nearkin.measures.probe import (
@@ -14,8 +15,6 @@ from nearkin.measures.probe import (
     train_validated_probe,
     validation_folds,
 )
-from nearkin.networks.backbone import build_backbone
-from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 
 
 def marked_tokens(n: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -30,7 +29,7 @@ def marked_tokens(n: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
     return tokens + 0.1 * torch.randn(tokens.shape, generator=g), y.numpy()
 
 
-def test_attention_learns_what_an_average_cannot_tell() -> None:
+def test_attention_learns_what_an_average_cannot_tell():
     tokens, labels = marked_tokens(150, 0)
     test_tokens, test_labels = marked_tokens(300, 1)
     probe, validated = train_attentive_probe(tokens, labels, seed=0)
@@ -40,52 +39,7 @@ def test_attention_learns_what_an_average_cannot_tell() -> None:
     assert validated.correct.mean() > 0.9
 
 
-def test_pooling_is_cross_attention_of_a_learned_query() -> None:
-    with seeded(0, torch.device("cpu")):
-        attention = nn.MultiheadAttention(12, 3, batch_first=True)
-        tokens, query = torch.randn(5, 7, 12), torch.randn(1, 1, 12)
-        nn.init.normal_(attention.in_proj_bias)
-    expected, _ = attention(query.expand(5, 1, 12), tokens, tokens)
-    q, k, v = attention.in_proj_weight.chunk(3)
-    bias_q, _, bias_v = attention.in_proj_bias.chunk(3)
-    queries = ((query[0, 0] @ q.T + bias_q) / 2.0).view(3, 4)  # the root of 4 numbers per head
-    columns = torch.einsum("hd,hdc->ch", queries, k.view(3, 4, 12))
-    pooling = AttentivePooling(torch.zeros(12), torch.ones(12), columns)
-    pooled = pooling(tokens).unflatten(1, (3, 12))
-    values = torch.einsum("bhc,hdc->bhd", pooled, v.view(3, 4, 12)).flatten(1) + bias_v
-    torch.testing.assert_close(attention.out_proj(values), expected[:, 0], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "num_tokens", "pooled"),
-    [
-        ("tiny", 8, 4, "mean"),
-        ("resnet18", 16, 4, "mean"),
-        ("torchvision:resnet18", 64, 4, "mean"),
-        ("torchvision:swin_t", 64, 4, "mean"),
-        ("timm:convnext_atto", 64, 4, None),
-        ("timm:swin_tiny_patch4_window7_224", 64, 4, "mean"),
-        ("vit_tiny_patch16_224", 16, 17, "first"),
-        ("torchvision:vit_b_32", 64, 5, "first"),
-    ],
-)
-def test_pooled_tokens_are_the_features(
-    name: str, size: int, num_tokens: int, pooled: str | None
-) -> None:
-    with seeded(0, torch.device("cpu")):
-        backbone = build_backbone(name, size).eval()
-        backbone.rescale_input(torch.tensor([2.0, 1.0, 0.5]), torch.tensor([0.1, 0.2, 0.3]))
-        images = torch.randn(3, 3, size, size)
-    network = TokenFeatures(backbone, size)
-    with torch.inference_mode():
-        tokens, features = network(images), backbone(images)
-    assert tokens.shape == (3, num_tokens, network.dim)
-    if pooled:
-        rebuilt = tokens.mean(dim=1) if pooled == "mean" else tokens[:, 0]
-        torch.testing.assert_close(rebuilt, features, atol=1e-5, rtol=1e-4)
-
-
-def test_folds_hold_each_image_out_once_and_divide_no_group() -> None:
+def test_folds_hold_each_image_out_once_and_divide_no_group():
     labels = np.repeat([0, 1, 2, 3], [2, 5, 1, 9])
     groups = np.arange(len(labels))
     groups[8:12] = 8  # the last is alone in its class but for these
@@ -104,7 +58,7 @@ def test_folds_hold_each_image_out_once_and_divide_no_group() -> None:
     assert set(many.tolist()) == {LEFT_OUT, 0}
 
 
-def test_few_images_still_choose_the_regularization() -> None:
+def test_few_images_still_choose_the_regularization():
     """Noise in many dimensions wants the strongest; three images per class left it at 1."""
     g = torch.Generator().manual_seed(0)
     labels = np.repeat(np.arange(6), 3)
@@ -121,7 +75,7 @@ def test_few_images_still_choose_the_regularization() -> None:
     )
 
 
-def test_with_an_image_of_each_class_nothing_is_chosen() -> None:
+def test_with_an_image_of_each_class_nothing_is_chosen():
     features = torch.eye(4)
     probe, validated = train_validated_probe(features, np.arange(4), seed=0)
     assert not validated.choice_size
@@ -129,13 +83,13 @@ def test_with_an_image_of_each_class_nothing_is_chosen() -> None:
     assert (probe.predict(features) == np.arange(4)).all()
 
 
-def test_one_class_is_refused() -> None:
+def test_one_class_is_refused():
     with pytest.raises(DataError, match="two classes"):
         train_attentive_probe(torch.zeros(3, 2, 4), np.zeros(3, np.int64), seed=0)
 
 
 @pytest.mark.parametrize("per_class", [4, 40], ids=["folds", "slice"])
-def test_what_is_predicted_while_held_out_knows_nothing_of_the_label(per_class: int) -> None:
+def test_what_is_predicted_while_held_out_knows_nothing_of_the_label(per_class: int):
     """Labels at random: a fit that saw them would be right on all, any other by chance."""
     features = torch.randn(4 * per_class, 200, generator=torch.Generator().manual_seed(0))
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), per_class))

@@ -86,17 +86,17 @@ def test_equal_neighbors_come_in_the_order_of_the_bank():
     assert index.tolist() == [[1, 2, 4, 5, 7, 8, 10], [0, 3, 6, 9, 12, 15, 18]]
 
 
-@pytest.mark.parametrize(("bank", "k"), [(777, 1), (1000, 3), (4999, 19), (700, 20), (9, 9)])
-@pytest.mark.parametrize("values", [1, 2, 10, 10**6])
-def test_equal_similarities_keep_their_order_in_rows_of_any_length(bank, k, values):
-    generator = torch.Generator().manual_seed(bank)
-    similarity = torch.randint(values, (9, bank), generator=generator).float()
-    similarity[0] = -torch.inf
-    similarity[1, :-2] = -torch.inf  # after all whole runs
-    expected = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-    result, index = neighbors._largest(similarity, k)
-    assert torch.equal(index, expected)
-    assert torch.equal(result, similarity.gather(1, expected))
+def test_equal_similarities_keep_their_order_in_rows_of_any_length():
+    rows = [(777, 1), (1000, 3), (4999, 19), (700, 20), (9, 9)]
+    for (bank, k), values in itertools.product(rows, (1, 2, 10, 10**6)):
+        generator = torch.Generator().manual_seed(bank)
+        similarity = torch.randint(values, (9, bank), generator=generator).float()
+        similarity[0] = -torch.inf
+        similarity[1, :-2] = -torch.inf  # after all whole runs
+        expected = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+        result, index = neighbors._largest(similarity, k)
+        assert torch.equal(index, expected), (bank, k, values)
+        assert torch.equal(result, similarity.gather(1, expected))
 
 
 def test_a_bank_with_nothing_to_offer_is_an_error():
@@ -104,21 +104,14 @@ def test_a_bank_with_nothing_to_offer_is_an_error():
         nearest(normal(1, 3), normal(1, 3), 5, exclude_self=True)
 
 
-@pytest.mark.parametrize(("temperature", "ratio"), [(0.07, 1.0214), (0.1, 0.8244)])
-def test_one_near_neighbor_against_two_farther_ones_depends_on_the_temperature(temperature, ratio):
+def test_one_near_neighbor_against_two_farther_ones_depends_on_the_temperature():
     def at(c, sign=1):
         return [c, sign * math.sqrt(1 - c * c)]
 
-    bank = torch.tensor([at(0.9), at(0.85), at(0.85, -1)])
-    scores = vote(
-        bank,
-        np.array([0, 1, 1]),
-        torch.tensor([[1.0, 0.0]]),
-        k=3,
-        temperature=temperature,
-        num_classes=2,
-    )[0]
-    assert float(scores[0] / scores[1]) == pytest.approx(ratio, abs=1e-4)
+    bank, query = torch.tensor([at(0.9), at(0.85), at(0.85, -1)]), torch.tensor([[1.0, 0.0]])
+    for t, ratio in ((0.07, 1.0214), (0.1, 0.8244)):
+        scores = vote(bank, np.array([0, 1, 1]), query, k=3, temperature=t, num_classes=2)[0]
+        assert float(scores[0] / scores[1]) == pytest.approx(ratio, abs=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
@@ -141,23 +134,11 @@ def test_votes_are_those_of_a_plain_count_whatever_the_length_of_the_features(
         assert row == pytest.approx(expected, abs=1e-4)
 
 
-def test_votes_become_the_share_of_each_class_when_all_vote_and_the_temperature_is_high():
-    labels = np.array([0] * 5 + [1] * 3 + [2] * 2)
-    scores = vote(normal(10, 4), labels, normal(6, 4), k=99, temperature=1e6, num_classes=3)
-    assert torch.allclose(scores, torch.tensor([0.5, 0.3, 0.2]).expand(6, 3), atol=1e-5)
-
-
 def test_votes_are_finite_at_the_smallest_temperatures():
     scores = vote(
         normal(9, 4), np.arange(9) % 2, normal(5, 4), k=9, temperature=1e-6, num_classes=2
     )
     assert torch.allclose(scores.sum(dim=1), torch.ones(5))
-
-
-def test_nobody_votes_for_himself():
-    bank = normal(8, 3)
-    alone = vote(bank, np.arange(8), bank, k=7, temperature=0.1, num_classes=8, exclude_self=True)
-    assert alone.diagonal().tolist() == [0.0] * 8
 
 
 def test_agreement_is_the_mean_overlap_of_plain_neighbor_sets():
@@ -183,10 +164,6 @@ def test_a_rotated_view_agrees_wholly_and_an_unrelated_one_by_chance():
 # Spectrum and hypersphere
 
 
-def test_the_effective_rank_of_noise_is_nearly_its_dimension():
-    assert 31.5 < float(effective_rank(normal(20_000, 32))) < 32
-
-
 @pytest.mark.parametrize("rank", [1, 2, 5])
 def test_the_effective_rank_counts_equal_dimensions_exactly(rank):
     corners = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=rank)))
@@ -204,13 +181,12 @@ def test_the_effective_rank_is_the_exponential_of_the_entropy_of_the_spectrum():
     assert float(effective_rank(1000 * x)) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -1234.5])
-@pytest.mark.parametrize("images", [1, 1001])
-def test_features_that_are_all_alike_have_rank_and_spread_zero(value, images):
-    features = torch.full((images, 7), value)
-    assert float(effective_rank(features)) == 0
-    assert float(feature_std(features)) == pytest.approx(0, abs=1e-4)
-    assert float(uniformity(features)) == pytest.approx(0, abs=1e-5)
+def test_features_that_are_all_alike_have_rank_and_spread_zero():
+    for value, images in itertools.product((0.0, 0.1, -1234.5), (1, 1001)):
+        features = torch.full((images, 7), value)
+        assert float(effective_rank(features)) == 0
+        assert float(feature_std(features)) == pytest.approx(0, abs=1e-4)
+        assert float(uniformity(features)) == pytest.approx(0, abs=1e-5)
 
 
 def test_directions_drawn_alike_have_spread_one_and_no_common_direction():
@@ -235,10 +211,6 @@ def test_uniformity_is_that_of_all_pairs_whatever_the_chunks(similarities, monke
         math.exp(-2 * (2 - 2 * cosine(a, b))) for a, b in itertools.combinations(x.tolist(), 2)
     ]
     assert float(uniformity(x)) == pytest.approx(math.log(sum(pairs) / len(pairs)), abs=1e-5)
-
-
-def test_features_of_zeros_are_one_point_not_evenly_spread_ones():
-    assert float(uniformity(torch.zeros(5, 3))) == 0
 
 
 def test_alignment_goes_from_zero_for_the_same_direction_to_four_for_the_opposite():
@@ -290,17 +262,6 @@ def test_nmi_and_ari_are_those_of_scikit_learn(pairs):
         assert ours(labels, labels) == pytest.approx(1, abs=1e-12)
 
 
-def test_cluster_accuracy_does_not_depend_on_names():
-    generator = np.random.default_rng(0)
-    labels = generator.integers(5, size=200)
-    clusters = np.where(generator.random(200) < 0.7, labels, generator.integers(5, size=200))
-    names, classes = generator.permutation(100)[:5], generator.permutation(100)[:5] - 50
-    renamed, mapping = cluster_accuracy(classes[labels], names[clusters])
-    accuracy, original = cluster_accuracy(labels, clusters)
-    assert renamed == accuracy
-    assert mapping == {names[c]: classes[y] for c, y in original.items()}
-
-
 def test_splitting_a_class_into_two_clusters_costs_the_smaller_one():
     assert cluster_accuracy(np.array([0, 0, 0, 1]), np.array([5, 5, 6, 7]))[0] == 0.75
     assert cluster_accuracy(np.array([0, 0, 1]), np.array([4, 4, 4])) == (2 / 3, {4: 0})
@@ -324,24 +285,6 @@ def test_wilsons_interval_stays_within_reason():
     assert wilson(20, 20)[1] == pytest.approx(1)
     narrow, wide = wilson(30, 50, confidence=0.5), wilson(30, 50, confidence=0.99)
     assert wide[0] < narrow[0] < 0.6 < narrow[1] < wide[1]
-
-
-def test_wilsons_intervals_hold_the_truth_as_often_as_they_promise():
-    generator = np.random.default_rng(0)
-    truths = generator.random(5000)
-    counts = generator.binomial(100, truths)
-    ends = np.array([wilson(int(count), 100) for count in counts])
-    held = (ends[:, 0] <= truths) & (truths <= ends[:, 1])
-    assert np.mean(held) == pytest.approx(0.95, abs=0.01)
-
-
-def test_bootstrap_intervals_hold_the_truth_as_often_as_they_promise():
-    def holds(seed):
-        sample = np.random.default_rng(seed).random(80)
-        low, high = bootstrap(lambda rows: float(sample[rows].mean()), 80, seed=seed + 1000)
-        return low <= 0.5 <= high
-
-    assert 0.91 < np.mean([holds(seed) for seed in range(300)]) < 0.98
 
 
 def test_the_bootstrap_error_of_a_mean_is_the_textbook_one():

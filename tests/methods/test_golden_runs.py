@@ -6,6 +6,7 @@ them, write them anew, and say in the commit why they moved:
     PYTHONPATH=tests python tests/methods/test_golden_runs.py [METHOD ...]
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,14 +16,16 @@ from small import as_double, batch_for, run, small
 
 from nearkin.methods import METHODS
 
-FOLDER = Path(__file__).parent / "golden_runs"
+FILE = Path(__file__).with_name("golden_runs.json")
+"""A line of losses for each method, so that a difference shows which of them moved."""
+
+GOLDEN = json.loads(FILE.read_text())
 STEPS = 50
 
 
 def losses(name):
-    method = small(name).double()
     values, _ = run(
-        method,
+        small(name).double(),
         name,
         until=STEPS,
         total=STEPS,
@@ -33,17 +36,20 @@ def losses(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_loss_is_what_it_was(name):
-    expected = [float(line) for line in (FOLDER / f"{name}.txt").read_text().split()]
-    assert len(expected) == STEPS
-    assert losses(name) == pytest.approx(expected, rel=1e-9, abs=0)
+    assert len(GOLDEN[name]) == STEPS
+    assert losses(name) == pytest.approx(GOLDEN[name], rel=1e-9, abs=0)
 
 
 def test_there_is_a_run_of_every_method_and_no_other():
-    assert {path.stem for path in FOLDER.iterdir()} == set(METHODS)
+    assert set(GOLDEN) == set(METHODS)
+
+
+def write(runs):
+    lines = [f' "{name}": {json.dumps(runs[name])}' for name in sorted(runs)]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or METHODS:
-        lines = "".join(f"{loss:.12g}\n" for loss in losses(name))
-        (FOLDER / f"{name}.txt").write_text(lines)
+    anew = {name: [float(f"{x:.12g}") for x in losses(name)] for name in sys.argv[1:] or METHODS}
+    write({name: run for name, run in (GOLDEN | anew).items() if name in METHODS})

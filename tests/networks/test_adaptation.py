@@ -98,8 +98,9 @@ def test_a_network_without_residual_branches_has_none_to_drop():
 # Gradient checkpointing
 
 
-@pytest.mark.parametrize("chunk", [0, 4])
-@pytest.mark.parametrize("name", ["own", "resnet", "vit"])
+@pytest.mark.parametrize(
+    ("name", "chunk"), [("own", 0), ("own", 4), ("resnet", 0), ("vit", 0), ("vit", 4)]
+)
 def test_activations_computed_again_give_the_same_gradients_and_statistics(name, chunk):
     torch.manual_seed(0)
     body = NETWORKS[name]()
@@ -240,7 +241,6 @@ def test_torchvisions_transformer_takes_another_size():
         ("timm/vit_tiny_patch16_224", 32, 96, "timm/vit_tiny_patch16_224?built_for=32"),
         ("timm/vit_tiny_patch16_224", 64, 96, "timm/vit_tiny_patch16_224"),
         ("resnet18", 32, 64, "resnet18?built_for=32"),
-        ("resnet18", 64, 96, "resnet18"),
         ("tiny", 16, 24, "tiny"),
     ],
 )

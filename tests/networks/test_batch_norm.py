@@ -74,8 +74,7 @@ def test_one_group_in_one_process_is_left_to_the_usual_batch_norm():
     assert all(now is then for now, then in zip(net, before))
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("groups", [2, 3, 4, 12])
+@pytest.mark.parametrize(("groups", "affine"), [(2, True), (3, False), (12, True)])
 def test_groups_do_what_a_plain_network_does_with_each_part(groups, affine):
     x, weight = images()
     result = outcome(grouped(groups, affine=affine), x, weight)
@@ -91,9 +90,8 @@ def test_groups_do_what_a_plain_network_does_with_each_part(groups, affine):
         close(statistics, torch.stack([part["state"][name] for part in parts]).mean(dim=0))
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("groups", "affine"), [(1, False), (2, True), (4, True), (4, False)])
 def test_all_groups_in_one_pass_are_what_each_is_by_itself(memory_format, groups, affine):
     """What a GPU computes, and a compiler sees; a CPU normalizes group by group."""
     norm = network(affine)[1]
@@ -137,13 +135,6 @@ def test_a_gpu_updates_running_statistics_as_a_cpu_does(affine):
     close(running, torch.stack(each))
 
 
-def test_every_batch_is_counted_once():
-    net = grouped(4)
-    for _ in range(3):
-        outcome(net, *images())
-    assert [net[i].num_batches_tracked.item() for i in (1, 5)] == [3, 3]
-
-
 def test_evaluation_does_not_know_of_groups():
     plain, net = network(), grouped(4)
     outcome(net, *images())
@@ -164,38 +155,23 @@ def test_parameters_and_statistics_stay_the_same_objects_under_the_same_names():
     assert all(after[name] is before[name] for name in before)
 
 
-def test_an_optimizer_from_before_trains_what_comes_after():
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    normalize_in_groups(net, 2)
-    before = copy.deepcopy(dict(net.named_parameters()))
-    outcome(net, *images())
-    optimizer.step()
-    for name, now in net.named_parameters():
-        close(now.detach(), (before[name] - 0.1 * now.grad).detach())
-    assert not torch.equal(net[1].weight, before["1.weight"])
-
-
-def test_frozen_batch_norms_stay_frozen():
+def test_frozen_batch_norms_stay_frozen_and_groups_once_given_stay():
     net = network()
     net[1].eval()
+    normalize_in_groups(net, 4)
     normalize_in_groups(net, 2)
     assert [module.training for module in net] == [True, False, True, True, True, True]
-
-
-def test_groups_once_given_stay():
-    net = grouped(4)
-    normalize_in_groups(net, 2)
     assert [net[i].groups for i in (1, 5)] == [4, 4]
 
 
-def test_a_copy_has_statistics_of_its_own():
-    net = grouped(2)
+def test_a_copy_has_statistics_of_its_own_and_every_batch_is_counted_once():
+    net = grouped(4)
     twin = copy.deepcopy(net)
     before = copy.deepcopy(twin.state_dict())
-    first = outcome(net, *images())
+    results = [outcome(net, *images()) for _ in range(3)]
     assert all(torch.equal(twin.state_dict()[name], before[name]) for name in before)
-    close(outcome(twin, *images()), first)
+    close(outcome(twin, *images())["output"], results[0]["output"])
+    assert [net[i].num_batches_tracked.item() for i in (1, 5)] == [3, 3]
 
 
 @pytest.mark.parametrize("options", [dict(momentum=None), dict(track_running_stats=False)])
@@ -218,14 +194,14 @@ def test_bfloat16_goes_in_and_comes_out_and_statistics_keep_float32():
 def test_networks_of_timm_keep_their_activations_and_names():
     """Its batch norms activate as well. Groups are as good as batches of their own, to the end."""
     torch.manual_seed(0)
-    plain = build_backbone("timm/efficientnet_b0", 64).double()
+    plain = build_backbone("timm/efficientnet_b0", 32).double()
     net = copy.deepcopy(plain)
     normalize_in_groups(net, 2)
     assert any(
         isinstance(m.act, nn.SiLU) for m in net.modules() if isinstance(m, GroupedBatchNorm)
     )
     assert list(net.state_dict()) == list(plain.state_dict())
-    x = torch.randn(8, 3, 64, 64, dtype=torch.float64)
+    x = torch.randn(8, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
         result, expected = net.train()(x), torch.cat([plain.train()(part) for part in x.chunk(2)])
         torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
@@ -235,7 +211,7 @@ def test_networks_of_timm_keep_their_activations_and_names():
 
 # Several processes
 
-CASES = [(2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
+CASES = [(2, 1), (2, 4), (4, 2)]
 """Numbers of processes and of groups."""
 
 

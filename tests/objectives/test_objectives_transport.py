@@ -6,9 +6,9 @@ import pytest
 import restated
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from restated import agree, dot, gradients, rows, vectors
+from restated import agree, gradients, rows, vectors
 from scipy.optimize import linear_sum_assignment
 
 from nearkin.objectives import look_up, sinkhorn, soft_match
@@ -32,16 +32,6 @@ def scores(images, prototypes, seed=0):
 # The two halves of the equation
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_look_up_gives_each_similarity_after_the_querys_own(seed):
-    query, key, keys = vectors(5, 8, seed), vectors(5, 8, seed + 100), vectors(9, 8, seed + 200)
-    shared = [[dot(q, n) / 0.07 for n in keys.tolist()] for q in query.tolist()]
-    own = [dot(q, k) / 0.07 for q, k in zip(query.tolist(), key.tolist())]
-    agree(look_up(query, keys, 0.07), shared, rtol=1e-12, atol=1e-13)
-    expected = [[o, *row] for o, row in zip(own, shared)]
-    agree(look_up(query, keys, 0.07, own=key), expected, rtol=1e-12, atol=1e-13)
-
-
 def test_the_match_of_a_single_target_is_the_golden_cross_entropy():
     """log(1 + 2 exp(-2))."""
     agree(soft_match(rows((2, 0, 0)), rows((1, 0, 0))), 0.2395448, rtol=1e-6)
@@ -50,39 +40,13 @@ def test_the_match_of_a_single_target_is_the_golden_cross_entropy():
     agree(soft_match(logits, F.one_hot(label, 4).double()), expected, rtol=1e-13)
 
 
-def test_the_match_of_one_prototype_among_three_thousand_is_the_golden_value():
-    code = F.one_hot(torch.tensor([0]), 3000).double()
-    agree(soft_match(code / 0.1, code), 0.1276492172, rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("prototypes", "expected"),
-    [(10, 2.3025850930), (300, 5.7037824747), (512, 6.2383246250), (3000, 8.0063675677)],
-)
-def test_a_collapsed_network_matches_as_badly_as_chance(prototypes, expected):
+def test_a_collapsed_network_matches_as_badly_as_chance():
     """Embeddings all alike have even codes, whatever they are alike to, and logits all equal."""
-    alike = scores(1, prototypes).expand(16, prototypes)
-    code = sinkhorn(alike, 0.05, 3)
-    agree(code, torch.full_like(code, 1 / prototypes), rtol=1e-9)
-    agree(soft_match(torch.zeros_like(code), code), expected, rtol=1e-10)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_match_is_at_least_the_entropy_of_its_target_and_equal_where_they_agree(seed):
-    code = sinkhorn(scores(8, 5, seed), 0.1, 3)
-    entropy = -(code * code.log()).sum(dim=1).mean().item()
-    assert soft_match(scores(8, 5, seed + 1) / 0.1, code) > entropy + 1e-3
-    agree(soft_match(code.log() + 7.0, code), entropy, rtol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_gradient_of_a_match_is_softmax_times_the_targets_mass_less_the_target(seed):
-    """So that it sums to zero over the matches, whatever the mass."""
-    logits, target = 3 * vectors(6, 4, seed), vectors(6, 4, seed + 100).abs()
-    gradient, _ = gradients(soft_match, [logits, target])
-    expected = (target.sum(dim=1, keepdim=True) * logits.softmax(dim=1) - target) / 6
-    agree(gradient, expected, rtol=1e-12, atol=1e-15)
-    assert gradient.sum(dim=1).abs().max() < 1e-15
+    for prototypes, expected in [(10, 2.3025850930), (3000, 8.0063675677)]:
+        alike = scores(1, prototypes).expand(16, prototypes)
+        code = sinkhorn(alike, 0.05, 3)
+        agree(code, torch.full_like(code, 1 / prototypes), rtol=1e-9)
+        agree(soft_match(torch.zeros_like(code), code), expected, rtol=1e-10)
 
 
 @given(st.floats(-1e4, 1e4))
@@ -134,6 +98,7 @@ def test_the_golden_codes_of_six_images():
 # Theorems of codes
 
 
+@settings(max_examples=25)
 @given(*[st.floats(-1, 1)] * 4, st.floats(0.5, 5))
 def test_two_by_two_converges_to_a_sigmoid_of_the_double_difference(a, b, c, d, epsilon):
     """q11 = sigma((s11 + s22 - s12 - s21) / (2 epsilon))."""
@@ -141,79 +106,28 @@ def test_two_by_two_converges_to_a_sigmoid_of_the_double_difference(a, b, c, d, 
     agree(sinkhorn(rows((a, b), (c, d)), epsilon, 400)[0, 0], expected, rtol=0, atol=1e-9)
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 8), st.floats(0.01, 2))
-def test_every_image_has_one_unit_of_codes_after_any_iteration(images, prototypes, count, epsilon):
-    codes = sinkhorn(scores(images, prototypes), epsilon, count)
-    agree(codes.sum(dim=1), [1.0] * images, rtol=1e-12)
-    assert (codes >= 0).all()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_prototypes_come_to_equal_mass_in_the_limit_and_not_before(seed):
-    off = [
-        (sinkhorn(scores(12, 5, seed), 0.1, count).sum(dim=0) - 12 / 5).abs().max().item()
-        for count in (1, 3, 10, 2000)
-    ]
-    assert off == sorted(off, reverse=True)
-    assert off[1] > 1e-3
-    assert off[-1] < 1e-10
-
-
-@given(st.lists(st.floats(-50, 50), min_size=4, max_size=4), st.integers(1, 6))
-def test_a_constant_of_a_prototype_changes_no_code_after_any_iteration(constants, count):
-    codes = sinkhorn(scores(6, 4) + rows(constants), 0.05, count)
-    agree(codes, sinkhorn(scores(6, 4), 0.05, count), rtol=1e-9, atol=1e-12)
-
-
-def test_a_constant_of_an_image_changes_codes_until_they_converge():
-    """The largest score of a row may not be taken off, as for a softmax: only that of all."""
-    raised = scores(6, 4) + torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
-    changes = [
-        (sinkhorn(raised, 0.25, count) - sinkhorn(scores(6, 4), 0.25, count)).abs().max().item()
-        for count in (1, 3, 500)
-    ]
-    assert changes[0] > 0.1
-    assert changes[0] > changes[1] > 1e-3
-    assert changes[2] < 1e-14
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_order_of_images_and_prototypes_is_that_of_their_codes(seed):
-    images, prototypes = torch.arange(7).flip(0), torch.tensor([2, 0, 1, 4, 3])
-    codes = sinkhorn(scores(7, 5, seed)[images][:, prototypes], 0.05, 3)
-    agree(codes, sinkhorn(scores(7, 5, seed), 0.05, 3)[images][:, prototypes], rtol=1e-11)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_hard_assignments_are_the_best_permutation(seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_assignments_are_the_best_permutation_where_they_are_hard_and_even_where_soft(seed):
     """As epsilon tends to 0, of as many images as prototypes; what is left is one over the count."""
     square = scores(5, 5, seed)
     place, prototype = linear_sum_assignment(square, maximize=True)
     best = torch.zeros_like(square)
     best[place, prototype] = 1.0
     agree(sinkhorn(square, 0.002, 3000), best, rtol=0, atol=5 / 3000)
-
-
-def test_soft_assignments_are_even():
-    """As epsilon tends to infinity."""
-    agree(sinkhorn(scores(7, 5), 1e9, 3), [[0.2] * 5] * 7, rtol=1e-8)
-
-
-def test_a_single_image_has_an_even_code():
-    agree(sinkhorn(scores(1, 5), 0.05, 3), [[0.2] * 5], rtol=1e-12)
+    agree(sinkhorn(square, 1e9, 3), [[0.2] * 5] * 5, rtol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("scale", "epsilon"), [(1, 0.05), (1, 0.003), (100, 0.05), (100, 0.003)])
-def test_no_score_is_too_large(dtype, scale, epsilon):
+def test_no_score_is_too_large(dtype):
     """exp(100 / .003) is not a number of any type."""
-    extreme = (scale * scores(6, 4)).to(dtype)
-    codes = sinkhorn(extreme, epsilon, 3)
-    assert codes.isfinite().all()
-    agree(codes.sum(dim=1), [1.0] * 6, rtol=1e-5)
-    # A logarithm of 30,000 leaves single precision two digits after the point.
-    atol = scale / epsilon * torch.finfo(codes.dtype).eps
-    agree(codes, restated.sinkhorn(extreme.tolist(), epsilon, 3), rtol=0, atol=10 * atol)
+    for scale, epsilon in [(1, 0.05), (1, 0.003), (100, 0.05), (100, 0.003)]:
+        extreme = (scale * scores(6, 4)).to(dtype)
+        codes = sinkhorn(extreme, epsilon, 3)
+        assert codes.isfinite().all()
+        agree(codes.sum(dim=1), [1.0] * 6, rtol=1e-5)
+        # A logarithm of 30,000 leaves single precision two digits after the point.
+        atol = scale / epsilon * torch.finfo(codes.dtype).eps
+        agree(codes, restated.sinkhorn(extreme.tolist(), epsilon, 3), rtol=0, atol=10 * atol)
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 0.7, 0.95])
