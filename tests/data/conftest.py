@@ -1,6 +1,9 @@
 """What several tests of images need."""
 
+import multiprocessing
+
 import pytest
+from small import PRELOADED
 
 
 @pytest.fixture
@@ -9,3 +12,12 @@ def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "nearkin"
+
+
+@pytest.fixture
+def forkserver():
+    """Let new processes be forks of a server, to which all that they need has to be sent."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(None, force=True)
