@@ -13,8 +13,6 @@ import pyarrow as pa
 from builders import encoded, tar
 from pyarrow import parquet
 
-from nearkin.cli import main
-
 OWN = ("content-length", "transfer-encoding", "connection", "date", "server")
 
 
@@ -144,9 +142,3 @@ FORMS = {
     },
     "arrays.npz": {},
 }
-
-
-def error_of(capsys, *arguments):
-    code = main(list(arguments))
-    lines = capsys.readouterr().err.strip().splitlines()
-    return code, lines[-1]
