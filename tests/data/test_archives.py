@@ -128,8 +128,8 @@ def _read_all(images):
     return [images.read(row) for _ in range(20) for row in range(len(images))]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_several_processes_read_one_archive_at_once(tmp_path, start):
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_several_processes_read_one_archive_at_once(tmp_path, start, forkserver):
     images = open_images(pack(tmp_path / "d.zip", [(f"{i}.png", encoded(i)) for i in range(5)]))
     expected = _read_all(images)
     with multiprocessing.get_context(start).Pool(2) as pool:
