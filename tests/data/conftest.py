@@ -3,7 +3,6 @@
 import multiprocessing
 
 import pytest
-from small import PRELOADED
 
 
 @pytest.fixture
@@ -17,6 +16,8 @@ def cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def forkserver():
     """Let new processes be forks of a server, to which all that they need has to be sent."""
+    from small import PRELOADED  # here, so that nothing is imported before it is checked
+
     multiprocessing.set_forkserver_preload(PRELOADED)
     multiprocessing.set_start_method("forkserver", force=True)
     yield

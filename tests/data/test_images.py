@@ -38,28 +38,6 @@ def test_a_flat_folder_has_names_in_byte_order_and_no_labels(tmp_path):
     assert images.bad == ()
 
 
-def test_folders_that_look_like_classes_give_labels(tmp_path):
-    images = open_images(fill(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"))
-    assert images.classes == ("cat", "dog")
-    assert images.labels.tolist() == [0, 0, 1, 1]
-    assert (open_images(tmp_path, labels="none").labels == UNKNOWN).all()
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("cat/1.png", "cat/2.png", "1.png", "2.png"),  # some lie in no folder
-        ("cat/1.png", "cat/2.png", "cat/3.png"),  # one folder only
-        ("a/1.png", "b/1.png", "c/1.png"),  # one image each
-        ("a/1.png", "a/2.png", "b/c/1.png", "b/c/2.png"),  # not equally deep
-    ],
-)
-def test_folders_that_do_not_look_like_classes_give_none(tmp_path, names):
-    images = open_images(fill(tmp_path, *names))
-    assert images.classes == ()
-    assert len(images) == len(names)
-
-
 def test_classes_that_differ_by_case_alone_are_noted(tmp_path):
     names = [f"{name}/{number}.png" for name in ("cat", "dog", "Cat") for number in range(3)]
     images = open_images(fill(tmp_path, *names))
@@ -76,18 +54,27 @@ def test_folders_can_be_insisted_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("folders", "classes"),
+    ("names", "classes"),
     [
-        (("set/A/x", "set/B/x"), ("A/x", "B/x")),  # nested ones are paths without the wrapper
-        (("10", "9"), ("9", "10")),  # numbers are in their own order
-        (("bus", "train"), ("bus", "train")),  # no split where others are classes
+        ("cat/1 cat/2 dog/1 dog/2", ("cat", "dog")),
+        ("set/A/x/1 set/A/x/2 set/B/x/1 set/B/x/2", ("A/x", "B/x")),  # without the wrapper
+        ("10/1 10/2 9/1 9/2", ("9", "10")),  # in the order of numbers
+        ("bus/1 bus/2 train/1 train/2", ("bus", "train")),  # among others, a class and no split
+        ("cat/1 cat/2 1 2", ()),  # some lie in no folder
+        ("cat/1 cat/2 cat/3", ()),  # one folder only
+        ("a/1 b/1 c/1", ()),  # one image each
+        ("a/1 a/2 b/c/1 b/c/2", ()),  # not equally deep
     ],
-    ids=str,
 )
-def test_classes_are_called_after_their_folders(tmp_path, folders, classes):
-    images = open_images(fill(tmp_path, *(f"{name}/{n}.png" for name in folders for n in (1, 2))))
+def test_folders_are_classes_if_they_look_like_it(tmp_path, names, classes):
+    images = open_images(fill(tmp_path, *(f"{name}.png" for name in names.split())))
     assert images.classes == classes
-    assert images.splits.tolist() == [""] * 4
+    assert images.splits.tolist() == [""] * len(images)
+    known = [
+        images.names[row].removeprefix("set/").rpartition("/")[0] for row in range(len(images))
+    ]
+    assert labels_of(images) == (known if classes else [""] * len(known))
+    assert (open_images(tmp_path, labels="none").labels == UNKNOWN).all()
 
 
 def test_folders_called_train_and_val_are_splits_and_not_classes(tmp_path):
