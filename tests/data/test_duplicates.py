@@ -112,8 +112,7 @@ def test_exact_copies_among_arrays_are_counted_once_each():
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
     x[4], x[5] = x[1], x[1]
     copies = duplicates(open_images(x))
-    assert copies.num_exact == 2
-    assert copies.num_near == 0
+    assert (copies.num_exact, copies.num_near) == (2, 0)
     assert copies.groups.tolist() == [0, 1, 2, 3, 1, 1]
 
 
