@@ -82,7 +82,7 @@ def test_netpbm_samples_are_scaled_by_the_largest_value_of_the_header(kind, larg
     """GTSRB is PPM, many medical and astronomical images are PGM of 10 to 16 bits."""
     bands = 3 if kind in ("P3", "P6") else 1
     samples = np.random.default_rng(0).integers(0, largest + 1, (7, 5, bands))
-    head = kind.as_bytes() + b"\n" + COMMENT + b"5 7 " + COMMENT + b"\n%d\n" % largest
+    head = kind.encode() + b"\n" + COMMENT + b"5 7 " + COMMENT + b"\n%d\n" % largest
     if kind in ("P2", "P3"):
         text = [b"%d" % sample for sample in samples.ravel()]
         data = b" ".join(text[:20]) + b"\n" + COMMENT + b"\t\n".join(text[20:])

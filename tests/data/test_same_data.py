@@ -91,6 +91,7 @@ def test_times_and_the_order_of_a_folder_are_no_change(run):
 def test_what_a_run_was_started_with_is_noted_by_any_name(run):
     noted = run / "run" / "images.csv"
     assert "\udcff.bmp" in {row["path"] for row in read_csv(noted)}
+    remove(run / "data")
     noted.write_text("path,bytes\na.bmp,many\n")
     with pytest.raises(CheckpointError, match=r"images\.csv cannot be used"):
         resume(run)
