@@ -144,8 +144,8 @@ def test_long_names_are_cut_and_keep_their_ending_and_their_differences():
 
 
 def test_many_images_of_one_long_beginning_have_names_of_their_own():
-    made = file_names(["x" * 300 + str(number) for number in range(50_000)])
-    assert len(set(made)) == 50_000
+    made = file_names(["x" * 300 + str(number) for number in range(10_000)])
+    assert len(set(made)) == 10_000
 
 
 def test_images_whose_paths_exceed_a_file_name_are_copied(tmp_path):
