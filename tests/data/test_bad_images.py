@@ -356,11 +356,16 @@ def test_two_images_can_be_trained_on_and_one_cannot(tmp_path, refusal):
     assert learn(data, tmp_path / "r", "--val", "0") == 0
 
 
-def test_images_that_are_all_the_same_are_not_divided(tmp_path, refusal, capsys):
+def test_images_that_are_all_the_same_are_not_divided(tmp_path, refusal):
     data = write_files(tmp_path / "data", {f"{n:02d}.png": encoded() for n in range(12)})
     assert "all alike" in refusal(3, "train", data, "-o", tmp_path / "r")
-    assert run("train", data, "-o", tmp_path / "r", *QUICK, "--val", "0") == 0
-    assert "11 exact duplicates" in capsys.readouterr().err
+    assert learn(data, tmp_path / "r", "--val", "0") == 0
+
+
+def test_training_warns_of_more_than_one_exact_copy_in_twenty(tmp_path, capsys):
+    data = write_files(tmp_path / "data", {f"{n:02d}.png": encoded(n % 20) for n in range(24)})
+    assert run("train", data, "-o", tmp_path / "run", *QUICK) == 0
+    assert "4 exact duplicates" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("copies", "warned"), [(2, False), (3, True)])
