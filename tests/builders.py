@@ -1,7 +1,8 @@
 """Images, tables and folders that tests are about: drawn, or taken from scikit-learn."""
 
 import io
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from sklearn.datasets import load_digits, load_sample_images
 def noise(seed: int = 0, size: tuple[int, int] = (20, 10)) -> np.ndarray:
     """Random RGB pixels of an image of this width and height."""
     return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+
+
+def soft(seed: int, size: tuple[int, int]) -> Image.Image:
+    """An image of large blurred spots, which survives resampling and compression."""
+    return Image.fromarray(noise(seed, (11, 9))).resize(size, Image.Resampling.BICUBIC)
 
 
 def as_bytes(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -40,6 +46,17 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
 def fill(root: Path, *names: str, seed: int = 0, size: tuple[int, int] = (20, 10)) -> Path:
     """Write a small image, each another one, under each of these names."""
     return write_files(root, {n: encoded(seed + k, size) for k, n in enumerate(names)})
+
+
+def tar(members: Iterable[tuple[str, bytes]], mode: str = "w") -> bytes:
+    """A .tar, or a .tar.gz by "w:gz", of files by their names."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as packed:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    return file.getvalue()
 
 
 def photographs(count: int, side: int = 64) -> list[Image.Image]:

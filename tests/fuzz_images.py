@@ -8,7 +8,6 @@ Prints a JSON object: images, accepted, refused by reason, crashes, hangs. Of th
 a seed, and COUNT 1 with that SEED repeats it. Imports once and forks for every process.
 """
 
-import io
 import json
 import os
 import random
@@ -23,16 +22,17 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import IO
 
 import numpy as np
+from builders import as_bytes, soft
+from needs import SHARED
 from PIL import Image
 
 from nearkin.data.decode import FORMATS, BadImage, center, crops, decode, header
 from nearkin.data.scan import MAX_PIXELS, PREFIX
 
-ODD = Path(__file__).parents[2] / "shared" / "data" / "odd_images" / "odd_images.tar"
+ODD = SHARED / "odd_images" / "odd_images.tar"
 MODES = {
     "BMP": ("1", "L", "P", "RGB", "RGBA"),
     "GIF": ("1", "L", "P", "RGB"),
@@ -61,18 +61,16 @@ Judge = Callable[[int], str]
 
 def generated() -> Iterator[bytes]:
     """Images of every format and mode that can be written, plain, animated and turned."""
-    noise = np.random.default_rng(0).integers(0, 256, (20, 27, 3), dtype=np.uint8)
-    smooth = Image.fromarray(noise).resize((54, 40), Image.Resampling.BICUBIC)
-    exif = Image.Exif()
+    smooth, exif = soft(0, (54, 40)), Image.Exif()
     exif[0x0112] = 6
     for kind in FORMATS:
         for mode in MODES[kind]:
             for options in ({}, *VARIANTS.get(kind, ())):
-                yield encoded(converted(smooth, mode), kind, **options)
+                yield as_bytes(converted(smooth, mode), kind, **options)
         if kind not in ("BMP", "JPEG", "PPM"):
-            yield encoded(smooth, kind, save_all=True, append_images=[smooth.rotate(180)])
+            yield as_bytes(smooth, kind, save_all=True, append_images=[smooth.rotate(180)])
         if kind not in ("BMP", "GIF", "PPM"):
-            yield encoded(smooth, kind, exif=exif)
+            yield as_bytes(smooth, kind, exif=exif)
 
 
 def converted(image: Image.Image, mode: str) -> Image.Image:
@@ -81,12 +79,6 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
     if mode == "I;16":
         return image.convert("I").convert(mode)
     return image.convert(mode)
-
-
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 @cache

@@ -107,12 +107,15 @@ def shard(batch: Batch, rank: int, world: int) -> Batch:
     return batch.map(lambda x: x[rows])
 
 
+PRELOADED = ["pytest", "torch._dynamo", "nearkin.training.loop"]
+
+
 def spawn(function, *args, processes=2, method="forkserver"):
     """Call `function(rank, *args)` in real processes, and wait for them.
 
     By default they are forks of one process that is started once and has imported what takes seconds.
     """
-    multiprocessing.set_forkserver_preload(["pytest", "torch._dynamo", "nearkin.training.loop"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     start_processes(function, args, processes, start_method=method)
 
 

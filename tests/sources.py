@@ -3,6 +3,7 @@
 import numpy as np
 import timm
 import torch
+from builders import soft
 from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import save_file
@@ -17,10 +18,7 @@ def photographs(folder):
     folder.mkdir()
     rng = np.random.default_rng(7)
     for number, (width, height) in enumerate(SHAPES):
-        coarse = rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)
-        pixels = np.asarray(
-            Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-        )
+        pixels = np.asarray(soft(number, (width, height)))
         noise = rng.integers(-20, 21, pixels.shape)
         picture = Image.fromarray((pixels.astype(int) + noise).clip(0, 255).astype(np.uint8))
         name = f"{number}.{'png' if number == 1 else 'jpg'}"

@@ -3,19 +3,15 @@
 import hashlib
 import http.client
 import io
-import tarfile
 import threading
 import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
-from PIL import Image
+from builders import encoded, tar
 from pyarrow import parquet
-
-from nearkin.cli import main
 
 OWN = ("content-length", "transfer-encoding", "connection", "date", "server")
 
@@ -113,23 +109,10 @@ def serving(store):
 
 
 def jpeg(seed, size=(90, 80)):
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
+    return encoded(seed, size, "JPEG")
 
 
 IMAGES = {f"{('cat', 'dog')[n % 2]}/{n:02}.jpg": jpeg(n, (80 + n, 70)) for n in range(8)}
-
-
-def tar(members):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as packed:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            packed.addfile(info, io.BytesIO(content))
-    return file.getvalue()
 
 
 def parquet_bytes(columns):
@@ -140,12 +123,12 @@ def parquet_bytes(columns):
 
 def shards():
     names = sorted(IMAGES)
-    return {f"{n:06}.tar": tar({name: IMAGES[name] for name in names[n::2]}) for n in range(2)}
+    return {f"{n:06}.tar": tar((name, IMAGES[name]) for name in names[n::2]) for n in range(2)}
 
 
 FORMS = {
     "photos/": {f"photos/{name}": content for name, content in IMAGES.items()},
-    "photos.tar": {"photos.tar": tar(IMAGES)},
+    "photos.tar": {"photos.tar": tar(IMAGES.items())},
     "shards/": {f"shards/{name}": content for name, content in shards().items()},
     "shards/{000000..000001}.tar": {
         f"shards/{name}": content for name, content in shards().items()
@@ -159,16 +142,3 @@ FORMS = {
     },
     "arrays.npz": {},
 }
-
-
-def error_of(capsys, *arguments):
-    code = main(list(arguments))
-    lines = capsys.readouterr().err.strip().splitlines()
-    return code, lines[-1]
-
-
-def local(tmp_path, files):
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    return tmp_path

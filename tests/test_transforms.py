@@ -56,15 +56,9 @@ def test_a_batch_gets_the_views_of_its_images_one_by_one():
 
 def test_the_views_of_an_index_are_those_of_a_run(tmp_path):
     arrays = samples(8, 16, 16)
-    images = open_images(arrays)
-    batches = Batches(
-        images,
-        ViewTransform("simclr_cifar").views,
-        image_size=16,
-        order=Order(8, 4, seed=5),
-        device=torch.device("cpu"),
-    )
     transform = ViewTransform("simclr_cifar", size=16)
+    options = dict(image_size=16, order=Order(8, 4, seed=5), device=torch.device("cpu"))
+    batches = Batches(open_images(arrays), transform.views, **options)
     for epoch, batch in zip((0, 0, 1), batches.between(0, 3), strict=True):
         pixels = tensors(arrays)[batch.index]
         assert equal(transform(pixels, index=batch.index, seed=5, epoch=epoch), batch.views)
@@ -104,31 +98,23 @@ def test_floats_gray_images_and_other_modes_are_images_too():
     assert torch.equal(transform(tensor[0])[0], transform(tensor[:1])[0])
 
 
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (
-            np.zeros((3, 9, 9), np.uint8),
-            r"an array of shape \(3, 9, 9\); give \(height, width, 3\)",
-        ),
+def test_what_is_no_image_is_told_in_words():
+    image, transform = np.zeros((9, 9), np.uint8), ViewTransform(size=8)
+    for wrong, message in (
+        (np.stack([image] * 3), r"an array of shape \(3, 9, 9\); give \(height, width, 3\)"),
         (np.zeros((9, 0, 3), np.uint8), r"an array of shape \(9, 0, 3\)"),
         (np.zeros((9, 9, 3), np.int64), "an array of int64; give uint8, or floats from 0 to 1"),
         (np.full((9, 9, 3), np.nan), "floats from nan to nan; give values from 0 to 1"),
-        (
-            torch.zeros(9, 9, 3, dtype=torch.uint8),
-            r"shape \(1, 9, 9, 3\); give \(3, height, width\)",
-        ),
+        (torch.zeros(9, 9, 3).byte(), r"shape \(1, 9, 9, 3\); give \(3, height, width\)"),
         (torch.zeros(9), r"a tensor of shape \(1, 9\)"),
-        (torch.zeros(3, 9, 9, dtype=torch.int32), "a tensor of torch.int32; give uint8"),
+        (torch.zeros(3, 9, 9).int(), "a tensor of torch.int32; give uint8"),
         (torch.full((3, 9, 9), -1.0), "floats from -1 to -1; .* not yet normalized"),
         ([], "a batch of no images"),
         ([torch.zeros(3, 9, 9), torch.zeros(3, 9, 8)], "tensors of several shapes"),
-        ([torch.zeros(3, 9, 9), np.zeros((9, 9), np.uint8)], "or of tensors and other images"),
-    ],
-)
-def test_what_is_no_image_is_told_in_words(image, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        ViewTransform(size=8)(image)
+        ([torch.zeros(3, 9, 9), image], "or of tensors and other images"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            transform(wrong)
 
 
 def test_wrong_settings_are_told_in_words():

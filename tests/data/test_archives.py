@@ -1,51 +1,163 @@
-"""Tar shards: one data set of many archives, read in place, in any process, in one order."""
+"""Archives, and folders of shards: read in place, in any process, in one order."""
 
-import io
+import multiprocessing
 import os
 import pickle
+import struct
 import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from builders import encoded, fill, tar, write_files
+from needs import SHARED
 
-from nearkin.data import sources as archive
+from nearkin.data import sources
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
+from nearkin.data.decode import BadImage
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
+from nearkin.data.sources import DEFLATED, STORED, Archive, Place
 from nearkin.errors import DataError
 
 
-@pytest.fixture(autouse=True)
-def index(tmp_path_factory, monkeypatch):
-    """An empty index for each test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
-def encoded(seed, size=(90, 70), kind="JPEG"):
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
-
-
 def pack(path, members):
-    """A .tar of {name: bytes}."""
+    """An archive of pairs of name and bytes; half the members of a .zip are compressed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    if path.suffix != ".zip":
+        path.write_bytes(tar(members, "w:gz" if path.name.endswith("gz") else "w"))
+        return path
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for row, (name, content) in enumerate(members):
+            kind = zipfile.ZIP_STORED if row % 2 else zipfile.ZIP_DEFLATED
+            archive.writestr(name, content, compress_type=kind)
+    return path
 
 
-PICTURES = {f"{('cat', 'dog')[n % 2]}/{n:02d}.jpg": encoded(n, (90 + n, 70)) for n in range(18)}
+KINDS = ("d.zip", "d.tar", "d.tar.gz", "d.tgz")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_archive_is_like_the_folder_it_was_made_of(tmp_path, name):
+    names = [f"set/{side}/{c}/{i}.png" for side in ("train", "test") for c in "ab" for i in (1, 2)]
+    root = fill(tmp_path / "data", *names)
+    members = [(f"./{n}", (root / n).read_bytes()) for n in names] + [("set/.hidden.png", b"")]
+    images, expected = open_images(pack(tmp_path / name, members)), open_images(root)
+    assert images.names == expected.names
+    assert images.classes == expected.classes == ("a", "b")
+    assert (images.labels == expected.labels).all()
+    assert (images.splits == expected.splits).all()
+    assert (images.sizes == expected.sizes).all()
+    assert images.fingerprint == expected.fingerprint
+    assert images.bad == ()
+    for each in (images, pickle.loads(pickle.dumps(images))):
+        assert all(each.read(row) == expected.read(row) for row in range(len(expected)))
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_evil_members_are_refused_and_nothing_is_written(tmp_path, suffix):
+    good = encoded()
+    evil = ["../up.png", "/abs.png", "a/../../b.png", "a.png"]
+    with pytest.warns(UserWarning, match="Duplicate") if suffix == ".zip" else nullcontext():
+        path = pack(tmp_path / f"d{suffix}", [("a.png", good), *((n, b"evil") for n in evil)])
+    before = sorted(tmp_path.rglob("*"))
+    images = open_images(path)
+    assert images.names == ("a.png",)
+    assert images.read(0) == good
+    assert {bad.reason for bad in images.bad} == {"name leaves the archive", "duplicate name"}
+    assert len(images.bad) == 4
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_links_and_devices_in_an_archive_are_refused(tmp_path):
+    pack(tmp_path / "d.tar", [("a.png", encoded())])
+    with tarfile.open(tmp_path / "d.tar", "a") as archive:
+        for name, kind in (("l", tarfile.SYMTYPE), ("h", tarfile.LNKTYPE), ("c", tarfile.CHRTYPE)):
+            info = tarfile.TarInfo(f"{name}.png")
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+    images = open_images(tmp_path / "d.tar")
+    assert images.names == ("a.png",)
+    assert [bad.name for bad in images.bad] == ["c.png", "h.png", "l.png"]
+    link = zipfile.ZipInfo("l.png")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(pack(tmp_path / "d.zip", [("a.png", encoded())]), "a") as archive:
+        archive.writestr(link, "/etc/passwd")
+    assert [bad.reason for bad in open_images(tmp_path / "d.zip").bad] == ["link"]
+
+
+def test_a_zip_member_that_lies_about_its_size_inflates_no_further(tmp_path):
+    path = pack(tmp_path / "d.zip", [("a.png", encoded() + b"\0" * 10_000_000)])
+    raw = path.read_bytes()
+    at = raw.index(b"PK\1\2")
+    assert struct.unpack_from("<I", raw, at + 24)[0] > 10_000_000
+    path.write_bytes(raw[: at + 24] + struct.pack("<I", 1000) + raw[at + 28 :])
+    assert len(open_images(path).read(0)) == 1000
+
+
+@pytest.mark.parametrize("offset", [2, 50, 2**31])
+def test_a_zip_member_that_is_not_where_it_should_be_is_unreadable(tmp_path, offset):
+    path = pack(tmp_path / "d.zip", [("a.png", encoded()), ("b.png", encoded(1))])
+    whole = open_images(path)
+    raw = path.read_bytes()
+    at = raw.rindex(b"PK\1\2")
+    path.write_bytes(raw[: at + 42] + struct.pack("<I", offset) + raw[at + 46 :])
+    images = open_images(path, cache=False)
+    assert images.names == ("a.png",)
+    assert images.read(0) == encoded()
+    assert [(bad.name, bad.reason) for bad in images.bad] == [("b.png", "unreadable")]
+    path.write_bytes(raw[:20])
+    with pytest.raises(BadImage, match="unreadable"):
+        whole.read(1)
+
+
+@pytest.mark.parametrize("place", [Place(2**63 - 31, 9, 9, STORED), Place(0, 2**62, 9, DEFLATED)])
+def test_a_member_beyond_all_bounds_is_an_error_of_the_file(tmp_path, place):
+    path = pack(tmp_path / "d.zip", [("a.png", encoded())])
+    with pytest.raises(OSError, match=r"damaged in the archive|Invalid argument"):
+        Archive([path], 0, ("a.png",), np.array([[0, *place]])).read("a.png")
+
+
+def _read_all(images):
+    return [images.read(row) for _ in range(20) for row in range(len(images))]
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_several_processes_read_one_archive_at_once(tmp_path, start, forkserver):
+    images = open_images(pack(tmp_path / "d.zip", [(f"{i}.png", encoded(i)) for i in range(5)]))
+    expected = _read_all(images)
+    with multiprocessing.get_context(start).Pool(2) as pool:
+        assert pool.map(_read_all, [images] * 2) == [expected] * 2
+
+
+def test_names_that_differ_by_case_alone_are_two_images(tmp_path):
+    members = [("a.png", encoded(0)), ("A.png", encoded(1)), ("A.PNG", encoded(2))]
+    images = open_images(pack(tmp_path / "0.tar", members))
+    assert list(images.names) == ["A.PNG", "A.png", "a.png"]
+    assert [images.read(row) for row in range(3)] == [encoded(2), encoded(1), encoded(0)]
+
+
+@pytest.mark.needs("shared")
+def test_real_archives_have_the_classes_and_splits_they_are_known_for():
+    images = open_images(SHARED / "caltech99" / "caltech99.tar")
+    assert (len(images), len(images.classes), images.bad) == (2772, 99, ())
+    assert (images.splits == "train").sum() == 22 * 99
+    images = open_images(SHARED / "omniglot" / "images_background_small1.zip")
+    assert (len(images), len(images.classes), images.bad) == (2720, 136, ())
+    assert images.classes[0] == "Balinese/character01"
+
+
+# Folders of shards
+
+PICTURES = {
+    f"{('cat', 'dog')[n % 2]}/{n:02d}.jpg": encoded(n, (90 + n, 70), "JPEG") for n in range(18)
+}
 
 
 @pytest.fixture
@@ -53,8 +165,8 @@ def shards(tmp_path):
     """Three shards, written neither in their order nor in that of their members."""
     names = sorted(PICTURES, reverse=True)
     for number in (2, 0, 1):
-        held = {name: PICTURES[name] for name in names[number::3]}
-        pack(tmp_path / "data" / f"shard-{number:06d}.tar", held | {"note.txt": b"hello"})
+        held = [(name, PICTURES[name]) for name in names[number::3]]
+        pack(tmp_path / "data" / f"shard-{number:06d}.tar", [*held, ("note.txt", b"hello")])
     return tmp_path / "data"
 
 
@@ -76,13 +188,14 @@ def test_classes_are_folders_in_the_shards_and_never_the_shards(shards):
     classes = [images.classes[label] for label in images.labels]
     assert classes == [name.split("/")[1] for name in images.names]
     for number in range(2):
-        pack(shards / "flat" / f"{number}.tar", {f"{n}.jpg": encoded(n) for n in range(3)})
+        pack(shards / "flat" / f"{number}.tar", [(f"{n}.png", encoded(n)) for n in range(3)])
     assert open_images(shards / "flat").classes == ()
 
 
 def test_folders_of_shards_can_be_the_sides_of_a_split(tmp_path):
+    members = [(f"{c}/{n}.png", encoded(n)) for c in "ab" for n in (1, 2)]
     for side in ("train", "val"):
-        pack(tmp_path / side / "0.tar", {f"{c}/{n}.jpg": encoded(n) for c in "ab" for n in (1, 2)})
+        pack(tmp_path / side / "0.tar", members)
     images = open_images(tmp_path)
     assert images.classes == ("a", "b")
     assert images.splits.tolist() == ["train"] * 4 + ["test"] * 4
@@ -107,7 +220,8 @@ def test_a_second_start_reads_no_header_until_a_shard_changes(shards):
 
 
 def test_what_cannot_be_used_is_listed_by_shard(shards):
-    pack(shards / "z.tar", {"a.jpg": b"text", "../up.jpg": b"", "b.jpg": PICTURES["cat/00.jpg"]})
+    good = PICTURES["cat/00.jpg"]
+    pack(shards / "z.tar", [("a.jpg", b"text"), ("../up.jpg", b""), ("b.jpg", good)])
     images = open_images(shards)
     assert [(bad.name, bad.reason) for bad in images.bad] == [
         ("z.tar/../up.jpg", "name leaves the archive"),
@@ -116,14 +230,28 @@ def test_what_cannot_be_used_is_listed_by_shard(shards):
     assert len(images) == 19
 
 
-def test_a_damaged_shard_and_shards_without_images_are_refused_in_one_line(shards, tmp_path):
-    (shards / "broken.tar").write_bytes(b"no archive" * 100)
-    with pytest.raises(DataError, match=r"broken\.tar: not a readable archive") as raised:
-        open_images(shards)
-    assert "\n" not in str(raised.value)
-    pack(tmp_path / "empty" / "0.tar", {"a.txt": b""})
-    with pytest.raises(DataError, match=r"no images \(found 1 x \.txt"):
-        open_images(tmp_path / "empty")
+def test_damaged_archives_and_those_without_images_are_refused_in_one_line(shards, tmp_path):
+    for path in (*(tmp_path / kind for kind in KINDS), shards / "broken.tar"):
+        path.write_bytes(b"no archive" * 100)
+        opened = path.parent if path.parent == shards else path
+        with pytest.raises(DataError, match=rf"{path.name}: not a readable archive") as raised:
+            open_images(opened)
+        assert "\n" not in str(raised.value)
+    pack(tmp_path / "empty" / "0.tar", [("a.txt", b"")])
+    for path in (pack(tmp_path / "e.zip", [("a.txt", b"")]), tmp_path / "empty"):
+        with pytest.raises(DataError, match=r"no images \(found 1 x \.txt"):
+            open_images(path)
+
+
+@pytest.mark.parametrize("kept", [1000, 99], ids=["in the last image", "in a header"])
+def test_a_shard_that_ends_early_is_named(tmp_path, kept):
+    pack(tmp_path / "0.tar", [("1.png", encoded(0))])
+    pack(tmp_path / "1.tar", [("1.png", encoded(0)), ("2.png", encoded(1, (90, 70)))])
+    second = 512 + -(-len(encoded(0)) // 512) * 512
+    (tmp_path / "1.tar").write_bytes((tmp_path / "1.tar").read_bytes()[: second + kept])
+    says = r"1.tar: not a readable archive \(unexpected end of data\); pack"
+    with pytest.raises(DataError, match=says):
+        open_images(tmp_path)
 
 
 def batches(images, workers):
@@ -137,10 +265,9 @@ def same(a, b):
 
 
 def test_training_on_shards_is_training_on_their_files(shards, tmp_path):
-    for name in open_images(shards).names:
-        (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "files" / name).write_bytes(PICTURES[name.partition("/")[2]])
-    packed, loose = open_images(shards), open_images(tmp_path / "files")
+    packed = open_images(shards)
+    files = {name: PICTURES[name.partition("/")[2]] for name in packed.names}
+    loose = open_images(write_files(tmp_path / "files", files))
     assert packed.names == loose.names
     assert packed.fingerprint == loose.fingerprint
     alone = list(batches(loose, 0).between(0, 9))
@@ -151,8 +278,8 @@ def test_training_on_shards_is_training_on_their_files(shards, tmp_path):
 
 @pytest.mark.parametrize("kept_open", [1, 128])
 def test_threads_read_many_shards_at_once_whatever_stays_open(shards, monkeypatch, kept_open):
-    opened = lru_cache(maxsize=kept_open)(archive._opened.__wrapped__)
-    monkeypatch.setattr(archive, "_opened", opened)
+    opened = lru_cache(maxsize=kept_open)(sources._opened.__wrapped__)
+    monkeypatch.setattr(sources, "_opened", opened)
     images = open_images(shards, cache=False)
     rows = list(range(len(images))) * 20
     expected = [PICTURES[images.names[row].partition("/")[2]] for row in rows]
@@ -163,14 +290,14 @@ def test_threads_read_many_shards_at_once_whatever_stays_open(shards, monkeypatc
 
 def test_a_shard_is_opened_once_for_many_reads_and_closed_when_nobody_needs_it(shards):
     images = open_images(shards, cache=False)
-    archive._opened.cache_clear()
+    sources._opened.cache_clear()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for row in list(range(len(images))) * 5:
         images.read(row)
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 3
     copy = pickle.loads(pickle.dumps(images))
     assert copy.read(4) == images.read(4)
-    archive._opened.cache_clear()
+    sources._opened.cache_clear()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -178,7 +305,7 @@ def test_a_shard_that_was_replaced_is_not_read_from_the_old_file(shards):
     first = open_images(shards)
     assert first.read(0) == PICTURES[first.names[0].partition("/")[2]]
     path = shards / "shard-000000.tar"
-    pack(shards / "new", {"cat/00.jpg": encoded(77)})
+    pack(shards / "new", [("cat/00.jpg", encoded(77))])
     (shards / "new").rename(path)
     again = open_images(shards)
     assert again.names[0] == "shard-000000.tar/cat/00.jpg"
@@ -191,11 +318,10 @@ def test_a_shard_that_was_replaced_is_not_read_from_the_old_file(shards):
 def labeled(folder, classes):
     """Two shards, in each of which images and their classes have one name."""
     for shard in range(2):
-        members = {}
+        members = []
         for number, label in enumerate(classes):
-            members[f"{number:04d}.jpg"] = encoded(10 * shard + number)
-            if label is not None:
-                members[f"{number:04d}.cls"] = label
+            members.append((f"{number:04d}.jpg", encoded(10 * shard + number)))
+            members += [(f"{number:04d}.cls", label)] if label is not None else []
         pack(folder / "train" / f"{shard:02d}.tar", members)
     return folder
 
@@ -206,11 +332,7 @@ def test_files_beside_the_images_name_their_classes(tmp_path):
     assert images.labels.tolist() == [0, 1, -1, 2] * 2
     assert images.splits.tolist() == ["train"] * 8
     assert not images.bad
-
-
-def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
-    images = open_images(labeled(tmp_path / "data", [b"10", b"2"]))
-    assert images.classes == ("2", "10")
+    assert open_images(labeled(tmp_path / "numbers", [b"10", b"2"])).classes == ("2", "10")
 
 
 def test_classes_beside_images_may_be_left_out_or_replaced(tmp_path):
@@ -222,12 +344,9 @@ def test_classes_beside_images_may_be_left_out_or_replaced(tmp_path):
 
 
 def test_a_damaged_class_is_an_error_that_names_the_data(tmp_path):
-    with zipfile.ZipFile(tmp_path / "data.zip", "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("1.jpg", encoded(1))
-        packed.writestr("1.cls", b"seven " * 30)
-        place = packed.getinfo("1.cls").header_offset + 30 + len("1.cls")
-    content = bytearray((tmp_path / "data.zip").read_bytes())
-    content[place : place + 4] = b"\xff" * 4
-    (tmp_path / "data.zip").write_bytes(content)
+    path = pack(tmp_path / "data.zip", [("1.cls", b"seven " * 30), ("1.jpg", encoded(1))])
+    content = bytearray(path.read_bytes())
+    content[35:39] = b"\xff" * 4  # the first bytes of the member
+    path.write_bytes(content)
     with pytest.raises(DataError, match=r"data\.zip: not a readable archive"):
-        open_images(tmp_path / "data.zip")
+        open_images(path)

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from builders import as_bytes, soft
 from PIL import Image
 
 from nearkin.data.corruptions import (
@@ -22,9 +23,7 @@ UNORDERED = "elastic"  # The mildest moves all of the image, the strongest many 
 
 def photograph(height, width, seed=0):
     """A smooth image with some edges, of mean brightness."""
-    rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(40, 200, (6, 8, 3), dtype=np.uint8))
-    pixels = np.array(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    pixels = np.asarray(soft(seed, (width, height))) // 2 + 60
     pixels[height // 4 : height // 2, width // 4 : width // 2] = (200, 60, 30)
     return pixels
 
@@ -115,9 +114,9 @@ def test_contrast_shrinks_toward_the_mean_of_each_channel():
 
 
 def test_jpeg_is_that_of_pillow():
-    image, file = photograph(96, 96), io.BytesIO()
-    Image.fromarray(image).save(file, "JPEG", quality=15)
-    assert np.array_equal(corrupt(image, "jpeg", 3), np.asarray(Image.open(file)))
+    image = photograph(96, 96)
+    encoded = as_bytes(Image.fromarray(image), "JPEG", quality=15)
+    assert np.array_equal(corrupt(image, "jpeg", 3), np.asarray(Image.open(io.BytesIO(encoded))))
 
 
 def test_a_source_is_corrupted_before_any_preprocessing():

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from builders import write_files
 
 from nearkin.data import batches as loading
 from nearkin.data.augmentations import views_of
@@ -21,21 +22,16 @@ from nearkin.run.failures import resource_errors
 STEPS = 12
 
 
-@pytest.fixture(scope="module")
-def folder(photographs):
-    return photographs
-
-
-def batches(folder, workers):
-    images = open_images(folder, cache=False)
+def batches(photographs, workers):
+    images = open_images(photographs, cache=False)
     kinds, order = views_of("simclr_cifar"), Order(len(images), 4, 0)
     cpu = torch.device("cpu")
     return Batches(images, kinds, image_size=32, order=order, device=cpu, workers=workers)
 
 
 @pytest.fixture(scope="module")
-def alone(folder):
-    return list(batches(folder, 0).between(0, STEPS))
+def alone(photographs):
+    return list(batches(photographs, 0).between(0, STEPS))
 
 
 def workers_now():
@@ -58,26 +54,26 @@ def run(made, signals):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("at", [1, STEPS - 6])
-def test_workers_that_die_are_replaced_and_nothing_changes(folder, alone, number, at):
+def test_workers_that_die_are_replaced_and_nothing_changes(photographs, alone, number, at):
     with pytest.warns(UserWarning, match="workers are replaced at step"):
-        loaded = run(batches(folder, 2), {at: number})
+        loaded = run(batches(photographs, 2), {at: number})
     assert len(loaded) == STEPS
     assert all(map(same, loaded, alone))
 
 
-def test_workers_that_hang_are_replaced_and_nothing_changes(folder, alone, monkeypatch):
+def test_workers_that_hang_are_replaced_and_nothing_changes(photographs, alone, monkeypatch):
     monkeypatch.setattr(loading, "PATIENCE", 2)
     with pytest.warns(UserWarning, match="workers are replaced at step"):
-        loaded = run(batches(folder, 1), {4: signal.SIGSTOP})
+        loaded = run(batches(photographs, 1), {4: signal.SIGSTOP})
     assert all(map(same, loaded, alone))
     assert workers_now() == []
 
 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")
-def test_workers_that_die_again_end_the_run_in_one_line(folder):
+def test_workers_that_die_again_end_the_run_in_one_line(photographs):
     again = dict.fromkeys(range(STEPS), signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"failed twice .*--resume goes on"), resource_errors(4):
-        run(batches(folder, 1), again)
+        run(batches(photographs, 1), again)
 
 
 def test_without_a_run_the_advice_is_to_give_the_command_again():
@@ -96,12 +92,10 @@ def test_a_lack_of_memory_is_told_with_what_can_be_changed(batch_size, advice):
         raise MemoryError
 
 
-def test_a_death_is_never_told_amid_a_step(folder):
+def test_a_death_is_never_told_amid_a_step(photographs):
     """torch would raise from a signal handler, in the middle of whatever is being computed."""
-    list(
-        CenterCrops(open_images(folder, cache=False), 32, workers=1)
-    )  # which installs that handler
-    running = batches(folder, 1).between(0, STEPS)
+    list(CenterCrops(open_images(photographs, cache=False), 32, workers=1))  # installs it
+    running = batches(photographs, 1).between(0, STEPS)
     next(running)
     (worker,) = workers_now()
     os.kill(worker, signal.SIGKILL)
@@ -111,8 +105,8 @@ def test_a_death_is_never_told_amid_a_step(folder):
         assert len(list(running)) == STEPS - 1
 
 
-def test_workers_that_show_images_to_an_encoder_are_replaced_too(folder):
-    images = open_images(folder, cache=False)
+def test_workers_that_show_images_to_an_encoder_are_replaced_too(photographs):
+    images = open_images(photographs, cache=False)
     expected = torch.cat(list(CenterCrops(images, 32)))
     running = iter(CenterCrops(images, 32, batch_size=1, workers=2))
     first = next(running)
@@ -122,8 +116,8 @@ def test_workers_that_show_images_to_an_encoder_are_replaced_too(folder):
         assert torch.equal(torch.cat([first, *running]), expected)
 
 
-def test_an_error_in_a_worker_is_no_lost_worker(folder, monkeypatch):
-    broken = batches(folder, 1)
+def test_an_error_in_a_worker_is_no_lost_worker(photographs, monkeypatch):
+    broken = batches(photographs, 1)
     monkeypatch.setattr(broken.sampler, "sample", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(broken.between(0, STEPS))
@@ -132,14 +126,9 @@ def test_an_error_in_a_worker_is_no_lost_worker(folder, monkeypatch):
 # ---------------------------------------------------------------- how many
 
 
-def control_groups(folder, listed, **limits):
-    """Files as Linux has them: the groups of a process, and limits by group and file."""
-    (folder / "cgroup").write_text(listed)
-    for place, text in limits.items():
-        path = folder / "fs" / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return cpu_quota(folder / "cgroup", folder / "fs")
+def version_1(group, quota):
+    """The files of a control group of Linux's first version."""
+    return {f"{group}/cpu.cfs_quota_us": f"{quota}\n", f"{group}/cpu.cfs_period_us": "100000\n"}
 
 
 @pytest.mark.parametrize(
@@ -151,26 +140,17 @@ def control_groups(folder, listed, **limits):
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
         ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
         ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as a container sees its own
-        (
-            "5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n",
-            {"cpu/job/cpu.cfs_quota_us": "250000\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
-            2.5,
-        ),
-        (
-            "1:cpu:/\n",
-            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            math.inf,
-        ),
+        ("5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n", version_1("cpu/job", 250000), 2.5),
+        ("1:cpu:/\n", version_1("cpu", -1), math.inf),
         ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, math.inf),
         ("0::/odd\n", {"odd/cpu.max": "what\n"}, math.inf),
     ],
 )
 def test_the_quota_is_that_of_the_tightest_control_group(tmp_path, listed, limits, expected):
-    assert control_groups(tmp_path, listed, **limits) == expected
-
-
-def test_without_control_groups_there_is_no_quota(tmp_path):
-    assert cpu_quota(tmp_path / "nothing", tmp_path) == math.inf
+    (tmp_path / "cgroup").write_text(listed)
+    write_files(tmp_path / "fs", {place: text.encode() for place, text in limits.items()})
+    assert cpu_quota(tmp_path / "cgroup", tmp_path / "fs") == expected
+    assert cpu_quota(tmp_path / "nothing", tmp_path / "fs") == math.inf
 
 
 def test_there_is_at_least_one_processor_and_no_more_than_may_be_used():

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from builders import as_bytes, soft
 from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
@@ -15,32 +16,21 @@ SIDES = [(333, 477), (477, 333), (224, 224), (97, 640), (641, 98), (256, 257), (
 
 
 def photograph(height, width):
-    rng = np.random.default_rng(height * width)
-    coarse = Image.fromarray(rng.integers(0, 256, (9, 13, 3), np.uint8))
-    return np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    return np.asarray(soft(height * width, (width, height)))
 
 
 @pytest.mark.parametrize("sides", SIDES, ids=str)
-@pytest.mark.parametrize(
-    ("size", "resize_to", "how"),
-    [(224, 256, "bicubic"), (224, 232, "bilinear"), (98, 98, "bicubic"), (65, 90, "lanczos")],
-)
-def test_center_is_torchvisions_resize_and_crop(sides, size, resize_to, how):
+def test_center_and_squash_are_torchvisions_resize_and_crop(sides):
     pixels = photograph(*sides)
-    theirs = transforms.Compose(
-        [
-            transforms.Resize(resize_to, InterpolationMode(how)),
-            transforms.CenterCrop(size),
-        ]
-    )(Image.fromarray(pixels))
-    ours = Preprocessing(size, "center", resize_to, how).pixels(pixels)
-    np.testing.assert_array_equal(ours, np.asarray(theirs))
-
-
-@pytest.mark.parametrize("sides", SIDES, ids=str)
-def test_squash_is_torchvisions_resize_of_both_sides(sides):
-    pixels = photograph(*sides)
-    theirs = transforms.Resize((96, 96), InterpolationMode.BICUBIC)(Image.fromarray(pixels))
+    image = Image.fromarray(pixels)
+    for size, resize_to, how in (
+        (224, 256, "bicubic"), (224, 232, "bilinear"), (98, 98, "bicubic"), (65, 90, "lanczos"),
+    ):  # fmt: skip
+        resized = transforms.Resize(resize_to, InterpolationMode(how))(image)
+        theirs = transforms.CenterCrop(size)(resized)
+        ours = Preprocessing(size, "center", resize_to, how).pixels(pixels)
+        np.testing.assert_array_equal(ours, np.asarray(theirs))
+    theirs = transforms.Resize((96, 96), InterpolationMode.BICUBIC)(image)
     ours = Preprocessing(96, "squash", 96, "bicubic").pixels(pixels)
     np.testing.assert_array_equal(ours, np.asarray(theirs))
 
@@ -54,10 +44,9 @@ def test_a_jpeg_is_decoded_at_full_scale_unless_it_is_four_times_as_large():
     """At a smaller scale the pixels differ, so that must stay the exception of large files."""
     view = Preprocessing(64, "center", 73)
     for side, same in ((291, True), (1200, False)):
-        file = io.BytesIO()
-        Image.fromarray(photograph(side, side)).save(file, "JPEG", quality=95)
-        full = np.asarray(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
-        scaled, whole = view.pixels(file.getvalue()), view.pixels(full)
+        encoded = as_bytes(soft(side, (side, side)), "JPEG", quality=95)
+        full = np.asarray(Image.open(io.BytesIO(encoded)))
+        scaled, whole = view.pixels(encoded), view.pixels(full)
         assert np.array_equal(scaled, whole) == same
         assert np.abs(scaled.astype(int) - whole).mean() < 1
 

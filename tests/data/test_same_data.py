@@ -1,36 +1,46 @@
 """A run goes on with the images it was started with, or says which have changed."""
 
 import os
-from pathlib import Path
+import shutil
 
-import numpy as np
 import pytest
-from PIL import Image
+from builders import encoded, write_files
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError
 from nearkin.tables import read_csv
 
-CONFIG = TrainConfig(backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0)
+CONFIG = TrainConfig(
+    backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0, report=False
+)
+ODD_NAME = os.fsdecode(b"\xff.bmp")
 
 
-def image(path, seed, size=12):
-    noise = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Twenty images, one of a name that is not UTF-8, and a run of them."""
+    root = tmp_path_factory.mktemp("same")
+    names = [*(f"{number:02d}.bmp" for number in range(19)), ODD_NAME]
+    files = {name: encoded(seed, (12, 12), "BMP") for seed, name in enumerate(names)}
+    train(write_files(root / "data", files), CONFIG, out=root / "run")
+    return root
 
 
 @pytest.fixture
-def run(tmp_path):
-    (tmp_path / "data").mkdir()
-    for number in range(20):
-        image(tmp_path / "data" / f"{number:02d}.bmp", number)
-    train(tmp_path / "data", CONFIG, out=tmp_path / "run")
+def run(trained, tmp_path):
+    """A copy in which anything may change; a run is of wherever its data lie."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
+def resume(run):
+    train(run / "data", CONFIG, out=run / "run", resume=True)
+    return (run / "run" / "train.log").read_text()
+
+
 def add(data):
-    image(data / "new.bmp", 99)
+    (data / "new.bmp").write_bytes(encoded(99, (12, 12), "BMP"))
 
 
 def remove(data):
@@ -42,7 +52,7 @@ def rename(data):
 
 
 def enlarge(data):
-    image(data / "03.bmp", 3, size=14)
+    (data / "03.bmp").write_bytes(encoded(3, (14, 14), "BMP"))
 
 
 def hold_out(data):
@@ -65,7 +75,7 @@ def hold_out(data):
 def test_what_has_changed_is_named(run, change, says):
     change(run / "data")
     with pytest.raises(CheckpointError, match=f"data have changed .*{says}") as error:
-        train(run / "data", CONFIG, out=run / "run", resume=True)
+        resume(run)
     assert error.value.exit_code == 5
 
 
@@ -73,24 +83,15 @@ def test_times_and_the_order_of_a_folder_are_no_change(run):
     for path in sorted((run / "data").iterdir(), reverse=True):
         content = path.read_bytes()
         path.unlink()
-        Path(path).write_bytes(content)
+        path.write_bytes(content)
         os.utime(path, (1, 1))
-    train(run / "data", CONFIG, out=run / "run", resume=True)
+    assert "already complete" in resume(run)
 
 
-def test_names_that_are_not_utf_8_are_noted(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    for number in range(19):
-        image(data / f"{number:02d}.bmp", number)
-    (data / "04.bmp").rename(data / os.fsdecode(b"\xff.bmp"))
-    train(data, CONFIG, out=tmp_path / "run")
-    noted = tmp_path / "run" / "images.csv"
+def test_what_a_run_was_started_with_is_noted_by_any_name(run):
+    noted = run / "run" / "images.csv"
     assert "\udcff.bmp" in {row["path"] for row in read_csv(noted)}
-    train(data, CONFIG, out=tmp_path / "run", resume=True)
-    (data / "07.bmp").unlink()
-    with pytest.raises(CheckpointError, match=r"1 removed \('07\.bmp'\)"):
-        train(data, CONFIG, out=tmp_path / "run", resume=True)
+    remove(run / "data")
     noted.write_text("path,bytes\na.bmp,many\n")
     with pytest.raises(CheckpointError, match=r"images\.csv cannot be used"):
-        train(data, CONFIG, out=tmp_path / "run", resume=True)
+        resume(run)

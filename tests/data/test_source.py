@@ -6,55 +6,52 @@ import json
 import numpy as np
 import pytest
 import torch
+from builders import encoded
+from nearkin_command import run
 from PIL import Image
 
-from nearkin.cli import main
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError, DataError
 
-QUICK = ("--backbone", "tiny", "--image-size", "16", "--batch-size", "4", "--epochs", "2")
+QUICK = ("--backbone", "tiny", "--image-size", "16", "--batch-size", "4", "--epochs", "1")
 
 
-def png(seed, size=(90, 80)):
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+def png(seed):
+    return encoded(seed, (90, 80))
 
 
 class Scans:
     """Twelve images of two classes; some encoded, some pixels."""
 
-    def __init__(self, encoded=True, seed=0):
+    def __init__(self, as_files=True, seed=0):
         self.names = [f"slide {row:02}" for row in reversed(range(12))]
         self.labels = [("benign", "malignant")[int(name[-1]) % 2] for name in self.names]
-        self.encoded, self.seed = encoded, seed
+        self.as_files, self.seed = as_files, seed
 
     def read(self, name):
         row = int(name[-2:])
         if row == 3:
             raise KeyError(name)
-        if not self.encoded:
+        if not self.as_files:
             return np.full((8, 9), row, np.uint8)
         return b"no image" if row == 5 else png(row + self.seed)
 
 
-@pytest.mark.parametrize("encoded", [True, False])
-def test_a_source_has_names_labels_and_images(encoded):
-    images = open_images(Scans(encoded))
-    bad = {"slide 03": "unreadable: KeyError: 'slide 03'"} | (
-        {"slide 05": "not-an-image"} if encoded else {}
-    )
+@pytest.mark.parametrize("as_files", [True, False])
+def test_a_source_has_names_labels_and_images(as_files):
+    images = open_images(Scans(as_files))
+    bad = {"slide 03": "unreadable: KeyError: 'slide 03'"}
+    bad |= {"slide 05": "not-an-image"} if as_files else {}
     assert {file.name: file.reason for file in images.bad} == bad
     good = [f"slide {row:02}" for row in range(12) if f"slide {row:02}" not in bad]
     assert list(images.names) == good
     assert images.classes == ("benign", "malignant")
     assert images.labels.tolist() == [int(name[-1]) % 2 for name in good]
-    assert images.formats == {"PNG" if encoded else "array": len(good)}
-    assert images.sizes[0].tolist() == ([90, 80] if encoded else [9, 8])
-    if encoded:
+    assert images.formats == {"PNG" if as_files else "array": len(good)}
+    assert images.sizes[0].tolist() == ([90, 80] if as_files else [9, 8])
+    if as_files:
         assert images.read(0) == png(0)
     else:
         assert images.read(4).tolist() == np.full((8, 9, 3), 5).tolist()
@@ -64,9 +61,9 @@ def test_a_source_may_give_pil_images_and_tensors():
     class Opened(Scans):
         def read(self, name):
             image = Image.open(io.BytesIO(super().read(name)))
-            return (
-                image if name < "slide 06" else torch.from_numpy(np.array(image)).permute(2, 0, 1)
-            )
+            if name < "slide 06":
+                return image
+            return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     images = open_images(Opened())
     assert images.formats == {"array": 10}
@@ -80,7 +77,7 @@ def test_its_content_is_its_fingerprint_and_its_state():
     assert first.fingerprint == same.fingerprint
     assert (first.states == same.states).all()
     assert (first.states != other.states).any()
-    assert open_images(Scans(encoded=False)).fingerprint != first.fingerprint
+    assert open_images(Scans(as_files=False)).fingerprint != first.fingerprint
 
 
 class Broken(Scans):
@@ -120,10 +117,8 @@ def test_splits_and_groups_are_taken_from_a_source():
 
 
 OWN_FILE = """
-import io
 from pathlib import Path
 import numpy as np
-from PIL import Image
 
 
 class Slides:
@@ -133,10 +128,8 @@ class Slides:
         self.labels = [str(row % 2) for row in range(16)]
 
     def read(self, name):
-        pixels = np.random.default_rng(self.seed + int(name)).integers(0, 256, (80, 90, 3), np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        return file.getvalue()
+        rng = np.random.default_rng(self.seed + int(name))
+        return rng.integers(0, 256, (80, 90, 3), np.uint8)
 """
 
 
@@ -144,28 +137,22 @@ def test_every_command_takes_a_source_from_a_file(tmp_path, capsys):
     file = tmp_path / "slides.py"
     file.write_text(OWN_FILE)
     file.with_name("seed.txt").write_text("0")
-    data, run = f"{file}:Slides", tmp_path / "run"
-    assert main(["check", data]) == 0
-    assert "16" in capsys.readouterr().out
-    assert main(["train", data, *QUICK, "--workers", "2", "--out", str(run)]) == 0
-    assert main(["train", data, *QUICK, "--workers", "0", "--out", str(run), "--resume"]) == 0
-    assert main(["evaluate", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    data, out = f"{file}:Slides", tmp_path / "run"
+    assert run("check", data) == 0
+    assert "images    16" in capsys.readouterr().out
+    train = ("train", data, *QUICK, "--workers", "0", "--evaluate-every", "0", "--out", out)
+    assert run(*train) == 0
+    assert run(*train, "--resume") == 0
+    assert "already complete" in (out / "train.log").read_text()
+    assert run("evaluate", out, "--protocol", "knn", "--json") == 0
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["sizes"]["train"] == 15
     file.with_name("seed.txt").write_text("1")
-    assert (
-        main(["train", data, *QUICK, "--out", str(run), "--resume"]) == CheckpointError.exit_code
-    )
+    assert run(*train, "--resume") == CheckpointError.exit_code
 
 
 def test_a_source_from_python_trains_and_gives_the_same_bits_with_any_workers(tmp_path):
-    settings = {
-        "backbone": "tiny",
-        "image_size": 16,
-        "batch_size": 4,
-        "epochs": 1,
-        "val": 0.0,
-        "max_bad": 0.2,
-    }
+    settings = {"backbone": "tiny", "image_size": 16, "batch_size": 4, "epochs": 1}
+    settings |= {"val": 0.0, "max_bad": 0.2, "evaluate_every": 0, "report": False}
     runs = [
         train(Scans(), TrainConfig(**settings, workers=workers), out=tmp_path / str(workers))
         for workers in (0, 2)

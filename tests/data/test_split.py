@@ -20,9 +20,9 @@ def samples(count, labels=None, groups=None, splits=None):
     return replace(images, **arrays, **({} if splits is None else {"splits": np.array(splits)}))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
-    groups=st.lists(st.integers(0, 12), min_size=2, max_size=60),
+    groups=st.lists(st.integers(0, 12), min_size=1, max_size=60),
     share=st.floats(0.01, 0.99),
     seed=st.integers(0, 2**40),
 )
@@ -47,7 +47,7 @@ def test_the_share_is_kept():
     assert abs(len(test) - 800) < 126
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     labels=st.lists(st.integers(-1, 3), min_size=2, max_size=40),
     other=st.randoms(use_true_random=False),
@@ -62,7 +62,7 @@ def test_labels_have_no_say(labels, other, share, seed):
         assert test.tolist() == divided[0][1].tolist()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_group_that_is_larger_than_what_is_held_out_always_trains(seed):
     groups = [0] * 900 + list(range(900, 1000))
     train, test = split_rows(samples(1000, groups=groups), 0.2, seed)
@@ -83,7 +83,7 @@ def test_the_seed_decides_and_nothing_else():
     assert 0.15 < np.isin(other, first).mean() < 0.45  # .3 if the two are independent
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.sets(st.integers(0, 299), min_size=150), st.integers(0, 99))
 def test_a_image_stays_on_its_side_when_others_come_or_go(subset, seed):
     images = samples(300)
@@ -107,16 +107,10 @@ def test_what_the_data_say_counts_more():
 
 
 def test_data_that_name_only_one_side_are_divided():
+    expected = split_rows(samples(100), 0.3, 5)[1].tolist()
     for side in ("train", "test"):
         images = samples(100, splits=[side] * 100)
-        assert (
-            split_rows(images, 0.3, 5)[1].tolist() == split_rows(samples(100), 0.3, 5)[1].tolist()
-        )
-
-
-def test_one_image_cannot_be_divided():
-    with pytest.raises(DataError, match="cannot be divided"):
-        split_rows(samples(1), 0.5, seed=0)
+        assert split_rows(images, 0.3, 5)[1].tolist() == expected
 
 
 def test_a_test_part_is_named_if_some_but_not_all_images_are_in_it():

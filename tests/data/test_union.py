@@ -1,13 +1,12 @@
 """Two sets of images as one: order, classes, groups, reading; and exact copies."""
 
-import io
 import os
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from builders import encoded, fill, write_files
 
 from nearkin.data.duplicates import thumbnails
 from nearkin.data.opening import open_images
@@ -15,26 +14,6 @@ from nearkin.data.recognize import copies, union
 from nearkin.data.split import split_rows
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
-
-
-@pytest.fixture(autouse=True)
-def index(tmp_path_factory, monkeypatch):
-    """An empty index for each test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
-def encoded(seed=0, size=(20, 10)):
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def fill(root, *names, seed=0, size=(20, 10)):
-    for number, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(encoded(seed + number, size))
-    return root
 
 
 def labels_of(images):
@@ -57,16 +36,12 @@ def test_images_are_in_byte_order_under_their_names(tmp_path):
 
 def test_a_union_is_the_folder_that_holds_both(tmp_path):
     """Moved into one folder, the same images open as the same thing."""
-    for side, names in (("", ("c/1.png", "c/2.png", "d/1.png")), ("e", ("e/1.png", "e/2.png"))):
-        fill(tmp_path / "whole", *names, seed=len(side) * 9)
-        fill(
-            tmp_path / f"part{side}",
-            *(name.removeprefix("e/") for name in names),
-            seed=len(side) * 9,
-        )
+    first, second = ("c/1.png", "c/2.png", "d/1.png"), ("1.png", "2.png")
+    fill(tmp_path / "whole", *first)
+    fill(tmp_path / "whole" / "e", *second, seed=9)
+    parts = (fill(tmp_path / "1", *first), fill(tmp_path / "2", *second, seed=9))
     whole = open_images(tmp_path / "whole", labels="none")
-    parts = (open_images(tmp_path / f"part{side}", labels="none") for side in ("", "e"))
-    both = union(*parts, "e/")
+    both = union(*(open_images(part, labels="none") for part in parts), "e/")
     assert both.fingerprint == whole.fingerprint
     for field in ("names", "labels", "groups", "splits", "sizes", "num_bytes", "kinds"):
         assert np.array_equal(getattr(both, field), getattr(whole, field)), field
@@ -116,9 +91,8 @@ def test_each_image_is_read_from_where_it_is(tmp_path):
 
 def test_a_name_that_is_taken_is_refused(tmp_path):
     first, second = two(tmp_path)
-    with pytest.raises(
-        DataError, match=r"2 images have the names .* 'cat/1\.png'; rename"
-    ) as error:
+    says = r"2 images have the names .* 'cat/1\.png'; rename"
+    with pytest.raises(DataError, match=says) as error:
         union(union(first, second, ""), second.subset(np.array([2, 3])), "")
     assert "\n" not in str(error.value)
     assert len(union(first, second, "")) == 8
@@ -148,13 +122,8 @@ def test_findings_are_remembered_if_both_remember_theirs(tmp_path):
     first, second = two(tmp_path)
     both = union(first, second, "b/")
     digests, _ = thumbnails(both)
-    for row in range(len(both)):  # other bytes go unnoticed only if nothing is read again
-        path = (
-            tmp_path / "2" / both.names[row][2:]
-            if both.names[row][:2] == "b/"
-            else tmp_path / "1" / both.names[row]
-        )
-        state = path.stat()
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        state = path.stat()  # other bytes go unnoticed only if nothing is read again
         path.write_bytes(b"x" * state.st_size)
         os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert np.array_equal(thumbnails(union(first, second, "b/"))[0], digests)
@@ -179,8 +148,7 @@ def test_an_empty_set_adds_nothing(tmp_path):
 def test_names_that_are_not_unicode_keep_their_order(tmp_path):
     for side in "12":
         fill(tmp_path / side, "😀.png", "a\nb.png")
-        invalid = os.fsencode(tmp_path / side) + b"/\xff\xfe.png"
-        Path(os.fsdecode(invalid)).write_bytes(encoded(7))
+        (tmp_path / side / os.fsdecode(b"\xff\xfe.png")).write_bytes(encoded(7))
     both = union(open_images(tmp_path / "1"), open_images(tmp_path / "2"), "ÿ/")
     assert list(both.names) == sorted(both.names, key=os.fsencode)
     assert all(isinstance(both.read(row), bytes) for row in range(6))
@@ -191,9 +159,7 @@ def test_names_that_are_not_unicode_keep_their_order(tmp_path):
 
 def test_copies_are_groups_with_the_same_bytes(tmp_path):
     fill(tmp_path, "a.png", "b.png", "c.png", "d.png", "e.png")
-    for name, original in (("a2.png", "a.png"), ("x/a3.png", "a.png"), ("b2.png", "b.png")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes((tmp_path / original).read_bytes())
+    write_files(tmp_path, {"a2.png": encoded(0), "x/a3.png": encoded(0), "b2.png": encoded(1)})
     images = open_images(tmp_path)
     a, a2, a3, b, b2 = map(images.names.index, ("a.png", "a2.png", "x/a3.png", "b.png", "b2.png"))
     groups = {tuple(group) for group in copies(images, range(len(images)))}
@@ -211,9 +177,7 @@ def test_arrays_are_copies_if_shape_and_pixels_agree():
 
 
 def test_a_image_that_became_unreadable_has_no_copies(tmp_path):
-    fill(tmp_path, "a.png")
-    for name in ("b.png", "c.png", "d.png"):
-        (tmp_path / name).write_bytes((tmp_path / "a.png").read_bytes())
+    write_files(tmp_path, {f"{name}.png": encoded() for name in "abcd"})
     images = open_images(tmp_path)
     (tmp_path / "b.png").unlink()
     (tmp_path / "d.png").unlink()

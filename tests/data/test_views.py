@@ -1,7 +1,6 @@
 """Views against Pillow and torchvision, image by image, and what must hold for any of them."""
 
 import re
-from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -23,18 +22,9 @@ from nearkin.errors import UsageError
 CLOSE = 1e-5
 """Some eighty roundings of float32 near 1, as references round elsewhere; a byte is 4e-3."""
 EVERYTHING = View(
-    flip=0.5,
-    jitter=0.8,
-    brightness=0.8,
-    contrast=0.8,
-    saturation=0.8,
-    hue=0.5,
-    gray=0.2,
-    blur=0.5,
-    solarize=0.2,
-    translate=0.1,
-    rotate=20.0,
-)
+    flip=0.5, jitter=0.8, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5, gray=0.2,
+    blur=0.5, solarize=0.2, translate=0.1, rotate=20.0,
+)  # fmt: skip
 
 
 def samples(count: int, size: int = 32, channels: int = 3, seed: int = 0) -> torch.Tensor:
@@ -101,20 +91,12 @@ def test_warp_is_torchvisions_affine_on_a_image_with_repeated_edges():
     angle = torch.tensor([0.0, 15.0, -40.0, 90.0])
     shift = torch.tensor([[0.25, -0.125], [0.0, 0.0], [0.125, 0.25], [-0.0625, 0.0]])
     padded = TF.pad(images, [pad], padding_mode="edge")
-    expected = [
-        TF.center_crop(
-            TF.affine(
-                x,
-                angle=a.item(),
-                translate=(32 * s).int().tolist(),
-                scale=1.0,
-                shear=[0.0, 0.0],
-                interpolation=TF.InterpolationMode.BILINEAR,
-            ),
-            [32, 32],
-        )
+    usual = dict(scale=1.0, shear=[0.0, 0.0], interpolation=TF.InterpolationMode.BILINEAR)
+    turned = [
+        TF.affine(x, angle=a.item(), translate=(32 * s).int().tolist(), **usual)
         for x, a, s in zip(padded, angle, shift)
     ]
+    expected = [TF.center_crop(x, [32, 32]) for x in turned]
     assert_close(transforms.warp(images, angle, shift), torch.stack(expected), 2e-4)
 
 
@@ -184,10 +166,8 @@ def test_boxes_are_distributed_like_torchvisions(width, height, scale):
 def test_boxes_lie_in_the_image(width, height, seed):
     view = View(scale=(0.0, 1.0), ratio=(0.01, 100.0))
     left, top, wide, tall = sampled(view, 20, width=width, height=height, seed=seed).box.T
-    assert (left >= 0).all()
-    assert (top >= 0).all()
-    assert (wide > 0).all()
-    assert (tall > 0).all()
+    assert min(left.min(), top.min()) >= 0
+    assert min(wide.min(), tall.min()) > 0
     assert (left + wide <= 1 + 1e-6).all()
     assert (top + tall <= 1 + 1e-6).all()
 
@@ -246,10 +226,7 @@ def test_probabilities_are_kept():
 
 def test_ranges_are_filled_and_kept():
     params = sampled(replace(EVERYTHING, blur=1.0), 4000)
-    for values, low, high in [
-        (params.angle, -20, 20),
-        (params.sigma, 0.1, 2.0),
-    ]:
+    for values, low, high in ((params.angle, -20, 20), (params.sigma, 0.1, 2.0)):
         assert low <= values.min() < low + 0.02 * (high - low)
         assert high - 0.02 * (high - low) < values.max() <= np.float32(high)
 
@@ -314,12 +291,7 @@ def one_by_one(image: torch.Tensor, params: ViewParams) -> torch.Tensor:
     def brightness(image: torch.Tensor, factor: float) -> torch.Tensor:
         return (TF.adjust_brightness(image, factor) + params.jitter[0, 4].item()).clamp(0, 1)
 
-    operations: list[Callable[..., torch.Tensor]] = [
-        brightness,
-        TF.adjust_contrast,
-        TF.adjust_saturation,
-        TF.adjust_hue,
-    ]
+    operations = [brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue]
     for place in params.order[0]:
         image = operations[place](image, params.jitter[0, place].item())
     if params.gray[0]:
@@ -421,21 +393,16 @@ def test_normalize_is_torchvisions_and_keeps_the_layout():
 # Names
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "expected"),
-    [
+def test_a_method_gets_as_many_views_as_it_asks_for():
+    for name, count, expected in (
         ("simclr", 2, AUGMENTATIONS["simclr"] * 2),
         ("moco_v1", 1, AUGMENTATIONS["moco_v1"]),
         ("byol", 2, AUGMENTATIONS["byol"]),
         ("byol", 1, AUGMENTATIONS["byol"][:1]),
         ("swav", 2, AUGMENTATIONS["swav"][:2]),
-    ],
-)
-def test_a_method_gets_as_many_views_as_it_asks_for(name, count, expected):
-    assert views_of(name, ("strong",) * count) == expected
-
-
-def test_multi_crop_takes_all_further_views_that_there_are():
+    ):
+        assert views_of(name, ("strong",) * count) == expected, (name, count)
+    # Multi-crop takes all further views that there are.
     assert views_of("swav", more=True) == AUGMENTATIONS["swav"]
     assert views_of("simclr", more=True) == views_of("simclr")
     small = AUGMENTATIONS["swav"][2]
@@ -463,38 +430,30 @@ def test_views_are_values_of_python_and_of_toml(tmp_path):
         assert augmentation([view.to_dict() for view in views]) == views
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_views_that_are_wrong_are_told_in_words(tmp_path):
+    path = tmp_path / "views.toml"
+    for text, message in (
         ("", "0 views; give 1 to 64"),
         ("views = 3", "view 1: 3 is no view; give a table of kind, scale"),
         ("[[view]]", "unknown key view; give"),
         ("[[views]]\nflop = 0.5", "view 1: a view has no flop. Did you mean flip?"),
         ("[[views]]\nflip = true", "view 1: a view's flip is True; give a number"),
-        (
-            "[[views]]\nscale = 0.5",
-            "a view's scale is 0.5; give two numbers, low and high",
-        ),
+        ("[[views]]\nscale = 0.5", "a view's scale is 0.5; give two numbers, low and high"),
         ('[[views]]\nkind = ""', "a view's kind is ''; give a name"),
-        (
-            "[[views]]\nadditive_brightness = 3",
-            "a view's additive_brightness is 3; give false or true",
-        ),
+        ("[[views]]\nadditive_brightness = 3", "additive_brightness is 3; give false or true"),
         ("[[views]", "cannot read the views of"),
-    ],
-)
-def test_a_file_of_views_that_is_wrong_is_told_in_words(tmp_path, text, message):
-    path = tmp_path / "views.toml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(message)):
-        augmentation(str(path))
-
-
-def test_a_kind_of_view_that_the_augmentation_lacks_is_told():
-    with pytest.raises(UsageError, match="simclr has 0 anchor views, and the method needs 1"):
-        views_of("simclr", ("strong", "anchor"))
-    with pytest.raises(UsageError, match=r"cannot read the views of missing\.toml"):
-        views_of("missing.toml")
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=re.escape(message)):
+            augmentation(str(path))
+    for name, kinds, message in (
+        ("simclr", ("strong", "anchor"), "simclr has 0 anchor views, and the method needs 1"),
+        ("byol", ("strong",) * 3, "byol has 2 strong views, and the method needs 3"),
+        ("missing.toml", ("strong",), "cannot read the views of missing.toml"),
+        ("simcrl", ("strong",), "unknown augmentation simcrl. Did you mean simclr?"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            views_of(name, kinds)
 
 
 def test_views_with_additive_brightness_differ_in_that_alone():
@@ -505,26 +464,16 @@ def test_views_with_additive_brightness_differ_in_that_alone():
         assert plain == AUGMENTATIONS[name]
 
 
-def test_too_few_views_and_unknown_names_are_told():
-    with pytest.raises(UsageError, match=r"byol has 2 strong views, and the method needs 3"):
-        views_of("byol", ("strong",) * 3)
-    with pytest.raises(UsageError, match=r"unknown augmentation simcrl. Did you mean simclr\?"):
-        views_of("simcrl")
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"flip": 1.5},
-        {"jitter": -0.1},
-        {"scale": (0.9, 0.2)},
-        {"scale": (0.2, 2.0)},
-        {"ratio": (0.0, 1.0)},
-        {"hue": 0.6},
-        {"gray": float("nan")},
-        {"size": -1.0},
-    ],
-)
-def test_a_view_out_of_range_is_refused(bad):
-    with pytest.raises(UsageError, match=f"a view's {next(iter(bad))} is .*; give "):
-        View(**bad)
+def test_a_view_out_of_range_is_refused():
+    for name, value in (
+        ("flip", 1.5),
+        ("jitter", -0.1),
+        ("scale", (0.9, 0.2)),
+        ("scale", (0.2, 2.0)),
+        ("ratio", (0.0, 1.0)),
+        ("hue", 0.6),
+        ("gray", float("nan")),
+        ("size", -1.0),
+    ):
+        with pytest.raises(UsageError, match=f"a view's {name} is .*; give "):
+            View(**{name: value})

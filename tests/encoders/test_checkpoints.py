@@ -28,6 +28,13 @@ def resnet():
     return network
 
 
+def stored(encoder, folder):
+    """The encoder from a file of nearkin's own."""
+    path = folder / "own.safetensors"
+    write_encoder(path, encoder.backbone, encoder.details, encoder.preprocessing)
+    return load(path)
+
+
 NARROW = "timm:resnet18?channels=[8, 8, 16, 16]"
 
 
@@ -63,11 +70,7 @@ def numbered(network):
 
 
 def beside(own, other, **heads):
-    return {
-        **own,
-        **other,
-        **{f"{head}.{n}": t for head in heads.values() for n, t in HEAD.items()},
-    }
+    return own | other | {f"{head}.{n}": t for head in heads.values() for n, t in HEAD.items()}
 
 
 def residual_checkpoints(network):
@@ -124,10 +127,8 @@ def test_residual_networks(kind, old, narrow, tmp_path):
 def transformer_checkpoints(network):
     own = network.state_dict()
     other = shifted(own)
-    chunks = {
-        re.sub(r"^blocks\.(\d+)", lambda m: f"blocks.{int(m[1]) // 6}.{m[1]}", n): t
-        for n, t in own.items()
-    }
+    in_chunks = lambda match: f"blocks.{int(match[1]) // 6}.{match[1]}"
+    chunks = {re.sub(r"^blocks\.(\d+)", in_chunks, name): t for name, t in own.items()}
     args = argparse.Namespace(arch="vit_tiny", patch_size=16)
     return {
         "dino": {"student": beside(prefixed(other, "module.backbone."), {}, a="module.head.mlp.0"),
@@ -184,9 +185,8 @@ def test_small_images_have_a_small_stem(tmp_path):
     network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     network.fc = nn.Identity()
     varied(network, 32)
-    torch.save(
-        {"state_dict": prefixed(network.state_dict(), "backbone.")}, tmp_path / "cifar.ckpt"
-    )
+    state = prefixed(network.state_dict(), "backbone.")
+    torch.save({"state_dict": state}, tmp_path / "cifar.ckpt")
     encoder = load(f"resnet18@{tmp_path / 'cifar.ckpt'}")
     images = IMAGES[..., :32, :32]
     assert encoder.image_size == 32
@@ -203,10 +203,7 @@ def test_the_small_transformer_of_moco_v3_has_twelve_heads(tmp_path):
     images = torch.nn.functional.interpolate(IMAGES[:1], 224)
     with torch.no_grad():
         assert torch.equal(encoder(images), network(images))
-    write_encoder(
-        tmp_path / "own.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
-    )
-    assert load(tmp_path / "own.safetensors").backbone.body.blocks[0].attn.num_heads == 12
+    assert stored(encoder, tmp_path).backbone.body.blocks[0].attn.num_heads == 12
 
 
 def test_a_tag_gives_preprocessing_and_license(tmp_path, monkeypatch):
@@ -219,10 +216,7 @@ def test_a_tag_gives_preprocessing_and_license(tmp_path, monkeypatch):
     assert encoder.preprocessing.interpolation == config.interpolation
     assert "assumed" not in "".join(encoder.lines())
     assert encoder.lines()[-1].startswith("warning: license cc-by-nc-4.0: ")
-    write_encoder(
-        tmp_path / "own.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
-    )
-    assert load(tmp_path / "own.safetensors").lines() == encoder.lines()
+    assert stored(encoder, tmp_path).lines() == encoder.lines()
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -251,45 +245,46 @@ def refusal(source, kind=UsageError, **options):
     return str(raised.value)
 
 
-def test_missing_and_unknown_weights_are_listed_unless_allowed(resnet, tmp_path):
-    path = tmp_path / "part.pth"
-    state = {n: t for n, t in resnet.state_dict().items() if not n.startswith("layer4.1")}
+@pytest.mark.parametrize(
+    ("name", "part", "number", "missing"),
+    [
+        ("resnet18", "layer4.1", 10, "layer4.1.conv1.weight, layer4.1.bn1.weight, "),
+        ("vit_tiny_patch16_224", "blocks.11", 12, "blocks.11.norm1.weight, "),
+    ],
+)
+def test_missing_and_unknown_weights_are_listed_unless_allowed(
+    name, part, number, missing, resnet, vit, tmp_path, capsys
+):
+    path, network = tmp_path / "part.pth", resnet if name == "resnet18" else vit
+    state = {n: t for n, t in network.state_dict().items() if not n.startswith(part)}
     torch.save({**state, "strange.weight": torch.zeros(2)}, path)
-    text = refusal(f"resnet18@{path}")
-    assert "10 missing: layer4.1.conv1.weight, layer4.1.bn1.weight, " in text
-    assert "and 6 more; 1 left over: strange.weight" in text
+    text = refusal(f"{name}@{path}")
+    assert f"{number} missing: {missing}" in text
+    assert f"and {number - 4} more; 1 left over: strange.weight" in text
     assert "--allow-partial" in text
-    encoder = load(f"resnet18@{path}", image_size=64, allow_partial=True)
-    assert "weights 10 missing" in "\n".join(encoder.lines())
+    encoder = load(f"{name}@{path}", allow_partial=True)
+    assert f"weights {number} missing" in "\n".join(encoder.lines())
     loaded = encoder.backbone.body.state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
-
-
-def test_the_same_of_timm(vit, tmp_path, capsys):
-    path = tmp_path / "part.pth"
-    state = {n: t for n, t in vit.state_dict().items() if not n.startswith("blocks.11")}
-    torch.save({**state, "strange.weight": torch.zeros(2)}, path)
-    text = refusal(f"vit_tiny_patch16_224@{path}")
-    assert "12 missing: blocks.11.norm1.weight, " in text
-    assert "1 left over: strange.weight" in text
-    loaded = load(f"vit_tiny_patch16_224@{path}", allow_partial=True).backbone.body.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("wrong", ["resnet50", "resnet34", "vit_tiny_patch16_224"])
-def test_another_architecture_is_named(wrong, resnet, tmp_path):
-    path = tmp_path / "weights.pth"
-    torch.save(resnet.state_dict(), path)
-    text = refusal(f"{wrong}@{path}")
-    assert text.endswith(f"It looks like resnet18: give resnet18@{path}")
-
-
-@pytest.mark.parametrize("wrong", ["vit_small_patch16_224", "vit_tiny_r_s16_p8_224", "resnet18"])
-def test_another_transformer_is_named(wrong, vit, tmp_path):
-    path = tmp_path / "weights.pth"
-    torch.save(vit.state_dict(), path)
-    assert "It looks like vit_tiny_patch16_224" in refusal(f"{wrong}@{path}")
+def test_another_architecture_is_named(resnet, vit, tmp_path):
+    for network, name, others in (
+        (resnet, "resnet18", ("resnet50", "resnet34", "vit_tiny_patch16_224")),
+        (
+            vit,
+            "vit_tiny_patch16_224",
+            ("vit_small_patch16_224", "vit_tiny_r_s16_p8_224", "resnet18"),
+        ),
+    ):
+        path = tmp_path / "weights.pth"
+        torch.save(network.state_dict(), path)
+        for wrong in others:
+            says = f"It looks like {name}: give {name}@{path}"
+            assert refusal(f"{wrong}@{path}").endswith(says), wrong
+        says = f"give ARCHITECTURE@FILE, it looks like {name}@{path}"
+        assert refusal(path).endswith(says)
 
 
 def test_patches_of_another_size_are_not_interpolated(tmp_path):
@@ -297,12 +292,6 @@ def test_patches_of_another_size_are_not_interpolated(tmp_path):
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     text = refusal(f"vit_tiny_patch16_224@{tmp_path / 'weights.pth'}")
     assert "its patch_embed.proj.weight is 192x3x32x32, not 192x3x16x16" in text
-
-
-def test_a_file_that_does_not_say_its_architecture_is_recognized(resnet, tmp_path):
-    path = tmp_path / "weights.pth"
-    torch.save(resnet.state_dict(), path)
-    assert refusal(path).endswith(f"give ARCHITECTURE@FILE, it looks like resnet18@{path}")
 
 
 def test_unknown_architectures_suggest_the_nearest(tmp_path, resnet):
@@ -314,30 +303,21 @@ def test_unknown_architectures_suggest_the_nearest(tmp_path, resnet):
         assert refusal(source) == f"{source} names no file; give ARCHITECTURE@FILE"
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_files_of_something_else_get_a_line_that_says_so(resnet, tmp_path):
+    path = tmp_path / "w.pth"
+    for content, reason in (
         (b"", "is empty"),
         (b"hello", "it is no checkpoint of PyTorch"),
+        (b"PK\3\4" + b"x" * 100, "w.pth"),
+        (b"\x80\2", "w.pth"),
+        (b"\x80\2.", "w.pth"),
         (pickle.dumps({"a": print}, protocol=4), "cannot be read"),
-    ],
-    ids=["empty", "text", "pickle"],
-)
-def test_files_of_something_else_get_a_line_that_says_so(content, reason, tmp_path):
-    (tmp_path / "w.pth").write_bytes(content)
-    assert reason in refusal(f"resnet18@{tmp_path / 'w.pth'}", CheckpointError)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_the_reason_for_a_file_that_is_cut_off_is_a_whole_sentence(zipped, tmp_path):
-    path = tmp_path / "w.pth"
-    torch.save({"a": torch.zeros(999)}, path, _use_new_zipfile_serialization=zipped)
-    path.write_bytes(path.read_bytes()[:-200])
-    reason = "is cut off" if zipped else r"expected \d+ more bytes\)"
-    assert re.search(f"{reason}; get it again", refusal(f"resnet18@{path}", CheckpointError))
-
-
-def test_numbers_that_are_not_finite_are_refused(tmp_path, resnet):
-    state = {**resnet.state_dict(), "conv1.weight": torch.full((64, 3, 7, 7), torch.nan)}
-    torch.save(state, tmp_path / "w.pth")
-    assert "not finite" in refusal(f"resnet18@{tmp_path / 'w.pth'}", CheckpointError)
+    ):
+        path.write_bytes(content)
+        assert reason in refusal(f"resnet18@{path}", CheckpointError), content
+    for zipped, reason in ((True, "is cut off"), (False, r"expected \d+ more bytes\)")):
+        torch.save({"a": torch.zeros(999)}, path, _use_new_zipfile_serialization=zipped)
+        path.write_bytes(path.read_bytes()[:-200])
+        assert re.search(f"{reason}; get it again", refusal(f"resnet18@{path}", CheckpointError))
+    torch.save({**resnet.state_dict(), "conv1.weight": torch.full((64, 3, 7, 7), torch.nan)}, path)
+    assert "not finite" in refusal(f"resnet18@{path}", CheckpointError)

@@ -19,6 +19,7 @@ from torch import nn
 
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, write_encoder
+from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
 
 CLOSE = 1e-5
@@ -47,10 +48,9 @@ def assert_equal_features(encoder, folder, expected, tmp_path):
     assert difference <= CLOSE
     # Not a constant: images differ by far more than that.
     assert (expected - expected[0]).abs().max() / expected.abs().max() > 100 * CLOSE
-    write_encoder(
-        tmp_path / "copy.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
-    )
-    again = load(tmp_path / "copy.safetensors")
+    copy = tmp_path / "copy.safetensors"
+    write_encoder(copy, encoder.backbone, encoder.details, encoder.preprocessing)
+    again = load(copy)
     assert torch.equal(features(again, folder), actual)
     assert again.lines() == encoder.lines()
     assert again.digest == encoder.digest
@@ -71,10 +71,8 @@ def of_timm(network, folder):
 @pytest.mark.parametrize(
     "name",
     [
-        "convnext_atto.d2_in1k",
         "efficientnet_b0.ra_in1k",
         "eva02_tiny_patch14_224.mim_in22k",
-        "mobilenetv3_small_050.lamb_in1k",
         "resnet10t.c3_in1k",
         "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
     ],
@@ -89,8 +87,6 @@ def test_timm_by_name(name, folder, tmp_path, monkeypatch):
 SMALL_VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 LOCAL = {
     "dinov2": ("vit_small_patch14_dinov2.lvd142m", {**SMALL_VIT, "img_size": 126}),
-    "dinov2 with registers": ("vit_small_patch14_reg4_dinov2.lvd142m", {**SMALL_VIT, "img_size": 126}),
-    "dino": ("vit_small_patch16_224.dino", SMALL_VIT),
     "clip": ("vit_base_patch32_clip_224.openai", SMALL_VIT),
     "siglip 2": ("vit_base_patch16_siglip_224.v2_webli", SMALL_VIT),
     "mae": ("vit_base_patch16_224.mae", SMALL_VIT),
@@ -111,8 +107,18 @@ def test_timm_in_a_folder(kind, folder, tmp_path):
     assert torch.equal(features(load(tmp_path / "model"), folder), features(encoder, folder))
 
 
-@pytest.mark.parametrize("where", ["both", "top", "nested", "old"])
-@pytest.mark.parametrize("classes", [0, 7, 1000])
+@pytest.mark.parametrize(
+    ("where", "classes"),
+    [
+        ("both", 0),
+        ("both", 1000),
+        ("top", 7),
+        ("nested", 0),
+        ("nested", 7),
+        ("old", 0),
+        ("old", 7),
+    ],
+)
 def test_timm_in_a_folder_has_any_number_of_classes(classes, where, folder, tmp_path):
     """Of fine-tuned weights; timm's own default is 1000, and not all versions write both places."""
     torch.manual_seed(0)
@@ -167,21 +173,15 @@ STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
 SWIN = {"image_size": 64, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 SQUARE = {"size": {"height": 64, "width": 64}}
 CROPPED = {"size": {"shortest_edge": 83}, "crop_size": {"height": 64, "width": 64}}
-DINOV2 = {**TINY, "patch_size": 14, "image_size": 70}
 BOTH = {"vision_config": VIT, "text_config": TEXT}
 
 FOLDERS = {
     "beit": ("Beit", VIT, "BeitImageProcessorPil", {**SQUARE, "do_center_crop": False}),
     "clip": ("CLIP", BOTH, "CLIPImageProcessorPil", CROPPED),
     "convnext": ("ConvNext", STAGES, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
-    "convnextv2": ("ConvNextV2", STAGES, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
     "deit": ("DeiT", VIT, "DeiTImageProcessorPil", {**CROPPED, "size": {"height": 73, "width": 73}}),
-    "dinov2": ("Dinov2", DINOV2, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
-    "dinov2 at another size": ("Dinov2", {**DINOV2, "image_size": 98}, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
-    "dinov2 with registers": ("Dinov2WithRegisters", DINOV2, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
+    "dinov2": ("Dinov2", {**TINY, "patch_size": 14, "image_size": 98}, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
     "mae": ("ViTMAE", {**VIT, "mask_ratio": 0.75}, "ViTImageProcessorPil", SQUARE),
-    "resnet": ("ResNet", {**STAGES, "embedding_size": 8}, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
-    "siglip": ("Siglip", BOTH, "SiglipImageProcessorPil", SQUARE),
     "swin": ("Swin", SWIN, "ViTImageProcessorPil", SQUARE),
     "vit": ("ViT", VIT, "ViTImageProcessorPil", SQUARE),
 }  # fmt: skip
@@ -209,14 +209,14 @@ def of_transformers(kind, model, processor, folder):
     """Features by what transformers itself computes, pooled as its authors evaluate."""
     pixels = processor(images=opened(folder), return_tensors="pt")["pixel_values"]
     with torch.no_grad():
-        if kind in ("clip", "siglip"):
+        if kind == "clip":
             return model.vision_model(pixel_values=pixels).pooler_output
         if kind == "mae":
             model.config.mask_ratio = 0.0
             order = torch.arange(16.0).expand(len(pixels), 16)
             return model(pixel_values=pixels, noise=order).last_hidden_state[:, 0]
         output = (model.vit if kind == "vit" else model)(pixel_values=pixels)
-    pooled = kind in ("beit", "convnext", "convnextv2", "resnet", "swin")
+    pooled = kind in ("beit", "convnext", "swin")
     return output.pooler_output.flatten(1) if pooled else output.last_hidden_state[:, 0]
 
 
@@ -253,5 +253,5 @@ def test_masked_autoencoders_see_all_of_an_image(folder, tmp_path):
 def test_sizes_that_patches_do_not_divide_are_refused(tmp_path):
     saved_folder("dinov2", tmp_path)
     assert load(tmp_path, image_size=84).image_size == 84
-    with pytest.raises(Exception, match=r"not whole patches of 14 px; choose --image-size 84"):
+    with pytest.raises(UsageError, match=r"not whole patches of 14 px; choose --image-size 84"):
         load(tmp_path, image_size=85)

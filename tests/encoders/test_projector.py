@@ -68,22 +68,19 @@ def test_the_projector_of_another_encoder_is_refused(tmp_path):
         embedding_encoder(encoder_of(method), path)
 
 
-LARGE = ["Linear", {"in_features": 10**6, "out_features": 10**9, "bias": True}]
-DAMAGED = {
-    "layers of code": {"layers": [["Transformer", {}]]},
-    "a layer that would not fit": {"layers": [LARGE]},
-    "other arguments": {"layers": [["ReLU", {"size": 3}]]},
-    "a later format": {"format": "9"},
-    "no layers": {"layers": None},
-}
-
-
-@pytest.mark.parametrize("change", DAMAGED.values(), ids=DAMAGED)
-def test_a_file_that_is_not_what_it_says_is_refused(change, tmp_path):
+def test_a_file_that_is_not_what_it_says_is_refused(tmp_path):
     method, path = small("simclr"), tmp_path / "projector.safetensors"
     write_projector(path, method.online.projector, encoder_of(method))
     with safe_open(path, framework="pt") as file:
         note = json.loads(file.metadata()["projector"])
-    save_file(load_file(path), path, metadata={"projector": json.dumps(note | change)})
-    with pytest.raises(CheckpointError, match=r"projector\.safetensors cannot be used"):
-        embedding_encoder(encoder_of(method), path)
+    too_large = ["Linear", {"in_features": 10**6, "out_features": 10**9, "bias": True}]
+    for change in (
+        {"layers": [["Transformer", {}]]},  # a layer of code
+        {"layers": [too_large]},
+        {"layers": [["ReLU", {"size": 3}]]},  # an argument that there is not
+        {"format": "9"},  # a later one
+        {"layers": None},
+    ):
+        save_file(load_file(path), path, metadata={"projector": json.dumps(note | change)})
+        with pytest.raises(CheckpointError, match=r"projector\.safetensors cannot be used"):
+            embedding_encoder(encoder_of(method), path)

@@ -2,8 +2,8 @@
 
 import json
 import socket
-import time
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,9 +11,11 @@ import transformers
 from safetensors.torch import save_file
 from sources import cache_of_hub, offline, varied
 
+from nearkin.commands.info import pretrained_lines
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.encoder import load, untrained_like, write_encoder
+from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import folder_license, origin_lines
 from nearkin.encoders.pretrained import license_of
 from nearkin.errors import CheckpointError, UsageError
@@ -30,9 +32,9 @@ def refusal(source, kind=UsageError, **options):
 # ---------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize(
-    ("word", "suggestion"),
-    [
+def test_unknown_names_suggest_the_nearest(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for word, suggestion in (
         ("dinov2-smal", "dinov2-small"),
         ("resnet50", "torchvision:resnet50 or timm:resnet50"),
         ("vit_small_patch16_224", "timm:vit_small_patch16_224"),
@@ -47,15 +49,15 @@ def refusal(source, kind=UsageError, **options):
         ("Timm:resnet19", "timm:resnet18"),
         ("tim:convnext_atto", "timm:convnext_atto"),
         ("DINOv2_small", "dinov2-small"),
-    ],
-)
-def test_unknown_names_suggest_the_nearest(word, suggestion, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert f"Did you mean {suggestion}?" in refusal(word)
+    ):
+        assert f"Did you mean {suggestion}?" in refusal(word)
+    assert "Did you mean" not in refusal("torchvision: xyzzy")
 
 
-def test_a_run_that_is_not_there_is_said_so():
+def test_what_is_no_encoder_is_said_so(tmp_path):
+    """A run that is not there, and the images in place of the encoder."""
     assert refusal("runs/birds").startswith("runs/birds does not exist; `nearkin train` makes")
+    assert f"{tmp_path} is neither a run" in refusal(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "torchvision:resnet18", "dinov2-small"])
@@ -71,9 +73,11 @@ def test_weights_that_are_not_there_are_refused_with_what_to_do(name, monkeypatc
 
 
 def test_no_network_is_found_out_at_once(monkeypatch, tmp_path):
-    """The hub's own client tries for most of a minute."""
+    """By one try of ours: the hub's own client tries for most of a minute."""
+    tried = []
 
-    def unreachable(*_):
+    def unreachable(address, *_, **__):
+        tried.append(address)
         raise OSError("Network is unreachable")
 
     offline(monkeypatch, tmp_path)
@@ -82,15 +86,12 @@ def test_no_network_is_found_out_at_once(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr(socket, "create_connection", unreachable)
-    start = time.monotonic()
     assert "no connection to huggingface.co" in refusal("timm:resnet18.a1_in1k")
-    assert time.monotonic() - start < 20
+    assert tried == [("huggingface.co", 443)]
 
 
 def test_images_with_a_border_are_refused():
     config = {"crop_mode": "border", "architecture": "x", "crop_pct": 1.0}
-    from nearkin.encoders.libraries import timm_view
-
     with pytest.raises(UsageError, match="padded with a border"):
         timm_view(config, 224)
 
@@ -102,35 +103,16 @@ def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
         for size, advice in ((8, "14"), (20, "14 or 28")):
             with pytest.raises(UsageError, match=rf"patches of 14 px .* --image-size {advice}$"):
                 load(source, image_size=size)
+    for source in ("torchvision:vit_b_16", "torchvision:vit_b_16@none.pth"):
+        assert "cannot take images of 100 px" in refusal(source, image_size=100)
 
 
-@pytest.mark.parametrize("source", ["torchvision:vit_b_16", "torchvision:vit_b_16@none.pth"])
-def test_sizes_that_a_library_refuses_are_refused_as_early(source, monkeypatch, tmp_path):
-    offline(monkeypatch, tmp_path)
-    assert "cannot take images of 100 px" in refusal(source, image_size=100)
-
-
-def test_a_word_that_no_library_has_suggests_nothing(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert "Did you mean" not in refusal("torchvision: xyzzy")
-
-
-def test_a_folder_that_is_no_encoder_is_refused(tmp_path):
-    """The images in place of the encoder, for example."""
-    assert f"{tmp_path} is neither a run" in refusal(str(tmp_path))
-
-
-def test_what_libraries_print_does_not_reach_the_output(monkeypatch, tmp_path, capfd):
-    offline(monkeypatch, tmp_path)
-    cache_of_hub(tmp_path, "resnet10t.c3_in1k")
-    load("timm:resnet10t.c3_in1k")
-    assert capfd.readouterr().out == ""
-
-
-def test_a_file_of_the_cache_that_lacks_weights_is_refused(monkeypatch, tmp_path):
+def test_a_file_of_the_cache_that_lacks_weights_is_refused(monkeypatch, tmp_path, capfd):
     """timm loads such a file without a word where the classifier is not wanted."""
     offline(monkeypatch, tmp_path)
     snapshot = cache_of_hub(tmp_path, "resnet10t.c3_in1k")
+    load("timm:resnet10t.c3_in1k")
+    assert capfd.readouterr().out == ""  # what libraries print does not reach the output
     state = timm.create_model("resnet10t").state_dict()
     part = {name: t for name, t in state.items() if not name.startswith("layer4")}
     save_file(part, snapshot / "model.safetensors")
@@ -155,21 +137,18 @@ def test_licenses_of_model_cards(tmp_path):
     assert folder_license(tmp_path) == "not stated"
 
 
-@pytest.mark.parametrize(
-    ("name", "restricted"),
-    [
+def test_restricted_licenses_are_named_as_such():
+    for name, restricted in (
         ("dinov2-small", False),
         ("timm:vit_base_patch16_224.mae", True),
         ("timm:vit_small_patch16_dinov3.lvd1689m", True),
         ("timm:vit_huge_patch14_gap_224.in1k_ijepa", True),
         ("torchvision:resnet50", False),
-    ],
-)
-def test_restricted_licenses_are_named_as_such(name, restricted):
-    license_ = license_of(name)
-    lines = origin_lines({"source": "x", "license": license_, "sha256": "0" * 64})
-    assert license_ in lines[-1]
-    assert lines[-1].startswith("warning: ") == restricted
+    ):
+        license_ = license_of(name)
+        lines = origin_lines({"source": "x", "license": license_, "sha256": "0" * 64})
+        assert license_ in lines[-1]
+        assert lines[-1].startswith("warning: ") == restricted, name
 
 
 # ---------------------------------------------------------------- folders
@@ -224,14 +203,6 @@ def test_a_network_as_an_object_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"x" * 100, b"PK\3\4" + b"x" * 100, b"\x80\2", b"\x80\2."]
-)
-def test_damaged_files_are_refused(content, tmp_path):
-    (tmp_path / "w.pth").write_bytes(content)
-    assert "w.pth" in refusal(f"resnet18@{tmp_path / 'w.pth'}", (CheckpointError, UsageError))
-
-
-@pytest.mark.parametrize(
     "part", ["../secret.safetensors", "/etc/hostname", "sub/x.safetensors", ".."]
 )
 def test_an_index_does_not_lead_out_of_its_folder(part, folder):
@@ -280,28 +251,25 @@ def test_a_folder_without_weights_is_refused(folder):
 
 def test_a_missing_library_is_named(folder, monkeypatch, tmp_path):
     encoder = load(folder)
-    write_encoder(
-        tmp_path / "e.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
-    )
+    path = tmp_path / "e.safetensors"
+    write_encoder(path, encoder.backbone, encoder.details, encoder.preprocessing)
     monkeypatch.setattr(folders, "find_spec", lambda _: None)
-    for source in (folder, tmp_path / "e.safetensors"):
+    for source in (folder, path):
         assert "pip install 'nearkin[transformers]'" in refusal(source)
 
 
 def test_a_header_that_lies_is_refused(folder, tmp_path):
     encoder = load(folder)
     path = tmp_path / "encoder.safetensors"
-    for lie in ({"hidden_size": 10**9}, {"num_hidden_layers": "many"}, {"hidden_size": 48}):
-        details = {**encoder.details, "config": {**encoder.details["config"], **lie}}
-        write_encoder(path, encoder.backbone, details, encoder.preprocessing)
+    config = encoder.details["config"]
+    for lie in (
+        {"config": {**config, "hidden_size": 10**9}},
+        {"config": {**config, "num_hidden_layers": "many"}},
+        {"config": {**config, "hidden_size": 48}},
+        {"backbone": "transformers:bert"},
+    ):
+        write_encoder(path, encoder.backbone, encoder.details | lie, encoder.preprocessing)
         refusal(path, CheckpointError)
-    write_encoder(
-        path,
-        encoder.backbone,
-        {**encoder.details, "backbone": "transformers:bert"},
-        encoder.preprocessing,
-    )
-    refusal(path, CheckpointError)
 
 
 def test_an_untrained_one_of_the_same_kind_has_other_weights(folder):
@@ -314,8 +282,6 @@ def test_an_untrained_one_of_the_same_kind_has_other_weights(folder):
 
 def test_crops_are_rounded_as_the_library_does():
     """35 odd pixels: torchvision begins at 18, transformers at 17."""
-    import numpy as np
-
     ramp = np.repeat(np.arange(99, dtype=np.uint8)[None, :, None], 64, 0).repeat(3, 2)
     for rounding, begin in (("even", 18), ("down", 17)):
         view = Preprocessing(64, "squash", 99, "nearest", crop_rounding=rounding)
@@ -323,8 +289,6 @@ def test_crops_are_rounded_as_the_library_does():
 
 
 def test_encoders_with_weights_are_listed_with_their_licenses():
-    from nearkin.commands.info import pretrained_lines
-
     lines = dict(line.split(maxsplit=1) for line in pretrained_lines("dinov2"))
     assert lines["dinov2-small"] == "apache-2.0"
     assert lines["timm:vit_small_patch14_reg4_dinov2.lvd142m"] == "apache-2.0"
