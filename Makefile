@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
 
-.PHONY: demo test check planted faults format docs site dist clean
+.PHONY: demo test check planted mutation faults format docs site dist clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
@@ -18,9 +18,15 @@ check: $(VENV)/developed
 	$(RUN)mypy
 	$(RUN)lint-imports --no-cache
 
-# Apply one known bug at a time; the tests must catch each of them.
+# Apply one known bug at a time, and write into docs/planted.csv which tests catch it: hours at
+# first; stop it at any time. PLANTED=--named runs only the test that each bug names.
 planted: $(VENV)/developed
-	$(RUN)python tests/planted.py
+	$(RUN)python tests/planted.py $(PLANTED)
+
+# Share of random changes that the tests of a room notice, in docs/mutation.csv. Stop it at any time.
+mutation: $(VENV)/developed
+	$(RUN)python -m pip install --quiet cosmic-ray
+	$(RUN)python tests/mutation.py $(ROOMS)
 
 # Slow tests, then a thousand kills of runs of every method. Stop it at any time; the same command
 # continues.
