@@ -334,6 +334,17 @@ def test_a_reference_holds_from_any_folder(folder, monkeypatch):
         method_class("my_method.py:Pairs")
 
 
+def test_of_two_classes_of_one_name_the_last_is_meant():
+    def define():
+        class Local(METHODS["simclr"]):
+            """A cell of a notebook, which is run again."""
+
+        return Local
+
+    for cls in (define(), define()):
+        assert extensions.load_reference(extensions.reference_to(cls), "method") is cls
+
+
 @pytest.mark.parametrize(
     ("function", "settings"),
     [

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -61,6 +62,7 @@ def test_flattened_images_are_those_that_they_were(digits):
     assert features.shape == (7, 128)
     assert np.linalg.norm(features, axis=1) == pytest.approx(1)
     assert (features == other.transform(square[:7])).all()
+    assert not (features == one.transform(flat[:7] / 4)).all()  # darker than those it has seen
     assert (one.range_, one.n_features_in_) == ((0.0, 16.0), 64)
     assert one.get_feature_names_out()[-1] == "selfsupervisedencoder127"
 
@@ -88,7 +90,9 @@ def test_a_grid_search_over_a_pipeline_chooses_a_method_and_its_options(digits):
 def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, tmp_path):
     paths = [str(path) for path in sorted(photographs.iterdir())]
     encoder = SelfSupervisedEncoder(backbone="tiny", batch_size=4, **QUICK)
-    encoder.set_params(settings={"image_size": 16, "workers": 0}, out=tmp_path / "run").fit(paths)
+    settings = {"image_size": 16, "workers": 0, "val": 0.25}
+    encoder.set_params(settings=settings, out=tmp_path / "run").fit(paths)
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["val"] == 0.25
     backwards = encoder.transform([*paths[::-1], paths[3]])
     assert (backwards[:-1][::-1] == encoder.transform(paths)).all()
     assert (backwards[-1] == backwards[len(paths) - 4]).all()

@@ -1,11 +1,12 @@
 """Tables as files: cut back to a step, safe to open, the same bytes for the same rows."""
 
 import csv
+import os
 
 import pytest
 
-from nearkin.errors import CheckpointError
-from nearkin.tables import Journal, read_csv, write_csv
+from nearkin.errors import CheckpointError, ResourceError
+from nearkin.tables import Journal, read_csv, read_sealed, write_csv, write_sealed
 
 COLUMNS = ("step", "loss", "knn")
 
@@ -69,3 +70,34 @@ def test_names_of_files_are_cells_not_formulas(tmp_path):
     assert cells == guarded
     assert [row["path"] for row in read_csv(path)] == names
     assert all(row["bytes"] == "-5" for row in read_csv(path))
+
+
+def test_rows_that_could_not_be_synced_are_written_once(tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
+    fill(whole, rows(8))
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    with Journal(broken, COLUMNS, upto=0) as journal:
+        for row in rows(8):
+            journal.append(row)
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(ResourceError, match="make room"):
+            journal.flush()
+        monkeypatch.undo()
+        journal.flush()
+    assert broken.read_bytes() == whole.read_bytes()
+
+
+def test_a_sealed_file_is_given_back_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    write_sealed(path, b"content")
+    assert read_sealed(path) == b"content"
+    sealed = path.read_bytes()
+    for place in range(len(sealed)):
+        path.write_bytes(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :])
+        assert read_sealed(path) is None
+        path.write_bytes(sealed[:place])
+        assert read_sealed(path) is None
+    assert read_sealed(tmp_path / "absent") is None

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
@@ -54,7 +55,7 @@ def test_a_batch_gets_the_views_of_its_images_one_by_one():
                 torch.testing.assert_close(view, all_views[row], atol=1e-5, rtol=1e-5)
 
 
-def test_the_views_of_an_index_are_those_of_a_run(tmp_path):
+def test_the_views_of_an_index_are_those_of_a_run():
     arrays = samples(8, 16, 16)
     transform = ViewTransform("simclr_cifar", size=16)
     options = dict(image_size=16, order=Order(8, 4, seed=5), device=torch.device("cpu"))
@@ -81,6 +82,14 @@ def test_values_are_from_0_to_1_unless_they_are_normalized():
     (view,) = ViewTransform([PLAIN], ("strong",), size=32)(pixels)
     torch.testing.assert_close(view, normalize(pixels / 255))
     assert len(MEAN) == len(STD) == 3
+
+
+def test_the_whole_of_a_wide_image_is_in_a_view_of_all_of_it():
+    pixels = tensors(samples(2, 16, 32))
+    whole = View(scale=(1.0, 1.0), ratio=(2.0, 2.0))
+    (view,) = ViewTransform([whole], ("strong",), size=16, normalize=False)(pixels)
+    expected = F.interpolate(pixels / 255, (16, 16), mode="bilinear", antialias=True)
+    torch.testing.assert_close(view, expected)
 
 
 def test_floats_gray_images_and_other_modes_are_images_too():

@@ -52,6 +52,13 @@ def test_further_measures_are_stored_and_on_the_page(run):
     assert page.count("Every paper has its own; none is chosen here.") == 1
 
 
+def test_measures_of_other_images_are_not_stored(run):
+    before = run.evaluation.read_bytes()
+    other = np.random.default_rng(1).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    evaluate(run.path, other, protocol="labelfree")
+    assert run.evaluation.read_bytes() == before
+
+
 def restated_embedding(encoder, weights, images):
     """The projector of SimCLR on features: linear, batch norm by its statistics, ReLU, linear."""
     with torch.no_grad():

@@ -178,6 +178,12 @@ def test_a_image_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(run, 
     assert [n["similarity"] for n in answer["neighbors"]] == pytest.approx([1, 1], abs=1e-5)
 
 
+def test_queries_have_their_own_neighbors_in_any_order(run, images):
+    files = [images / "dog" / "03.png", images / "cat" / "02.png", images / "dog" / "01.png"]
+    found = nearkin.neighbors(run, files, top=1)
+    assert [one.neighbors[0].path for one in found] == ["dog/03.png", "cat/02.png", "dog/01.png"]
+
+
 def test_all_kinds_of_tables_give_the_same_answer(run, images, capsys):
     arguments = [images / "dog" / "03.png", images / "cat" / "02.png", "--json", "--top", "30"]
     answers = []

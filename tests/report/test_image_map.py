@@ -19,6 +19,7 @@ from nearkin.report.image_map import (
     image_map,
     place,
     placed,
+    sheets_in_order,
     tsne,
     z_order,
 )
@@ -195,6 +196,15 @@ def test_what_is_close_follows_each_other_along_the_curve():
 def test_nothing_is_printed(mapped, capfd):
     tsne(mapped[0][:50])
     assert capfd.readouterr() == ("", "")
+
+
+def test_sheets_have_their_images_in_the_order_that_is_asked_for():
+    images, order = open_images("digits"), np.array([40, 3, 1200, 17])
+    (sheet,) = sheets_in_order(images, order, 16)
+    pixels = np.asarray(Image.open(io.BytesIO(sheet)))
+    for column, row in enumerate(order):
+        tile = pixels[:, 16 * column : 16 * (column + 1)]
+        assert np.abs(tile.astype(int) - images.read(row)).max() <= 1
 
 
 # Beside other work
