@@ -314,9 +314,9 @@ def fatal(command: list[str], method: str, shot: str, rng: random.Random, length
 
 
 def harness(
-    method: str, kills: int, seed: int, folder: str, aims: Sequence[str] = ()
+    method: str, kills: int, seed: int, folder: str, aims: Sequence[str] = (), period: int = 2
 ) -> dict[str, object]:
-    """Kill a method's runs so many times, at random and at these aims, or all, in turn.
+    """Kill a method's runs so many times: one of `period` at random, the others at these aims.
 
     Returns:
         kills, and of these: in_write (a file was left half written), aims (how many at each);
@@ -329,7 +329,7 @@ def harness(
         length = unbroken(arguments(method, data, whole, seed=seed), whole)
         command = arguments(method, data, broken, seed=seed)
         turns = itertools.cycle(aims or aims_of(method))
-        shots = [RANDOM if number % 2 == 0 else next(turns) for number in range(kills)]
+        shots = [RANDOM if number % period == 0 else next(turns) for number in range(kills)]
         tally, differing, counts = Counter[str](), set[str](), Counter(shots)
 
         def compare() -> None:

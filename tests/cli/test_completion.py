@@ -1,6 +1,5 @@
 """Completion by Tab: the installed script offers commands, options and choices."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.needs("bash")
 def test_bash_completes_commands_options_and_choices(home, capsys):
     assert main(["--install-completion", "--shell", "bash"]) == 0
     script, _, rest = capsys.readouterr().out.partition(";")

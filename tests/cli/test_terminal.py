@@ -10,12 +10,14 @@ import subprocess
 import sys
 import termios
 from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
 
 import numpy as np
 import pytest
+from nearkin_command import run
 from PIL import Image
+from processes import SECONDS
 
-from nearkin.cli import main
 from nearkin.cli.terminal import Standing
 from nearkin.pace import MARKS, Pace, tracked, under
 
@@ -52,6 +54,8 @@ def on_terminal(command, *, columns, interrupt="", **env):
         preexec_fn=_with_a_keyboard,
     )  # fmt: skip
     os.close(theirs)
+    overdue = Timer(SECONDS, process.kill)
+    overdue.start()
     written = b""
     while piece := _read(ours):
         written += piece
@@ -59,6 +63,7 @@ def on_terminal(command, *, columns, interrupt="", **env):
             os.write(ours, b"\x03")
             interrupt = ""
     os.close(ours)
+    overdue.cancel()
     return process.wait(), written.decode()
 
 
@@ -170,7 +175,7 @@ def test_what_is_no_terminal_gets_a_line_per_epoch_and_no_escape_sequence(
     data, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(train(data, tmp_path / "run", 3)[3:]) == 0
+    assert run(*train(data, tmp_path / "run", 3)[3:]) == 0
     out, err = capfd.readouterr()
     assert "\x1b" not in out + err
     assert "\r" not in out + err
@@ -296,11 +301,20 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(
-    ("requested", "policy"), [({}, b"PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, b"ACTIVE")]
+    ("command", "requested", "policy"),
+    [
+        ([*COMMAND, "doctor"], {}, b"PASSIVE"),
+        (
+            [sys.executable, "-c", "import nearkin, torch"],
+            {"OMP_WAIT_POLICY": "ACTIVE"},
+            b"ACTIVE",
+        ),
+    ],
 )
-def test_waiting_threads_leave_their_cores_to_other_work_unless_told_otherwise(requested, policy):
+def test_waiting_threads_leave_their_cores_to_other_work_unless_told_otherwise(
+    command, requested, policy
+):
     env = {k: v for k, v in environment().items() if k != "OMP_WAIT_POLICY"}
     env |= {"OMP_DISPLAY_ENV": "true"} | requested
-    for command in ([*COMMAND, "doctor"], [sys.executable, "-c", "import nearkin, torch"]):
-        done = subprocess.run(command, capture_output=True, env=env, check=True)
-        assert b"OMP_WAIT_POLICY = '" + policy in done.stderr
+    done = subprocess.run(command, capture_output=True, env=env, check=True)
+    assert b"OMP_WAIT_POLICY = '" + policy in done.stderr

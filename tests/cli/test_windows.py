@@ -63,10 +63,10 @@ def test_the_command_line_starts_without_the_modules_of_unix():
     assert b"Self-supervised contrastive learning" in done.stdout
 
 
-@pytest.mark.parametrize("words", ["doctor", "check digits", "config recipe:cifar10/moco"])
-def test_what_needs_no_run_folder_works(words, windows, capsys):
-    assert main(words.split()) == 0
-    assert capsys.readouterr().out
+def test_what_needs_no_run_folder_works(windows, capsys):
+    for words in ("doctor", "check digits", "config recipe:cifar10/moco"):
+        assert main(words.split()) == 0
+        assert capsys.readouterr().out, words
 
 
 def test_features_are_computed_by_workers_from_an_archive(
@@ -88,24 +88,20 @@ def test_an_archive_gives_the_bytes_of_the_files(windows, archive, photographs):
         assert images.read(row) == (photographs / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_run_folders_are_refused_in_a_line_that_says_where_they_work(
+    windows, encoder, tmp_path, refusal
+):
+    out = tmp_path / "run"
+    for words in (
         "train digits --epochs 1",
         "embed ENCODER digits",
         "classify digits --from ENCODER",
         "discover digits --known 0,1 --from ENCODER",
-    ],
-)
-def test_run_folders_are_refused_in_a_line_that_says_where_they_work(
-    words, windows, encoder, tmp_path, capsys
-):
-    out = tmp_path / "run"
-    assert main([*words.replace("ENCODER", str(encoder)).split(), "--out", str(out)]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: this system has no locks")
-    assert line.endswith("run it under WSL")
-    assert not any(out.iterdir())
+    ):
+        line = refusal(2, *words.replace("ENCODER", str(encoder)).split(), "--out", out)
+        assert line.startswith("error: this system has no locks"), words
+        assert line.endswith("run it under WSL"), words
+        assert not any(out.iterdir()), words
 
 
 def test_measures_that_cannot_be_stored_are_shown(windows, tmp_path, capsys):

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from nearkin_command import run
 from threadpoolctl import threadpool_info
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.cli import main
 from nearkin.distributed import CpuTime, threads_for
 from nearkin.distributed.contention import others, waited
 from nearkin.distributed.devices import LITTLE
@@ -31,10 +31,12 @@ def crowded():
     os.sched_setaffinity(0, {min(before)})
     spinning = subprocess.Popen([sys.executable, "-c", SPINNING], stdout=subprocess.PIPE)
     spinning.stdout.readline()
-    yield
-    spinning.kill()
-    spinning.communicate()
-    os.sched_setaffinity(0, before)
+    try:
+        yield
+    finally:
+        spinning.kill()
+        spinning.communicate()
+        os.sched_setaffinity(0, before)
 
 
 @pytest.fixture
@@ -83,6 +85,7 @@ def test_only_busy_time_of_the_own_cpus_counts(tmp_path):
 
 
 @linux
+@pytest.mark.slow
 def test_a_process_that_shares_its_cpu_sees_what_the_other_takes(crowded):
     start = CpuTime.now()
     while CpuTime.now().computed < start.computed + 0.3:
@@ -96,7 +99,6 @@ def test_little_work_takes_one_thread_of_every_library():
     def counts():
         return {pool["num_threads"] for pool in threadpool_info()}
 
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
     usual = counts()
     with threads_for(LITTLE):
@@ -106,7 +108,6 @@ def test_little_work_takes_one_thread_of_every_library():
         assert counts() == usual
         assert torch.get_num_threads() == 2
     assert counts() == usual
-    torch.set_num_threads(before)
 
 
 class Products(TorchDispatchMode):
@@ -124,30 +125,30 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize(("dim", "threads"), [(8, 1), (LITTLE // 40 + 1, 2)])
 def test_a_probe_of_few_values_multiplies_with_one_thread_and_of_many_with_all(dim, threads):
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
     with Products() as products:
         fit_path(torch.randn(40, dim), torch.arange(40) % 3, 3, (1e-3,))
-    torch.set_num_threads(before)
     assert products.threads == {threads}
 
 
 @linux
+@pytest.mark.slow
 def test_check_says_that_the_machine_is_busy_and_estimates_the_time_without_others(
     crowded, data, capsys
 ):
-    assert main(["check", data, "--json"]) == 0
+    assert run("check", data, "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["hours_alone"] < answer["hours"] / 1.2
     assert "other processes take" in answer["busy"]
-    assert main(["check", data]) == 0
+    assert run("check", data) == 0
     assert "\n            busy: other processes take" in capsys.readouterr().out
 
 
 @linux
+@pytest.mark.slow
 def test_max_time_says_that_the_machine_is_busy(crowded, data, tmp_path):
     out = tmp_path / "run"
-    assert main(["train", data, "--max-time", "1s", "-o", str(out), "-q"]) == 0
+    assert run("train", data, "--max-time", "1s", "-o", out, "-q") == 0
     epochs = tomllib.loads((out / "config.toml").read_text())["epochs"]
     log = (out / "train.log").read_text()
     assert "warning: the machine is busy: other processes take" in log

@@ -196,8 +196,9 @@ def step_in_group(rank, file):
         torch.optim.SGD([rows], lr=0.1).step()  # imports torch._dynamo, and with it much else
 
 
+@pytest.mark.slow
 def test_nothing_of_a_group_outlives_it(tmp_path):
-    # In new interpreters: the forks of other tests have imported everything before they meet.
+    """`in_group` asserts it, in new interpreters: forks have imported all before they meet."""
     spawn(step_in_group, str(tmp_path / "group"), method="spawn")
 
 

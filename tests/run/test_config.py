@@ -53,12 +53,12 @@ def test_a_configuration_survives_the_file(tmp_path):
     assert TrainConfig(**settings) == config
 
 
-@pytest.mark.parametrize("content", ["epochs = ", "epochs = 1\nepochs = 2\n", "\0", "[options"])
-def test_files_that_are_not_toml_are_refused(tmp_path, content):
+def test_files_that_are_not_toml_are_refused(tmp_path):
     path = tmp_path / "config.toml"
-    path.write_text(content)
-    with pytest.raises(UsageError, match="cannot read the configuration"):
-        read_toml(path)
+    for content in ("epochs = ", "epochs = 1\nepochs = 2\n", "\0", "[options"):
+        path.write_text(content)
+        with pytest.raises(UsageError, match="cannot read the configuration"):
+            read_toml(path)
 
 
 def test_what_is_left_to_auto_is_taken_from_the_run_that_is_continued():
@@ -67,57 +67,51 @@ def test_what_is_left_to_auto_is_taken_from_the_run_that_is_continued():
     assert continued(config, stored) == replace(stored, workers=1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_what_contradicts_the_run_that_is_continued_is_named():
+    stored = TrainConfig(epochs=12, options={"temperature": 0.1})
+    for changes, says in (
         ({"epochs": 13}, "--epochs 12 became 13"),
         ({"seed": 1}, "--seed 0 became 1"),
         ({"options": {"temperature": 0.2}}, "'temperature': 0.2"),
-    ],
-)
-def test_what_contradicts_the_run_that_is_continued_is_named(changes, says):
-    stored = TrainConfig(epochs=12, options={"temperature": 0.1})
-    with pytest.raises(UsageError, match=says):
-        continued(TrainConfig(**changes), stored)
+    ):
+        with pytest.raises(UsageError, match=says):
+            continued(TrainConfig(**changes), stored)
 
 
-@pytest.mark.parametrize("duration", ["", "0m", "-3m", "3 weeks", "m"])
-def test_durations_that_are_none_are_refused(duration):
-    with pytest.raises(UsageError, match="not a duration"):
-        seconds(duration)
+def test_durations_that_are_none_are_refused():
+    for duration in ("", "0m", "-3m", "3 weeks", "m"):
+        with pytest.raises(UsageError, match="not a duration"):
+            seconds(duration)
 
 
-@pytest.mark.parametrize("milestones", ["", "0.6", ".6", "0.6,0.8", "0.33333, 0.66667"])
-def test_milestones_are_shares_of_the_training(milestones):
-    assert TrainConfig(lr_milestones=milestones).lr_milestones == milestones
+def test_milestones_are_shares_of_the_training():
+    for milestones in ("", "0.6", ".6", "0.6,0.8", "0.33333, 0.66667"):
+        assert TrainConfig(lr_milestones=milestones).lr_milestones == milestones
+    for milestones in ("0.6,", "0.6 0.8", "1.2", "-0.5", "120", "half", "nan", ","):
+        with pytest.raises(UsageError, match=r"--lr-milestones .* write them as 0\.6,0\.8"):
+            TrainConfig(lr_milestones=milestones)
 
 
-@pytest.mark.parametrize(
-    "milestones", ["0.6,", "0.6 0.8", "1.2", "-0.5", "120", "half", "nan", ","]
-)
-def test_milestones_that_are_no_shares_are_refused(milestones):
-    with pytest.raises(UsageError, match=r"--lr-milestones .* write them as 0\.6,0\.8"):
-        TrainConfig(lr_milestones=milestones)
+def refused(kind, cases):
+    """Every value is refused, by a message that begins with the name of its option."""
+    for (name, value), says in cases.items():
+        with pytest.raises(UsageError, match=f"^{re.escape(says)}"):
+            kind(**{name: value})
 
 
-def test_a_rate_falls_in_one_way_only():
+def test_a_rate_that_cannot_be_is_refused():
+    refused(
+        TrainConfig,
+        {
+            ("warmup_start", 1.5): "--warmup-start 1.5 is not from 0 to 1",
+            ("cosine_end", -0.1): "--cosine-end -0.1 is not from 0 to 1",
+            ("lars_eta", 0.0): "--lars-eta 0.0 is not at least 1e-12",
+            ("lr", float("inf")): "--lr inf is not a finite number",
+            ("lr", float("nan")): "--lr nan is not a finite number",
+        },
+    )
     with pytest.raises(UsageError, match="--lr-milestones and --cosine-end"):
         TrainConfig(lr_milestones="0.6", cosine_end=0.1)
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ({"warmup_start": 1.5}, "--warmup-start 1.5 is not from 0 to 1"),
-        ({"cosine_end": -0.1}, "--cosine-end -0.1 is not from 0 to 1"),
-        ({"lars_eta": 0.0}, "--lars-eta 0.0 is not at least 1e-12"),
-        ({"lr": float("inf")}, "--lr inf is not a finite number"),
-        ({"lr": float("nan")}, "--lr nan is not a finite number"),
-    ],
-)
-def test_a_number_out_of_its_range_is_refused(setting, says):
-    with pytest.raises(UsageError, match=re.escape(says)):
-        TrainConfig(**setting)
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, DiscoverConfig])
@@ -137,33 +131,31 @@ def test_every_setting_has_a_default_and_a_sentence(kind):
 # A discovery
 
 
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ({"classes": -1}, "--classes -1 is not at least 0"),
-        ({"epochs": 0}, "--epochs 0 is not at least 1"),
-        ({"known_epochs": 0}, "--known-epochs 0 is not at least 1"),
-        ({"num_seeds": 0}, "--num-seeds 0 is not at least 1"),
-        ({"batch_size": 3}, "--batch-size 3 is not at least 4"),
-        ({"max_time": "soon"}, "--max-time soon is not a duration; write it as 45m or 2h"),
-        ({"max_time": "0h"}, "--max-time 0h is not a duration"),
-        ({"num_views": 1}, "--num-views 1 is not from 2 to 64"),
-        ({"num_views": 65}, "--num-views 65 is not from 2 to 64"),
-        ({"entropy_weight": -0.1}, "--entropy-weight -0.1 is not at least 0"),
-        ({"balance": 1.1}, "--balance 1.1 is not from 0 to 1"),
-        ({"pair_rate": -0.1}, "--pair-rate -0.1 is not at least 0"),
-        ({"pair_rate": float("inf")}, "--pair-rate inf is not a finite number"),
-        ({"pair_rate": float("nan")}, "--pair-rate nan is not a finite number"),
-        ({"val": 0.95}, "--val 0.95 is not from 0 to 0.9"),
-        ({"max_bad": 1.5}, "--max-bad 1.5 is not from 0 to 1"),
-        ({"workers": -1}, "--workers -1 is not at least 0"),
-        ({"seed": 2**32}, "--seed 4294967296 is not from 0 to"),
-        ({"lr_milestones": "170"}, "--lr-milestones 170 are not shares; write them as 0.6,0.8"),
-    ],
-)
-def test_a_setting_of_a_discovery_out_of_its_range_is_refused_by_its_name(setting, says):
-    with pytest.raises(UsageError, match=f"^{re.escape(says)}"):
-        DiscoverConfig(**setting)
+def test_a_setting_of_a_discovery_out_of_its_range_is_refused_by_its_name():
+    refused(
+        DiscoverConfig,
+        {
+            ("classes", -1): "--classes -1 is not at least 0",
+            ("epochs", 0): "--epochs 0 is not at least 1",
+            ("known_epochs", 0): "--known-epochs 0 is not at least 1",
+            ("num_seeds", 0): "--num-seeds 0 is not at least 1",
+            ("batch_size", 3): "--batch-size 3 is not at least 4",
+            ("max_time", "soon"): "--max-time soon is not a duration; write it as 45m or 2h",
+            ("max_time", "0h"): "--max-time 0h is not a duration",
+            ("num_views", 1): "--num-views 1 is not from 2 to 64",
+            ("num_views", 65): "--num-views 65 is not from 2 to 64",
+            ("entropy_weight", -0.1): "--entropy-weight -0.1 is not at least 0",
+            ("balance", 1.1): "--balance 1.1 is not from 0 to 1",
+            ("pair_rate", -0.1): "--pair-rate -0.1 is not at least 0",
+            ("pair_rate", float("inf")): "--pair-rate inf is not a finite number",
+            ("pair_rate", float("nan")): "--pair-rate nan is not a finite number",
+            ("val", 0.95): "--val 0.95 is not from 0 to 0.9",
+            ("max_bad", 1.5): "--max-bad 1.5 is not from 0 to 1",
+            ("workers", -1): "--workers -1 is not at least 0",
+            ("seed", 2**32): "--seed 4294967296 is not from 0 to",
+            ("lr_milestones", "170"): "--lr-milestones 170 are not shares; write them as 0.6,0.8",
+        },
+    )
 
 
 def test_values_of_the_wrong_kind_are_refused():
@@ -213,6 +205,7 @@ CHANGED = dict(
     num_views=4,
     truth="data",
     copy_to="sorted",
+    report=False,
     accept="runs/b",
     val=0.0,
     seed=3,
@@ -274,7 +267,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
         continued(DiscoverConfig(**CHANGED), DiscoverConfig())
     named = set(re.findall(r"--([a-z-]+) [^-;]* became", str(refused.value)))
     # They do not touch the result, or are planned when a run begins.
-    free = {"devices", "workers", "max_bad", "max_time", "copy_to"}
+    free = {"devices", "workers", "max_bad", "max_time", "copy_to", "report"}
     every = {entry.name for entry in fields(DiscoverConfig)} - free - {"from_run"} | {"from"}
     assert named == {name.replace("_", "-") for name in every}
 

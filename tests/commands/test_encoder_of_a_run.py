@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from torch import nn
 
 from nearkin.commands.embed import embed
@@ -26,10 +27,9 @@ from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import MOST_EPOCHS, length, resolve, with_length
+from nearkin.run.settings import resolve
 from nearkin.training.health import Monitor
-from nearkin.training.length import Overhead, epochs_within, planned_epochs
-from nearkin.training.session import build, floors
+from nearkin.training.session import floors
 
 CPU = torch.device("cpu")
 
@@ -63,75 +63,6 @@ def write_run(folder, images, data="images", backbone=None, **settings):
     RunFolder(folder).write_settings(config, str(data))
     write_encoder(RunFolder(folder).encoder, body, {"backbone": name, "image_size": 16})
     return config
-
-
-def test_fewer_images_than_processes_are_refused():
-    images = open_images(np.zeros((3, 8, 8, 3), np.uint8))
-    with pytest.raises(UsageError, match="more than the 3 images"):
-        resolve(TrainConfig(devices=4), images, CPU)
-
-
-def test_what_is_left_to_itself_fits_what_is_asked_for():
-    images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
-    unresolved = TrainConfig(method="moco", batch_size=32, chunk_size=16, epochs=2)
-    config = resolve(unresolved, images, CPU)
-    assert config.options["bn_groups"] == 2  # one for each chunk
-    assert config.compile == "off"  # on a processor
-    method, _ = build(config, images, CPU)
-    assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
-
-
-def test_the_length_that_auto_plans():
-    """Half an hour without a GPU, but no more epochs than few images need; else a number."""
-    images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
-    planned = resolve(TrainConfig(), images, CPU)
-    assert (planned.epochs, planned.max_time) == (MOST_EPOCHS, "30m")
-    assert planned_epochs(planned, epoch_seconds=100.0) == 16  # 28 of the 30 minutes
-    assert planned_epochs(planned, epoch_seconds=0.1) == MOST_EPOCHS
-    timed = resolve(TrainConfig(max_time="2h"), images, CPU)
-    assert planned_epochs(timed, epoch_seconds=1.0) == 6720  # whoever gives a time gets all of it
-    given = resolve(TrainConfig(epochs=7), images, CPU)
-    assert (given.epochs, given.max_time) == (7, "")
-    cut, whole = (with_length(planned, epochs, 2, CPU) for epochs in (16, MOST_EPOCHS))
-    assert length(planned, cut) == [
-        "note   16 epochs, planned for 30m; a longer training learns more: give --max-time "
-        "2h, or --epochs"
-    ]
-    assert not length(planned, whole) + length(timed, cut) + length(given, given)
-    assert (cut.evaluate_every, whole.evaluate_every, cut.max_time) == (1, MOST_EPOCHS // 20, "")
-    on_gpu = resolve(TrainConfig(image_size=8), images, torch.device("cuda"))
-    assert (on_gpu.epochs, on_gpu.max_time) == (200, "")
-
-
-@pytest.mark.parametrize(
-    ("size", "device", "expected"),
-    [
-        ((80, 72), "cpu", (64, "small", "48", "simclr")),  # photographs: what gets far in minutes
-        ((80, 72), "cuda", (64, "resnet18", "64", "simclr")),
-        ((160, 240), "cuda", (160, "resnet18", "160", "simclr")),
-        ((32, 32), "cpu", (32, "small", "24", "simsiam_cifar")),
-        ((12, 12), "cpu", (12, "tiny", "12", "simsiam_cifar")),
-    ],
-)
-def test_network_and_sizes_fit_images_and_device(tmp_path, size, device, expected):
-    images = open_images(save_images(tmp_path / "images", 3, size))
-    config = resolve(TrainConfig(epochs=1), images, torch.device(device))
-    assert (config.image_size, config.backbone, config.view_sizes, config.augment) == expected
-
-
-def test_a_time_is_for_the_whole_run():
-    """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
-    overhead = Overhead(start=10.0, evaluation=4.0, end=100.0)
-    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 10 - 100) // (70 + 4)
-    assert (
-        epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 10 - 100 - 20 * 4) / 0.5
-    )
-    assert epochs_within("15m", 70.0, replace(overhead, end=1.0)) == (900 - 10 - 60) // 70
-    assert epochs_within("1m", 70.0, overhead) == 1
-    timed = TrainConfig(max_time="15m")
-    assert planned_epochs(timed, 70.0, overhead) == 10
-    assert planned_epochs(replace(timed, evaluate_every=0), 70.0, overhead) == (900 - 110) // 70
-    assert planned_epochs(replace(timed, evaluate_every=2), 1.0, overhead) == (900 - 110) // 3
 
 
 @pytest.fixture(scope="module")
@@ -371,17 +302,17 @@ def deep_png(path):
     Image.fromarray(ramp).save(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [("turned.jpg", rotated_jpeg), ("clear.png", transparent_png), ("deep.png", deep_png)],
-)
-def test_a_image_has_the_features_that_embed_gives_its_file(run, tmp_path, name, make):
-    make(tmp_path / name)
-    stored = embed(run, tmp_path).vectors[0]
-    encoder = load(run)
-    with Image.open(tmp_path / name) as image, torch.no_grad():
-        features = encoder(encoder.transform(image)[None])
-    np.testing.assert_allclose(nn.functional.normalize(features)[0], stored, atol=1e-6)
+def test_an_image_has_the_features_that_embed_gives_its_file(run, tmp_path):
+    transparent_png(tmp_path / "clear.png")
+    deep_png(tmp_path / "deep.png")
+    rotated_jpeg(tmp_path / "turned.jpg")
+    stored, encoder = embed(run, tmp_path), load(run)
+    assert list(stored.paths) == ["clear.png", "deep.png", "turned.jpg"]
+    for name, vector in zip(stored.paths, stored.vectors, strict=True):
+        with Image.open(tmp_path / name) as image, torch.no_grad():
+            features = encoder(encoder.transform(image)[None])
+        expected = nn.functional.normalize(features)[0]
+        np.testing.assert_allclose(vector, expected, atol=1e-6, err_msg=name)
 
 
 def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
@@ -402,9 +333,8 @@ def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
     assert encoder(mixed).shape == (2, encoder.dim)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_what_is_no_image_is_refused_in_words(run):
+    for wrong, message in [
         (np.full((8, 8, 3), 255, np.float32), "floats from 255 to 255; give values from 0 to 1"),
         (np.zeros((8, 8, 3), np.int64), "an array of int64; give uint8"),
         (torch.full((3, 8, 8), -1.0), "floats from -1 to -1"),
@@ -415,32 +345,24 @@ def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
         ([], "no images"),
         ("cat.png", "str is no image; give a PIL image, an array or a tensor"),
         ([None], "NoneType is no image"),
-    ],
-)
-def test_what_is_no_image_is_refused_in_words(run, wrong, message):
-    with pytest.raises(UsageError, match=message):
-        load(run).transform(wrong)
+    ]:
+        with pytest.raises(UsageError, match=message):
+            load(run).transform(wrong)
 
 
 # Tables
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
-def test_names_that_are_not_utf_8_are_written_with_their_bytes(run, tmp_path, ending):
+def test_names_that_are_not_utf_8_are_written_with_their_bytes(run, tmp_path):
     folder = save_images(tmp_path / "images", 1)
     os.rename(folder / "000.png", os.fsencode(folder) + b"/caf\xe9.png")  # noqa: PTH104
-    path = tmp_path / f"vectors{ending}"
-    embed(run, folder, output=path)
-    if ending == ".parquet":
-        from pyarrow import parquet
-
-        names = parquet.read_table(path)["path"].to_pylist()
-    elif ending == ".npz":
-        names = np.load(path)["path"].tolist()
-    else:
-        with path.with_suffix(".csv").open(newline="", encoding="utf-8") as file:
-            names = [row["path"] for row in csv.DictReader(file)]
-    assert names == ["caf\\xe9.png"]
+    for ending in (".parquet", ".npz", ".npy"):
+        embed(run, folder, output=tmp_path / f"vectors{ending}")
+    with (tmp_path / "vectors.csv").open(newline="", encoding="utf-8") as file:
+        beside = [row["path"] for row in csv.DictReader(file)]
+    columns = parquet.read_table(tmp_path / "vectors.parquet"), np.load(tmp_path / "vectors.npz")
+    names = [columns[0]["path"].to_pylist(), columns[1]["path"].tolist(), beside]
+    assert names == [["caf\\xe9.png"]] * 3
 
 
 # Weights
@@ -454,19 +376,16 @@ def test_weights_are_copied_into_a_network_of_the_same_architecture(run):
     assert all(torch.equal(value, trained[name]) for name, value in backbone.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda run: initialize(build_backbone("small", 32), run),
-        lambda run: load(run, backbone=build_backbone("small", 32).body),
-    ],
-)
-def test_weights_of_another_architecture_are_refused_in_one_line(run, use):
-    with pytest.raises(
-        UsageError, match=r"weights of tiny for 16 px, .* fit (small|Sequential)"
-    ) as e:
-        use(run)
-    assert "\n" not in str(e.value)
+def test_weights_of_another_architecture_are_refused_in_one_line(run):
+    for use in (
+        lambda network: initialize(network, run),
+        lambda network: load(run, backbone=network.body),
+    ):
+        with pytest.raises(
+            UsageError, match=r"weights of tiny for 16 px, .* fit (small|Sequential)"
+        ) as e:
+            use(build_backbone("small", 32))
+        assert "\n" not in str(e.value)
 
 
 def test_a_file_that_is_no_encoder_is_refused(tmp_path):
@@ -500,12 +419,3 @@ def test_features_do_not_depend_on_the_number_of_workers(run, images):
     helped = encode_images(encoder, images, device=CPU, workers=2)
     assert np.array_equal(alone.vectors, helped.vectors)
     assert alone.bad == helped.bad
-
-
-def test_a_damaged_summary_is_named_with_what_to_do(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert folder.read_summary() == {}
-    for damaged in ("{", "[]", "\0"):
-        folder.summary.write_text(damaged)
-        with pytest.raises(CheckpointError, match=r"summary\.json cannot be used .*--resume"):
-            folder.read_summary()

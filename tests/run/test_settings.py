@@ -1,0 +1,96 @@
+"""What is left to `auto` fits images, device and time; and what a run folder gives back."""
+
+from dataclasses import replace
+
+import builders
+import numpy as np
+import pytest
+import torch
+
+from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.run.folder import RunFolder
+from nearkin.run.settings import MOST_EPOCHS, length, resolve, with_length
+from nearkin.training.length import Overhead, epochs_within, planned_epochs
+from nearkin.training.session import build
+
+CPU = torch.device("cpu")
+
+
+def test_fewer_images_than_processes_are_refused():
+    images = open_images(np.zeros((3, 8, 8, 3), np.uint8))
+    with pytest.raises(UsageError, match="more than the 3 images"):
+        resolve(TrainConfig(devices=4), images, CPU)
+
+
+def test_what_is_left_to_itself_fits_what_is_asked_for():
+    images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
+    unresolved = TrainConfig(method="moco", batch_size=32, chunk_size=16, epochs=2)
+    config = resolve(unresolved, images, CPU)
+    assert config.options["bn_groups"] == 2  # one for each chunk
+    assert config.compile == "off"  # on a processor
+    method, _ = build(config, images, CPU)
+    assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
+
+
+def test_the_length_that_auto_plans():
+    """Half an hour without a GPU, but no more epochs than few images need; else a number."""
+    images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
+    planned = resolve(TrainConfig(), images, CPU)
+    assert (planned.epochs, planned.max_time) == (MOST_EPOCHS, "30m")
+    assert planned_epochs(planned, epoch_seconds=100.0) == 16  # 28 of the 30 minutes
+    assert planned_epochs(planned, epoch_seconds=0.1) == MOST_EPOCHS
+    timed = resolve(TrainConfig(max_time="2h"), images, CPU)
+    assert planned_epochs(timed, epoch_seconds=1.0) == 6720  # whoever gives a time gets all of it
+    given = resolve(TrainConfig(epochs=7), images, CPU)
+    assert (given.epochs, given.max_time) == (7, "")
+    cut, whole = (with_length(planned, epochs, 2, CPU) for epochs in (16, MOST_EPOCHS))
+    assert length(planned, cut) == [
+        "note   16 epochs, planned for 30m; a longer training learns more: give --max-time "
+        "2h, or --epochs"
+    ]
+    assert not length(planned, whole) + length(timed, cut) + length(given, given)
+    assert (cut.evaluate_every, whole.evaluate_every, cut.max_time) == (1, MOST_EPOCHS // 20, "")
+    on_gpu = resolve(TrainConfig(image_size=8), images, torch.device("cuda"))
+    assert (on_gpu.epochs, on_gpu.max_time) == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "expected"),
+    [
+        ((80, 72), "cpu", (64, "small", "48", "simclr")),  # photographs: what gets far in minutes
+        ((80, 72), "cuda", (64, "resnet18", "64", "simclr")),
+        ((160, 240), "cuda", (160, "resnet18", "160", "simclr")),
+        ((32, 32), "cpu", (32, "small", "24", "simsiam_cifar")),
+        ((12, 12), "cpu", (12, "tiny", "12", "simsiam_cifar")),
+    ],
+)
+def test_network_and_sizes_fit_images_and_device(tmp_path, size, device, expected):
+    images = open_images(builders.fill(tmp_path, "0.png", "1.png", "2.png", size=size))
+    config = resolve(TrainConfig(epochs=1), images, torch.device(device))
+    assert (config.image_size, config.backbone, config.view_sizes, config.augment) == expected
+
+
+def test_a_time_is_for_the_whole_run():
+    """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
+    overhead = Overhead(start=10.0, evaluation=4.0, end=100.0)
+    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 10 - 100) // (70 + 4)
+    assert (
+        epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 10 - 100 - 20 * 4) / 0.5
+    )
+    assert epochs_within("15m", 70.0, replace(overhead, end=1.0)) == (900 - 10 - 60) // 70
+    assert epochs_within("1m", 70.0, overhead) == 1
+    timed = TrainConfig(max_time="15m")
+    assert planned_epochs(timed, 70.0, overhead) == 10
+    assert planned_epochs(replace(timed, evaluate_every=0), 70.0, overhead) == (900 - 110) // 70
+    assert planned_epochs(replace(timed, evaluate_every=2), 1.0, overhead) == (900 - 110) // 3
+
+
+def test_a_damaged_summary_is_named_with_what_to_do(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.read_summary() == {}
+    for damaged in ("{", "[]", "\0"):
+        folder.summary.write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"summary\.json cannot be used .*--resume"):
+            folder.read_summary()
