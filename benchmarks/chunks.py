@@ -32,8 +32,8 @@ PRECISIONS = {
     "auto": native_precision(torch.device("cpu")),
 }
 OPTIONS: Final = (
-    Option("batch", 1024, "images of a step", quick=32),
-    Option("size", 64, "images in a chunk", quick=8),
+    Option("batch", 1024, "images of a step", quick=8),
+    Option("size", 64, "images in a chunk", quick=4),
     Option("precision", "auto", "of the step", choices=[*PRECISIONS]),
 )
 

@@ -25,7 +25,6 @@ QUICK = {
     "checkpoints": {"simclr/small/32"},
     "objectives": {"info_nce", "info_nce, memory", "neighbors"},
     "photographs": {"as they are, 320x240", "enlarged, 640x480"},
-    "evaluation": {"LiDAR", "fog, 32 px"},
 }
 """Cheap ones, and some of their cases."""
 

@@ -32,6 +32,7 @@ def test_no_two_runs_have_one_name_and_all_pairs_but_the_floors_have_both_sides(
     assert all(pair[0] == replace(pair[1], side="nearkin") for pair in trained)
 
 
+@pytest.mark.slow  # two processes import all that a training takes
 def test_a_quick_pair_is_made_by_two_processes(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     rows = list(measure("peers", ["--quick", "--most", "1"]))
