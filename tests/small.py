@@ -163,3 +163,12 @@ def assert_same_state(a, b, **tolerance):
         torch.testing.assert_close(
             a[key], b[key], msg=lambda m, key=key: f"{key}: {m}", **tolerance
         )
+
+
+def assert_same_gradient(loss, expected, *modules):
+    """Of both, with respect to what these learn; and the same value."""
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters)
+    )

@@ -51,13 +51,6 @@ def test_feature_matching_is_the_squared_distance_of_unit_vectors():
     assert method(batch, 0.5).loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("layers", "linear"), [(1, 1), (2, 2), (4, 4)])
-def test_the_projector_of_feature_matching_has_as_many_layers_as_it_says(layers, linear):
-    projector = small("feature_matching", num_layers=layers).online.projector
-    assert sum(isinstance(layer, torch.nn.Linear) for layer in projector) == linear
-    assert projector[-1].out_features == 10  # the teacher's
-
-
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_student_comes_closer_to_its_teacher(name):
     method = small(name)

@@ -1,18 +1,18 @@
 """Instance discrimination, from the paper: Wu et al. 2018. Equation numbers are its own."""
 
-import math
 from collections import Counter
 
 import pytest
+import restated
 import torch
 import torch.nn.functional as F
-from small import NUM_IMAGES, SIDE, as_double, batch_at, run, small
+from restated import lists
+from small import NUM_IMAGES, SIDE, as_double, assert_same_gradient, batch_at, small
 from torch import nn
 
 from nearkin.methods.instdisc import InstDisc
 from nearkin.networks.branch import Backbone
 from nearkin.objectives import unit
-from nearkin.training import checkpoint
 from nearkin.types import UNKNOWN, Batch
 
 SEED = 7
@@ -71,16 +71,6 @@ def test_softmax_is_the_cross_entropy_over_the_bank_as_it_was_before_the_step():
         assert not torch.equal(method.bank.keys, rows)
 
 
-def test_softmax_over_an_orthonormal_bank_is_the_golden_value():
-    """log(1 + 99 exp(-1 / .07)) = 6.186e-5."""
-    method = reader(100, num_images=100, loss="softmax")
-    method.bank.keys.copy_(torch.eye(100))
-    batch = reads(*torch.eye(100)[[3, 99]].tolist(), index=[3, 99])
-    loss = method(batch, 0.5).loss.item()
-    assert loss == pytest.approx(math.log1p(99 * math.exp(-1 / 0.07)), rel=1e-12)
-    assert loss == pytest.approx(6.186e-5, rel=1e-4)
-
-
 def test_the_parametric_baseline_is_the_cross_entropy_of_a_linear_layer():
     """Equation 1, with weights of any length."""
     method = small("instdisc_parametric", temperature=0.3).double().eval()
@@ -89,46 +79,18 @@ def test_the_parametric_baseline_is_the_cross_entropy_of_a_linear_layer():
     batch = at(0)
     v = unit(method.online(batch.views[0]))
     expected = F.cross_entropy(v @ method.weights.T / 0.3, batch.index)
-    loss = method(batch, 0.5).loss
-    torch.testing.assert_close(loss, expected)
-    parameters = list(method.parameters())
-    torch.testing.assert_close(
-        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters)
-    )
+    assert_same_gradient(method(batch, 0.5).loss, expected, method)
 
 
 # Noise-contrastive estimation
 
 
 def test_nce_asks_of_the_own_row_and_of_each_noise_row_whether_it_is_the_images_own():
-    """Equations 4, 5 and 7, with P_n = 1 / n, in Python numbers."""
-    method = small("instdisc", temperature=0.2).double().eval()
+    method, batch = small("instdisc", temperature=0.2).double().eval(), at(0)
     method.normalizer.fill_(90.0)
-    batch = at(0)
     loss = forward(method, batch).loss.item()
-    offset = method.num_noise / NUM_IMAGES
-
-    def belief(v, row):
-        p = math.exp(sum(a * b for a, b in zip(v, row)) / 0.2) / 90.0
-        return p / (p + offset)
-
-    losses, noise = [], drawn(method).tolist()
-    for v, own in zip(embeddings(method, batch).tolist(), method.bank.keys[batch.index].tolist()):
-        wrong = [1 - belief(v, row) for row in noise]
-        losses.append(-math.log(belief(v, own)) - sum(map(math.log, wrong)))
-    assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("noise", "expected"),
-    [(1, 1.3862943611), (10, 3.3509970708), (512, 7.2393005524), (4096, 9.3178882271)],
-)
-def test_nce_starts_from_the_golden_value(noise, expected):
-    """Where every image is as likely as another, P is 1 / n: log(1 + m) + m log(1 + 1 / m)."""
-    method = small("instdisc", num_noise=noise).double()
-    nn.init.zeros_(method.online.projector[0].weight)
-    nn.init.zeros_(method.online.projector[0].bias)
-    assert method(at(0), 0.5).loss.item() == pytest.approx(expected, abs=1e-9)
+    rows = embeddings(method, batch), method.bank.keys[batch.index], drawn(method)
+    assert loss == pytest.approx(restated.nce(*lists(rows), 0.2, 90.0, NUM_IMAGES), rel=1e-12)
 
 
 def test_the_normalizer_is_the_mean_over_the_first_batch_and_its_noise_times_the_images():
@@ -154,17 +116,6 @@ def test_the_normalizer_is_estimated_once_and_used_from_then_on():
     before = forward(method, at(5)).loss
     method.normalizer.mul_(2)  # were it estimated again, this would change nothing
     assert forward(method, at(5)).loss != before
-
-
-def test_the_normalizer_survives_a_checkpoint(tmp_path):
-    method = small("instdisc")
-    _, optimizer = run(method, "instdisc", until=1)
-    once = method.normalizer.clone()
-    checkpoint.save(tmp_path, 1, method, optimizer)
-    resumed = small("instdisc")
-    run(resumed, "instdisc", folder=tmp_path)
-    assert once > 0
-    assert torch.equal(resumed.normalizer, once)
 
 
 def test_noise_is_drawn_evenly_with_replacement_and_may_be_ones_own_row():
@@ -202,20 +153,6 @@ def proximal(rows, bank, **options):
     loss = forward(method, batch).loss
     (gradient,) = torch.autograd.grad(loss, batch.views)
     return loss, gradient.flatten(1)[:, : len(bank[0])]
-
-
-def test_without_weight_there_is_no_proximal_term():
-    bank = unit(torch.randn(5, 3)).tolist()
-    plain, weightless = (proximal(bank[:2], bank, **o) for o in ({}, dict(proximal_weight=0.0)))
-    assert torch.equal(plain[0], weightless[0])
-    assert torch.equal(plain[1], weightless[1])
-
-
-def test_an_embedding_at_right_angles_to_its_row_costs_twice_the_weight():
-    rows, bank = [(1.0, 0.0)], [(0.0, 1.0)]
-    without, _ = proximal(rows, bank)
-    within, _ = proximal(rows, bank, proximal_weight=15.0)
-    assert (within - without).item() == pytest.approx(2 * 15.0)
 
 
 def test_the_proximal_term_is_the_squared_distance_to_the_row_and_pulls_along_it():
