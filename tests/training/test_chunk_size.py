@@ -28,4 +28,4 @@ def test_a_batch_goes_through_in_chunks(tmp_path):
         (4, "cannot have 4 groups of batch"),
     ):
         with pytest.raises(UsageError, match=says):
-            train(images, TrainConfig(**settings, chunk_size=size), out=tmp_path / "refused")
+            train(images, TrainConfig(**settings, chunk_size=size), out=tmp_path / str(size))
