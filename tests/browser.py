@@ -1,34 +1,29 @@
 """A page in headless Chromium, a small map to show in it, and a server that keeps its promises."""
 
 import io
-import json
 import shutil
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from PIL import Image
 
-from nearkin.report.page.html import document
+from nearkin.errors import OutputError
+from nearkin.report.page.html import document, policy
 from nearkin.report.page.map import Coloring, ImageMap, map_section, script
+from nearkin.report.server import Server
+from nearkin.report.site import RunSite
 
-try:
-    from playwright.sync_api import sync_playwright
-except ImportError:
-    sync_playwright = None
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PADDING = 36
 WIDE = 20
 """Images in a row of the small map."""
-
-in_a_browser = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
-    pytest.mark.skipif(sync_playwright is None, reason="there is no playwright"),
-]
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>.png",
@@ -47,12 +42,38 @@ HOSTILE = [
 
 
 @contextmanager
-def chromium():
+def chromium() -> "Iterator[Browser]":
     """One browser, for any number of pages."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        path, options = shutil.which("chromium"), ["--no-sandbox"]
+        browser = driver.chromium.launch(executable_path=path, args=options)
         yield browser
         browser.close()
+
+
+@contextmanager
+def opened(
+    browser: "Browser", file: Path, *, width: int = 1280, **options: object
+) -> "Iterator[Page]":
+    """A page that is one file: it loads nothing else, and the browser complains of nothing."""
+    complaints, requests = [], []
+    with browser.new_context(viewport={"width": width, "height": 900}, **options) as context:
+        page = context.new_page()
+        listen(page, complaints, requests)
+        page.goto(file.as_uri())
+        yield page
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [file.as_uri()]
+
+
+def listen(page: "Page", complaints: list[str], requests: list[str]) -> None:
+    """Note what the browser complains of, and what it asks for."""
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
 
 
 def tile_color(number):
@@ -121,10 +142,7 @@ class OpenPage:
         self.context = browser.new_context(viewport=size, **options)
         self.page = self.context.new_page()
         self.requests, self.complaints = [], []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        listen(self.page, self.complaints, self.requests)
         if clock:
             self.page.clock.install()
         self.page.goto(address)
@@ -193,83 +211,64 @@ class OpenPage:
         raise AssertionError(f"{at} is {pixel}, not {color}")
 
 
-class Stub(BaseHTTPRequestHandler):
-    """Answers as the server of a page does, and records what is sent to it."""
+class Kept(RunSite):
+    """A site of gray images, whose classes change as they are told, and that keeps count."""
 
-    def __init__(self, held, *args):
-        self.held = held
-        super().__init__(*args)
+    def __init__(self, image_map):
+        self.page, self.policy = page_of(image_map, served=True), policy(script(), served=True)
+        self.gray = sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1)
+        self.rows = [
+            {"cluster": name, "name": "", "kind": kind, "size": 100}
+            for name, kind in (("new-1", "novel"), ("new-2", "novel"), ("dog", "known"))
+        ]
+        names = [self.rows[of]["cluster"] for of in image_map.colorings[0].values.tolist()]
+        self.cluster_of = dict(zip(map(str, image_map.number.tolist()), names, strict=True))
+        self.requests, self.shown, self.log = [], set(), []
+        self.refusal = self.found = None
 
-    def do_GET(self):
-        if self.path == "/":
-            return self.answer(self.held["page"].encode(), "text/html; charset=utf-8")
-        if self.path == "/classes":
-            return self.reply(self.held["classes"])
-        return self.answer(self.held["image"], "image/webp")
+    def image(self, number, *, large):
+        self.shown.add((number, large))
+        return self.gray
 
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/search":
-            self.held["searched"] = body
-            return self.reply(self.held["search_result"])
-        arguments = json.loads(body)
-        self.held["requests"].append((self.path, arguments))
-        if "refuse" in self.held:
-            return self.reply({"error": self.held["refuse"]}, 409)
-        return self.reply(getattr(self, self.path.strip("/"))(**arguments))
+    def classes(self):
+        return {"editable": True, "classes": self.rows, "cluster_of": self.cluster_of}
+
+    def search(self, file):
+        self.requests.append(("search", file))
+        return self.found
+
+    def asked(self, *what):
+        self.requests.append(what)
+        if self.refusal:
+            raise OutputError(self.refusal)
 
     def name(self, clusters, name):
-        for one in self.held["classes"]["classes"]:
-            if one["cluster"] in clusters:
-                one["name"] = name
-        return self.held["classes"]
+        self.asked("name", clusters, name)
+        for row in self.rows:
+            if row["cluster"] in clusters:
+                row["name"] = name
+        return self.classes()
 
     def split(self, numbers, name):
-        classes = self.held["classes"]
+        self.asked("split", numbers, name)
         made = {"cluster": "new-9", "name": name, "kind": "novel", "size": len(numbers)}
-        classes["classes"].append(made)
-        classes["cluster_of"] |= {str(number): "new-9" for number in numbers}
-        return classes
+        self.rows.append(made)
+        self.cluster_of |= {str(number): "new-9" for number in numbers}
+        return self.classes()
 
     def export(self, folder, numbers):
+        self.asked("export", folder, numbers)
         return {"folder": f"/runs/1/exports/{folder}", "images": len(numbers or range(300))}
-
-    def reply(self, value, status=200):
-        self.answer(json.dumps(value).encode(), "application/json", status)
-
-    def answer(self, content, kind, status=200):
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
 
 
 @contextmanager
-def serving(image_map):
-    """The page of a map with a server behind it: its address, and all that the server holds."""
-    clusters = [("new-1", "novel"), ("new-2", "novel"), ("dog", "known")]
-    classes = [dict(cluster=name, name="", kind=kind, size=100) for name, kind in clusters]
-    of = image_map.colorings[0].values.tolist()
-    held = {
-        "page": page_of(image_map, served=True),
-        "image": sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1),
-        "classes": {
-            "editable": True,
-            "classes": classes,
-            "cluster_of": {
-                str(number): clusters[each][0]
-                for number, each in zip(image_map.number.tolist(), of)
-            },
-        },
-        "requests": [],
-    }
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Stub, held)) as server:
-        thread = threading.Thread(target=server.serve_forever)
+def serving(site, **options: object) -> Iterator[Server]:
+    """The server of a page, in a thread of its own; its log is kept by the site."""
+    with Server(log=site.log.append, **options) as server:
+        thread = threading.Thread(target=server.serve, args=(site,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", held
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

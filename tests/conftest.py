@@ -127,3 +127,14 @@ def trained_run(tmp_path_factory, digits_file):
     settings = "--method simclr --backbone tiny --epochs 2 --batch-size 32 --device cpu -q"
     assert run("train", digits_file, *settings.split(), "--report", "-o", out) == 0
     return out
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for all tests of a module: while it is open, others cannot run an event loop."""
+    needs.need("chromium")
+    needs.need("playwright")
+    from browser import chromium  # which imports nearkin
+
+    with chromium() as opened:
+        yield opened

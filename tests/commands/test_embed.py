@@ -2,21 +2,20 @@
 
 import errno
 import json
-import shutil
 
 import kills
 import numpy as np
 import pytest
 import timm
 import torch
+from builders import digits
 from kills import Aim
+from nearkin_command import run as call
 from PIL import Image
 from pyarrow import parquet
 from safetensors.torch import save_file
-from sklearn.datasets import load_digits
 
 import nearkin
-from nearkin.cli import main
 from nearkin.commands import frozen
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, untrained_like
@@ -68,21 +67,26 @@ def source(weights):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """Handwritten digits as photographs of several sizes, in class folders; one is cut short."""
-    folder, digits = tmp_path_factory.mktemp("data") / "photos", load_digits()
-    for number in range(60):
-        path = folder / str(digits.target[number] % 3) / f"{number:03}.jpg"
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    for number, (pixels, label) in enumerate(zip(*digits(20, classes=3))):
+        path = folder / str(label) / f"{number:03}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = Image.fromarray((digits.images[number] * 15.9).astype(np.uint8))
-        pixels.convert("RGB").resize((48 + number % 5, 40)).save(path)
-    bad = folder / "0" / "000.jpg"
+        Image.fromarray(pixels).convert("RGB").resize((48 + number % 5, 40)).save(path)
+    bad = min(folder.glob("0/*.jpg"))
     bad.write_bytes(bad.read_bytes()[:300])
     return folder
 
 
 @pytest.fixture(scope="module")
+def first(images):
+    """An image of class 1."""
+    return min(images.glob("1/*.jpg"))
+
+
+@pytest.fixture(scope="module")
 def run(tmp_path_factory, source, images):
     out = tmp_path_factory.mktemp("runs") / "frozen"
-    assert main(["embed", source, str(images), "--out", str(out), "--val", ".3", "-q"]) == 0
+    assert call("embed", source, images, "--out", out, "--val=.3", "-q", "--report") == 0
     return RunFolder(out)
 
 
@@ -136,7 +140,8 @@ def test_evaluate_gives_the_numbers_of_the_run(run, source, images):
 
 def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path):
     table = parquet.read_table(run.embeddings)
-    made = nearkin.embed(source, images, out=tmp_path / "run", val=0.3, workers=0)
+    options = {"out": tmp_path / "run", "val": 0.3, "report": False}
+    made = nearkin.embed(source, images, workers=0, **options)
     assert (tmp_path / "run" / "embeddings.parquet").read_bytes() == run.embeddings.read_bytes()
     vectors = np.stack(table["vector"].to_pylist()).astype(np.float32)
     np.testing.assert_allclose(made.vectors, vectors, atol=1e-6)
@@ -148,43 +153,44 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
 
 @pytest.mark.parametrize("output", ["parts/", "v.parquet", "v.npz"])
 def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
-    output, run, source, images, tmp_path, capsys
+    output, run, source, images, first, tmp_path, refusal
 ):
-    vectors, query = tmp_path / output, str(images / "1" / "001.jpg")
-    assert main(["embed", source, str(images), "-o", f"{tmp_path}/{output}", "-q"]) == 0
+    vectors = tmp_path / output
+    assert call("embed", source, images, "-o", f"{tmp_path}/{output}", "-q") == 0
     assert open_table(vectors).encoder == load(source).digest == load(run.path).digest
     assert open_table(run.embeddings).encoder == load(source).digest
-    of_run = nearkin.neighbors(run.path, [query], top=3)
-    assert of_run[0].neighbors[0].path == "1/001.jpg"
+    of_run = nearkin.neighbors(run.path, [first], top=3)
+    assert of_run[0].neighbors[0].path == f"1/{first.name}"
     for encoder in (source, run.path):
-        assert nearkin.neighbors(encoder, [query], vectors=vectors, top=3) == of_run
+        assert nearkin.neighbors(encoder, [first], vectors=vectors, top=3) == of_run
     other = f"timm:local-dir:{write_weights(tmp_path / 'other', seed=1)}"
-    capsys.readouterr()
-    assert main(["neighbors", other, query, "--in", str(vectors)]) == 5
-    assert f"{vectors} is of another encoder than {other}" in capsys.readouterr().err
+    refused = refusal(5, "neighbors", other, first, "--in", vectors)
+    assert f"{vectors} is of another encoder than {other}" in refused
 
 
-def test_evaluate_and_neighbors_take_the_size_of_other_vectors(source, images, tmp_path, capsys):
-    parts, query, size = f"{tmp_path}/parts/", str(images / "1" / "001.jpg"), "--image-size=16"
-    assert main(["embed", source, str(images), "-o", parts, size, "-q"]) == 0
-    assert main(["neighbors", source, query, "--in", parts]) == 5
+def test_evaluate_and_neighbors_take_the_size_of_other_vectors(
+    source, images, first, tmp_path, capsys
+):
+    parts, size = f"{tmp_path}/parts/", "--image-size=16"
+    assert call("embed", source, images, "-o", parts, size, "-q") == 0
+    assert call("neighbors", source, first, "--in", parts) == 5
     capsys.readouterr()
-    assert main(["neighbors", source, query, "--in", parts, size, "--top=1"]) == 0
-    assert "1.000  1/001.jpg" in capsys.readouterr().out
-    nearkin.embed(source, images, out=tmp_path / "run", image_size=16, workers=0)
+    assert call("neighbors", source, first, "--in", parts, size, "--top=1") == 0
+    assert f"1.000  1/{first.name}" in capsys.readouterr().out
+    nearkin.embed(source, images, out=tmp_path / "run", image_size=16, workers=0, report=False)
     measured = nearkin.evaluate(source, images, image_size=16, workers=0)
     assert measured == nearkin.evaluate(tmp_path / "run", workers=0)
 
 
-def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr("nearkin.commands.frozen.write_encoder", full)
     monkeypatch.setattr("nearkin.commands.classify.write_start", full)
-    for words in (["embed", source, str(images)], ["classify", str(images), "--from", source]):
-        assert main([*words, "--out", str(tmp_path / words[0]), "-q"]) == 8
-        assert "no room left to write" in capsys.readouterr().err
+    for words in (["embed", source, images], ["classify", images, "--from", source]):
+        refused = refusal(8, *words, "--out", tmp_path / words[0], "-q")
+        assert "no room left to write" in refused
 
 
 def prepare(aim=None, nth=1):
@@ -200,11 +206,10 @@ def prepare(aim=None, nth=1):
 
 WRITE = "nearkin.evaluation.table.PartFolder.write"
 AIMS = {
-    "second part": (Aim(WRITE, "os.fsync", "before"), 2),
-    "first part of the floor": (Aim(WRITE, WRITE, "after"), PARTS + 1),
-    "summary": (Aim("nearkin.run.folder.RunFolder.write_summary", "os.fsync", "before"), 1),
-    "page": (Aim("nearkin.commands.frozen.write_page", "os.fsync", "before"), 1),
+    "resuming after 1 of 4 parts of the encoder's": (Aim(WRITE, "os.fsync", "before"), 2),
+    "resuming after 1 of 4 parts of the untrained's": (Aim(WRITE, WRITE, "after"), PARTS + 1),
 }
+"""Kills, by what the run says that goes on."""
 
 
 @pytest.fixture(scope="module")
@@ -219,101 +224,89 @@ def command(source, images, out):
     return ["embed", source, str(images), "--out", str(out), *settings.split()]
 
 
-@pytest.mark.parametrize("aim", AIMS)
+@pytest.fixture
+def hidden(weights, tmp_path):
+    """Takes the weights of the source away until the end of the test."""
+    gone = tmp_path / "gone"
+    yield lambda: weights.rename(gone)
+    gone.rename(weights)
+
+
+@pytest.mark.parametrize("said", AIMS)
 def test_a_killed_run_goes_on_without_its_source_to_the_same_bytes(
-    aim, unbroken, images, weights, source, tmp_path
+    said, unbroken, images, source, hidden, tmp_path
 ):
-    out, typed = tmp_path / "broken", command(source, images, tmp_path / "broken")
-    assert kills.finish(kills.start(typed, prepare(*AIMS[aim]))) == -9
-    hidden = weights.rename(tmp_path / "gone")
-    try:
-        assert kills.finish(kills.start(typed, prepare())) == 0
-    finally:
-        hidden.rename(weights)
+    out, words = tmp_path / "broken", command(source, images, tmp_path / "broken")
+    assert kills.finish(kills.start(words, prepare(*AIMS[said]))) == -9
+    hidden()
+    assert kills.finish(kills.start(words, prepare())) == 0
     expected, files = kills.files(unbroken), kills.files(out)
     assert files.keys() == expected.keys()
     assert [name for name in files if files[name] != expected[name]] == []
-    written = (out / "train.log").read_text()
-    assert ("resuming after 1 of 4 parts of the encoder's" in written) == (aim == "second part")
+    assert said in (out / "train.log").read_text()
 
 
 def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
-    source, weights, images, tmp_path
+    source, images, hidden, tmp_path
 ):
-    settings = (
-        "--known 0,1 --classes 2 --num-views 2 --epochs 1 --known-epochs 1 --num-seeds 1 "
-        "--no-baselines --val 0 --device cpu --workers 0 --objective simgcd --entropy-weight 1 --resume -q"
-    )
+    settings = "--known 0,1 --classes 2 --num-views 2 --epochs 1 --known-epochs 1 --num-seeds 1"
+    settings += " --no-baselines --val 0 --device cpu --workers 0 --objective simgcd"
+    settings += " --entropy-weight 1 --resume -q"
     out = tmp_path / "run"
-    typed = ["discover", str(images), "--from", source, "-o", str(out), *settings.split()]
+    words = ["discover", str(images), "--from", source, "-o", str(out), *settings.split()]
     start = "nearkin.discovery.pipeline.write_start"
-    fatal = Aim(start, start, "after")
-    assert kills.finish(kills.start(typed, prepare(fatal))) == -9
-    hidden = shutil.move(weights, tmp_path / "gone")
-    try:
-        assert main(typed) == 0
-    finally:
-        shutil.move(hidden, weights)
-    assert load(out).preprocessing == load(source).preprocessing
-    assert load(out / "start.safetensors").digest == load(source).digest
+    assert kills.finish(kills.start(words, prepare(Aim(start, start, "after")))) == -9
+    digest, preprocessing = load(source).digest, load(source).preprocessing
+    hidden()
+    assert call(*words) == 0
+    assert load(out).preprocessing == preprocessing
+    assert load(out / "start.safetensors").digest == digest
     assigned = nearkin.assign(out, images, workers=0)
     assert len(assigned.images) == 59
 
 
-REFUSED = {
-    "no encoder": ("embed", 2, "no encoder given; say nearkin embed ENCODER DATA"),
-    "no images": ("embed SOURCE", 2, "no images given; say nearkin embed ENCODER DATA"),
-    "a setting without effect": (
-        "embed SOURCE DATA -o OUT/v.parquet --val .2", 2, "--val is of run folders",
-    ),
-    "two outputs": ("embed SOURCE DATA -o OUT/v.npz --out OUT/r", 2, "give one"),
-    "parts of a run": ("embed SOURCE DATA --part 1/2", 2, "--shard, --part and --engine are of"),
-    "unknown option": ("embed SOURCE DATA --vall .2", 2, "--vall"),
-    "image size": ("embed SOURCE DATA --out OUT/r --image-size 33", 2, "32 or 40"),
-    "unknown name": ("embed dinov2-smal DATA --out OUT/r", 2, "Did you mean dinov2-small?"),
-    "no file behind @": ("embed resnet18@ DATA --out OUT/r", 2, "resnet18@ names no file"),
-    "a run that is there": ("embed SOURCE DATA --out RUN", 4, "--resume"),
-    "another seed": ("embed SOURCE DATA --out RUN --val .3 --seed 3 --resume", 2, "--seed 0"),
-    "its own encoder": ("embed RUN DATA --out RUN --overwrite", 2, "--overwrite would remove"),
-    "report": ("report dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
-    "explore": ("explore dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
-    "neighbors": ("neighbors SOURCE DATA/1/001.jpg", 2, "has no images of its own; give --in"),
-    "evaluate": ("evaluate SOURCE", 2, "keeps no images; say nearkin evaluate"),
-    "size of a run": ("evaluate RUN DATA --image-size 16", 2, "at its own --image-size"),
-    "size of its vectors": (
-        "neighbors RUN DATA/1/001.jpg --image-size 16", 2, "of the vectors that --in names",
-    ),
-    "replay": ("replay RUN", 2, "is a frozen encoder"),
-}  # fmt: skip
+REFUSED = [
+    ("embed", 2, "no encoder given; say nearkin embed ENCODER DATA"),
+    ("embed SOURCE", 2, "no images given; say nearkin embed ENCODER DATA"),
+    ("embed SOURCE DATA -o OUT/v.parquet --val .2", 2, "--val is of run folders"),
+    ("embed SOURCE DATA -o OUT/v.npz --out OUT/r", 2, "give one"),
+    ("embed SOURCE DATA --part 1/2", 2, "--shard, --part and --engine are of"),
+    ("embed SOURCE DATA --vall .2", 2, "--vall"),
+    ("embed SOURCE DATA --out OUT/r --image-size 33", 2, "32 or 40"),
+    ("embed dinov2-smal DATA --out OUT/r", 2, "Did you mean dinov2-small?"),
+    ("embed resnet18@ DATA --out OUT/r", 2, "resnet18@ names no file"),
+    ("embed SOURCE DATA --out RUN", 4, "--resume"),
+    ("embed SOURCE DATA --out RUN --val .3 --seed 3 --resume", 2, "--seed 0"),
+    ("embed RUN DATA --out RUN --overwrite", 2, "--overwrite would remove"),
+    ("report dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
+    ("explore dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
+    ("neighbors SOURCE FIRST", 2, "has no images of its own; give --in"),
+    ("evaluate SOURCE", 2, "keeps no images; say nearkin evaluate"),
+    ("evaluate RUN DATA --image-size 16", 2, "at its own --image-size"),
+    ("neighbors RUN FIRST --image-size 16", 2, "of the vectors that --in names"),
+    ("replay RUN", 2, "is a frozen encoder"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_one_line_says_what_is_wrong(case, run, source, images, tmp_path, capsys):
-    line, code, message = REFUSED[case]
-    names = {"SOURCE": source, "DATA": str(images), "OUT": str(tmp_path), "RUN": str(run.path)}
-    words = []
-    for word in line.split():
-        head, slash, rest = word.partition("/")
-        words.append(names.get(head, head) + slash + rest)
+def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refusal):
+    names = {
+        "SOURCE": source, "DATA": images, "FIRST": first, "OUT": tmp_path, "RUN": run.path,
+    }  # fmt: skip
     before = run.summary.read_bytes()
-    assert main(words) == code
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("error: ") == 1
-    assert not (tmp_path / "r").exists()
-    assert run.summary.read_bytes() == before
-
-
-def test_a_run_that_is_not_there_is_looked_for_beside_it(run, capsys):
-    for verb in ("evaluate", "explore"):
-        assert main([verb, f"{run.path}n"]) == 2
-        assert f"Did you mean {run.path}?" in capsys.readouterr().err
+    for line, code, message in REFUSED:
+        words = [word.partition("/") for word in line.split()]
+        arguments = [f"{names.get(head, head)}{slash}{rest}" for head, slash, rest in words]
+        assert message in refusal(code, *arguments), line
+        assert not (tmp_path / "r").exists(), line
+        assert run.summary.read_bytes() == before, line
+    for verb in ("evaluate", "explore"):  # a run that is not there is looked for beside it
+        assert f"Did you mean {run.path}?" in refusal(2, verb, f"{run.path}n")
 
 
 def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
     before = run.embeddings.stat().st_mtime_ns
-    words = ["embed", source, str(images), "--out", str(run.path), "--val", ".3"]
-    assert main([*words, "--resume", "-q"]) == 0
+    words = ["embed", source, images, "--out", run.path, "--val", ".3"]
+    assert call(*words, "--resume", "-q") == 0
     assert run.embeddings.stat().st_mtime_ns == before
     assert run.log.read_text().splitlines()[-2].endswith("already complete")
 

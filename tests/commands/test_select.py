@@ -1,10 +1,58 @@
-"""`nearkin select` on vectors alone."""
+"""`nearkin select`: tables of images that are worth a label."""
+
+import shutil
 
 import numpy as np
+import pytest
+from nearkin_command import run
 
 import nearkin
+from nearkin.data.opening import open_images
+from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import write_embeddings
+from nearkin.evaluation.table import read_all, write_embeddings
+from nearkin.tables import read_csv, write_csv
+
+UNLABELED = 100
+"""Of the 160 digits that a classification may learn from."""
+
+
+@pytest.fixture(scope="module")
+def vectors(trained_run):
+    """A table of 200 images, 40 of them for tests."""
+    return trained_run / "embeddings.parquet"
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory, digits_file, trained_run):
+    """A classification by the labels of sixty images, and their names."""
+    folder = tmp_path_factory.mktemp("classified")
+    images = open_images(digits_file)
+    names = [name for name, split in zip(images.names, images.splits) if split != "test"]
+    learned, rows = names[UNLABELED:], dict(zip(images.names, images.labels.tolist()))
+    write_csv(folder / "labels.csv", ("path", "label"), [(n, rows[n]) for n in learned])
+    nearkin.classify(
+        digits_file, out=folder / "run", labels=folder / "labels.csv", from_run=trained_run,
+        baselines=False, workers=0, report=False,
+    )  # fmt: skip
+    return folder / "run", set(learned)
+
+
+def test_a_selection_is_a_table_to_label_and_labels_count_in_the_next_round(vectors, tmp_path):
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    assert run("select", vectors, "--num=10", "-o", first) == 0
+    rows = list(read_csv(first))
+    assert tuple(rows[0]) == LABEL_COLUMNS
+    assert [row["label"] for row in rows] == [""] * 10
+    assert nearkin.select(vectors, num=10).paths == tuple(row["path"] for row in rows)
+    labels = [(row["path"], "cat" if number < 6 else "") for number, row in enumerate(rows)]
+    write_csv(tmp_path / "labeled.csv", ("path", "label"), labels)
+    assert (
+        run("select", vectors, "--num=50", "-o", second, f"--labeled={tmp_path}/labeled.csv") == 0
+    )
+    again = {row["path"] for row in read_csv(second)}
+    assert len(again) == 50
+    assert not again & {path for path, label in labels if label}
 
 
 def test_images_that_are_held_out_are_not_selected(tmp_path):
@@ -15,3 +63,44 @@ def test_images_that_are_held_out_are_not_selected(tmp_path):
     write_embeddings(table, Embeddings(vectors, np.full(30, -1), paths=paths, splits=splits))
     chosen = nearkin.select(table, num=20)
     assert sorted(chosen.paths) == sorted(path for path in paths if not path.startswith("test"))
+
+
+def test_uncertain_images_are_those_of_the_least_margins_that_have_no_label(classified, tmp_path):
+    out, learned = classified
+    file = tmp_path / "selected.csv"
+    assert run("select", out, "--num=8", "--rule=uncertain", "-o", file) == 0
+    rows = list(read_csv(file))
+    every = read_all(out / "embeddings.parquet")
+    held_out = {every.paths[row] for row in np.flatnonzero(every.splits == "test")}
+    margins = [row for row in read_csv(out / "assignments.csv") if row["path"] not in held_out]
+    for name in {row["cluster"] for row in rows}:
+        chosen = [float(row["margin"]) for row in rows if row["cluster"] == name]
+        of_class = [float(row["margin"]) for row in margins if row["cluster"] == name]
+        assert chosen == sorted(of_class)[: len(chosen)]
+    mixed = nearkin.select(out, num=9, rule="mixture")
+    assert mixed.num_labeled > 40
+    assert not set(mixed.paths) & learned
+    assert sum(path in {row["path"] for row in rows} for path in mixed.paths) >= 3
+
+
+REFUSED = [
+    ("VECTORS --num 1000 -o new.csv", 2, "only 160 images"),
+    ("VECTORS --num 0 -o new.csv", 2, "at least 1"),
+    ("VECTORS --num 3 --rule uncertain -o new.csv", 2, "no classifier"),
+    ("VECTORS --num 3 -o old.csv", 4, "may have been edited"),
+    ("VECTORS --num 3 -o new.parquet", 2, "ends in .csv"),
+    ("VECTORS --num 3 -o new.csv --labeled old.csv", 3, "are called"),
+    ("broken.parquet --num 3 -o new.csv", 5, "cannot be used"),
+]
+
+
+def test_bad_input_is_one_line_and_writes_nothing(vectors, tmp_path, monkeypatch, refusal):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.csv").write_text("path,label\nsomebody.jpg,cat\n")
+    (tmp_path / "broken.parquet").write_bytes(vectors.read_bytes()[:5000])
+    shutil.copy(vectors, tmp_path / "vectors.parquet")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for command, code, part in REFUSED:
+        typed = command.replace("VECTORS", "vectors.parquet").split()
+        assert part in refusal(code, "select", *typed), command
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,17 +1,15 @@
 """Trainings that go on from an encoder, on real digits: what they end with."""
 
+import io
 import re
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from browser import chromium, in_a_browser
-from processes import SECONDS, environment
-from sklearn.datasets import load_digits
+from browser import opened
+from builders import save_digits
+from nearkin_command import run
 
-from nearkin.cli import main
 from nearkin.commands.report import write_report
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
@@ -19,45 +17,27 @@ from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder
 
 SETTINGS = TrainConfig(
-    backbone="tiny",
-    image_size=16,
-    batch_size=50,
-    epochs=1,
-    augment="characters",
-    optimizer="adamw",
+    backbone="tiny", batch_size=32, epochs=1, augment="characters", optimizer="adamw",
     device="cpu",
-)
+)  # fmt: skip
 TOO_HIGH, NO_RATE = 30.0, 1e-8
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Digits: 400 to train on, 400 to test."""
-    digits = load_digits()
-    x, y = np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target
-    path = tmp_path_factory.mktemp("data") / "digits.npz"
-    np.savez(path, x_train=x[:400], y_train=y[:400], x_test=x[400:800], y_test=y[400:800])
-    return path
+def start(trained_run):
+    return RunFolder(trained_run)
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("runs") / "start"
-    return train(str(data), replace(SETTINGS, epochs=15, evaluate_every=0), out=path).folder
-
-
-@pytest.fixture(scope="module")
-def ruined(tmp_path_factory, data, start):
+def ruined(tmp_path_factory, digits_file, start):
     """A training that was made worse on purpose, by the command, with what it printed."""
-    path = tmp_path_factory.mktemp("runs") / "ruined"
-    typed = f"train {data} --init-from {start.path} --lr {TOO_HIGH} --epochs 4 --batch-size 50"
-    typed += f" --augment characters --optimizer adamw --device cpu --out {path}"
-    command = [sys.executable, "-m", "nearkin", *typed.split(), "-q"]
-    ended = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return RunFolder(path), ended.stdout
+    path, printed = tmp_path_factory.mktemp("runs") / "ruined", io.StringIO()
+    settings = f"--lr {TOO_HIGH} --epochs 2 --batch-size 32 --augment characters"
+    settings += " --optimizer adamw --device cpu --report -q"
+    typed = ["train", digits_file, "--init-from", start.path, "-o", path, *settings.split()]
+    with redirect_stdout(printed):
+        assert run(*typed) == 0
+    return RunFolder(path), printed.getvalue()
 
 
 def test_a_training_that_made_it_worse_ends_with_that_and_names_the_start(ruined):
@@ -89,31 +69,33 @@ def test_the_start_is_the_encoder_that_training_started_from(ruined, start):
 
 def test_evaluate_shows_the_start_and_the_verdict_again(ruined, capsys):
     folder, printed = ruined
-    assert main(["evaluate", str(folder.path)]) == 0
+    assert run("evaluate", folder.path) == 0
     shown = capsys.readouterr().out.splitlines()
     assert "frozen start" in shown[0]
     assert shown[-1] == printed.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_a_training_that_did_nothing_made_no_difference(tmp_path, data, start):
+def test_a_training_that_did_nothing_made_no_difference(tmp_path, digits_file, start):
     settings = replace(SETTINGS, init_from=str(start.path), lr=NO_RATE)
-    run = train(str(data), settings, out=tmp_path / "run")
-    assert run.summary["comparison"]["verdict"] == "no difference"
-    last = run.lines()[-1]
+    result = train(str(digits_file), settings, out=tmp_path / "run")
+    assert result.summary["comparison"]["verdict"] == "no difference"
+    last = result.lines()[-1]
     assert last.startswith("verdict  made no difference: kNN top-1")
     assert "use the start" not in last
-    assert "nearkin embed" not in _first_step(run.folder)
+    assert "nearkin embed" not in first_step(result.folder)
 
 
 @pytest.mark.slow
-def test_without_labels_only_harm_is_known(tmp_path, data, start):
+def test_without_labels_only_harm_is_known(tmp_path, start):
+    images = save_digits(tmp_path / "digits.npz", 400, 400)  # fewer would not tell
+
     def verdict(name, **settings):
-        config = replace(SETTINGS, init_from=str(start.path), labels="none", **settings)
-        run = train(str(data), config, out=tmp_path / name)
-        assert set(run.summary["left_out"]) == {"kNN top-1", "linear probe", "clusters"}
-        assert run.summary["comparison"]["decided_by"] == "view retrieval"
-        return run.summary["comparison"]["verdict"], run.lines()[-1]
+        plain = replace(SETTINGS, init_from=str(start.path), labels="none", report=False)
+        result = train(str(images), replace(plain, **settings), out=tmp_path / name)
+        assert set(result.summary["left_out"]) == {"kNN top-1", "linear probe", "clusters"}
+        assert result.summary["comparison"]["decided_by"] == "view retrieval"
+        return result.summary["comparison"]["verdict"], result.lines()[-1]
 
     known, line = verdict("ruined", lr=TOO_HIGH)
     assert known == "worse"
@@ -130,34 +112,27 @@ def test_a_training_from_random_weights_has_no_verdict(start):
     assert "frozen start" not in start.report.read_text()
 
 
-def _first_step(folder):
+def first_step(folder):
     return re.findall(r"<code>(nearkin [a-z]+ [^<]*)</code>", folder.report.read_text())[1]
 
 
 def test_the_page_advises_the_better_encoder(ruined):
-    assert _first_step(ruined[0]).startswith(f"nearkin embed {ruined[0].start} ")
+    assert first_step(ruined[0]).startswith(f"nearkin embed {ruined[0].start} ")
     page = ruined[0].report.read_bytes()
     ruined[0].report.unlink()
     write_report(ruined[0].path)
     assert ruined[0].report.read_bytes() == page
 
 
-class TestInABrowser:
-    pytestmark = in_a_browser
-
-    def test_the_verdict_comes_first_and_the_start_is_a_column_and_a_level_line(self, ruined):
-        with chromium() as browser:
-            page = browser.new_page()
-            complaints = []
-            page.on("console", lambda message: complaints.append(message.text))
-            page.goto(ruined[0].report.as_uri())
-            summary = page.locator("section", has=page.get_by_role("heading", name="Summary"))
-            text = ruined[0].read_summary()["comparison"]["text"]
-            assert summary.locator("p").first.inner_text() == f"Training {text}."
-            assert "not the seed of the training" in summary.inner_text()
-            headings = page.locator("th", has_text="frozen start")
-            assert headings.first.is_visible()
-            legend = page.locator(".legend", has_text="frozen start")
-            assert legend.is_visible()
-            assert "kNN accuracy" in legend.inner_text()
-            assert complaints == []
+def test_in_a_browser_the_verdict_comes_first_and_the_start_is_a_column_and_a_line(
+    ruined, browser
+):
+    with opened(browser, ruined[0].report) as page:
+        summary = page.locator("section", has=page.get_by_role("heading", name="Summary"))
+        text = ruined[0].read_summary()["comparison"]["text"]
+        assert summary.locator("p").first.inner_text() == f"Training {text}."
+        assert "not the seed of the training" in summary.inner_text()
+        assert page.locator("th", has_text="frozen start").first.is_visible()
+        legend = page.locator(".legend", has_text="frozen start")
+        assert legend.is_visible()
+        assert "kNN accuracy" in legend.inner_text()

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from browser import (
     HOSTILE,
+    Kept,
     OpenPage,
-    chromium,
-    in_a_browser,
     page_of,
     serving,
     sheet,
@@ -22,18 +21,10 @@ from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring
 from nearkin.report.page.sections import RunInfo, TrainingReport, report_page
 
-pytestmark = in_a_browser
-
 SMALL = small_map()
 SMALL_CLASSES = (Coloring("Class", np.arange(len(HOSTILE)), tuple(map(str, range(len(HOSTILE))))),)
 BLUE, ORANGE, GREEN = (0, 103, 173), (224, 123, 0), (11, 143, 104)
 PAPER = (255, 255, 255)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -198,19 +189,14 @@ def test_the_legend_hides_and_shows_classes(opened):
     assert page.color(*page.spot(SMALL, 21)) == PAPER
     first.click()
     assert page.color(*page.spot(SMALL, 21)) == BLUE
+    page.find("#map-legend li button").nth(1).hover()  # while it is on a name, that stands out
+    page.settle()
+    x, y = page.spot(SMALL, 21)
+    assert tuple(page.pixels()[round(y), round(x)]) != BLUE
     page.find("#map-legend").get_by_text("Hide all").click()
     assert page.text("#map-count") == "0 of 300 images"
     page.find("#map-legend").get_by_text("Show all").click()
     assert page.text("#map-count") == "300 images"
-
-
-def test_a_class_stands_out_while_the_pointer_is_on_its_name(opened):
-    page = opened()
-    spot = page.spot(SMALL, 21)
-    page.find("#map-legend li button").nth(1).hover()
-    page.settle()
-    assert tuple(page.pixels()[round(spot[1]), round(spot[0])]) != BLUE
-    assert page.color(*spot) == BLUE
 
 
 def test_the_table_is_sorted_and_turned_over(opened):
@@ -335,10 +321,13 @@ def test_the_map_glides_unless_the_reader_wants_no_motion(opened, motion):
     def shot():
         # Thumbnails are decoded in real time, while the clock of the page stands still.
         page.page.wait_for_timeout(300)
-        before, after = None, page.find("#map-canvas").screenshot()
-        while after != before:
-            before, after = after, page.find("#map-canvas").screenshot()
-        return after
+        before = page.find("#map-canvas").screenshot()
+        for _ in range(100):
+            after = page.find("#map-canvas").screenshot()
+            if after == before:
+                return after
+            before = after
+        raise AssertionError("the map does not come to rest")
 
     for _ in range(5):
         page.find("#map-in").click()
@@ -469,27 +458,25 @@ def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
 
 @pytest.fixture
 def served(browser):
-    """Opens the small map from a server: the page, and what the server holds."""
-    with serving(SMALL) as (address, held):
-        page = OpenPage(browser, address)
+    """Opens the small map from a server: the page, and the site."""
+    site = Kept(SMALL)
+    with serving(site) as server:
+        page = OpenPage(browser, server.url)
         page.find("#map-classes").wait_for()
         page.find("#map-classes summary").click()
-        yield page, held
+        yield page, site
         page.context.close()
-    assert page.complaints == []
-    assert all(url.startswith((address, "blob:")) for url in page.requests)
-
-
-def status(page):
-    return page.find("#map-status").inner_text()
+    assert page.complaints == site.log == []
+    own = f"http://127.0.0.1:{server.port}/"
+    assert all(url.startswith((own, "blob:")) for url in page.requests)
 
 
 def test_images_are_shown_large(served):
-    page, _ = served
+    page, site = served
     page.click(SMALL, 47)
-    large = page.find("#map-panel img")
-    assert large.get_attribute("src") == "/image/104"
+    assert page.find("#map-panel img").get_attribute("src") == "/image/104"
     page.until("document.querySelector('#map-panel img').naturalWidth === 300")
+    assert site.shown == {(104, True)}
 
 
 def name(page, cluster, text):
@@ -499,11 +486,11 @@ def name(page, cluster, text):
 
 
 def test_a_name_is_kept_over_a_reload(served):
-    page, held = served
+    page, site = served
     assert page.texts("#map-classes bdi") == ["new-1", "new-2"]
     name(page, "new-1", "violins")
     page.find("#map-legend").get_by_text("violins").wait_for()
-    assert held["requests"] == [("/name", {"clusters": ["new-1"], "name": "violins"})]
+    assert site.requests == [("name", ["new-1"], "violins")]
     page.page.reload()
     page.find("#map-legend").get_by_text("violins").wait_for()
     assert page.texts("#map-legend bdi") == ["violins", "new-2", "dog"]
@@ -514,9 +501,9 @@ def test_a_name_is_kept_over_a_reload(served):
 
 
 def test_classes_of_one_name_are_one(served):
-    page, held = served
+    page, site = served
     page.find("#map-classes").get_by_text("Merge selected classes").click()
-    assert held["requests"] == []  # no name yet
+    assert site.requests == []  # no name yet
     page.find("#map-classes input[placeholder='Name of the merged class']").fill("violins")
     page.find("#map-classes").get_by_text("Merge selected classes").click()
     page.find("#map-status").get_by_text("Select two or more classes").wait_for()
@@ -524,13 +511,13 @@ def test_classes_of_one_name_are_one(served):
         tick.check()
     page.find("#map-classes").get_by_text("Merge selected classes").click()
     page.find("#map-legend").get_by_text("violins").wait_for()
-    assert held["requests"] == [("/name", {"clusters": ["new-1", "new-2"], "name": "violins"})]
+    assert site.requests == [("name", ["new-1", "new-2"], "violins")]
     assert page.texts("#map-legend bdi") == ["violins", "dog"]
     assert page.texts("#map-legend li span") == ["210", "90"]
 
 
 def test_selected_images_become_a_class_or_files(served):
-    page, held = served
+    page, site = served
     page.find("#map-lasso").click()
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     page.find("#map-selection input[placeholder='Name of a new folder']").fill("some")
@@ -539,40 +526,40 @@ def test_selected_images_become_a_class_or_files(served):
     page.find("#map-selection input[placeholder='Name of the new class']").fill("violas")
     page.find("#map-selection").get_by_text("Make a new class").click()
     page.find("#map-legend").get_by_text("violas").wait_for()
-    (_, copied), (path, split) = held["requests"]
-    assert path == "/split"
-    assert len(split["numbers"]) == 16
-    assert copied["numbers"] == split["numbers"]
+    (_, _, copied), (what, split, _) = site.requests
+    assert what == "split"
+    assert len(split) == 16
+    assert copied == split
     assert page.texts("#map-legend li span") == ["97", "97", "90", "16"]
     page.find("#map-classes").get_by_text("Copy all images by class").click()
     page.find("#map-classes input[placeholder='Name of a new folder']").fill("all")
     page.find("#map-classes").get_by_text("Copy all images by class").click()
     page.find("#map-status").get_by_text("300 images copied").wait_for()
-    assert held["requests"][-1] == ("/export", {"folder": "all", "numbers": None})
+    assert site.requests[-1] == ("export", "all", None)
 
 
 def test_what_the_server_refuses_is_told_as_text(served):
-    page, held = served
-    held["refuse"] = "another process writes <b>there</b>"
+    page, site = served
+    site.refusal = "another process writes <b>there</b>"
     name(page, "new-1", "violins")
     page.find("#map-status").get_by_text("another process writes <b>there</b>").wait_for()
     assert page.texts("#map-legend bdi") == ["new-1", "new-2", "dog"]
     assert page.complaints.pop().startswith("Failed to load resource")  # the browser's own words
 
 
-def test_a_image_from_outside_is_searched_for(served):
-    page, held = served
-    held["search_result"] = {
+def test_an_image_from_outside_is_searched_for(served):
+    page, site = served
+    site.found = {
         "xy": [5.0, -5.0],
         "neighbors": [
             {"number": 104, "name": "animals/047.jpg", "label": "cat", "similarity": 0.93},
             {"number": 7, "name": HOSTILE[0], "label": "", "similarity": 0.5},
         ],
     }
-    file = {"name": "mine.webp", "mimeType": "image/webp", "buffer": held["image"]}
+    file = {"name": "mine.webp", "mimeType": "image/webp", "buffer": site.gray}
     page.find(".map-bar input[type=file]").set_input_files(file)
     page.find("#map-status").get_by_text("2 nearest neighbors found.").wait_for()
-    assert held["searched"] == held["image"]
+    assert site.requests == [("search", site.gray)]
     assert page.text("#map-panel h3") == "Your image"
     tiles = page.find("#map-panel .map-tiles li > *")
     assert [tile.get_attribute("title") for tile in tiles.all()] == [

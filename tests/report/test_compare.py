@@ -1,30 +1,19 @@
-"""Runs side by side, and what is taken out of them."""
+"""Runs side by side."""
 
-import io
 import json
 import re
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
-from pyarrow import parquet
+from nearkin_command import run as call
 
-from nearkin.cli import main
 from nearkin.commands.compare import compare
-from nearkin.commands.embed import embed
-from nearkin.commands.export import export
-from nearkin.commands.neighbors import neighbors, sheet
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.opening import open_images
-from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import write_embeddings
 from nearkin.measures.intervals import paired_difference
-from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import RunFolder
-from nearkin.tables import write_csv
 
 
 def measure(name, value, low=None, high=None, how="kNN, k 20"):
@@ -194,120 +183,13 @@ def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path)
 
 
 def test_from_the_command_line(tmp_path, capsys):
-    runs = [str(training(tmp_path / "a", 0.9)), str(training(tmp_path / "b", 0.5))]
-    assert main(["compare", *runs]) == 0
+    runs = [training(tmp_path / "a", 0.9), training(tmp_path / "b", 0.5)]
+    assert call("compare", *runs) == 0
     assert "*0.900" in capsys.readouterr().out
-    assert main(["compare", *runs, "--json", "-o", str(tmp_path / "c.html")]) == 0
+    assert call("compare", *runs, "--json", "-o", tmp_path / "c.html") == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["name"] == "a"
     assert (tmp_path / "c.html").exists()
-    assert main(["compare", runs[0]]) == 2
-
-
-# What is taken out
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run as it is when all is done, on twenty images of which the last is gone by now."""
-    data, path = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "run"
-    rng, path = np.random.default_rng(0), path
-    for number in range(20):
-        folder = data / ("cat", "=dog")[number % 2]
-        folder.mkdir(exist_ok=True)
-        pixels = rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((90, 70)).save(folder / f"{number:02}.png")
-    path.mkdir()
-    folder = RunFolder(path)
-    folder.write_settings(TrainConfig(), str(data))
-    folder.write_summary({"made": True})
-    torch.manual_seed(0)
-    details = {"backbone": "tiny", "image_size": 16}
-    write_encoder(folder.encoder, build_backbone("tiny", 16), details)
-    embed(path, data, output=folder.embeddings, workers=0)
-    (data / "=dog" / "19.png").unlink()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def images(run):
-    return open_images(run.settings()[1])
-
-
-def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
-    exported = export(run.path, tmp_path / "atlas.parquet", format="atlas")
-    assert exported.lines() == [f"19 images: {tmp_path / 'atlas.parquet'}"]
-    table = parquet.read_table(tmp_path / "atlas.parquet")
-    kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types)}
-    assert kinds == {
-        "image": "struct<bytes: binary, path: string>", "x": "float", "y": "float",
-        "label": "string", "split": "string",
-        "neighbors": "struct<ids: list<element: int64>, distances: list<element: float>>",
-    }  # fmt: skip
-    rows = table.to_pylist()
-    assert [row["image"]["path"] for row in rows] == list(images.names)
-    assert {row["label"] for row in rows} == {"cat", "=dog"}
-    stored = parquet.read_table(run.embeddings).to_pydict()
-    order = [stored["path"].index(name) for name in images.names]
-    stored = np.array(stored["vector"])[order]
-    cosine = stored @ stored.T - 2 * np.eye(19)
-    for number, row in enumerate(rows):
-        with Image.open(io.BytesIO(row["image"]["bytes"])) as image:
-            assert (image.format, image.size) == ("PNG", (48, 48))
-        ids, distances = row["neighbors"]["ids"], row["neighbors"]["distances"]
-        assert number not in ids
-        assert ids[0] == cosine[number].argmax()
-        np.testing.assert_allclose(distances, 1 - cosine[number, ids], atol=1e-5)
-        assert distances == sorted(distances)
-
-
-def test_of_a_discovery_the_table_has_classes_as_they_are_called(run, images, tmp_path):
-    write_csv(run.clusters, ("cluster", "name"), [("new-1", "foxes"), ("new-2", "")])
-    rows = [(images.names[3], "new-1", "0.5"), (images.names[4], "new-2", "")]
-    write_csv(run.assignments, ("path", "cluster", "score"), rows)
-    try:
-        export(run.path, tmp_path / "atlas.parquet", format="atlas")
-    finally:
-        run.clusters.unlink()
-        run.assignments.unlink()
-    table = parquet.read_table(tmp_path / "atlas.parquet").to_pydict()
-    assert table["cluster"][2:6] == ["", "foxes", "new-2", ""]
-    assert table["score"][2:4] == [None, 0.5]
-
-
-def test_without_a_name_the_table_is_in_the_run_folder(run, capsys):
-    try:
-        assert main(["export", str(run.path)]) == 0
-        assert capsys.readouterr().out == f"19 images: {run.atlas.resolve()}\n"
-        assert parquet.read_metadata(run.atlas).num_rows == 19
-        assert main(["export", str(run.path)]) == 4  # nothing is overwritten
-        assert f"{run.atlas} exists; remove it" in capsys.readouterr().err
-    finally:
-        run.atlas.unlink()
-
-
-def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
-    with pytest.raises(UsageError, match=r"does not end in \.parquet"):
-        export(run.path, tmp_path / "atlas.csv", format="atlas")
-    with pytest.raises(OutputError, match="cannot write"):
-        export(run.path, tmp_path / "absent" / "atlas.parquet", format="atlas")
-    with pytest.raises(UsageError, match="no run folder"):
-        export(tmp_path, tmp_path / "atlas.parquet", format="atlas")
-
-
-def test_a_contact_sheet_from_the_command_line(run, images, tmp_path, capsys):
-    query = str(run.settings()[1]) + "/cat/00.png"
-    path = tmp_path / "sheet.png"
-    assert main(["neighbors", str(run.path), query, "--top", "3", "--sheet", str(path)]) == 0
-    assert capsys.readouterr().out.startswith(query)
-    with Image.open(path) as image:
-        width, height = image.size
-    assert width == 4 * (70 + 4)
-    assert height == 70 + 4 + 2 * 15 + 6
-    nearest = neighbors(run.path, [query], top=3)
-    assert sheet(nearest, run.path, path, data=run.settings()[1]) == path
-    encoder = ["neighbors", str(run.encoder), query, "--in", str(run.embeddings)]
-    assert main([*encoder, "--sheet", str(path), "--data", run.settings()[1]]) == 0
-    assert main([*encoder, "--sheet", str(path)]) == 2
+    assert call("compare", runs[0]) == 2
 
 
 # Image by image

@@ -8,19 +8,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from browser import HOSTILE, OpenPage, chromium, in_a_browser, page_of, small_map, tile_color
+from browser import HOSTILE, OpenPage, page_of, small_map, tile_color
 
 from nearkin.report.page.map import details, write_files
 
-pytestmark = in_a_browser
-
 MANY = small_map([*HOSTILE, *(f"animals/{row:03d}.jpg" for row in range(12, 300))], per_file=64)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -119,12 +111,14 @@ def test_any_server_of_files_can_show_it(browser, written):
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=written)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        page = OpenPage(browser, f"http://127.0.0.1:{server.server_port}/page.html")
-        page.click(MANY, 70)
-        page.find("#map-panel h3").get_by_text("animals/070.jpg").wait_for()
-        page.context.close()
-        server.shutdown()
-        thread.join()
+        try:
+            page = OpenPage(browser, f"http://127.0.0.1:{server.server_port}/page.html")
+            page.click(MANY, 70)
+            page.find("#map-panel h3").get_by_text("animals/070.jpg").wait_for()
+            page.context.close()
+        finally:
+            server.shutdown()
+            thread.join()
     assert [line for line in page.complaints if "404" not in line] == []  # of favicon.ico
 
 

@@ -1,13 +1,12 @@
 """Plots and sheets: every name can be drawn, every image is where it belongs."""
 
-import json
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from PIL import Image
 
 from nearkin.data import sheets
 from nearkin.data.augmentations import augmentation
@@ -97,10 +96,10 @@ def test_what_was_chosen_and_its_interval_are_marked(tmp_path):
     assert (different[0] != different[1]).any(axis=2).mean() > 0.05
 
 
-@pytest.mark.parametrize("points", [[], [(1, 1)], [(0, float("nan")), (1, 2)], [(0, 1)] * 50])
-def test_any_points_can_be_drawn(tmp_path, points):
-    chart = Chart("Title", "epoch", "", dict.fromkeys(HOSTILE, points))
-    assert pixels_of(curves([chart, chart], tmp_path / "c.png")).std() > 0
+def test_any_points_can_be_drawn(tmp_path):
+    for points in ([], [(1, 1)], [(0, float("nan")), (1, 2)], [(0, 1)] * 50):
+        chart = Chart("Title", "epoch", "", dict.fromkeys(HOSTILE, points))
+        assert pixels_of(curves([chart, chart], tmp_path / "c.png")).std() > 0
 
 
 def test_the_settings_of_matplotlib_and_its_warnings_stay_as_they_were(tmp_path):
@@ -164,8 +163,9 @@ def test_a_long_curve_keeps_its_ends(tmp_path):
 # The map
 
 
-@pytest.mark.parametrize("count", [2, 500])
-@pytest.mark.parametrize("classes", [1, 3, 12, 13, 200])
+@pytest.mark.parametrize(
+    ("count", "classes"), [(2, 1), (500, 3), (500, 12), (2, 13), (500, 13), (500, 200)]
+)
 def test_classes_of_any_number_and_name_can_be_drawn(tmp_path, count, classes):
     rng = np.random.default_rng(0)
     names = (*HOSTILE, *(f"class {number}" for number in range(classes)))[:classes]
@@ -206,7 +206,7 @@ def test_numbers_are_drawn_with_a_scale_and_no_coloring_in_one_color(tmp_path):
 # The confusion
 
 
-@pytest.mark.parametrize(("truth", "predicted"), [(1, 1), (2, 5), (9, 9), (30, 4), (99, 160)])
+@pytest.mark.parametrize(("truth", "predicted"), [(1, 1), (2, 5), (99, 160)])
 def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
     counts = np.random.default_rng(0).integers(0, 30, (truth, predicted))
     counts[0] = 0
@@ -218,27 +218,21 @@ def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
 def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
     sure = Confusion(("a", "b"), ("a", "b"), ((90, 0), (0, 2)))
     unsure = Confusion(("a", "b"), ("a", "b"), ((45, 45), (1, 1)))
-    means = [
-        pixels_of(confusion_plot(table, tmp_path / "c.png"))[200:500, 150:450].mean()
-        for table in (sure, unsure)
-    ]
-    dark = [
-        has_color(pixels_of(confusion_plot(table, tmp_path / "c.png"))[:, :450], "#08306B")
-        for table in (sure, unsure)
-    ]
-    assert dark == [True, False]
+    drawn = [pixels_of(confusion_plot(each, tmp_path / "c.png")) for each in (sure, unsure)]
+    assert [has_color(pixels[:, :450], "#08306B") for pixels in drawn] == [True, False]
+    means = [pixels[200:500, 150:450].mean() for pixels in drawn]
     assert means[0] != means[1]
 
 
 # Sheets
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_shortened_name_is_short_and_can_be_seen(name):
-    text = shortened(name, 20)
-    assert len(text) <= 20
-    assert text.isprintable()
-    assert shortened(text, 20) == text
+def test_a_shortened_name_is_short_and_can_be_seen():
+    for name in HOSTILE:
+        text = shortened(name, 20)
+        assert len(text) <= 20
+        assert text.isprintable()
+        assert shortened(text, 20) == text
 
 
 def test_captions_stand_below_their_images_and_never_run_into_the_next(tmp_path):
@@ -256,13 +250,14 @@ def test_captions_stand_below_their_images_and_never_run_into_the_next(tmp_path)
     assert (strips[:, :, :, [0, -1]] == 255).all()
 
 
-def test_names_in_other_alphabets_are_written_in_letters():
-    from nearkin.data.sheets import _font
-
-    font = _font(14)
-    assert isinstance(font, ImageFont.FreeTypeFont)
-    shapes = {bytes(font.getmask(letter)) for letter in "жλéא\uffff"}
-    assert len(shapes) == 5
+def test_names_in_other_alphabets_are_written_in_letters(tmp_path):
+    letters = "жλéא\uffff"  # the last one, which no font has, is drawn as a box
+    columns = [torch.zeros(1, 3, 96, 96)] * len(letters)
+    captions = [[(letter,) for letter in letters]]
+    written = pixels_of(save_sheet(columns, tmp_path / "s.png", captions=captions))
+    strips = written[100:].reshape(-1, len(letters), 100, 3).swapaxes(0, 1)
+    assert (strips.min(axis=(1, 2, 3)) < 128).all()
+    assert len({strip.tobytes() for strip in strips}) == len(letters)
 
 
 def test_headings_stand_above_their_columns(tmp_path):
@@ -400,4 +395,3 @@ def test_a_discovery_without_new_classes_and_without_a_map_leaves_what_there_is(
     )  # fmt: skip
     write_figures(folder, report, None, images)
     assert list(folder.plots.iterdir()) == []
-    assert json.dumps(PLOTS) == json.dumps(sorted(PLOTS))

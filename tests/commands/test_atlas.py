@@ -1,0 +1,107 @@
+"""`nearkin export --format atlas`: the images of a run as a table for Embedding Atlas."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from builders import noise
+from nearkin_command import run as call
+from PIL import Image
+from pyarrow import parquet
+
+import nearkin
+from nearkin.commands.export import export
+from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import write_encoder
+from nearkin.errors import OutputError, UsageError
+from nearkin.networks.backbone import build_backbone
+from nearkin.run.folder import RunFolder
+from nearkin.tables import write_csv
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run as it is when all is done, on twenty images of which the last is gone by now."""
+    data, path = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "run"
+    for number in range(20):
+        folder = data / ("cat", "=dog")[number % 2]
+        folder.mkdir(exist_ok=True)
+        pixels = Image.fromarray(noise(number, (9, 9)))
+        pixels.resize((90, 70)).save(folder / f"{number:02}.png")
+    path.mkdir()
+    folder = RunFolder(path)
+    folder.write_settings(TrainConfig(), str(data))
+    folder.write_summary({"made": True})
+    torch.manual_seed(0)
+    details = {"backbone": "tiny", "image_size": 16}
+    write_encoder(folder.encoder, build_backbone("tiny", 16), details)
+    nearkin.embed(path, data, output=folder.embeddings, workers=0)
+    (data / "=dog" / "19.png").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(run):
+    return open_images(run.settings()[1])
+
+
+def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
+    exported = export(run.path, tmp_path / "atlas.parquet", format="atlas")
+    assert exported.lines() == [f"19 images: {tmp_path / 'atlas.parquet'}"]
+    table = parquet.read_table(tmp_path / "atlas.parquet")
+    kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types)}
+    assert kinds == {
+        "image": "struct<bytes: binary, path: string>", "x": "float", "y": "float",
+        "label": "string", "split": "string",
+        "neighbors": "struct<ids: list<element: int64>, distances: list<element: float>>",
+    }  # fmt: skip
+    rows = table.to_pylist()
+    assert [row["image"]["path"] for row in rows] == list(images.names)
+    assert {row["label"] for row in rows} == {"cat", "=dog"}
+    stored = parquet.read_table(run.embeddings).to_pydict()
+    order = [stored["path"].index(name) for name in images.names]
+    stored = np.array(stored["vector"])[order]
+    cosine = stored @ stored.T - 2 * np.eye(19)
+    for number, row in enumerate(rows):
+        with Image.open(io.BytesIO(row["image"]["bytes"])) as image:
+            assert (image.format, image.size) == ("PNG", (48, 48))
+        ids, distances = row["neighbors"]["ids"], row["neighbors"]["distances"]
+        assert number not in ids
+        assert ids[0] == cosine[number].argmax()
+        np.testing.assert_allclose(distances, 1 - cosine[number, ids], atol=1e-5)
+        assert distances == sorted(distances)
+
+
+def test_of_a_discovery_the_table_has_classes_as_they_are_called(run, images, tmp_path):
+    write_csv(run.clusters, ("cluster", "name"), [("new-1", "foxes"), ("new-2", "")])
+    rows = [(images.names[3], "new-1", "0.5"), (images.names[4], "new-2", "")]
+    write_csv(run.assignments, ("path", "cluster", "score"), rows)
+    try:
+        export(run.path, tmp_path / "atlas.parquet", format="atlas")
+    finally:
+        run.clusters.unlink()
+        run.assignments.unlink()
+    table = parquet.read_table(tmp_path / "atlas.parquet").to_pydict()
+    assert table["cluster"][2:6] == ["", "foxes", "new-2", ""]
+    assert table["score"][2:4] == [None, 0.5]
+
+
+def test_without_a_name_the_table_is_in_the_run_folder(run, capsys, refusal):
+    try:
+        assert call("export", run.path) == 0
+        assert capsys.readouterr().out == f"19 images: {run.atlas.resolve()}\n"
+        assert parquet.read_metadata(run.atlas).num_rows == 19
+        assert f"{run.atlas} exists; remove it" in refusal(4, "export", run.path)
+    finally:
+        run.atlas.unlink()
+
+
+def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
+    with pytest.raises(UsageError, match=r"does not end in \.parquet"):
+        export(run.path, tmp_path / "atlas.csv", format="atlas")
+    with pytest.raises(OutputError, match="cannot write"):
+        export(run.path, tmp_path / "absent" / "atlas.parquet", format="atlas")
+    with pytest.raises(UsageError, match="no run folder"):
+        export(tmp_path, tmp_path / "atlas.parquet", format="atlas")

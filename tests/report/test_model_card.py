@@ -1,0 +1,83 @@
+"""The model card of an export says what is known, and nothing of this computer."""
+
+import json
+import tomllib
+
+import pytest
+import torch
+
+from nearkin.config import TrainConfig
+from nearkin.encoders.encoder import load, write_encoder
+from nearkin.evaluation.measures import Measure
+from nearkin.networks.backbone import build_backbone
+from nearkin.report.model_card import ModelCard
+from nearkin.run.folder import RunFolder
+
+HOW = "k=20, 60 test images"
+MEASURES = {
+    "encoder": {"kNN top-1": Measure("kNN top-1", 0.91, 0.88, 0.93, HOW).to_dict()},
+    "pixels": {"kNN top-1": Measure("kNN top-1", 0.42, 0.38, 0.46, HOW).to_dict()},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run as it is when all is done."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    torch.manual_seed(0)
+    details = {"backbone": "tiny", "image_size": 16, "method": "simclr", "epochs": 3}
+    write_encoder(folder.encoder, build_backbone("tiny", 16), details)
+    settings = TrainConfig(backbone="tiny", init_from="/secret/place/start.pth")
+    folder.write_settings(settings, "/secret/birds")
+    folder.write_summary({"measures": MEASURES, "left_out": {}})
+    folder.data.write_text(json.dumps({"train": 2, "test": 1, "fingerprint": "0123-4567"}))
+    return folder
+
+
+def card_of(encoder, out, folder=None, *checks, **changes):
+    parts = {
+        "name": "birds-simclr", "encoder": load(encoder), "format": "torch-export", "classes": (),
+        "folder": folder, "license": "", "data_license": "",
+    }  # fmt: skip
+    out.mkdir(exist_ok=True)
+    ModelCard(**parts | changes).write(out, checks)
+    return (out / "README.md").read_text()
+
+
+def test_the_card_of_a_run_says_what_is_known(folder, tmp_path):
+    out = tmp_path / "out"
+    licenses = {"license": "cc-by-4.0", "data_license": "public domain"}
+    card = card_of(folder.path, out, folder, "equal, bit by bit", **licenses)
+    assert card.startswith('---\nlicense: "cc-by-4.0"\n')
+    assert "to 128 features, by `tiny`. Exported as torch-export by nearkin." in card
+    assert "| measure | encoder | raw pixels |" in card
+    assert "| kNN top-1 | 0.910 [0.880, 0.930] | 0.420 [0.380, 0.460] |" in card
+    assert f"- kNN top-1: {HOW}" in card
+    assert "- images: birds, 2 to learn from, 1 held out" in card
+    assert "0123-4567" in card
+    assert "- method: simclr\n- epochs: 3\n" in card
+    assert f"SHA-256 {load(folder.path).digest}" in card
+    assert "- these weights, as given: cc-by-4.0\n" in card
+    assert "- images, as given: public domain\n" in card
+    assert "equal, bit by bit" in card
+    settings = tomllib.loads((out / "settings.toml").read_text())
+    assert (settings["data"], settings["init_from"]) == ("birds", "start.pth")
+    written = json.loads((out / "preprocessing.json").read_text())
+    assert written == json.loads(json.dumps(load(folder.path).preprocessing.to_dict()))
+    for file in out.iterdir():
+        assert "/secret" not in file.read_text()
+
+
+def test_the_card_of_an_encoder_of_no_run_leaves_out_what_is_not_known(folder, tmp_path):
+    card = card_of(folder.encoder, tmp_path / "out")
+    assert "| measure |" not in card
+    assert "- images:" not in card
+    assert not (tmp_path / "out" / "settings.toml").exists()
+
+
+def test_the_card_of_a_classifier_names_its_classes_in_order(folder, tmp_path):
+    card = card_of(folder.path, tmp_path / "out", folder, classes=("cat", "dog", "new-1"))
+    assert "to the probabilities of 3 classes, by `tiny`" in card
+    listed = card.split("Classes, in order: ")[1].splitlines()[0]
+    assert listed.index("cat") < listed.index("dog") < listed.index("new-1")
