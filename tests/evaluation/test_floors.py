@@ -5,37 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from colors import colors, tiny
 
-from nearkin.data.opening import open_images
-from nearkin.data.split import Split
-from nearkin.encoders.encoder import CUSTOM, Encoder
+from nearkin.encoders.encoder import CUSTOM
 from nearkin.evaluation import evaluate, floors
-from nearkin.networks.branch import as_backbone
 
 CPU = torch.device("cpu")
-
-
-class Tiny(nn.Module):
-    """A network of 8 features that notes how many images it has seen."""
-
-    def __init__(self, seed):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 4, stride=4)
-        weights = np.random.default_rng(seed).normal(0, 0.2, self.conv.weight.shape)
-        self.conv.weight.data = torch.from_numpy(weights).float()
-        nn.init.zeros_(self.conv.bias)
-        self.seen = 0
-
-    def forward(self, x):
-        self.seen += len(x)
-        return self.conv(x).mean(dim=(2, 3))
-
-
-def tiny(seed=0, name="tiny"):
-    encoder = Encoder(as_backbone(Tiny(seed), 16), 16, {"backbone": name})
-    encoder.backbone.body.seen = 0  # but for the trial that tells the number of features
-    return encoder
 
 
 def seen(encoder):
@@ -44,13 +19,7 @@ def seen(encoder):
 
 @pytest.fixture
 def split():
-    """36 images of three colors, with noise; the last twelve are the test."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(36) % 3
-    colors = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]])[labels]
-    pixels = colors[:, None, None] + rng.normal(0, 30, (36, 16, 16, 3))
-    images = open_images((pixels.clip(0, 255).astype(np.uint8), labels))
-    return Split(images, np.arange(24), np.arange(24, 36))
+    return colors()
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +32,8 @@ def folder(tmp_path, monkeypatch):
 
 def evaluated(split, untrained=None, seed=0, **settings):
     floor = {"untrained": untrained or tiny(1)}
-    how = {"seed": seed, "workers": 0, "augment": "simclr_cifar", "device": CPU, **settings}
+    how = {"seed": seed, "workers": 0, "augment": "simclr_cifar", "device": CPU}
+    how |= {"protocol": "knn", **settings}
     return evaluate.evaluate_split(tiny(0), split, floors=floor, **how)[0].to_dict()
 
 
@@ -73,45 +43,52 @@ def without_files(split, monkeypatch, **settings):
         return evaluated(split, **settings)
 
 
+def stored(folder):
+    """How many floors have a file."""
+    return len(list(folder.iterdir()))
+
+
 def test_numbers_are_the_same_measured_stored_and_read(split, folder, monkeypatch):
-    fresh = without_files(split, monkeypatch)
+    fresh = without_files(split, monkeypatch, protocol="quick")
     assert not folder.exists()
     first, second = tiny(1), tiny(1)
-    assert evaluated(split, first) == fresh
-    assert len(list(folder.iterdir())) == 2  # the untrained network and raw pixels
-    assert evaluated(split, second) == fresh
+    assert evaluated(split, first, protocol="quick") == fresh
+    assert stored(folder) == 2  # the untrained network and raw pixels
+    assert evaluated(split, second, protocol="quick") == fresh
     assert seen(first) > 36
     assert seen(second) == 0
 
 
 def test_further_measures_are_added_to_the_file(split, folder, monkeypatch):
     evaluated(split)
-    more = evaluated(split, protocol="quick,retrieval,labelfree")
-    assert more == without_files(split, monkeypatch, protocol="quick,retrieval,labelfree")
+    more = evaluated(split, protocol="knn,retrieval")
+    assert more == without_files(split, monkeypatch, protocol="knn,retrieval")
     again = tiny(1)
-    assert evaluated(split, again, protocol="retrieval,linear")["measures"].keys() == {
-        *("encoder", "untrained", "pixels")
-    }
+    tables = evaluated(split, again, protocol="retrieval")["measures"]
+    assert tables.keys() == {"encoder", "untrained", "pixels"}
     assert seen(again) == 0
-    assert len(list(folder.iterdir())) == 2
+    assert stored(folder) == 2
 
 
 def test_what_could_not_be_measured_is_stored_with_its_reason(split):
     unlabeled = replace(split, images=replace(split.images, labels=np.full(36, -1)))
-    first, again = evaluated(unlabeled), tiny(1)
+    first, again = evaluated(unlabeled, protocol="quick"), tiny(1)
     assert {"kNN top-1", "linear probe", "clusters"} <= first["left_out"].keys()
-    assert evaluated(unlabeled, again) == first
+    assert evaluated(unlabeled, again, protocol="quick") == first
     assert seen(again) == 0
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"seed": 1}, {"augment": "characters"}, {"untrained": tiny(2)}],
-    ids=lambda settings: next(iter(settings)),
+    ("settings", "files"),
+    [({"seed": 1}, 4), ({"augment": "characters"}, 4), ({"untrained": tiny(2)}, 3)],
+    ids=["seed", "augment", "untrained"],
 )
-def test_with_another_setting_floors_are_measured_again(split, monkeypatch, settings):
+def test_with_another_setting_floors_are_measured_again(
+    split, folder, monkeypatch, settings, files
+):
     evaluated(split)
     assert evaluated(split, **settings) == without_files(split, monkeypatch, **settings)
+    assert stored(folder) == files
 
 
 def changed(split, kind):
@@ -122,7 +99,7 @@ def changed(split, kind):
         return replace(split, images=replace(images, groups=np.arange(36) // 2))
     if kind == "split":
         return replace(split, train_rows=np.arange(20), test_rows=np.arange(20, 36))
-    pixels = 255 - images.source.pixels
+    pixels = np.random.default_rng(1).permutation(images.source.pixels)
     return replace(split, images=replace(images, source=replace(images.source, pixels=pixels)))
 
 
@@ -132,8 +109,8 @@ def test_of_other_images_floors_are_measured_again(split, folder, monkeypatch, k
     other = changed(split, kind)
     after = evaluated(other)
     assert after == without_files(other, monkeypatch)
-    assert len(list(folder.iterdir())) == 4
-    if kind != "groups":  # by which only the probe's choice could differ here
+    assert stored(folder) == 4
+    if kind != "groups":  # by which no neighbor differs
         assert after["measures"]["pixels"] != before["measures"]["pixels"]
 
 
@@ -145,7 +122,7 @@ def test_with_another_number_of_threads_floors_are_measured_again(split, folder)
         evaluated(split)
     finally:
         torch.set_num_threads(before)
-    assert len(list(folder.iterdir())) == 4
+    assert stored(folder) == 4
 
 
 def test_with_another_source_of_the_package_floors_are_measured_again(split, monkeypatch):
@@ -190,4 +167,4 @@ def test_a_network_of_the_users_own_is_not_stored(split, folder, name, tmp_path,
     again = tiny(1, name)
     evaluated(split, again)
     assert seen(again) > 36
-    assert len(list(folder.iterdir())) == 1  # raw pixels
+    assert stored(folder) == 1  # raw pixels

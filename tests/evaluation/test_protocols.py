@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from colors import colors, tiny
 from scipy import stats
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 from nearkin.config import PROTOCOLS
-from nearkin.data.opening import open_images
-from nearkin.data.rng import seeded
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
@@ -187,31 +186,9 @@ def test_images_of_the_own_group_are_not_retrieved():
 # With images
 
 
-class Tiny(nn.Module):
-    """Color means of quarters of the image, as a map and pooled by nothing but flattening."""
-
-    def __init__(self):
-        super().__init__()
-        with seeded(0, CPU):
-            self.conv = nn.Conv2d(3, 8, 4, stride=4)
-
-    def forward(self, x):
-        return self.conv(x).mean(dim=(2, 3))
-
-
-def tiny(size=16):
-    return Encoder(as_backbone(Tiny(), size), size, {"backbone": "tiny"})
-
-
 @pytest.fixture(scope="module")
 def split():
-    """36 images of three colors, with noise; the last twelve are the test."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(36) % 3
-    colors = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]])[labels]
-    pixels = colors[:, None, None] + rng.normal(0, 30, (36, 24, 24, 3))
-    images = open_images((pixels.clip(0, 255).astype(np.uint8), labels))
-    return Split(images, np.arange(24), np.arange(24, 36))
+    return colors(24)
 
 
 def evaluated(split, protocol, floors=None):

@@ -1,0 +1,144 @@
+"""`nearkin assign`: new images get the classes of a discovery, and some are like none of them."""
+
+import json
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from discoveries import close, names, rows, save
+from nearkin_command import run
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+
+def unlike(table):
+    return [row["path"] for row in table if row["flag"] == "unlike"]
+
+
+def cut(path):
+    content = path.read_bytes()
+    return content[: len(content) * 2 // 3]
+
+
+def test_images_of_a_discovery_are_assigned_as_they_were(discovery, flat, tmp_path, capsys):
+    table, copies = tmp_path / "again.csv", tmp_path / "sorted"
+    assert run("assign", discovery, flat, "-o", table, "--copy-to", copies) == 0
+    everything = rows(table)
+    assert [row["path"] for row in everything] == sorted(path.name for path in flat.iterdir())
+    known = rows(discovery / "assignments.csv")
+    mine = [row for row in everything if row["path"] in names(discovery)]
+    for name in ("path", "cluster", "score", "margin", "entropy", "agreement"):
+        assert [row[name] for row in mine] == [row[name] for row in known]
+    assert unlike(mine) == unlike(known)
+    estimate = {line.rsplit(maxsplit=1)[0].strip(): int(line.rsplit(maxsplit=1)[1])
+               for line in capsys.readouterr().out.splitlines()}  # fmt: skip
+    assert estimate == Counter(row["cluster"] for row in everything)
+    for row in everything:
+        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
+        assert copy.read_bytes() == (flat / row["path"]).read_bytes()
+
+
+def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_listed(
+    discovery, flat, tmp_path, capsys
+):
+    data = tmp_path / "others"
+    (data / "deep").mkdir(parents=True)
+    for path in sorted(flat.iterdir())[::3]:
+        shutil.copy(path, data / "deep" / path.name)
+    (data / "cut.png").write_bytes(cut(flat / "4-00.png"))
+    (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    assert run("assign", discovery, data, "-o", tmp_path / "new.csv") == 0
+    out = capsys.readouterr().out
+    assert "cut.png" in out
+    assert "text.png" in out
+    new = rows(tmp_path / "new.csv")
+    assert all(row["path"].startswith("deep/") for row in new)
+    new = [row | {"path": row["path"].removeprefix("deep/")} for row in new]
+    expected = {row["path"]: row for row in rows(discovery / "assignments.csv")}
+    mine = [row for row in new if row["path"] in expected]
+    assert len(mine) > 10
+    close(mine, [expected[row["path"]] for row in mine])
+
+
+def test_a_single_image_can_be_assigned(discovery, flat, tmp_path, capsys):
+    shutil.copy(flat / "3-00.png", tmp_path)
+    assert run("assign", discovery, tmp_path, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    expected = {each["path"]: each for each in rows(discovery / "assignments.csv")}["3-00.png"]
+    assert (row["path"], row["cluster"]) == ("3-00.png", expected["cluster"])
+    assert row["purity"] is None  # there is no other image
+
+
+def strangers(folder):
+    """Images that are no digits: noise, in which no two neighbors are alike."""
+    noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    return save(folder, {f"noise-{row:02d}.png": image for row, image in enumerate(noise)})
+
+
+def test_images_like_no_class_are_flagged(discovery, tmp_path):
+    data, table = strangers(tmp_path / "noise"), tmp_path / "new.csv"
+    assert run("assign", discovery, data, "-o", table) == 0
+    assert len(unlike(rows(table))) > 30
+    own = rows(discovery / "assignments.csv")
+    assert len(unlike(own)) < len(own) / 10
+
+
+def test_a_classifier_without_a_reference_flags_nothing(discovery, flat, tmp_path):
+    """As earlier discoveries have written it."""
+    out = tmp_path / "run"
+    shutil.copytree(discovery, out)
+    path = out / "classifier.safetensors"
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["nearkin"])
+    tensors = load_file(path)
+    assert tensors.pop("reference.means").shape[0] == len(header["classes"])
+    assert header.pop("min_similarity") < 1
+    save_file(tensors, path, {"nearkin": json.dumps(header)})
+    table, expected = tmp_path / "old.csv", tmp_path / "new.csv"
+    assert run("assign", out, strangers(tmp_path / "noise"), "-o", table) == 0
+    assert unlike(rows(table)) == []
+    for each, file in ((out, table), (discovery, expected)):
+        assert run("assign", each, flat, "-o", file) == 0
+    kept = [[{**row, "flag": ""} for row in rows(file)] for file in (table, expected)]
+    assert kept[0] == kept[1]
+
+
+# What is refused
+
+
+def test_new_images_none_of_which_can_be_read_are_refused(discovery, flat, tmp_path, refusal):
+    (tmp_path / "cut.png").write_bytes(cut(flat / "4-00.png"))
+    assert "cannot be read" in refusal(3, "assign", discovery, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "zeros"])
+def test_a_damaged_classifier_is_one_line_and_exit_code_5(
+    damage, discovery, flat, tmp_path, refusal
+):
+    for name in ("config.toml", "encoder.safetensors", "classifier.safetensors"):
+        shutil.copy(discovery / name, tmp_path)
+    path = tmp_path / "classifier.safetensors"
+    whole = path.read_bytes()
+    broken = {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"no classifier",
+              "zeros": bytes(len(whole))}[damage]  # fmt: skip
+    path.write_bytes(broken)
+    line = refusal(5, "assign", tmp_path, flat)
+    assert "classifier.safetensors cannot be used" in line
+
+
+def test_without_a_finished_discovery_nothing_is_assigned(encoder, flat, tmp_path, refusal):
+    for no_discovery in (encoder, tmp_path, tmp_path / "missing"):
+        assert "nearkin discover" in refusal(2, "assign", no_discovery, flat)
+
+
+def test_assigning_does_not_replace_the_data(discovery, flat, tmp_path, refusal):
+    data = shutil.copytree(flat, tmp_path / "images")
+    listed = tmp_path / "images.csv"
+    listed.write_text("path\n" + "\n".join(f"images/{p.name}" for p in data.iterdir()) + "\n")
+    before = listed.read_bytes()
+    refusal(2, "assign", discovery, listed, "-o", listed)
+    assert listed.read_bytes() == before
+    line = refusal(2, "assign", discovery, data, "--copy-to", data / "sorted")
+    assert "lies inside" in line
+    assert not (data / "sorted").exists()

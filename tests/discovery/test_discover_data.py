@@ -1,0 +1,182 @@
+"""Which images `nearkin discover` takes: labels of a table or of folders, copies, broken files."""
+
+import shutil
+import tomllib
+from collections import Counter
+
+import numpy as np
+import pytest
+from discoveries import (
+    FEW,
+    LEAST,
+    close,
+    discover,
+    held_out,
+    names,
+    rows,
+    save,
+    strict_json,
+    table,
+)
+from nearkin_command import run
+from safetensors.numpy import load_file
+
+from nearkin.data.rng import permutation
+from nearkin.run import settings as build
+
+DIGITS = ["digit 0", "digit 1", "digit 2"]
+
+
+def test_images_may_be_labeled_by_a_table(discovery, flat):
+    everything = {path.name for path in flat.iterdir()}
+    labeled = {f"{n}-{row:02d}.png" for n in range(3) for row in range(8)}
+    assert names(discovery) == everything - labeled
+    summary = strict_json(discovery / "summary.json")
+    assert summary["known"] == DIGITS
+    assert summary["labeled"] == 24
+    assert set(summary["scores"]["nearkin"][0]) == {"name", "value", "low", "high", "protocol"}
+
+
+def test_images_may_be_labeled_by_class_folders_inside_the_data(pixels, encoder, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "run"
+    for number in range(3):
+        named = {f"{row}.png": p for row, p in enumerate(pixels[number][:8])}
+        save(data / "named" / f"digit {number}", named)
+    rest = {f"{n}-{r}.png": p for n in range(5) for r, p in enumerate(pixels[n][8:])}
+    save(data / "rest", rest)
+    settings = ["--labeled", data / "named", "--from", encoder, *LEAST]
+    assert run("discover", data, "-o", out, *settings) == 0
+    assert names(out) == {f"rest/{name}" for name in rest}
+    assert strict_json(out / "summary.json")["known"] == DIGITS
+
+
+def test_images_may_be_labeled_by_class_folders_outside_and_copies_are_recognized(
+    pixels, flat, encoder, tmp_path
+):
+    """Of each class, four files are copies of the data and two are not."""
+    elsewhere, out = tmp_path / "elsewhere", tmp_path / "run"
+    for number in range(3):
+        noise = np.random.default_rng(number).integers(0, 9, (2, 8, 8), dtype=np.uint8)
+        new = pixels[number][:2] // 2 + noise
+        folder = save(elsewhere / f"digit {number}", {f"new{row}.png": new[row] for row in (0, 1)})
+        for row in range(4):
+            shutil.copy(flat / f"{number}-{row:02d}.png", folder / f"copy{row}.png")
+    settings = ["--labeled", elsewhere, "--from", encoder, *LEAST]
+    assert run("discover", flat, "-o", out, *settings) == 0
+    copied = {f"{number}-{row:02d}.png" for number in range(3) for row in range(4)}
+    assert names(out) == {path.name for path in flat.iterdir()} - copied
+    assert strict_json(out / "summary.json")["labeled"] == 3 * (4 + 2)
+
+
+def test_copies_are_sorted_into_the_classes(discovery, flat):
+    copies = discovery.parent / "copies"
+    sizes = Counter(row["cluster"] for row in rows(discovery / "assignments.csv"))
+    written = {folder.name: len(list(folder.iterdir())) for folder in copies.iterdir()}
+    assert written == {name.replace(" ", "_"): size for name, size in sizes.items()}
+    for row in rows(discovery / "assignments.csv"):
+        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
+        assert copy.read_bytes() == (flat / row["path"]).read_bytes()
+
+
+def test_images_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, encoder, tmp_path):
+    data, out = shutil.copytree(flat, tmp_path / "images"), tmp_path / "run"
+    whole = (data / "4-00.png").read_bytes()
+    (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
+    (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    settings = ["--labeled", labels, "--from", encoder, *LEAST]
+    assert run("discover", data, "-o", out, *settings) == 0
+    assert {row["path"] for row in rows(out / "bad_files.csv")} == {"cut.png", "text.png"}
+    labeled = {row["path"] for row in rows(labels)}
+    assert names(out) == {path.name for path in flat.iterdir()} - labeled
+
+
+def test_images_that_turn_out_unreadable_leave_enough_of_each_class(
+    flat, labels, encoder, tmp_path, refusal
+):
+    """Headers promise enough; the pixels of a whole known class cannot be decoded."""
+    data, out = shutil.copytree(flat, tmp_path / "images"), tmp_path / "run"
+    for path in data.glob("2-0[0-7].png"):
+        content = path.read_bytes()
+        path.write_bytes(content[: content.index(b"IDAT") + 8])
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--max-bad", "0.2"]
+    line = refusal(3, "discover", data, "-o", out, *settings)
+    assert "all labeled images of 1 known class are held out ('digit 2') or cannot be read" in line
+    assert {row["path"][0] for row in rows(out / "bad_files.csv")} == {"2"}
+    assert not (out / "stages" / "known").exists()
+
+
+def test_one_labeled_image_of_each_class_is_enough(flat, parts, encoder, tmp_path):
+    """Even if trials would hide all of them: nothing is tried then, and the log says so."""
+    hidden = np.flatnonzero(permutation(0, 1, len(parts.images)) % 2 == 0)
+    usable = [parts.images.names[row] for row in np.intersect1d(hidden, parts.train_rows)]
+    first = {name[0]: name for name in reversed(usable)}
+    written = [(first[digit], f"digit {digit}") for digit in "0123"]
+    labels, out = table(tmp_path / "labels.csv", written), tmp_path / "run"
+    settings = ["--labeled", labels, "--from", encoder, *FEW, "--classes", 1]
+    assert discover(flat, "-o", out, *settings) == 0
+    log = (out / "train.log").read_text(encoding="utf-8")
+    assert "4 of 4 known classes have one image only" in log
+    assert "too few labels of known classes to hide some" in log
+    assert strict_json(out / "summary.json")["calibration"] is None
+
+
+def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
+    pixels, tmp_path, monkeypatch
+):
+    """Nor does it see what is held out."""
+    monkeypatch.setattr(build, "MOST_EPOCHS", 2)
+    some = {f"{n}-{row}.png": p for n in range(4) for row, p in enumerate(pixels[n][:6])}
+    data, out = save(tmp_path / "images", some), tmp_path / "run"
+    written = [(f"{n}-{row}.png", n) for n in (0, 1) for row in range(4)]
+    labeled = table(tmp_path / "labels.csv", written)
+    settings = ["--labeled", labeled, "--val", 0.2, *LEAST]
+    assert run("discover", data, "-o", out, *settings) == 0
+    settings = tomllib.loads((out / "stages" / "features" / "config.toml").read_text())
+    assert (settings["method"], settings["labels"], settings["known"]) == ("simclr", "none", "")
+    held = strict_json(out / "summary.json")["held_out"]
+    assert 0 < held == len(held_out(out / "stages" / "features"))
+    own, final = (path / "encoder.safetensors" for path in (out / "stages" / "features", out))
+    assert own.stat().st_size == pytest.approx(final.stat().st_size, rel=0.01)
+
+
+# Parts of the network
+
+
+TRAINED = ["--known-epochs", 1, "--epochs", 1]
+
+
+@pytest.mark.parametrize("layers", ["6", "6,top"])
+def test_parts_of_a_network_may_learn_and_new_images_are_sorted_by_what_was_learned(
+    folders, encoder, tmp_path, layers
+):
+    out = tmp_path / "run"
+    settings = ["--known", "cat,dog", "--from", encoder, *LEAST, *TRAINED]
+    assert discover(folders, "-o", out, *settings, "--train-layers", layers) == 0
+    start, learned = (load_file(f / "encoder.safetensors") for f in (encoder, out))
+    parameters = [key for key in start if key.endswith(("weight", "bias"))]
+    moved = {key.split(".")[0] for key in parameters if (start[key] != learned[key]).any()}
+    assert moved == {"6"}
+    assert run("assign", out, folders, "-o", tmp_path / "again.csv") == 0
+    again = {row["path"]: row for row in rows(tmp_path / "again.csv")}
+    expected = rows(out / "assignments.csv")
+    assert {row["path"].split("/")[0] for row in expected} == {"eel", "fox"}
+    close([again[row["path"]] for row in expected], expected)
+
+
+def test_scores_of_a_network_are_calibrated_by_trainings_of_that_network(
+    tmp_path, pixels, encoder
+):
+    """With some known classes hidden; trials on top of the frozen one are not asked."""
+    images, out = tmp_path / "images", tmp_path / "run"
+    for number, label in enumerate(("ant", "bee", "cat", "dog", "eel")):
+        save(images / label, {f"{row}.png": p for row, p in enumerate(pixels[number][:8])})
+    settings = ["--known", "ant,bee,cat,dog", "--from", encoder, *LEAST, *TRAINED]
+    assert discover(images, "-o", out, *settings, "--train-layers", "6") == 0
+    for stage in ("known", "class"):
+        assert (out / "stages" / f"calibration-{stage}" / "metrics.csv").exists()
+    (trial,) = (out / "stages" / "calibration").iterdir()
+    frozen = out / "stages" / "trials" / trial.name
+    calibration = strict_json(out / "summary.json")["calibration"]
+    with np.load(trial) as used, np.load(frozen) as other:
+        assert calibration["num_images"] == len(used["correct"])
+        assert not np.array_equal(used["probability"], other["probability"])

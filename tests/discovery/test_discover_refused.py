@@ -1,0 +1,137 @@
+"""What `nearkin discover` refuses: in one line, and before anything is trained."""
+
+from pathlib import Path
+
+import pytest
+from discoveries import LEAST, once, table
+from nearkin_command import run
+
+KNOWING = ["--known", "cat,dog"]
+NCL = ["--mode", "ncd", "--objective", "ncl"]
+REFUSED = [
+    ([], 2, "either --labeled PATH, or --known A,B"),
+    (["--known", "cat,dog", "--labeled", "x"], 2, "either --labeled PATH, or --known A,B"),
+    (["--known", "cat"], 2, "at least two classes"),
+    (["--known", "cat,cat"], 2, "each once"),
+    (["--known", "cat,dgo"], 2, "Did you mean dog?"),
+    (["--known", "cat,dog,eel,fox"], 2, "none is left to discover"),
+    (["--labeled", "missing"], 3, "missing"),
+    (["--labeled", "missing.csv"], 3, "missing.csv"),
+    ([*KNOWING, "--classes", "-1"], 2, "--classes -1"),
+    ([*KNOWING, "--classes", "0", "--mode", "ncd"], 2, "--classes 0 says there are none"),
+    ([*KNOWING, "--classes", "0", "--objective", "uno"], 2, "--objective uno searches novel"),
+    ([*KNOWING, "--classes", "many"], 2, "--classes"),
+    ([*KNOWING, "--classes", "17"], 3, "17 novel classes among"),
+    ([*KNOWING, "--from", "missing"], 2, "missing"),
+    ([*KNOWING, "--method", "simclrr"], 2, "Did you mean simclr?"),
+    ([*KNOWING, "--method", "ncl"], 2, "--method ncl learns from labels"),
+    ([*KNOWING, "--mode", "both"], 2, "ncd"),
+    ([*KNOWING, "--clases", "3"], 2, "Did you mean classes?"),
+    ([*KNOWING, "--num-seed", "3"], 2, "Did you mean num_seeds?"),
+    ([*KNOWING, "--objective", "simgcd", "--dim", "lots"], 2, "--dim lots"),
+    ([*KNOWING, "--dim", "3"], 2, "--dim has an effect with --objective uno or --objective simgcd"),
+    ([*KNOWING, *NCL, "--dim", "3"], 2, "unknown option --dim for ncl"),
+    ([*KNOWING, "--objective", "ncl"], 2, "--objective ncl is not for --mode gcd"),
+    ([*KNOWING, "--objective", "umo"], 2, 'Did you mean "uno"'),
+    ([*KNOWING, "--num-views", "1"], 2, "--num-views 1"),
+    ([*KNOWING, "--pair-rate", "-1"], 2, "--pair-rate -1"),
+    ([*KNOWING, "--pair-rate", "1"], 2, "--pair-rate is a setting of joint_ncl and ncl; --mode gcd tries simgcd and uno"),
+    ([*KNOWING, "--num-novel-classes", "2"], 2, "give --classes here"),
+    ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "--entropy-weight is a setting of simgcd"),
+    ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
+    ([*KNOWING, "--lr-milestones", "late"], 2, "--lr-milestones late"),
+    ([*KNOWING, "--batch-size", "1000"], 2, "--batch-size 1000"),
+    ([*KNOWING, "--augment", "smcl"], 2, "smcl"),
+    ([*KNOWING, "--device", "abacus"], 2, "device abacus"),
+    ([*KNOWING, "--truth", "missing.csv"], 3, "missing.csv"),
+    ([*KNOWING, "--accept", "missing"], 2, "missing"),
+    *(
+        ([*KNOWING, "--copy-to", f"DATA{inside}"], 2, "lies inside")
+        for inside in ("", "/sorted", "/cat/sorted")
+    ),
+    ([*KNOWING, "--copy-to", "copies"], 4, "copies"),
+]  # fmt: skip
+"""Arguments, the exit code, and what is said."""
+
+
+def test_what_cannot_be_carried_out_is_refused_before_anything_is_trained(
+    folders, tmp_path, monkeypatch, refusal
+):
+    """Without an encoder at hand: the first stage would take its time."""
+    monkeypatch.chdir(tmp_path)
+    Path("copies").mkdir()
+    Path("copies", "mine.txt").write_text("mine")
+    before = sorted(folders.rglob("*"))
+    for arguments, code, says in REFUSED:
+        typed = [word.replace("DATA", str(folders)) for word in arguments]
+        line = refusal(code, "discover", folders, "-o", "run", "-q", *typed)
+        assert says in line, arguments
+        assert not Path("run", "stages").exists(), arguments
+    assert sorted(folders.rglob("*")) == before
+
+
+WRONG = [
+    ("--train-layers", "layer4"), ("--classes", "100"), ("--batch-size", "1000"),
+    ("--augment", "smcl"), ("--from", "missing"), ("--truth", "missing.csv"), ("--dim", "lots"),
+]  # fmt: skip
+
+
+def test_refused_settings_do_not_stand_in_the_way_of_the_right_ones(
+    folders, encoder, tmp_path, capsys
+):
+    settings = ["discover", folders, "-o", tmp_path / "run", *KNOWING, "--from", encoder, *LEAST]
+    for wrong in WRONG:
+        assert run(*once(*settings, *wrong)) in (2, 3), wrong
+        assert capsys.readouterr().err.startswith("error: "), wrong
+    assert run(*settings) == 0
+
+
+def test_a_share_that_the_run_of_the_encoder_did_not_hold_out_is_refused(
+    arrays, encoder, tmp_path, refusal
+):
+    settings = ["--from", encoder, "--known", "0,1,2", "--val", "0.2"]
+    line = refusal(2, "discover", arrays, "-o", tmp_path / "run", *LEAST, *settings)
+    assert "was made with --val 0.1 of the same images" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("mode", ["gcd", "ncd"])
+def test_too_few_labels_or_images_are_refused_before_anything_is_trained(
+    mode, flat, parts, tmp_path, refusal
+):
+    names, test = parts.images.names, {parts.images.names[row] for row in parts.test_rows}
+    learned = [name for name in names if name not in test]
+    assert {name[0] for name in test} > {"4"}
+    one, two = ([name for name in learned if name[0] in digits] for digits in ("0", "01"))
+    held_out = [name for name in test if name[0] == "4"]
+    cases = [
+        (one, "usable images are labeled as 'digit 0'; give at least two known classes"),
+        (names, "labels all 80 images, so nothing is left to discover"),
+        (learned, "images to learn from have a label, so nothing is left to discover"),
+        (learned[3:], "3 unlabeled images to learn from, and counting classes takes 4"),
+        (two + held_out, "all labeled images of 1 known class are held out ('digit 4')"),
+    ]
+    for labeled, says in cases:
+        written = [(name, f"digit {name[0]}") for name in labeled]
+        settings = ["--labeled", table(tmp_path / "labels.csv", written), "--mode", mode, "-q"]
+        assert says in refusal(3, "discover", flat, "-o", tmp_path / "run", *settings)
+        assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_labels_of_files_that_do_not_exist_are_refused(flat, tmp_path, refusal):
+    written = [("0-00.png", "a"), ("1-00.png", "b"), ("9-00.png", "b")]
+    labeled = table(tmp_path / "labels.csv", written)
+    line = refusal(3, "discover", flat, "-o", tmp_path / "run", "-q", "--labeled", labeled)
+    assert "'9-00.png'" in line
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_known_classes_among_the_unlabeled_images_are_refused_where_all_are_to_be_novel(
+    flat, labels, tmp_path, refusal
+):
+    truth = table(tmp_path / "truth.csv", [(p.name, f"digit {p.name[0]}") for p in flat.iterdir()])
+    settings = ["--labeled", labels, "--truth", truth, "--mode", "ncd", "-q"]
+    line = refusal(3, "discover", flat, "-o", tmp_path / "run", *settings)
+    assert "24 unlabeled images are of known classes" in line
+    assert "--mode gcd" in line
+    assert not (tmp_path / "run" / "stages").exists()

@@ -1,0 +1,168 @@
+"""A discovery in a folder that has one: resumed to the same bytes, overwritten, or refused."""
+
+import os
+import re
+import shutil
+import signal
+import tomllib
+from pathlib import Path
+
+import kills
+import pytest
+from discoveries import (
+    LEAST,
+    LEAST_NCD,
+    LONGER,
+    bytes_of,
+    discover,
+    held_out,
+    names,
+    once,
+    rows,
+    strict_json,
+    table,
+    write_rows,
+)
+from nearkin_command import run
+
+from nearkin.data.opening import open_images
+from nearkin.data.split import split_images
+
+RESULT = ("assignments.csv", "clusters.csv", "classifier.safetensors")
+
+
+@pytest.fixture
+def unfinished(discovery, tmp_path):
+    """A copy of a discovery that has stopped before its summary."""
+    out = Path(shutil.copytree(discovery, tmp_path / "run"))
+    (out / "summary.json").unlink()
+    return out
+
+
+def test_a_folder_with_a_discovery_is_refused_and_overwritten_if_asked(
+    folders, encoder, tmp_path, refusal
+):
+    out = tmp_path / "run"
+    settings = ["discover", folders, "-o", out, "--from", encoder, *LEAST]
+    assert run(*settings, "--known", "cat,dog") == 0
+    (out / "classes" / "mine.txt").write_text("mine")
+    line = refusal(4, *settings, "--known", "eel,fox")
+    assert "--resume" in line
+    assert "--overwrite" in line
+    assert run(*settings, "--known", "eel,fox", "--overwrite") == 0
+    assert strict_json(out / "summary.json")["known"] == ["eel", "fox"]
+    assert (out / "classes" / "mine.txt").read_text() == "mine"
+
+
+def stopping(stage, number):
+    """Let a run get a signal after the third step of that stage."""
+
+    def wrap(after):
+        def call(record, done, *more):
+            after(record, done, *more)
+            if done == 3 and record.lead.folder.path.name == stage:
+                os.kill(os.getpid(), number)
+
+        return call
+
+    return lambda: kills.replace("nearkin.training.fit.Record.after", wrap)
+
+
+def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
+    folders, encoder, tmp_path
+):
+    """SIGKILL in the last stage's first training, SIGTERM in its second, which saves."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings = ["--from", encoder, "--known", "cat,dog", "--mode", "ncd", *LEAST_NCD]
+    command = once("discover", folders, *settings, "--epochs", 6, "--num-seeds", 2)
+    typed = [*command, "-o", str(broken), "--resume"]
+    for stage, number, code in (
+        ("ncl-0", signal.SIGKILL, -signal.SIGKILL),
+        ("ncl-1", signal.SIGTERM, 143),
+    ):
+        assert kills.finish(kills.start(typed, stopping(stage, number))) == code
+    assert not (broken / "assignments.csv").exists()
+    assert run(*typed) == 0
+    assert run(*command, "-o", whole) == 0
+    files = [*RESULT, *(f"stages/{stage}/metrics.csv" for stage in ("known", "ncl-0", "ncl-1"))]
+    assert bytes_of(broken, *files) == bytes_of(whole, *files)
+    resumed = re.findall(r"resuming after step (\d+) of (\d+)", (broken / "train.log").read_text())
+    assert [step for step, total in resumed if step != total] == ["3"]
+    assert [step for step, total in resumed if step == total], "finished stages were done again"
+
+
+def test_a_discovery_with_copies_can_be_asked_for_again(discovery, flat, labels, encoder, capsys):
+    """The copies of the first time do not stand in the way of the same command."""
+    settings = ["--labeled", labels, "--from", encoder, *LONGER, "--resume"]
+    copies = discovery.parent / "copies"
+    assert discover(flat, "-o", discovery, *settings, "--copy-to", copies) == 0
+    assert "error" not in capsys.readouterr().err
+
+
+def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
+    discovery, unfinished, flat, labels, encoder, tmp_path, refusal
+):
+    settings = ["-o", unfinished, "--labeled", labels, "--from", encoder, *LONGER, "--resume"]
+    typed = once("discover", flat, *settings)
+    assert "give a new folder" in refusal(4, *typed, "--copy-to", discovery.parent / "copies")
+    other = tmp_path / "copies"
+    assert run(*typed, "--copy-to", other) == 0
+    assert {path.name for path in other.rglob("*.png")} == names(unfinished)
+
+
+def test_a_run_is_not_resumed_with_other_labels(
+    discovery, unfinished, flat, labels, encoder, tmp_path, refusal
+):
+    """Its number of classes, its trials and its stages have been computed from the first ones."""
+    changed = tmp_path / "labels.csv"
+    shutil.rmtree(unfinished / "stages" / "simgcd-0")
+    swapped = {"digit 0": "digit 1", "digit 1": "digit 0", "digit 2": "digit 2"}
+    config = (unfinished / "config.toml").read_text(encoding="utf-8")
+    config = config.replace(str(labels), str(changed))
+    (unfinished / "config.toml").write_text(config, encoding="utf-8")
+    written = [(row["path"], row["label"]) for row in rows(labels)]
+    settings = ["--labeled", changed, "--from", encoder, *LONGER, "--resume"]
+    typed = once("discover", flat, "-o", unfinished, *settings, "--copy-to", tmp_path / "copies")
+    table(changed, [(path, swapped[name]) for path, name in written])
+    assert "the labels have changed since the run was started" in refusal(5, *typed)
+    table(changed, written)
+    assert run(*typed) == 0
+    assert bytes_of(unfinished, *RESULT) == bytes_of(discovery, *RESULT)
+
+
+def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
+    flat, labels, encoder, tmp_path
+):
+    """It was another seed than that of the discovery, so its settings do not say it."""
+    gone = Path(shutil.copytree(encoder, tmp_path / "encoder"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    config = (gone / "config.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(config)["data"]
+    (gone / "config.toml").write_text(config.replace(data, str(flat)), encoding="utf-8")
+    settings = ["discover", flat, *LEAST, "--seed", 3]
+    started = [*settings, "-o", first, "--labeled", labels, "--from", gone]
+    assert run(*started) == 0
+    kept = held_out(first)
+    own = split_images(open_images(str(flat)), 0.1, 3)
+    assert kept != {own.images.names[row] for row in own.test_rows}
+    shutil.rmtree(gone)
+    (first / "summary.json").unlink()
+    assert run(*started, "--resume") == 0
+    assert held_out(first) == kept
+    asked = rows(first / "to_label.csv")
+    labeled = [row | {"label": "another digit"} for row in asked[:2]]
+    write_rows(first / "to_label.csv", labeled + asked[2:])
+    assert run(*settings, "-o", second, "--accept", first) == 0
+    assert held_out(second) == kept
+    # The images of a run are found again without the one that it started from.
+    shutil.rmtree(first)
+    assert run("report", second) == 0
+
+
+def test_settings_of_another_discovery_are_not_resumed(discovery, flat, labels, encoder, refusal):
+    settings = ["--labeled", labels, "--from", encoder, *LONGER, "--epochs", 21, "--resume"]
+    before = (discovery / "config.toml").read_bytes()
+    assert "--epochs 20 became 21" in refusal(
+        2, *once("discover", flat, "-o", discovery, *settings)
+    )
+    assert (discovery / "config.toml").read_bytes() == before

@@ -1,0 +1,206 @@
+"""Rounds of discovery: classes that were named, and images that were labeled, become known."""
+
+import shutil
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from discoveries import (
+    LEAST,
+    LONGER,
+    bytes_of,
+    held_out,
+    names,
+    once,
+    rows,
+    strict_json,
+    table,
+    write_rows,
+)
+from nearkin_command import run
+
+from nearkin.data.labels import Annotations
+from nearkin.data.opening import open_images
+from nearkin.data.split import split_images
+from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
+from nearkin.discovery.data import accepted_classes, accepted_labels
+from nearkin.errors import DataError
+from nearkin.tables import read_csv, write_csv
+
+
+@pytest.fixture
+def accepted(discovery, tmp_path):
+    """A copy of a discovery, for a user to write into."""
+    return Path(shutil.copytree(discovery, tmp_path / "accepted"))
+
+
+def name(run_folder, chosen):
+    """Write names into the column name of clusters.csv, as a user would."""
+    clusters = rows(run_folder / "clusters.csv")
+    named = [row | {"name": chosen.get(row["cluster"], row["name"])} for row in clusters]
+    write_rows(run_folder / "clusters.csv", named)
+
+
+def label(run_folder, label, number):
+    """Label the first images of to_label.csv, as a user would; their paths."""
+    asked = rows(run_folder / "to_label.csv")
+    labeled = [row | {"label": label} for row in asked[:number]]
+    write_rows(run_folder / "to_label.csv", labeled + asked[number:])
+    return [row["path"] for row in labeled]
+
+
+def be_sure(run_folder):
+    """Flag the images of the largest novel class as core, as a longer training would."""
+    assignments = rows(run_folder / "assignments.csv")
+    novel = Counter(row["cluster"] for row in assignments if row["cluster"].startswith("new-"))
+    (cluster, _), *_ = novel.most_common(1)
+    for row in assignments:
+        row["flag"] = "core" if row["cluster"] == cluster else ""
+    write_rows(run_folder / "assignments.csv", assignments)
+    return cluster, {row["path"] for row in assignments if row["flag"] == "core"}
+
+
+def test_named_classes_become_known_ones_round_by_round(accepted, flat, tmp_path):
+    first, second, third = accepted, tmp_path / "second", tmp_path / "third"
+    cluster, core = be_sure(first)
+    name(first, {cluster: "a digit of my own"})
+    single, other = label(first, "another digit", 2)
+    core -= {single, other}
+    again = once("discover", flat, *LONGER)
+    assert run(*again, "-o", second, "--accept", first) == 0
+    known = ["digit 0", "digit 1", "digit 2", "a digit of my own", "another digit"]
+    learned = core - held_out(first)  # a guess about an image is no true label of it
+    labels = dict.fromkeys(learned, known[3]) | dict.fromkeys((single, other), known[4])
+    assert sorted(strict_json(second / "summary.json")["known"]) == sorted(known)
+    assert names(second) == names(first) - labels.keys()
+    assert {row["path"]: row["label"] for row in rows(second / "accepted.csv")} == labels
+    # The encoder, what it sees and what is held out are those of the first round.
+    assert tomllib.loads((second / "config.toml").read_text())["from_run"] == str(first)
+    same = ["encoder.safetensors", "stages/cached-features.safetensors"]
+    assert bytes_of(second, *same) == bytes_of(first, *same)
+    assert "features: from" in (second / "train.log").read_text()
+    assert held_out(second) == held_out(first)
+    # What was named in the first round is known in the third, without the folder of the first.
+    shutil.rmtree(first)
+    last, *_ = label(second, "a last digit", 1)
+    typed = once(*again, "-o", third, "--accept", second, "--classes", 0, "--report")
+    assert run(*typed) == 0
+    assert sorted(strict_json(third / "summary.json")["known"]) == sorted([*known, "a last digit"])
+    assert names(third) == names(second) - {last}
+    assert strict_json(third / "summary.json")["novel"] == 0
+    assert {row["kind"] for row in rows(third / "clusters.csv")} == {"known"}
+    assert "No novel class" in (third / "report.html").read_text(encoding="utf-8")
+    assert run("assign", third, flat, "-o", tmp_path / "new.csv") == 0
+
+
+def finished_by_hand(folder, written, named):
+    """The two tables of a discovery, written as a discovery writes them."""
+    folder.mkdir()
+    blank = [""] * (len(COLUMNS) - 3)
+    assigned = [(path, cluster, *blank, flag) for path, cluster, flag in written]
+    write_csv(folder / "assignments.csv", COLUMNS, assigned)
+    blank = [""] * (len(CLUSTER_COLUMNS) - 2)
+    write_csv(folder / "clusters.csv", CLUSTER_COLUMNS, [(c, n, *blank) for c, n in named])
+    (folder / "config.toml").write_text('data = "d"\nknown = "a,b"\n')
+    return folder
+
+
+def test_only_sure_images_of_named_classes_are_accepted(tmp_path):
+    written = [("1.png", "new-1", "core"), ("2.png", "new-1", "border"), ("3.png", "new-2", "core"),
+               ("4.png", "new-3", "core"), ("5.png", "new-3", "")]  # fmt: skip
+    named = [("new-1", " cat "), ("new-2", ""), ("new-3", "cat")]
+    folder = finished_by_hand(tmp_path / "run", written, named)
+    assert accepted_classes(folder) == {"1.png": "cat", "4.png": "cat"}
+
+
+def test_images_with_names_that_a_spreadsheet_would_take_for_formulas_are_accepted(tmp_path):
+    paths = ["-1.png", "+1.png", "=1.png", "@1.png", "'1.png", "'-1.png"]
+    written = [(path, "new-1", "core") for path in paths]
+    folder = finished_by_hand(tmp_path / "run", written, [("new-1", "cat")])
+    assert accepted_classes(folder) == dict.fromkeys(paths, "cat")
+
+
+def test_tables_are_read_as_they_were_written(tmp_path):
+    """The names of known classes that a table could not hold as they are."""
+    known, _ = Annotations(["-a", "b"], [], []).numbered()
+    folder = finished_by_hand(tmp_path / "run", [("1.png", known[0], "core")], [(known[0], "c")])
+    assert [dict(row)["name"] for row in read_csv(folder / "clusters.csv")] == ["c"]
+    assert accepted_classes(folder) == {"1.png": "c"}
+
+
+def test_exact_copies_share_the_label_of_a_single_image(flat, tmp_path):
+    data = Path(shutil.copytree(flat, tmp_path / "images"))
+    shutil.copy(data / "4-00.png", data / "4-same.png")
+    folder = finished_by_hand(tmp_path / "run", [], [("new-1", "")])
+    table(folder / "to_label.csv", [("4-00.png", "four")])
+    labels, _ = accepted_labels(folder, split_images(open_images(str(data)), 0.1, 0), "data")
+    assert labels == {"4-00.png": "four", "4-same.png": "four"}
+
+
+def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(accepted, parts):
+    """Only if another one has some; else there is nothing to go on with."""
+    be_sure(accepted)
+    (sure,) = {row["cluster"] for row in rows(accepted / "assignments.csv") if row["flag"]}
+    unsure = "new-1" if sure == "new-2" else "new-2"
+    name(accepted, {unsure: "vague"})
+    with pytest.raises(DataError, match="no image of a class with a name is flagged as core"):
+        accepted_labels(accepted, parts, "labels.csv")
+    name(accepted, {sure: "clear"})
+    labels, notes = accepted_labels(accepted, parts, "labels.csv")
+    assert set(labels.values()) == {"clear"}
+    assert any("1 named classes is flagged as core, such as 'vague'" in each for each in notes)
+
+
+# What is refused
+
+
+def test_what_cannot_be_accepted_is_refused(discovery, flat, encoder, tmp_path, refusal):
+    settings = ["discover", flat, "-o", tmp_path / "run", "--from", encoder, *LEAST]
+    for no_discovery in (tmp_path / "missing", encoder):
+        refusal(2, *settings, "--accept", no_discovery)
+    assert "names no class" in refusal(2, *settings, "--accept", discovery)
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_a_class_that_is_named_twice_is_refused(tmp_path):
+    named = [("new-1", "cat"), ("new-1", "dog")]
+    folder = finished_by_hand(tmp_path / "run", [("1.png", "new-1", "core")], named)
+    with pytest.raises(DataError, match="'new-1' is named 'cat' and, in another row, 'dog'"):
+        accepted_classes(folder)
+
+
+COPIES = "'4-00.png' ('four') and '4-same.png' ('five'), which are exact copies"
+CONTRADICTIONS = [
+    ({"digit 0": "zero"}, {}, [], 3, "the known class 'digit 0' is named 'zero'"),
+    ({"new-1": "new-2"}, {}, [], 3, "'new-1' is named 'new-2', which is another class"),
+    ({}, {"4-00.png": "new-1"}, [], 3, "'4-00.png' is labeled 'new-1', a class without a name"),
+    ({}, {"0-00.png": "nought"}, [], 3, "is labeled 'digit 0' by"),
+    ({}, {"9-00.png": "nine"}, [], 3, "labels none of these images"),
+    ({}, {"4-00.png": "four", "4-same.png": "five"}, [], 3, COPIES),
+    ({"new-1": "four"}, {}, ["--mode", "ncd"], 2, "--mode ncd does not hold"),
+    ({"new-1": "four"}, {}, ["--val", "0.3"], 2, "was made with --val 0.1"),
+    ({"new-1": "four"}, {}, ["--overwrite"], 2, "would remove"),
+]
+"""Names of classes, labels of images, options; the exit code, and what is said."""
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS, ids=lambda case: case[-1][:20])
+def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
+    case, accepted, flat, tmp_path, monkeypatch, refusal
+):
+    clusters, images, more, code, says = case
+    monkeypatch.chdir(tmp_path)
+    name(accepted, clusters)
+    with (accepted / "to_label.csv").open("a", encoding="utf-8") as file:
+        file.writelines(f"{path},{each},,,\n" for path, each in images.items())
+    if "4-same.png" in images:
+        flat = Path(shutil.copytree(flat, tmp_path / "images"))
+        shutil.copy(flat / "4-00.png", flat / "4-same.png")
+    before = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
+    out = "accepted" if "--overwrite" in more else "run"
+    assert says in refusal(
+        code, "discover", flat, "-o", out, "--accept", "accepted", *LEAST, *more
+    )
+    assert not Path("run", "stages").exists()
+    assert {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()} == before
