@@ -16,6 +16,11 @@ def noise(seed: int = 0, size: tuple[int, int] = (20, 10)) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
 
 
+def pixels(count: int, side: int = 16, seed: int = 0) -> np.ndarray:
+    """Square RGB images of random pixels."""
+    return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+
+
 def soft(seed: int, size: tuple[int, int]) -> Image.Image:
     """An image of large blurred spots, which survives resampling and compression."""
     return Image.fromarray(noise(seed, (11, 9))).resize(size, Image.Resampling.BICUBIC)

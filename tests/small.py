@@ -1,15 +1,18 @@
 """Every method, small enough to test: the same code as at full size, nothing mocked."""
 
 import gc
+import math
 import multiprocessing
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import start_processes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.distributed import process_group
 from nearkin.method import Method
@@ -107,6 +110,17 @@ def shard(batch: Batch, rank: int, world: int) -> Batch:
     return batch.map(lambda x: x[rows])
 
 
+def shares(rank: int = 0, world: int = 1):
+    """The batches that `run` gives to one of several processes: its rows, in double precision."""
+    return lambda name, step: as_double(shard(batch_for(name, step), rank, world))
+
+
+def begin_elsewhere(method: Method, rank: int) -> None:
+    """Let all processes but the first have other numbers: ranks need not start alike."""
+    for tensor in method.state_dict().values():
+        tensor.add_(int(rank > 0))
+
+
 PRELOADED = ["pytest", "torch._dynamo", "nearkin.training.loop"]
 
 
@@ -133,6 +147,17 @@ def in_group(rank, world, file):
     assert group() is None
 
 
+def of_two_processes(function, folder: Path) -> list:
+    """What `function(rank)` returns in each of two processes of one group."""
+    spawn(_save_result, function, str(folder))
+    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+
+
+def _save_result(rank: int, function, folder: str) -> None:
+    with in_group(rank, 2, f"{folder}/rendezvous"):
+        torch.save(function(rank), f"{folder}/{rank}.pt")
+
+
 def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches=batch_for):
     """Train and return the losses and the optimizer.
 
@@ -157,12 +182,37 @@ def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches
     return losses, optimizer
 
 
+def difference(state, expected) -> float:
+    """Relative, over all numbers of a method; infinite where what is counted differs."""
+    assert state.keys() == expected.keys()
+    pairs = [(state[key], expected[key]) for key in expected]
+    if any(not torch.equal(a, b) for a, b in pairs if not a.is_floating_point()):
+        return math.inf
+    a, b = (
+        torch.cat([x.flatten() for x in side if x.is_floating_point()]) for side in zip(*pairs)
+    )
+    return float((a - b).norm() / b.norm())
+
+
 def assert_same_state(a, b, **tolerance):
     assert a.keys() == b.keys()
     for key in a:
         torch.testing.assert_close(
             a[key], b[key], msg=lambda m, key=key: f"{key}: {m}", **tolerance
         )
+
+
+class Observed(TorchDispatchMode):
+    """Tells a function of every operation of torch: which, its arguments and its result."""
+
+    def __init__(self, told):
+        super().__init__()
+        self.told = told
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.told(func, args, kwargs or {}, result)
+        return result
 
 
 def assert_same_gradient(loss, expected, *modules):

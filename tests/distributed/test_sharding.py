@@ -4,11 +4,20 @@ Real processes over gloo, in double precision, on networks whose layers cannot b
 negative controls break what makes it so, one thing at a time, and must be noticed.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from small import SMALL, as_double, batch_for, in_group, run, shard, spawn
+from small import (
+    SMALL,
+    begin_elsewhere,
+    difference,
+    in_group,
+    of_two_processes,
+    run,
+    shares,
+)
 from torch import nn
 
 import nearkin.distributed.sharding as sharding
@@ -72,12 +81,8 @@ def made(name):
 
 
 def train(method, optimizer, name, until, since=0, rank=0, world=1):
-    def batches(name, step):
-        return as_double(shard(batch_for(name, step), rank, world))
-
-    return run(method, name, until=until, total=STEPS, batches=batches, start=(since, optimizer))[
-        0
-    ]
+    options = dict(until=until, total=STEPS, start=(since, optimizer))
+    return run(method, name, batches=shares(rank, world), **options)[0]
 
 
 def divided(method, optimizer):
@@ -94,9 +99,9 @@ def bytes_here(network, optimizer) -> int:
     return sum(storages.values())
 
 
-def resumed(name, out, rank):
+def resumed(name, folder, rank):
     method, optimizer = made(name)
-    checkpoint.load(Path(out, name), method, optimizer)
+    checkpoint.load(folder / name, method, optimizer)
     network = divided(method, optimizer)
     train(network, optimizer, name, STEPS, HALF, rank, 2)
     gather_weights(method, network)
@@ -111,92 +116,81 @@ def diverge(method, network, rank):
             raise DivergedError("here")
 
 
-def train_on_rank(rank: int, out: str) -> None:
-    with in_group(rank, 2, f"{out}/rendezvous"):
-        for name in CASES:
-            method, optimizer = made(name)
-            if rank:  # ranks need not start alike
-                for tensor in method.state_dict().values():
-                    tensor.add_(1)
-            network = divided(method, optimizer)
-            losses = train(network, optimizer, name, HALF, 0, rank, 2)
-            if rank:
-                checkpoint.join_save(HALF, network, optimizer)
-            else:
-                checkpoint.save(Path(out, name), HALF, network, optimizer)
-            all_reduce_max(0)  # it is written
-            losses += train(network, optimizer, name, STEPS, HALF, rank, 2)
-            gather_weights(method, network)
-            torch.save((losses, method.state_dict()), f"{out}/{name}-{rank}.pt")
-            torch.save(resumed(name, out, rank), f"{out}/{name}-resumed-{rank}.pt")
-        for control, (sabotage, name) in CONTROLS.items():
-            with pytest.MonkeyPatch.context() as monkey:
-                sabotage(monkey)
-                torch.save(resumed(name, out, rank), f"{out}/{control}-{rank}.pt")
-        with pytest.raises(DivergedError):
-            diverge(method, network, rank)
-
-
-def difference(state, expected) -> float:
-    """Relative, over all numbers of a method."""
-    assert state.keys() == expected.keys()
-    a, b = (torch.cat([x[key].flatten().double() for key in expected]) for x in (state, expected))
-    return float((a - b).norm() / b.norm())
+def train_on_rank(rank: int, folder: Path) -> dict:
+    """By case: losses, state, and what resuming half-way comes to; this also by control."""
+    outcomes = {}
+    for name in CASES:
+        method, optimizer = made(name)
+        begin_elsewhere(method, rank)
+        network = divided(method, optimizer)
+        losses = train(network, optimizer, name, HALF, 0, rank, 2)
+        if rank:
+            checkpoint.join_save(HALF, network, optimizer)
+        else:
+            checkpoint.save(folder / name, HALF, network, optimizer)
+        all_reduce_max(0)  # it is written
+        losses += train(network, optimizer, name, STEPS, HALF, rank, 2)
+        gather_weights(method, network)
+        outcomes[name] = losses, method.state_dict(), resumed(name, folder, rank)
+    for control, (sabotage, name) in CONTROLS.items():
+        with pytest.MonkeyPatch.context() as monkey:
+            sabotage(monkey)
+            outcomes[control] = resumed(name, folder, rank)
+    with pytest.raises(DivergedError):
+        diverge(method, network, rank)
+    return outcomes
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    """Some methods, trained by two processes that share their weights."""
-    folder = tmp_path_factory.mktemp("sharded")
-    spawn(train_on_rank, str(folder))
-    return folder
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    """What each of two processes comes to, which share their weights."""
+    return of_two_processes(partial(train_on_rank, folder=folder), folder)
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """What one process comes to: losses, bytes held, and the state."""
+    """What one process comes to: losses, state, and bytes held."""
     outcomes = {}
     for name in CASES:
         method, optimizer = made(name)
         losses = train(method, optimizer, name, STEPS)
-        outcomes[name] = losses, bytes_here(method, optimizer), method.state_dict()
+        outcomes[name] = losses, method.state_dict(), bytes_here(method, optimizer)
     return outcomes
 
 
 @every_case
-def test_divided_networks_train_as_whole_ones_do(name, out, alone):
-    result, state = torch.load(out / f"{name}-0.pt")
-    expected, _, expected_state = alone[name]
-    assert result == pytest.approx(expected, rel=CLOSE)
-    assert difference(state, expected_state) <= CLOSE
+def test_divided_networks_train_as_whole_ones_do(name, both, alone):
+    losses, state, (_, resumed_state) = both[0][name]
+    expected_losses, expected, _ = alone[name]
+    assert losses == pytest.approx(expected_losses, rel=CLOSE)
+    assert difference(state, expected) <= CLOSE
+    assert difference(resumed_state, state) == 0  # what is resumed has the same bits
 
 
 @every_case
-def test_resuming_gives_the_same_bits(name, out):
-    _, expected = torch.load(out / f"{name}-0.pt")
-    _, state = torch.load(out / f"{name}-resumed-0.pt")
-    assert all(torch.equal(state[key], expected[key]) for key in expected)
+def test_each_process_holds_its_part_of_weights_gradients_and_optimizer(name, both, alone):
+    for rank, outcomes in enumerate(both):
+        held, _ = outcomes[name][2]
+        assert held < 0.65 * alone[name][2], rank
 
 
 @every_case
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_process_holds_its_part_weights_gradients_and_optimizer(name, rank, out, alone):
-    held, _ = torch.load(out / f"{name}-resumed-{rank}.pt")
-    assert held < 0.65 * alone[name][1]
-
-
-@every_case
-def test_one_process_goes_on_from_where_two_stopped(name, out, alone):
+def test_one_process_goes_on_from_where_two_stopped(name, folder, both, alone):
     method, optimizer = made(name)
-    assert checkpoint.load(out / name, method, optimizer).step == HALF
+    assert checkpoint.load(folder / name, method, optimizer).step == HALF
     train(method, optimizer, name, STEPS, HALF)
-    assert difference(method.state_dict(), alone[name][2]) <= CLOSE
+    assert difference(method.state_dict(), alone[name][1]) <= CLOSE
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_what_makes_divided_networks_differ_is_noticed(control, out, alone):
-    _, state = torch.load(out / f"{control}-0.pt")
-    assert difference(state, alone[CONTROLS[control][1]][2]) > 1e3 * CLOSE
+def test_what_makes_divided_networks_differ_is_noticed(control, both, alone):
+    _, state = both[0][control]
+    assert difference(state, alone[CONTROLS[control][1]][1]) > 1e3 * CLOSE
 
 
 @pytest.mark.parametrize("name", ["resnet50", "timm/vit_tiny_patch16_224", "torchvision/vit_b_16"])

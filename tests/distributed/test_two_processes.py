@@ -4,12 +4,12 @@ Real processes over gloo, in double precision: what is left is the order of addi
 controls break what makes it so, one thing at a time, and must be noticed.
 """
 
-import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from small import as_double, batch_for, in_group, run, shard, small, spawn
+from small import begin_elsewhere, difference, of_two_processes, run, shares, small
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import nearkin.distributed
@@ -56,93 +56,79 @@ CONTROLS = {
 
 
 def train(method, name, rank=0, world=1, **options):
-    def batches(name, step):
-        return as_double(shard(batch_for(name, step), rank, world))
-
-    return run(method.double(), name, total=STEPS, batches=batches, **options)
+    return run(method.double(), name, total=STEPS, batches=shares(rank, world), **options)
 
 
-def train_on_rank(rank: int, world: int, out: str) -> None:
-    with in_group(rank, world, f"{out}/rendezvous"):
-        for name in METHODS:
+def train_on_rank(rank: int, folder: Path) -> dict:
+    """By method: losses, state, and the state of what one process had begun; states of controls."""
+    outcomes = {}
+    for name in METHODS:
+        method, continued = small(name), small(name)
+        begin_elsewhere(method, rank)
+        losses, optimizer = train(method, name, rank, 2, until=HALF)
+        if rank == 0:
+            checkpoint.save(folder / name / "half of two", HALF, method, optimizer)
+        more, _ = train(method, name, rank, 2, until=STEPS, start=(HALF, optimizer))
+        train(continued, name, rank, 2, until=STEPS, folder=folder / name / "half of one")
+        outcomes[name] = losses + more, method.state_dict(), continued.state_dict()
+    for control, (sabotage, name) in CONTROLS.items():
+        with pytest.MonkeyPatch.context() as monkey:
+            sabotage(monkey)
             method = small(name)
-            if rank:  # ranks need not start alike
-                for tensor in method.state_dict().values():
-                    tensor.add_(1)
-            losses, optimizer = train(method, name, rank, world, until=HALF)
-            if rank == 0:
-                checkpoint.save(Path(out, name, "half of two"), HALF, method, optimizer)
-            more, _ = train(method, name, rank, world, until=STEPS, start=(HALF, optimizer))
-            torch.save((losses + more, method.state_dict()), f"{out}/{name}/two-{rank}.pt")
-            method = small(name)
-            train(method, name, rank, world, until=STEPS, folder=Path(out, name, "half of one"))
-            torch.save(method.state_dict(), f"{out}/{name}/one-then-two-{rank}.pt")
-        for control, (sabotage, name) in CONTROLS.items():
-            with pytest.MonkeyPatch.context() as monkey:
-                sabotage(monkey)
-                method = small(name)
-                train(method, name, rank, world, until=5)
-                torch.save(method.state_dict(), f"{out}/{control}-{rank}.pt")
+            train(method, name, rank, 2, until=5)
+            outcomes[control] = method.state_dict()
+    return outcomes
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    """Every method trained by one process, and by the same two processes, started once."""
-    folder = tmp_path_factory.mktemp("two")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """Losses and state of every method, trained by one process, which saves half-way."""
+    outcomes = {}
     for name in METHODS:
         method = small(name)
         losses, optimizer = train(method, name, until=HALF)
         checkpoint.save(folder / name / "half of one", HALF, method, optimizer)
         more, _ = train(method, name, until=STEPS, start=(HALF, optimizer))
-        torch.save((losses + more, method.state_dict()), folder / name / "one.pt")
-    spawn(train_on_rank, 2, str(folder))
-    return folder
+        outcomes[name] = losses + more, method.state_dict()
+    return outcomes
 
 
-def difference(state, expected) -> float:
-    """Relative, over all numbers of a method; infinite where what is counted differs."""
-    assert state.keys() == expected.keys()
-    pairs = [(state[key], expected[key]) for key in expected]
-    if any(not torch.equal(a, b) for a, b in pairs if not a.is_floating_point()):
-        return math.inf
-    a, b = (
-        torch.cat([x.flatten() for x in side if x.is_floating_point()]) for side in zip(*pairs)
-    )
-    return float((a - b).norm() / b.norm())
+@pytest.fixture(scope="module")
+def both(folder, alone):
+    """What each of two processes comes to, which train every method and are started once."""
+    return of_two_processes(partial(train_on_rank, folder=folder), folder)
 
 
 @every_method
-@pytest.mark.parametrize("rank", [0, 1])
-def test_two_processes_do_what_one_does(name, rank, out):
-    losses, state = torch.load(out / name / f"two-{rank}.pt")
-    expected_losses, expected = torch.load(out / name / "one.pt")
-    assert losses == pytest.approx(expected_losses, rel=CLOSE)
-    assert difference(state, expected) <= CLOSE
+def test_two_processes_do_what_one_does(name, alone, both):
+    expected_losses, expected = alone[name]
+    for rank, outcomes in enumerate(both):
+        losses, state, _ = outcomes[name]
+        assert losses == pytest.approx(expected_losses, rel=CLOSE), rank
+        assert difference(state, expected) <= CLOSE, rank
 
 
 @every_method
-def test_two_processes_go_on_from_where_one_stopped(name, out):
-    _, expected = torch.load(out / name / "one.pt")
-    for rank in (0, 1):
-        state = torch.load(out / name / f"one-then-two-{rank}.pt")
-        assert difference(state, expected) <= CLOSE
-
-
-@every_method
-def test_one_process_goes_on_from_where_two_stopped(name, out):
-    _, expected = torch.load(out / name / "one.pt")
+def test_either_goes_on_from_where_the_other_stopped(name, folder, alone, both):
+    expected = alone[name][1]
+    for rank, outcomes in enumerate(both):
+        assert difference(outcomes[name][2], expected) <= CLOSE, rank
     method = small(name)
-    train(method, name, until=STEPS, folder=out / name / "half of two")
+    train(method, name, until=STEPS, folder=folder / name / "half of two")
     assert difference(method.state_dict(), expected) <= CLOSE
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_what_makes_processes_differ_is_noticed(control, out):
+def test_what_makes_processes_differ_is_noticed(control, both):
     name = CONTROLS[control][1]
     alone = small(name)
     train(alone, name, until=5)
-    state = torch.load(out / f"{control}-0.pt")
-    assert difference(state, alone.state_dict()) > 1e3 * CLOSE
+    assert difference(both[0][control], alone.state_dict()) > 1e3 * CLOSE
 
 
 def test_methods_here_have_batch_norm():

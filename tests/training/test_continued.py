@@ -7,9 +7,10 @@ import signal
 import numpy as np
 import pytest
 import torch
+from builders import pixels as images
 from kills import AIMS, differences, finish, resumed_steps, set_up, start
 from nearkin_command import run
-from small import SIDE, SMALL, as_double, batch_for, in_group, shard, spawn
+from small import SIDE, SMALL, batch_for, of_two_processes, shares
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -198,56 +199,46 @@ SHARED = ("swav", "moco_v3", "simgcd")
 FROZEN = dict(frozen=0.25, until=4)
 
 
-def train_share(rank: int, world: int, out: str) -> None:
-    def batches(name, step):
-        return as_double(shard(batch_for(name, step), rank, world))
-
-    with in_group(rank, world, f"{out}/rendezvous"):
+def train_share(rank: int) -> dict:
+    outcomes = {}
+    for name in SHARED:
         for kind in ("resnet", "vit"):
-            for name in SHARED:
-                method = started(name, kind).double()
-                losses = train(method, name, batches=batches, **FROZEN)
-                torch.save((losses, method.state_dict()), f"{out}/{kind}-{name}-{rank}.pt")
-        for name in SHARED:
-            method = started(name, "vit").double()
-            losses = train(method, name, batches=batches, divided=True, **FROZEN)
-            torch.save(losses, f"{out}/divided-{name}-{rank}.pt")
+            method = started(name, kind).double()
+            losses = train(method, name, batches=shares(rank, 2), **FROZEN)
+            outcomes[kind, name] = losses, method.state_dict()
+        method = started(name, "vit").double()
+        outcomes[name] = train(method, name, batches=shares(rank, 2), divided=True, **FROZEN)
+    return outcomes
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shares")
-    spawn(train_share, 2, str(folder))
-    return folder
+def both(tmp_path_factory):
+    return of_two_processes(train_share, tmp_path_factory.mktemp("shares"))
 
 
 def train_alone(name, kind):
-    def batches(name, step):
-        return as_double(batch_for(name, step))
-
     method = started(name, kind).double()
-    return train(method, name, batches=batches, **FROZEN), method.state_dict()
+    return train(method, name, batches=shares(), **FROZEN), method.state_dict()
 
 
 @every_kind
-def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, two_processes):
+def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, both):
     for name in SHARED:
         losses, expected = train_alone(name, kind)
-        for rank in range(2):
-            both, state = torch.load(two_processes / f"{kind}-{name}-{rank}.pt")
-            assert both == pytest.approx(losses, abs=1e-9)
+        for outcomes in both:
+            losses_there, state = outcomes[kind, name]
+            assert losses_there == pytest.approx(losses, abs=1e-9)
             for key, value in expected.items():
                 assert torch.allclose(state[key].double(), value.double(), atol=1e-7), key
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_divided_network_takes_the_same_options(name, two_processes):
+def test_a_divided_network_takes_the_same_options(name, both):
     """With --fsdp: drop path, LoRA, checkpointing, frozen steps and rates by layer."""
     losses, _ = train_alone(name, "vit")
     assert len(set(losses)) == len(losses)
-    for rank in range(2):
-        divided = torch.load(two_processes / f"divided-{name}-{rank}.pt")
-        assert divided == pytest.approx(losses, rel=1e-9)
+    for outcomes in both:
+        assert outcomes[name] == pytest.approx(losses, rel=1e-9)
 
 
 @every_kind
@@ -269,11 +260,6 @@ def test_chunks_and_bfloat16_take_the_same_options(kind):
 # Runs
 
 
-def images(count: int, side: int, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
-
-
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory):
     """Encoders of a residual network at 16 px and of a vision transformer at 224 px."""
@@ -290,7 +276,7 @@ def encoders(tmp_path_factory):
 def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, tmp_path, log):
     source = encoders / "tiny.safetensors"
     run = nearkin.train(
-        images(16, 16),
+        images(16),
         out=tmp_path / "run",
         init_from=source,
         batch_size=8,
@@ -310,7 +296,7 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     assert all(text in page for text in (str(source), "a test", "ab" * 32))
     settings = RunFolder(run.path).settings()[0]
     assert (settings.layer_decay, settings.freeze_epochs) == (0.75, 1)
-    pixels = open_images(images(16, 16))
+    pixels = open_images(images(16))
     scratch = resolve(
         TrainConfig(batch_size=8, epochs=2, optimizer="adamw"), pixels, torch.device("cpu")
     )
@@ -387,7 +373,7 @@ def test_what_cannot_be_is_refused_in_one_line(encoders, tmp_path, monkeypatch):
     monkeypatch.chdir(encoders)
     for number, (options, message) in enumerate(REFUSED):
         with pytest.raises(UsageError, match=message) as refused:
-            nearkin.train(images(16, 16), out=tmp_path / str(number), batch_size=8, **options)
+            nearkin.train(images(16), out=tmp_path / str(number), batch_size=8, **options)
         assert "\n" not in str(refused.value)
 
 
@@ -397,7 +383,7 @@ def test_an_impossible_size_is_refused_before_the_images_are_opened(
     monkeypatch.setattr("nearkin.commands.train.open_logged", None)
     start = encoders / "vit2.safetensors"
     with pytest.raises(UsageError, match="patches of 16 px"):
-        nearkin.train(images(16, 16), out=tmp_path / "run", init_from=start, image_size=40)
+        nearkin.train(images(16), out=tmp_path / "run", init_from=start, image_size=40)
 
 
 def test_a_start_larger_than_the_memory_is_refused_before_it_is_read(encoders):
@@ -411,7 +397,7 @@ def test_a_start_larger_than_the_memory_is_refused_before_it_is_read(encoders):
 
 
 def test_overwriting_spares_the_run_that_is_started_from(encoders, tmp_path):
-    data = images(16, 16)
+    data = images(16)
     start = encoders / "tiny.safetensors"
     run = nearkin.train(data, out=tmp_path / "run", init_from=start, batch_size=8, epochs=2)
     inside = RunFolder(run.path).encoder
@@ -433,7 +419,7 @@ def test_a_size_is_the_encoders_own_or_as_much_as_the_images_have(encoders):
 
 def test_the_start_of_an_attempt_that_failed_is_not_that_of_the_next_one(tmp_path):
     """Settings that do not fit are found after the start is there, and then corrected."""
-    pixels = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
+    pixels = images(32)
     settings = {"backbone": "tiny", "epochs": 1, "batch_size": 16}
     first, second = (tmp_path / name for name in ("first", "second"))
     for seed, out in enumerate((first, second)):
