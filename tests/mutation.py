@@ -99,17 +99,17 @@ def sample(files: list[str], seed: int, most: int) -> Iterator[tuple[Place, str]
             most -= 1
 
 
-def is_killed(place: Place, text: str, root: Path, reach: Reach, tests: list[str]) -> bool:
-    """Whether a test of these files fails with a mutant in the copy."""
+def killers(place: Place, text: str, root: Path, reach: Reach, tests: list[str]) -> list[str]:
+    """The first test of these files that fails with a mutant in the copy, if any."""
     before = (ROOT / place.file).read_text()
     names = changed(before, text)
     near = [test for test in reach.of(place.file, names) if test.partition("::")[0] in tests]
     if not near:
-        return False
+        return []
     (root / place.file).write_text(text)
-    killed = bool(outcome(root, near, reach.seconds, 1e9, "-x").caught)
+    found = outcome(root, near, reach.seconds, 1e9, "-x").caught
     (root / place.file).write_text(before)
-    return killed
+    return found
 
 
 def measure(room: str, source: str, tests: str, seed: int, most: int) -> dict[str, object]:
@@ -123,22 +123,22 @@ def measure(room: str, source: str, tests: str, seed: int, most: int) -> dict[st
     )
     notes.parent.mkdir(parents=True, exist_ok=True)
     lines = notes.read_text().splitlines() if notes.exists() else []
-    done = {tuple(json.loads(line)["place"]): json.loads(line)["killed"] for line in lines}
+    done = {tuple(json.loads(line)["place"]): json.loads(line)["by"] for line in lines}
     with tempfile.TemporaryDirectory() as folder, notes.open("a") as file:
         root = copied(Path(folder))
         for place, text in sample(files, seed, most):
             if (key := (place.digest, place.line)) not in done:
-                done[key] = is_killed(place, text, root, reach, own)
+                done[key] = killers(place, text, root, reach, own)
                 diff = difflib.unified_diff(
                     (ROOT / place.file).read_text().splitlines(),
                     text.splitlines(),
                     lineterm="",
                     n=2,
                 )
-                note = {"place": key, "killed": done[key], "file": place.file, "diff": [*diff][2:]}
+                note = {"place": key, "by": done[key], "file": place.file, "diff": [*diff][2:]}
                 print(json.dumps(note), file=file, flush=True)
                 print("killed" if done[key] else "SURVIVED", place, flush=True)
-    killed = sum(done.values())
+    killed = sum(map(bool, done.values()))
     low, high = binomtest(killed, len(done)).proportion_ci(method="wilson")
     shares = [f"{share:.3f}" for share in (killed / len(done), low, high)]
     values = (

@@ -34,7 +34,7 @@ import torchvision  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "build" / "reached"
-PATIENCE = 60
+PATIENCE = 300
 """Seconds that a test may take, and ten times what the longest took before: then it hangs."""
 OPTIONS = (
     *("-q", "--continue-on-collection-errors"),
@@ -201,10 +201,12 @@ class Reach:
         self.seconds: dict[str, float] = {}
         self.tests: defaultdict[str, set[str]] = defaultdict(set)
         self.always: set[str] = set()  # they fail in a copy that takes notes
+        self.broken: set[str] = set()  # they fail in any
         for kept in records:
             names = list(kept["seconds"])
             self.seconds |= kept["seconds"]
             self.always |= set(kept["always"])
+            self.broken |= set(kept["broken"])
             for function, numbers in kept["reached"].items():
                 self.tests[function] |= {names[number] for number in numbers}
 
@@ -268,7 +270,7 @@ def _record(file: str, roots: list[Path], log: Path, names: list[str]) -> dict:
         found.write_text(json.dumps(seen))
 
     arguments = ["-m", "not slow", file]
-    forked(noted, arguments, recorder, then=keep, noted=log, patience=20 * PATIENCE)
+    forked(noted, arguments, recorder, then=keep, noted=log, patience=4 * PATIENCE)
     seconds, uses, failed, skipped = json.loads(found.read_text())
     by = defaultdict(set)
     for line in log.read_text().splitlines():
@@ -331,8 +333,7 @@ class Watcher:
             self.note("caught", report.nodeid)
 
     def pytest_collectreport(self, report):
-        if report.failed:
-            self.note("caught", report.nodeid)
+        self.note("caught" if report.failed else "collected", report.nodeid)
 
 
 def outcome(

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from nearkin.errors import CheckpointError, ResourceError
-from nearkin.tables import Journal, read_csv, read_sealed, write_csv, write_sealed
+from nearkin.tables import Journal, abridged, read_csv, read_sealed, write_csv, write_sealed
 
 COLUMNS = ("step", "loss", "knn")
 
@@ -101,3 +101,8 @@ def test_a_sealed_file_is_given_back_whole_or_not_at_all(tmp_path):
         path.write_bytes(sealed[:place])
         assert read_sealed(path) is None
     assert read_sealed(tmp_path / "absent") is None
+
+
+def test_what_is_more_than_is_shown_is_counted():
+    assert abridged(["a", "b"], 3) == abridged(["a", "b"], 2) == ["a", "b"]
+    assert abridged(["a", "b", "c"], 2) == ["a", "b", "and 1 more"]
