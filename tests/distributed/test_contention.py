@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 from nearkin_command import run
+from small import Observed
 from threadpoolctl import threadpool_info
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.distributed import CpuTime, threads_for
 from nearkin.distributed.contention import others, waited
@@ -41,8 +42,7 @@ def crowded():
 
 @pytest.fixture
 def data(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-    np.savez(tmp_path / "data.npz", x=pixels)
+    np.savez(tmp_path / "data.npz", x=pixels(64))
     return str(tmp_path / "data.npz")
 
 
@@ -110,25 +110,18 @@ def test_little_work_takes_one_thread_of_every_library():
     assert counts() == usual
 
 
-class Products(TorchDispatchMode):
-    """Notes with how many threads torch multiplies matrices."""
-
-    def __init__(self):
-        super().__init__()
-        self.threads = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.mm.default:
-            self.threads.add(torch.get_num_threads())
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("dim", "threads"), [(8, 1), (LITTLE // 40 + 1, 2)])
 def test_a_probe_of_few_values_multiplies_with_one_thread_and_of_many_with_all(dim, threads):
     torch.set_num_threads(2)
-    with Products() as products:
+    seen = set()
+
+    def note(operation, *_):
+        if operation is torch.ops.aten.mm.default:
+            seen.add(torch.get_num_threads())
+
+    with Observed(note):
         fit_path(torch.randn(40, dim), torch.arange(40) % 3, 3, (1e-3,))
-    assert products.threads == {threads}
+    assert seen == {threads}
 
 
 @linux

@@ -8,36 +8,20 @@ from functools import partial
 
 import pytest
 import torch
-from small import as_double, batch_for, in_group, shard, small, spawn
+from small import Observed, in_group, of_two_processes, shares, small, spawn
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.distributed import data_parallel, gather, rows_of_rank
 from nearkin.distributed import mean_over_rows as mean_over_ranks
-from nearkin.objectives import (
-    in_batch,
-    info_nce,
-    mean_over_rows,
-    nt_xent,
-    sup_con,
-    unit,
-    vicreg,
-)
+from nearkin.objectives import in_batch, info_nce, mean_over_rows, nt_xent, sup_con, unit, vicreg
 from nearkin.objectives.numerics import dividing_rows
 
 ROWS, DIM, KEYS, T = 12, 6, 30, 0.2
 CLOSE = 1e-12
 DIVIDED = [
-    "dino",
-    "instdisc",
-    "instdisc_parametric",
-    "moco",
-    "moco_end_to_end",
-    "moco_memory_bank",
-    "moco_v3",
-    "nnclr",
-    "simclr",
-]
+    "dino", "instdisc", "instdisc_parametric", "moco", "moco_end_to_end", "moco_memory_bank",
+    "moco_v3", "nnclr", "simclr",
+]  # fmt: skip
 """Methods of which one process computes no product of the whole batch with anything."""
 
 
@@ -106,45 +90,35 @@ def outcome(term):
     return loss.detach(), [weight.grad for weight in learner.parameters()], own.grad
 
 
-class Products(TorchDispatchMode):
-    """How many multiplications matrix products take."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "mm" in func.__name__:
-            *_, left, right = args
-            self.count += left.numel() * right.shape[-1]
-        return func(*args, **(kwargs or {}))
-
-
 def products(name, rank=0, world=1):
-    method, batch = small(name).double(), as_double(shard(batch_for(name, 0), rank, world))
-    with Products() as counter:
-        method(batch, 0.5).loss.backward()
-    return counter.count
+    """How many multiplications the matrix products of a step take."""
+    counts = []
+
+    def count(operation, args, *_):
+        if "mm" in operation.__name__:
+            *_, left, right = args
+            counts.append(left.numel() * right.shape[-1])
+
+    method = small(name).double()
+    with Observed(count):
+        method(shares(rank, world)(name, 0), 0.5).loss.backward()
+    return sum(counts)
 
 
-def on_rank(rank, world, out):
-    with in_group(rank, world, f"{out}/rendezvous-{world}"):
-        outcomes = {name: outcome(term) for name, term in TERMS.items()}
-        rows = []
-        with dividing_rows(mean_over_ranks):
-            mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
-            means = torch.tensor([rank, 1.0]), torch.tensor(1.0 - rank)
-            mean = mean_over_rows(lambda _: means, 6)
-        counts = {name: products(name, rank, world) for name in DIVIDED}
-        torch.save((outcomes, rows, mean, counts), f"{out}/{world}-{rank}.pt")
+def on_rank(rank):
+    outcomes = {name: outcome(term) for name, term in TERMS.items()}
+    rows = []
+    with dividing_rows(mean_over_ranks):
+        mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
+        means = torch.tensor([rank, 1.0]), torch.tensor(1.0 - rank)
+        mean = mean_over_rows(lambda _: means, 6)
+    return outcomes, rows, mean, {name: products(name, rank, 2) for name in DIVIDED}
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shares")
-    spawn(on_rank, 2, str(folder))
-    return folder
-
-
-of_all = pytest.mark.parametrize("world", [2])
+def both(tmp_path_factory):
+    """What each of two processes has of `on_rank`."""
+    return of_two_processes(on_rank, tmp_path_factory.mktemp("shares"))
 
 
 def close(result, expected):
@@ -152,41 +126,34 @@ def close(result, expected):
     torch.testing.assert_close(result, expected, rtol=CLOSE, atol=CLOSE)
 
 
-@of_all
 @pytest.mark.parametrize("name", TERMS)
-def test_losses_and_gradients_are_those_of_the_whole_batch(name, world, out):
+def test_losses_and_gradients_are_those_of_the_whole_batch(name, both):
     loss, weights, rows = outcome(TERMS[name])
     assert name == "no row" or loss > 0
     of_rows = []
-    for rank in range(world):
-        result, _, _, _ = torch.load(out / f"{world}-{rank}.pt")
-        close(result[name][0], loss)
-        for gradient, expected in zip(result[name][1], weights, strict=True):
+    for outcomes, *_ in both:
+        loss_there, weights_there, rows_there = outcomes[name]
+        close(loss_there, loss)
+        for gradient, expected in zip(weights_there, weights, strict=True):
             close(gradient, expected)
-        of_rows.append(result[name][2] / world)  # DDP would divide them so
+        of_rows.append(rows_there / 2)  # DDP would divide them so
     close(torch.cat(of_rows, dim=1), rows)
 
 
-@of_all
-def test_each_row_is_computed_once(world, out):
-    rows = [torch.load(out / f"{world}-{rank}.pt")[1] for rank in range(world)]
+def test_each_row_is_computed_once_and_means_are_known_to_all(both):
+    rows = [rows for _, rows, *_ in both]
     assert [row for part in rows for row in part] == list(range(7))
-    assert {len(part) for part in rows} == {7 // world, 7 // world + 1}
+    assert {len(part) for part in rows} == {3, 4}
+    for _, _, (several, one), _ in both:
+        torch.testing.assert_close(several, torch.tensor([0.5, 1.0]))
+        torch.testing.assert_close(one, torch.tensor(0.5))
 
 
-@of_all
-def test_a_mean_over_processes_is_known_to_all_of_them(world, out):
-    for rank in range(world):
-        several, one = torch.load(out / f"{world}-{rank}.pt")[2]
-        torch.testing.assert_close(several, torch.tensor([(world - 1) / 2, 1.0]))
-        torch.testing.assert_close(one, torch.tensor((3 - world) / 2))
-
-
-@pytest.mark.parametrize("name", DIVIDED)
-def test_two_processes_have_half_of_the_products_each(name, out):
-    alone = products(name)
-    for rank in range(2):
-        assert torch.load(out / f"2-{rank}.pt")[3][name] == pytest.approx(alone / 2, rel=0.01)
+def test_two_processes_have_half_of_the_products_each(both):
+    for name in DIVIDED:
+        alone = products(name)
+        for *_, counts in both:
+            assert counts[name] == pytest.approx(alone / 2, rel=0.01), name
 
 
 def step_in_group(rank, file):

@@ -3,13 +3,13 @@
 Networks are on the device "meta", whose tensors have shapes and no numbers.
 """
 
-import numpy as np
 import pytest
 import torch
+from builders import pixels
+from small import Observed
 from torch._inductor.decomposition import select_decomp_table
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import AT_ONCE, Batches
@@ -39,26 +39,14 @@ def test_groups_of_batch_statistics_add_few_nodes_to_what_is_compiled():
 MOST_OPERATIONS = 80  # for the views of a step; once 491, of which 83 were copies from the CPU
 
 
-class Counted(TorchDispatchMode):
-    """Operations that a GPU would be given: all but views of memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operations += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("preset", ["simclr_cifar", "moco_cifar", "asymmetric_cifar"])
 def test_views_of_a_step_take_few_operations(preset):
     """Two views of CIFAR-10, of as many steps at once as on a GPU."""
-    samples = np.random.default_rng(0).integers(0, 256, (512, 32, 32, 3), dtype=np.uint8)
-    images, device = open_images(samples), torch.device("cpu")
+    images, device = open_images(pixels(512, 32)), torch.device("cpu")
     order = Order(len(images), 64, seed=0)
     batches = Batches(images, views_of(preset), image_size=32, order=order, device=device)
     batches.steps_at_once = AT_ONCE
-    with Counted() as counted:
+    given = []  # operations that a GPU would be given: all but views of memory
+    with Observed(lambda operation, *_: given.append(not operation.is_view)):
         assert sum(1 for _ in batches.between(0, AT_ONCE)) == AT_ONCE
-    assert 20 * AT_ONCE < counted.operations <= MOST_OPERATIONS * AT_ONCE
+    assert 20 * AT_ONCE < sum(given) <= MOST_OPERATIONS * AT_ONCE

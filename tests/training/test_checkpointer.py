@@ -72,12 +72,12 @@ def test_whoever_asks_gets_one_at_once(made):
     assert checkpoint.latest(made[0].files.folder.checkpoints) is not None
 
 
+def failing(*_, **__):
+    raise ResourceError("no room")
+
+
 def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch):
     checkpointer, _, _ = made
-
-    def failing(*_, **__):
-        raise ResourceError("no room")
-
     working = checkpoint.save
     for attempt in (failing, failing, working, failing, failing):
         monkeypatch.setattr(checkpoint, "save", attempt)
@@ -89,9 +89,6 @@ def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch)
 
 
 def test_the_last_one_must_succeed(made, monkeypatch):
-    def failing(*_, **__):
-        raise ResourceError("no room")
-
     monkeypatch.setattr(checkpoint, "save", failing)
     with pytest.raises(ResourceError, match="no room"):
         made[0].after(1, requested=False, last=True)

@@ -2,8 +2,8 @@
 
 import csv
 
-import numpy as np
 import pytest
+from builders import pixels
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
@@ -16,7 +16,7 @@ def losses(run):
 
 
 def test_a_batch_goes_through_in_chunks(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
+    images = pixels(32)
     settings = {"backbone": "tiny", "image_size": 16, "batch_size": 8, "epochs": 2, "val": 0.0}
     settings |= {"method": "moco", "options": {"queue_size": 16, "bn_groups": 4}}
     settings |= {"precision": "fp32", "evaluate_every": 0, "report": False}

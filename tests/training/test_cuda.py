@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from builders import pixels
+from nearkin_command import run as nearkin
 from small import PARTED, as_double, assert_same_state, batch_for, run, small
 from torch.nn.functional import conv2d
 
-from nearkin.cli import main
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
@@ -19,24 +20,16 @@ from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant
-from nearkin.types import Batch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = pytest.mark.needs("cuda")
 every_method = pytest.mark.parametrize("name", METHODS)
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
-
-
-def at(batch: Batch, device: torch.device) -> Batch:
-    views = tuple(view.to(device) for view in batch.views)
-    return Batch(views, batch.index.to(device), batch.label.to(device))
 
 
 def train(name, device, **options):
     method = small(name).double().to(device)
 
-    def batches(name, step):
-        return at(as_double(batch_for(name, step)), device)
-
+    batches = lambda name, step: as_double(batch_for(name, step)).to(device)
     losses, optimizer = run(method, name, batches=batches, **options)
     return method, losses, optimizer
 
@@ -76,7 +69,7 @@ def test_resuming_on_a_gpu_goes_on_from_the_same_step(name, tmp_path):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in PARTED])
 def test_a_step_waits_for_nothing(name):
-    batches = [at(batch_for(name, step), GPU) for step in range(6)]
+    batches = [batch_for(name, step).to(GPU) for step in range(6)]
     method = small(name).to(GPU)
     optimizer = build_optimizer(method, name="sgd", lr=0.05, weight_decay=0.0)
     taken = steps(method, optimizer, batches, start=0, total=6, schedule=constant(), seed=0)
@@ -90,8 +83,7 @@ def test_a_step_waits_for_nothing(name):
 
 @pytest.mark.parametrize("preset", ["simclr", "simclr_cifar", "byol", "moco_v2", "characters"])
 def test_views_are_those_of_the_processor(preset):
-    samples = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
-    images = open_images(samples)
+    images = open_images(pixels(64, 32))
     first_batches = []
     for device in (GPU, CPU):
         order = Order(len(images), 32, seed=0)
@@ -150,14 +142,14 @@ def test_neighbors_are_those_of_the_processor():
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "bf16"])
 def test_a_run_on_a_gpu_is_stopped_and_goes_on(precision, tmp_path):
-    data = tmp_path / "images.npz"
-    samples = np.random.default_rng(0).integers(0, 256, (128, 16, 16, 3), dtype=np.uint8)
-    np.savez(data, x=samples, y=np.arange(128) % 4)
+    data, out = tmp_path / "images.npz", RunFolder(tmp_path / "run")
+    np.savez(data, x=pixels(128), y=np.arange(128) % 4)
     settings = "--epochs 3 --batch-size 32 --backbone tiny --device cuda --save-every 1 -q"
-    run = tmp_path / "run"
-    command = ["train", str(data), *settings.split(), "--precision", precision, "-o", str(run)]
-    assert main(command) == 0
-    for newest in sorted((run / "checkpoints").iterdir())[-2:]:
-        newest.unlink()
-    assert main([*command, "--resume"]) == 0
-    assert "cuda" in RunFolder(run).machine.read_text()
+    command = ["train", data, *settings.split(), "--precision", precision, "-o", out.path]
+    assert nearkin(*command) == 0
+    oldest, *newer = sorted(out.checkpoints.iterdir())
+    for path in newer:
+        path.unlink()
+    assert nearkin(*command, "--resume") == 0
+    assert f"resuming after step {int(oldest.stem[5:])}" in out.log.read_text()
+    assert "cuda" in out.machine.read_text()

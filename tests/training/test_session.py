@@ -1,7 +1,7 @@
 """A training is given images that are opened and split, and opens nothing itself."""
 
-import numpy as np
 import pytest
+from builders import pixels
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
@@ -28,8 +28,7 @@ def calls(monkeypatch):
 
 
 def test_a_run_opens_and_splits_its_data_once(tmp_path, calls):
-    images = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
-    config = TrainConfig(backbone="tiny", image_size=16, batch_size=8, epochs=1)
-    run = train(images, config, out=tmp_path / "run")
+    config = TrainConfig(backbone="tiny", image_size=16, batch_size=8, epochs=1, report=False)
+    run = train(pixels(32), config, out=tmp_path / "run")
     assert calls == {"open_images": 1, "duplicates": 1}
     assert set(run.summary["measures"]) == {"encoder", "untrained", "pixels"}
