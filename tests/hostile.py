@@ -1,4 +1,4 @@
-"""What a stranger may send: payloads, and a process that shows what they do to a command."""
+"""What a stranger may send, and a process that shows what it does to commands."""
 
 import io
 import json
@@ -6,12 +6,13 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
+import builders
 import torch
-from PIL import Image
 from safetensors.torch import save
 
 import nearkin
@@ -19,23 +20,14 @@ from nearkin.config import to_toml
 from nearkin.networks.backbone import build_backbone
 
 PACKAGE = Path(nearkin.__file__).parent
-GIB = 2**30
 ENCODER = {"format": "1", "backbone": "tiny", "image_size": 16, "feature_dim": 128}
 """The header of an encoder's file."""
-
-
-def image(seed=0, size=(16, 16), kind="PNG"):
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
+image = partial(builders.encoded, size=(16, 16))
 
 
 def folder_of(path, files):
-    for name, content in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
+    contents = {name: c.encode() if isinstance(c, str) else c for name, c in files.items()}
+    return builders.write_files(path, contents)
 
 
 class Runs:
@@ -59,6 +51,7 @@ def tensors(state, description):
     return save(state, metadata={"nearkin": described})
 
 
+@cache
 def tiny():
     """The weights that belong to the header `ENCODER`."""
     torch.manual_seed(1)
@@ -84,21 +77,19 @@ def work_place(place):
     return folder_of(place, {"theirs.py": THEIRS, "good/encoder.safetensors": encoder})
 
 
-def run_of(place, name, config, data="images", **header):
-    """A finished run as a stranger hands it out."""
-    files = {
+def run_of(config, data="images", fingerprint="0", **header):
+    """The files of a finished run as a stranger hands it out."""
+    return {
         "config.toml": to_toml(config, data),
         "encoder.safetensors": tensors(tiny(), {**ENCODER, **header}),
         "summary.json": json.dumps({"measures": {"encoder": {}}, "left_out": {}}),
-        "data.json": json.dumps({"images": 12, "fingerprint": "0", "bad": 0}),
+        "data.json": json.dumps({"images": 12, "fingerprint": fingerprint, "bad": 0}),
     }
-    return folder_of(place / name, files).name
 
 
 PROGRAM = """
 import contextlib, io, json, os, resource, sys
-memory = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
 os.umask(0o077)
 WATCHED = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn",
            "socket.connect", "socket.getaddrinfo", "pickle.find_class"}
@@ -142,36 +133,44 @@ class Answer:
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         assert len(lines) == (self.code != 0), self.err
         assert self.code != 1, self.err
-        assert all(len(line) < 1_000 for line in lines)
+        assert all(len(line) < 2_000 for line in lines)  # with names of images, of 255 bytes each
         return "".join(lines)
 
-    def refused(self, code):
-        """The one line of a refusal."""
-        assert (self.code, self.out) == (code, ""), (self.code, self.out, self.err)
-        return self.line
+
+Case = tuple[str, Mapping[str, bytes | str], str, Container[int], str]
+"""What it is, files of a folder of its own, a command in which HERE is that folder, the exit codes
+that it may have, and words of its one line."""
+REFUSED = range(2, 6)
 
 
-class Commands:
-    """Commands to be run by one process, since loading torch takes longer than all of them."""
+def answers_to(place, cases):
+    """Give all commands to one process, since loading torch takes longer than all of them."""
+    commands = {}
+    for number, (what, files, command, _, _) in enumerate(cases):
+        assert what not in commands
+        folder_of(place / f"case{number}", files)
+        commands[what] = [word.replace("HERE", f"case{number}") for word in command.split()]
+    homes = {"XDG_CACHE_HOME": "cache", "TORCH_HOME": "torch", "HF_HOME": "hf"}
+    environment = os.environ | {name: str(place / home) for name, home in homes.items()}
+    environment |= {"PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input="\n".join(map(json.dumps, commands.items())),
+        capture_output=True, text=True, env=environment, cwd=place, timeout=500,
+    )  # fmt: skip
+    answers = {name: Answer(*rest) for name, *rest in map(json.loads, done.stdout.splitlines())}
+    assert answers.keys() == commands.keys(), (done.returncode, done.stderr[-2000:])
+    return answers
 
-    def __init__(self, root):
-        self.root = root
-        self.arguments = {}
 
-    def add(self, name, *arguments):
-        assert name not in self.arguments
-        self.arguments[name] = [str(argument) for argument in arguments]
+def assert_harmless(place, cases, answers, importing=("warm",)):
+    """Nothing ran, started, called or was unpickled, and each command ended as its case says.
 
-    def run(self, memory=24 * GIB):
-        homes = {"XDG_CACHE_HOME": "cache", "TORCH_HOME": "torch", "HF_HOME": "hf"}
-        environment = os.environ | {name: str(self.root / home) for name, home in homes.items()}
-        environment |= {"PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(memory)],
-            input="\n".join(map(json.dumps, self.arguments.items())),
-            capture_output=True, text=True, env=environment, cwd=self.root, timeout=500,
-        )  # fmt: skip
-        lines = map(json.loads, done.stdout.splitlines())
-        answers = {name: Answer(*rest) for name, *rest in lines}
-        assert answers.keys() == self.arguments.keys(), (done.returncode, done.stderr[-2000:])
-        return answers
+    Those that are `importing` are forgiven that torch looks for libraries, matplotlib for fonts.
+    """
+    assert not list(place.rglob("marker"))
+    assert {n: a.events for n, a in answers.items() if a.events and n not in importing} == {}
+    for what, _, _, codes, says in cases:
+        answer = answers[what]
+        assert answer.code in codes, (what, answer)
+        assert says in answer.line, (what, answer.line)
+        assert answer.out == "" or codes not in ({2}, {5}), (what, answer.out)

@@ -1,9 +1,15 @@
-"""Arguments of Python reach what they are for."""
+"""The verbs of Python have names, types and values; arguments reach what they are for."""
 
+import inspect
+import subprocess
+import sys
 import tomllib
+from types import UnionType
+from typing import Any, Union, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 import nearkin
 
@@ -32,3 +38,46 @@ def test_options_by_name_and_in_a_dictionary_are_both_used(run):
 def test_features_are_of_the_size_that_is_given(run):
     large, own = (nearkin.embed(run, PIXELS, image_size=size, workers=0) for size in (24, "auto"))
     assert np.abs(large.vectors - own.vectors).max() > 1e-3
+
+
+def test_every_name_of_the_package_is_there_and_importing_it_loads_no_torch():
+    program = "import sys, nearkin; assert 'torch' not in sys.modules; " + "".join(
+        f"nearkin.{name}; " for name in dir(nearkin)
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert {"objectives", "memory", "methods", "transforms", "testing"} <= {*dir(nearkin)}
+    with pytest.raises(AttributeError, match="nearkin has no trian"):
+        nearkin.trian  # noqa: B018
+
+
+OTHERWISE = {  # modules of the package have the names of these verbs
+    "index": "build_index",
+    "report": "write_report",
+    "methods": "list_methods",
+    "backbones": "list_backbones",
+    "config": "default_settings",
+}
+
+
+def test_every_verb_is_a_function_with_typed_arguments_and_one_type_of_result():
+    from nearkin.cli import app
+
+    verbs = [name for name in app if not name.startswith("-")]
+    assert {"train", "embed", "doctor", *OTHERWISE} <= set(verbs)
+    for verb in verbs:
+        function = getattr(nearkin, OTHERWISE.get(verb, verb))
+        hints = get_type_hints(function)
+        signature = inspect.signature(function)
+        assert hints.keys() == {*signature.parameters, "return"}, verb
+        returned = hints["return"]
+        assert returned is not Any, verb
+        assert get_origin(returned) not in (Union, UnionType), verb
+
+
+def test_what_is_listed_for_people_is_there_as_values():
+    assert "moco" in nearkin.list_methods()
+    assert nearkin.describe_method("moco").startswith("# MoCo")
+    assert "timm/resnet18" in nearkin.list_backbones("resnet18")
+    assert "timm:resnet18.a1_in1k" in nearkin.list_backbones("resnet18", pretrained=True)
+    assert 'method = "moco"' in nearkin.default_settings("moco")
+    assert nearkin.doctor()["torch"] == torch.__version__.partition("+")[0]

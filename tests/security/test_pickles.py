@@ -7,24 +7,33 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import pytest
 import timm
 import torch
 import torchvision
-from hostile import PACKAGE, PICKLE, THEIRS, Commands, Runs, folder_of, run_of, work_place, zipped
+from hostile import (
+    PACKAGE,
+    PICKLE,
+    REFUSED,
+    THEIRS,
+    Runs,
+    answers_to,
+    assert_harmless,
+    folder_of,
+    run_of,
+    work_place,
+    zipped,
+)
+from nearkin_command import run as command_line
 
 from nearkin.config import TrainConfig
 from nearkin.tables import write_sealed
 
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return work_place(tmp_path_factory.mktemp("pickles"))
+NOT_OF_ITS_NAME = "resnet18-f37072fd.pth is not the file of its name: its SHA-256"
 
 
-def weights(**more):
-    """A checkpoint that holds what is asked for, and a pickle that acts."""
-    state = {"conv1.weight": torch.zeros(64, 3, 7, 7), **more}
+def weights():
+    """A checkpoint that holds what is asked for, and a pickle that acts: with a name, and flat."""
+    state = {"conv1.weight": torch.zeros(64, 3, 7, 7)}
     return zipped({"state_dict": state, "x": Runs()}), zipped({**state, "x": Runs()})
 
 
@@ -34,123 +43,100 @@ def objects():
     return array
 
 
-def npz(file, /, **arrays):
-    np.savez(file, **arrays, allow_pickle=True)
-
-
-def add_libraries(commands, place):
+def sources(place):
     """Where torchvision, timm and transformers look for weights."""
     nested, flat = weights()
-    cache = place / "torch" / "hub" / "checkpoints"
-    url = torchvision.models.ResNet18_Weights.DEFAULT.url
-    by_url = timm.get_pretrained_cfg("gcvit_xxtiny.in1k").url
-    folder_of(cache, {Path(url).name: flat, Path(by_url).name: flat})
-    hub = place / "hf" / "hub" / f"models--timm--{'resnet18.a1_in1k'}"
+    urls = (
+        torchvision.models.ResNet18_Weights.DEFAULT.url,
+        timm.get_pretrained_cfg("gcvit_xxtiny.in1k").url,
+    )
+    folder_of(place / "torch" / "hub" / "checkpoints", {Path(url).name: flat for url in urls})
+    hub = place / "hf" / "hub" / "models--timm--resnet18.a1_in1k"
     folder_of(hub, {"refs/main": "0123abc", "snapshots/0123abc/pytorch_model.bin": flat})
+    for name in ("torchvision:resnet18", "timm:gcvit_xxtiny.in1k", "timm:resnet18.a1_in1k"):
+        says = NOT_OF_ITS_NAME if name == "torchvision:resnet18" else "error: "
+        yield f"weights: {name}", {}, f"embed {name} images -o x.npz", {5}, says
     old = zipped({"x": Runs()}, _use_new_zipfile_serialization=False)
     timms = json.dumps({"architecture": "resnet18", "num_classes": 0})
     theirs = json.dumps({"model_type": "resnet", "depths": [1], "hidden_sizes": [8]})
-    for name, config in {"timm": timms, "transformers": theirs}.items():
-        for kind, content in {"new": flat, "old": old, "bare": PICKLE}.items():
-            folder_of(place / f"{name}-{kind}",
-                      {"config.json": config, "pytorch_model.bin": content})  # fmt: skip
     index = json.dumps({"metadata": {}, "weight_map": {"x": "part.bin"}})
-    parts = {"config.json": theirs, "pytorch_model.bin.index.json": index, "part.bin": flat}
-    folder_of(place / "transformers-parts", parts)
-    folders = [path.name for path in place.glob("t*-*") if path.is_dir()]
-    assert len(folders) == 7
-    for suffix in ("bin", "pth", "safetensors"):
-        files = {"nested": nested, "flat": flat, "old": old, "bare": PICKLE}
-        folder_of(place, {f"{name}.{suffix}": content for name, content in files.items()})
-        folders += [f"{start}{name}.{suffix}" for name in files for start in ("", "resnet18@")]
-    for source in ["torchvision:resnet18", "timm:gcvit_xxtiny.in1k", "timm:resnet18.a1_in1k"]:
-        commands.add(f"weights: {source}", "embed", source, "images", "-o", "x.npz")
-    for source in folders:
-        commands.add(f"weights: {source}", "embed", source, "images", "-o", "x.npz")
+    folders = {
+        f"{name}-{kind}": {"config.json": config, "pytorch_model.bin": content}
+        for name, config in {"timm": timms, "transformers": theirs}.items()
+        for kind, content in {"new": flat, "old": old, "bare": PICKLE}.items()
+    }
+    folders["transformers-parts"] = {
+        "config.json": theirs, "pytorch_model.bin.index.json": index, "part.bin": flat
+    }  # fmt: skip
+    for name, files in folders.items():
+        yield f"weights: {name}", files, "embed HERE images -o x.npz", {5}, "error: "
+    for name, content in {"nested": nested, "flat": flat, "old": old, "bare": PICKLE}.items():
+        for suffix in ("bin", "pth", "safetensors"):
+            for start in ("", "resnet18@"):
+                command = f"embed {start}HERE/x.{suffix} images -o x.npz"
+                what = f"weights: {start}{name}.{suffix}"
+                yield what, {f"x.{suffix}": content}, command, {5}, "error: "
 
 
-def add_runs_of_pickles(commands, place):
+def runs(place):
     """Files of a run; a checkpoint has a checksum, which anybody can compute."""
     settings = TrainConfig(init_from="good", method="seed", teacher="good", augment="simclr")
     sound = (place / "good" / "encoder.safetensors").read_bytes()
+    run = run_of(settings) | {"start.safetensors": sound, "teacher.safetensors": sound}
     for file in ("encoder", "classifier", "projector", "start", "teacher"):
-        run = run_of(place, f"pickled-{file}", settings)
-        folder_of(place / run, {"start.safetensors": sound, "teacher.safetensors": sound})
-        folder_of(place / run, {f"{file}.safetensors": PICKLE})
         features = "embedding" if file == "projector" else "backbone"
-        using = (
-            ["assign", run] if file == "classifier" else ["evaluate", run, "--features", features]
-        )
-        commands.add(f"run: {file}", *using, "images")
-    run = run_of(place, "pickled", settings)
-    folder_of(place / run, {"summary.json": PICKLE, "map.npz": PICKLE, "data.json": PICKLE})
-    folder_of(place / run, {"embeddings.parquet": PICKLE})
+        evaluate = f"evaluate HERE --features {features} images"
+        command = "assign HERE images" if file == "classifier" else evaluate
+        says = f"{file}.safetensors cannot be used"
+        yield f"run: {file}", {**run, f"{file}.safetensors": PICKLE}, command, REFUSED, says
+    for file in ("summary.json", "map.npz", "data.json", "embeddings.parquet"):
+        run[file] = PICKLE
     for verb in ("report", "replay", "export"):
-        commands.add(f"run: {verb}", verb, run)
-    train = ["train", "images", "-o", "resumed", "--epochs", 1, "--batch-size", 4]
-    train += ["--backbone", "tiny", "-q", "--no-report"]
-    commands.add("warm: a run to be resumed", *train)
-    return [*train, "--resume"]
-
-
-def add_data(commands, place):
-    """Images, tables and vectors."""
-    npz(place / "objects.npz", x=objects())
-    npz(place / "labels.npz", x=np.zeros((4, 8, 8, 3), np.uint8), y=objects())
-    npz(place / "vectors.npz", path=objects(), vector=np.ones((1, 4), np.float32))
-    np.save(place / "array.npy", objects(), allow_pickle=True)
-    suffixes = ("npz", "npy", "csv", "parquet", "arrow", "zip", "tar", "tar.gz", "tgz", "png")
-    folder_of(place / "data", {f"pickle.{suffix}": PICKLE for suffix in suffixes})
-    script = f"{THEIRS}\nimport datasets\n"
-    info = json.dumps({"builder_name": "theirs", "features": {"image": {"_type": "theirs.Net"}}})
-    folder_of(place / "hub", {"hub.py": script, "dataset_info.json": info, "state.json": info,
-                              "data-00000-of-00001.arrow": PICKLE})  # fmt: skip
-    data = ["objects.npz", "labels.npz", "hub", *(f"data/pickle.{each}" for each in suffixes)]
-    for name in data:
-        commands.add(f"data: {name}", "check", name)
-        commands.add(f"labels: {name}", "train", "images", "--labels", name, "-o", "z")
-        commands.add(f"labeled: {name}", "classify", "images", "--labeled", name, "--from", "good")
-    for name in ("vectors.npz", "array.npy", "data/pickle.npz", "data/pickle.parquet"):
-        commands.add(f"vectors: {name}", "evaluate", name)
-        commands.add(f"search: {name}", "neighbors", "good", "images/a/a0.png", "--in", name)
-
-
-@pytest.fixture(scope="module")
-def pickled(place):
-    commands = Commands(place)
-    commands.add("warm: embed", "embed", "good", "images", "-o", "x.npz")
-    resume = add_runs_of_pickles(commands, place)
-    add_libraries(commands, place)
-    add_data(commands, place)
-    answers = commands.run()
+        yield f"run: {verb}", run, f"{verb} HERE", REFUSED, "error: "
+    train = f"train {place}/images -o {place}/resumed --epochs 1 --batch-size 4 --val 0"
+    train += " --backbone tiny -q"
+    assert command_line(*train.split()) == 0
     kept = list((place / "resumed" / "checkpoints").glob("ckpt-*.pt"))
+    assert kept
     for checkpoint in kept:
         write_sealed(checkpoint, zipped({"step": 1, "x": Runs()}))
     (place / "resumed" / "summary.json").unlink()
-    again = Commands(place)
-    again.add("warm: once more", "embed", "good", "images", "-o", "x.npz")
-    again.add("run: resumed", *resume)
-    assert kept
-    return answers | again.run()
+    yield "run: resumed", {}, f"{train} --resume", REFUSED, "error: "
 
 
-def test_no_file_is_unpickled(pickled, place):
-    assert not (place / "marker").exists()
-    ended = {name: answer.line for name, answer in pickled.items() if not name.startswith("warm")}
-    assert [name for name, line in ended.items() if not line] == []
-    for file in ("encoder", "classifier", "projector", "start", "teacher"):
-        assert f"{file}.safetensors cannot be used" in ended[f"run: {file}"]
-    events = {name: answer.events for name, answer in pickled.items() if "warm" not in name}
-    assert {name: each for name, each in events.items() if each} == {}
-    weights = {name for name in ended if name.startswith("weights")}
-    assert {name: pickled[name].code for name in weights} == dict.fromkeys(weights, 5)
-    hashed = ended["weights: torchvision:resnet18"]
-    assert re.search(r"resnet18-f37072fd\.pth is not the file of its name: its SHA-256", hashed)
-    assert "resnet18-f37072fd" in hashed
-    assert "downloaded again" not in ended["weights: timm-new"]
+def data(place):
+    """Images, tables and vectors."""
+    arrays = {
+        "objects.npz": {"x": objects()},
+        "labels.npz": {"x": np.zeros((4, 8, 8, 3), np.uint8), "y": objects()},
+        "vectors.npz": {"path": objects(), "vector": np.ones((1, 4), np.float32)},
+    }
+    for name, each in arrays.items():
+        np.savez(place / name, **each, allow_pickle=True)
+    np.save(place / "array.npy", objects(), allow_pickle=True)
+    suffixes = ("npz", "npy", "csv", "parquet", "arrow", "zip", "tar", "tar.gz", "tgz", "png")
+    folder_of(place / "data", {f"pickle.{suffix}": PICKLE for suffix in suffixes})
+    info = json.dumps({"builder_name": "theirs", "features": {"image": {"_type": "theirs.Net"}}})
+    folder_of(place / "hub", {"hub.py": f"{THEIRS}\nimport datasets\n", "dataset_info.json": info,
+                              "state.json": info, "data-00000-of-00001.arrow": PICKLE})  # fmt: skip
+    named = ["objects.npz", "labels.npz", "hub", *(f"data/pickle.{each}" for each in suffixes)]
+    commands = [
+        f"{verb} {name}" for name in named for verb in ("check", "train images -o z --labels")
+    ]
+    commands += [f"classify images --from good --labeled {name}" for name in named]
+    for name in ("vectors.npz", "array.npy", "data/pickle.npz", "data/pickle.parquet"):
+        commands += [f"evaluate {name}", f"neighbors good images/a/a0.png --in {name}"]
+    for command in commands:
+        yield command, {}, command, REFUSED, "error: "
 
 
-# ---------------------------------------------------------------- what the package may use
+def test_no_file_is_unpickled(tmp_path):
+    place = work_place(tmp_path)
+    cases = [("warm", {}, "embed good images -o x.npz", {0}, "")]
+    cases += [*runs(place), *sources(place), *data(place)]
+    answers = answers_to(place, cases)
+    assert_harmless(place, cases, answers)
+    assert "downloaded again" not in answers["weights: timm-new"].line
 
 
 MAY_RUN_CODE = {

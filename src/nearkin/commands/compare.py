@@ -161,7 +161,12 @@ def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) 
 
 def _augment_of_all(folders: Sequence[RunFolder], images: Images) -> str:
     """Return the augmentation that a training on these images would choose, for all alike."""
-    sizes = [int(folder.encoder_settings()[0].image_size) for folder in folders]
+    sizes = []
+    for folder in folders:
+        size = folder.encoder_settings()[0].image_size
+        if size == "auto":
+            raise UsageError(f"{folder.config} names no image_size; it is not what a run wrote")
+        sizes.append(size)
     side = min(*sizes, int(np.median(images.sizes.min(axis=1))))
     return str(augment_for(METHODS["simclr"].defaults, images, side))
 
