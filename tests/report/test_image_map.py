@@ -102,7 +102,7 @@ def test_neighbors_on_the_map_are_neighbors_by_cosine(mapped):
     assert np.mean(shared) > 4  # of 10; by chance .8
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize("dim", [1, 7])
 def test_a_few_images_have_places_of_their_own(count, dim):
     features = np.random.default_rng(count).normal(size=(count, dim)).astype(np.float32)
@@ -116,34 +116,22 @@ def test_a_few_images_have_places_of_their_own(count, dim):
         assert len(np.unique(places.round(9), axis=0)) == len(directions)
 
 
-@pytest.mark.parametrize(
-    "features",
-    [
-        np.zeros((20, 4), np.float32),
-        np.full((20, 4), 3.7, np.float32),
-        np.full((3, 4), 1e9, np.float32),
-        np.full((20, 4), 1e-9, np.float32),
-    ],
-)
-def test_images_that_are_all_alike_lie_on_one_place(features):
-    np.testing.assert_array_equal(tsne(features), np.zeros((len(features), 2)))
+def test_images_that_are_all_alike_lie_on_one_place():
+    for count, value in ((20, 0), (20, 3.7), (3, 1e9), (20, 1e-9)):
+        features = np.full((count, 4), value, np.float32)
+        np.testing.assert_array_equal(tsne(features), np.zeros((count, 2)))
 
 
-def test_copies_and_two_kinds_of_images_are_no_trouble():
-    features = np.repeat(np.eye(2, 8, dtype=np.float32), 40, axis=0)
-    places = tsne(features)
+def test_copies_and_an_image_without_a_direction_are_no_trouble(mapped):
+    places = tsne(np.repeat(np.eye(2, 8, dtype=np.float32), 40, axis=0))
     assert np.isfinite(places).all()
     assert distances(places[:40], places[40:]).min() > 0
-
-
-def test_a_image_without_a_direction_is_no_trouble(mapped):
-    features, *_ = mapped
-    features = features.copy()
+    features = mapped[0].copy()
     features[5] = 0
     assert np.isfinite(tsne(features)).all()
 
 
-def test_a_image_of_the_map_is_placed_on_itself(mapped):
+def test_an_image_of_the_map_is_placed_on_itself(mapped):
     features, _, places = mapped
     placed = place(features[::7] * 2, features, places)
     np.testing.assert_allclose(placed, places[::7], atol=1e-3 * np.abs(places).max())
