@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import numpy as np
@@ -59,7 +59,7 @@ def _text(cell: str | None) -> str:
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
-def check_unpacked(file: BinaryIO, most: int) -> None:
+def check_unpacked(file: Any, most: int) -> None:
     """Raise an error of any kind for a zip that is damaged, or unpacks to more bytes than `most`.
 
     Its list of contents tells: what unpacks to more than is stated there is not read further.
@@ -70,7 +70,7 @@ def check_unpacked(file: BinaryIO, most: int) -> None:
         raise ValueError(f"it unpacks to {unpacked / 1e6:,.0f} MB, and {most / 1e6:,.0f} are free")
 
 
-def read_arrays(file: BinaryIO, most: int, names: Collection[str] = ()) -> dict[str, np.ndarray]:
+def read_arrays(file: Any, most: int, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     """Read arrays of an .npz; nothing is unpickled, and a small file stays small.
 
     Args:

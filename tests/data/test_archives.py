@@ -117,11 +117,15 @@ def test_a_zip_member_that_is_not_where_it_should_be_is_unreadable(tmp_path, off
         whole.read(1)
 
 
-@pytest.mark.parametrize("place", [Place(2**63 - 31, 9, 9, STORED), Place(0, 2**62, 9, DEFLATED)])
-def test_a_member_beyond_all_bounds_is_an_error_of_the_file(tmp_path, place):
+def test_a_member_beyond_all_bounds_is_an_error_of_the_file(tmp_path):
     path = pack(tmp_path / "d.zip", [("a.png", encoded())])
+
+    def read(*place):
+        return Archive([path], 0, ("a.png",), np.array([[0, *Place(*place)]])).read("a.png")
+
     with pytest.raises(OSError, match=r"damaged in the archive|Invalid argument"):
-        Archive([path], 0, ("a.png",), np.array([[0, *place]])).read("a.png")
+        read(2**63 - 31, 9, 9, STORED)
+    assert read(0, 2**62, 9, DEFLATED) == encoded()[:9]  # packed bytes end with the file
 
 
 def _read_all(images):

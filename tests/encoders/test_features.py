@@ -4,6 +4,7 @@ All weights are random and seeded, saved in the library's own format and loaded 
 is compared is the whole way, from files of photographs to features.
 """
 
+import hashlib
 import json
 
 import pytest
@@ -142,11 +143,15 @@ def test_timm_in_a_folder_has_any_number_of_classes(classes, where, folder, tmp_
 # ---------------------------------------------------------------- torchvision
 
 
-def saved_torchvision(name, folder, state):
-    url = torchvision.models.get_model_weights(name).DEFAULT.url
+def saved_torchvision(name, folder, state, monkeypatch):
+    """Keep these weights as torch keeps a download: the name begins the SHA-256 of the content."""
     kept = folder / "torch" / "hub" / "checkpoints"
     kept.mkdir(parents=True)
-    torch.save(state, kept / url.rpartition("/")[2])
+    torch.save(state, kept / "weights")
+    begin = hashlib.sha256((kept / "weights").read_bytes()).hexdigest()[:8]
+    (kept / "weights").rename(kept / f"{name}-{begin}.pth")
+    weights = torchvision.models.get_model_weights(name).DEFAULT.value
+    monkeypatch.setattr(weights, "url", f"https://download.invalid/{name}-{begin}.pth")
 
 
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("vit_b_32", marks=pytest.mark.slow)])
@@ -154,7 +159,7 @@ def test_torchvision_by_name(name, folder, tmp_path, monkeypatch):
     offline(monkeypatch, tmp_path)
     torch.manual_seed(0)
     network = varied(torchvision.models.get_model(name))
-    saved_torchvision(name, tmp_path, network.state_dict())
+    saved_torchvision(name, tmp_path, network.state_dict(), monkeypatch)
     head = "fc" if name == "resnet18" else "heads"
     setattr(network, head, nn.Identity())
     transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
