@@ -4,8 +4,6 @@ The plain loop, the loader and the method of one's own are run by the tests of t
 """
 
 import importlib.util
-import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -14,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from builders import fill
+from processes import SECONDS, environment
 from pyarrow import parquet
 from torch import nn
 from torchvision.models import resnet18
@@ -45,28 +44,24 @@ def learned(before, after):
     )
 
 
+@pytest.mark.needs("lightning")
 def test_lightning_trains_a_method(tmp_path):
+    backbone, images = network(), torch.randint(0, 256, (48, 3, 32, 32), dtype=torch.uint8)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, of versions of torch
-        pytest.importorskip("lightning", reason="needs lightning, which is no requirement")
-        backbone = network()
         loss = example("lightning_loop").train(
-            backbone,
-            torch.randint(0, 256, (48, 3, 32, 32), dtype=torch.uint8),
-            max_epochs=1,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
+            backbone, images, max_epochs=1, accelerator="cpu", enable_checkpointing=False,
+            default_root_dir=tmp_path, **quiet,
+        )  # fmt: skip
     assert 0 < loss < 10
     assert learned(network(), backbone)
 
 
+@pytest.mark.needs("accelerate")
 def test_accelerate_trains_a_method():
-    accelerate = pytest.importorskip("accelerate", reason="needs accelerate, no requirement")
+    import accelerate
+
     backbone = network()
     images = torch.randint(0, 256, (48, 3, 32, 32), dtype=torch.uint8)
     loss = example("accelerate_loop").train(accelerate.Accelerator(cpu=True), backbone, images, 1)
@@ -106,24 +101,18 @@ SPARK = "--master local[1] --conf spark.ui.enabled=false --conf spark.driver.bin
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs pyspark")
-@pytest.mark.skipif(shutil.which("java") is None, reason="needs java, for Spark")
+@pytest.mark.needs("pyspark", "java")
 def test_spark_computes_the_features_of_nearkin(encoder, tmp_path):
-    rng = np.random.default_rng(0)
-    for number in range(10):
-        path = tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (70, 90, 3), np.uint8)).save(path)
+    names = [f"{('cat', 'dog')[number % 2]}/{number}.png" for number in range(10)]
+    fill(tmp_path / "images", *names, size=(90, 70))
     command = [EXAMPLES / "spark_embed.py", encoder, tmp_path / "images", tmp_path / "vectors"]
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_SUBMIT_ARGS": f"{SPARK} --conf spark.driver.host=127.0.0.1 pyspark-shell",
-        },
-        capture_output=True, text=True, check=False,
+        env=environment(
+            PYSPARK_PYTHON=sys.executable,
+            PYSPARK_SUBMIT_ARGS=f"{SPARK} --conf spark.driver.host=127.0.0.1 pyspark-shell",
+        ),
+        capture_output=True, text=True, check=False, timeout=SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = parquet.read_table(tmp_path / "vectors").sort_by("path").to_pydict()

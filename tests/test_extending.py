@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
+from builders import digits
+from nearkin_command import run as call
 
 import nearkin
-from nearkin.cli import main
 from nearkin.testing import check_method
 
 ROOT = Path(__file__).parents[1]
@@ -32,11 +32,8 @@ def test_the_method_keeps_the_laws(monkeypatch):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Five digits, 16 images of each."""
-    digits = load_digits()
-    rows = np.concatenate([np.flatnonzero(digits.target == number)[:16] for number in range(5)])
     path = tmp_path_factory.mktemp("data") / "digits.npz"
-    images = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
-    np.savez(path, x=images, y=digits.target[rows])
+    np.savez(path, **dict(zip("xy", digits(16, classes=5), strict=True)))
     return path
 
 
@@ -46,7 +43,7 @@ def run(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        assert main(command(data, out)) == 0
+        assert call(*command(data, out)) == 0
     return out
 
 
@@ -66,7 +63,7 @@ def test_it_is_trained_with_its_own_options(run):
 
 
 def test_its_encoder_is_evaluated_and_loaded(run, capsys):
-    assert main(["evaluate", str(run), "--json"]) == 0
+    assert call("evaluate", run, "--protocol=knn", "--json") == 0
     measures = json.loads(capsys.readouterr().out)["measures"]
     assert 0 <= measures["encoder"]["kNN top-1"]["value"] <= 1
     assert nearkin.load(run).dim == 128
@@ -74,7 +71,7 @@ def test_its_encoder_is_evaluated_and_loaded(run, capsys):
 
 def test_its_run_is_resumed_and_has_a_page(run, data, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    assert main(command(data, run, "--resume")) == 0
+    assert call(*command(data, run, "--resume")) == 0
     assert "already complete" in capsys.readouterr().err
-    assert main(["report", str(run)]) == 0
+    assert call("report", run) == 0
     assert "ReSSL" in (run / "report.html").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from processes import environment
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -39,7 +40,9 @@ for check in check_estimator(strips, on_fail=None, on_skip=None):
 def test_every_check_of_scikit_learn_passes():
     """In a process without the type checks of the tests: one check passes wrong types."""
     command = [sys.executable, "-W", "error", "-c", CHECKS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=600, env=environment()
+    )
     assert done.returncode == 0, done.stderr
     results = [line.split(": ", 2) for line in done.stdout.splitlines()]
     assert len(results) > 40

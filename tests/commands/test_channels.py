@@ -2,18 +2,16 @@
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cards import computed
+from needs import need
 from PIL import Image
-from processes import environment
 
 import nearkin
-from nearkin.cli import main
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
@@ -21,7 +19,8 @@ from nearkin.report.image_map import thumbnails, tiles
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Silent
 
-tifffile = pytest.importorskip("tifffile")
+need("tifffile")
+import tifffile  # noqa: E402
 
 SMALL = dict(
     batch_size=8, epochs=2, seed=0, workers=0, save_every=1, evaluate_every=0, report=False
@@ -138,10 +137,10 @@ def test_a_resumed_training_is_the_unbroken_one_to_the_bit(run, data, tmp_path):
         assert getattr(folder, name).read_bytes() == getattr(whole, name).read_bytes(), name
 
 
-def test_other_images_are_refused_in_one_line_with_exit_code_3(run, tmp_path, capsys):
+def test_other_images_are_refused_in_one_line_with_exit_code_3(run, tmp_path, refusal):
     textures(tmp_path / "four", 4, "uint16", 2)
-    assert main(["embed", str(run), str(tmp_path / "four"), "-o", str(tmp_path / "x.npz")]) == 3
-    assert "4 channels of uint16, and the encoder takes 13 channels" in capsys.readouterr().err
+    refused = refusal(3, "embed", run, tmp_path / "four", "-o", tmp_path / "x.npz")
+    assert "4 channels of uint16, and the encoder takes 13 channels" in refused
     options = {key: value for key, value in SMALL.items() if key != "batch_size"}
     with pytest.raises(UsageError, match="backbone torchvision:resnet18 takes 3 channels"):
         nearkin.train(
@@ -149,19 +148,6 @@ def test_other_images_are_refused_in_one_line_with_exit_code_3(run, tmp_path, ca
         )
     with pytest.raises(DataError, match="4 channels of uint16, and the encoder takes 13"):
         nearkin.train(tmp_path / "four", out=tmp_path / "more", init_from=run, **options)
-
-
-CODE = """
-import os, sys
-sys.modules["nearkin"] = None
-import numpy
-for folder, result in {folders!r}:
-    os.chdir(folder)
-    code = open("README.md").read().split("```python\\n")[1].split("```")[0]
-    names = dict()
-    exec(code.replace('"photo.jpg"', {photo!r}), names)
-    numpy.save("result.npy", numpy.asarray(names[result]))
-"""
 
 
 @pytest.mark.slow
@@ -174,17 +160,14 @@ def test_exports_give_the_same_features_by_the_code_of_their_cards(run, data, tm
         (run, "torch-export", "outputs"),
         (tmp_path / "timm", "timm", "features"),
     ]
-    folders = []
-    for number, (source, format, result) in enumerate(cards):
-        nearkin.export(source, tmp_path / str(number), format=format)
-        folders.append((str(tmp_path / str(number)), result))
-    code = CODE.format(folders=folders, photo=repr(str(photo)))
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment(), check=True)
-    for (source, *_), (folder, _) in zip(cards, folders, strict=True):
+    folders = [tmp_path / str(number) for number in range(len(cards))]
+    for folder, (source, format, _) in zip(folders, cards, strict=True):
+        nearkin.export(source, folder, format=format)
+    results = zip(folders, (result for *_, result in cards), strict=True)
+    for (source, *_), theirs in zip(cards, computed(results, photo), strict=True):
         encoder = load(source)
         with torch.inference_mode():
             own = encoder(encoder.transform(tifffile.imread(photo))[None])
-        theirs = np.load(Path(folder) / "result.npy")
         np.testing.assert_allclose(theirs, own, atol=1e-4 * float(own.abs().max()))
     for format, reason in (
         ("torchvision", "its networks take RGB only"),

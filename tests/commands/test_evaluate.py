@@ -27,7 +27,7 @@ def run(tmp_path_factory):
     pixels = rng.integers(0, 90, (72, 16, 16, 3)) + 150 * np.eye(3)[labels][:, None, None]
     np.savez(folder / "colors.npz", x=pixels.clip(0, 255).astype(np.uint8), y=labels)
     settings = TrainConfig(
-        epochs=1, batch_size=16, val=0.3, backbone="tiny", image_size=16, workers=0
+        epochs=1, batch_size=16, val=0.3, backbone="tiny", image_size=16, workers=0, report=False
     )
     return train(str(folder / "colors.npz"), settings, out=folder / "run").folder
 

@@ -2,12 +2,13 @@
 
     python tests/formats/make.py
 
-They lie in tests/formats/VERSION: `images.npz`; a training, a discovery and a classification of
-it, without what only they themselves read again; and `expected.npz`, what comes out of them.
-test_formats.py loads those of every release.
+They lie in tests/formats/VERSION.tar.xz: `images.npz`; a training, a discovery and a
+classification of it, without what only they themselves read again; and `expected.npz`, what comes
+out of them. test_formats.py loads those of every release.
 """
 
 import shutil
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from sklearn.datasets import load_digits
 import nearkin
 
 HERE = Path(__file__).parent
+BACKBONE = "timm:test_efficientnet?channel_multiplier=0.25"
+"""With convolutions and batch norms, and of 50 kB: it is kept three times for each release."""
 DROPPED = (
     ".nearkin-run", "train.log", "report.html", "start.safetensors", "checkpoints", "plots",
     "classes",
@@ -46,8 +49,8 @@ def make(folder):
     np.savez_compressed(data, **images())
     small = {"epochs": 1, "device": "cpu", "workers": 0}
     trained = nearkin.train(
-        data, out=folder / "train", backbone="timm/test_efficientnet", batch_size=16, dim=16,
-        hidden_dim=16, **small,
+        data, out=folder / "train", backbone=BACKBONE, batch_size=16, dim=16, hidden_dim=16,
+        **small,
     )  # fmt: skip
     start = str(trained.path)
     nearkin.discover(
@@ -77,10 +80,26 @@ def features(encoder, image):
         return encoder(encoder.transform(image)[None])[0].numpy()
 
 
+def plain(entry):
+    """An entry without what is of this computer and this day."""
+    entry.mtime = entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o755 if entry.isdir() else 0o644
+    return entry
+
+
+def pack(folder, path):
+    """Write the files of a folder as one, the same for the same files."""
+    with tarfile.open(path, "x:xz") as packed:  # an error if it is there: releases stay
+        for file in sorted(folder.rglob("*")):
+            name = file.relative_to(folder).as_posix()
+            packed.add(file, name, recursive=False, filter=plain)
+
+
 if __name__ == "__main__":
-    kept = HERE / nearkin.__version__
     with tempfile.TemporaryDirectory() as name:
-        made = Path(name) / "kept"
+        made, kept = Path(name) / "made", Path(name) / "kept"
         made.mkdir()
         np.savez_compressed(made / "expected.npz", **make(made))
-        shutil.copytree(made, kept, ignore=dropped)  # an error if it is there: releases stay
+        shutil.copytree(made, kept, ignore=dropped)
+        pack(kept, HERE / f"{nearkin.__version__}.tar.xz")
