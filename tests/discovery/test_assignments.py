@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from discoveries import build_predictions, softmax, unit
 from sklearn.datasets import load_digits
 
 from nearkin.discovery.assignments import (
@@ -15,38 +16,15 @@ from nearkin.discovery.assignments import (
     label_first,
     reference_of,
 )
-from nearkin.discovery.classifier import Calibration, Predictions
+from nearkin.discovery.classifier import Calibration
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 
 KNOWN, CLASSES, VIEWS = 2, 5, 8
 
 
-def unit(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def softmax(x):
-    p = np.exp(x - x.max(axis=1, keepdims=True))
-    return p / p.sum(axis=1, keepdims=True)
-
-
-def predict(features, probability, label, *, by_view=None, num_known=KNOWN):
-    """Predictions whose views all agree, if none are given."""
-    features, probability = np.asarray(features, float), np.asarray(probability, float)
-    n, classes = probability.shape
-    names = [f"animal {c}" for c in range(num_known)]
-    names += [f"new-{c + 1}" for c in range(classes - num_known)]
-    largest = np.repeat(probability.argmax(axis=1)[None], VIEWS, axis=0)
-    return Predictions(
-        paths=tuple(f"image {row}.png" for row in range(n)),
-        probability=probability,
-        by_view=largest if by_view is None else np.asarray(by_view),
-        features=unit(features),
-        label=np.asarray(label),
-        classes=tuple(names),
-        num_known=num_known,
-    )
+def predict(features, probability, label, **options):
+    return build_predictions(unit(np.asarray(features, float)), probability, label, **options)
 
 
 def some(n=80, *, seed=0, dim=6):
@@ -80,7 +58,7 @@ def test_the_columns_are_what_they_say(seed):
     predictions = some(seed=seed)
     assigned = assign(predictions)
     rows = [r for r in range(80) if predictions.label[r] == UNKNOWN]
-    assert assigned.paths == [f"image {r}.png" for r in rows]
+    assert assigned.paths == [f"{r}.png" for r in rows]
     features, cluster = predictions.features, predictions.probability.argmax(axis=1)
     means = [unit(features[predictions.label == c].mean(axis=0)) for c in range(KNOWN)]
     for i, r in enumerate(rows):
@@ -147,9 +125,9 @@ def test_a_image_whose_views_disagree_is_on_the_border():
     predictions.by_view[:3, 20] = 4  # of class 2, and 5 of 8 views are left
     predictions.by_view[:2, 21] = 4
     flag = flags(predictions)
-    assert flag["image 20.png"] == "border"
-    assert flag["image 21.png"] == ""  # 6 of 8: neither core nor border
-    assert flag["image 22.png"] == "core"
+    assert flag["20.png"] == "border"
+    assert flag["21.png"] == ""  # 6 of 8: neither core nor border
+    assert flag["22.png"] == "core"
 
 
 def test_a_image_with_a_small_margin_is_on_the_border():
@@ -157,22 +135,22 @@ def test_a_image_with_a_small_margin_is_on_the_border():
     predictions.probability[20] = [0.0, 0.0, 0.55, 0.45, 0.0]
     predictions.probability[21] = [0.0, 0.0, 0.65, 0.35, 0.0]
     flag = flags(predictions)
-    assert flag["image 20.png"] == "border"
-    assert flag["image 21.png"] == ""
+    assert flag["20.png"] == "border"
+    assert flag["21.png"] == ""
 
 
 def test_a_image_among_another_class_is_not_core():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.features[20] = predictions.features[60]  # of class 2, in the middle of class 3
     flag = flags(predictions)
-    assert flag["image 20.png"] == ""
+    assert flag["20.png"] == ""
 
 
 def test_a_image_that_lies_with_a_known_class_may_be_known():
     predictions = heaps([10, 0, 30, 30, 30])
     predictions.features[40] = predictions.features[0]  # assigned to class 2, looks like class 0
     assigned = assign(predictions)
-    row = assigned.paths.index("image 40.png")
+    row = assigned.paths.index("40.png")
     assert assigned.classes[assigned.cluster[row]] == "new-1"
     assert assigned.classes[assigned.nearest_known[row]] == "animal 0"
     assert assigned.flag.count("maybe-known") == 1
@@ -314,14 +292,8 @@ def test_equal_and_empty_features_are_no_reason_to_fail():
     for features in (predictions.features, np.zeros((6, 3))):
         predictions.features[:] = features
         assigned = assign(predictions)
-        for column in (
-            assigned.score,
-            assigned.margin,
-            assigned.entropy,
-            assigned.purity,
-            assigned.similarity,
-        ):
-            assert np.isfinite(column).all()
+        for name in ("score", "margin", "entropy", "purity", "similarity"):
+            assert np.isfinite(getattr(assigned, name)).all(), name
 
 
 def test_the_least_certain_image_of_each_class_is_to_be_labeled_first():
@@ -351,15 +323,7 @@ def test_a_typical_image_of_each_novel_class_is_to_be_labeled_before():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_table_holds_plain_values_of_four_digits(dtype, tmp_path):
     p = some()
-    p = Predictions(
-        p.paths,
-        p.probability.astype(dtype),
-        p.by_view,
-        p.features.astype(dtype),
-        p.label,
-        p.classes,
-        p.num_known,
-    )
+    p = replace(p, probability=p.probability.astype(dtype), features=p.features.astype(dtype))
     assigned = assign(p)
     write_csv(tmp_path / "assignments.csv", COLUMNS, assigned.table())
     read = list(read_csv(tmp_path / "assignments.csv"))

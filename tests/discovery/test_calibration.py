@@ -94,10 +94,10 @@ def drawn_loss(p, correct, temperature):
     return len(p) * log_loss(p, correct, temperature) + more + math.log(temperature) ** 2 / 2
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_temperature_has_a_smaller_loss(seed):
     p = softmaxes(40, scale=3, seed=seed)
-    correct = np.random.default_rng(seed).random(40) < [0.2, 0.5, 0.8, 0.95][seed % 4]
+    correct = np.random.default_rng(seed).random(40) < [0.2, 0.5, 0.8, 0.95][seed]
     least = drawn_loss(p, correct, fit_calibration(p, correct).temperature)
     losses = [drawn_loss(p, correct, t) for t in np.geomspace(0.0501, 19.9, 200)]
     assert least <= min(losses) + 1e-4
@@ -193,7 +193,7 @@ def test_a_linear_probe_has_no_more_loss_on_new_images(n):
     """On average of several subsets of digits."""
     x, y = load_digits(return_X_y=True)
     changes = []
-    for seed in range(8):
+    for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(x))
         features = torch.from_numpy(x[order]).float()
         labels, truth = y[order[:n]], y[order[n:]]

@@ -1,9 +1,11 @@
 """The classes that were found: their columns restated, and which of them may be one class."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from discoveries import build_predictions, softmax, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,30 +18,14 @@ from nearkin.discovery.assignments import (
     one_class,
     typical,
 )
-from nearkin.discovery.classifier import Predictions
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 
 KNOWN = 2
 
 
-def unit(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def predict(features, logits, label, *, num_known=KNOWN):
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    n, classes = logits.shape
-    novel = [f"new-{c + 1}" for c in range(classes - num_known)]
-    return Predictions(
-        paths=tuple(f"{row}.png" for row in range(n)),
-        probability=p / p.sum(axis=1, keepdims=True),
-        by_view=np.repeat(logits.argmax(axis=1)[None], 3, axis=0),
-        features=unit(features),
-        label=np.asarray(label),
-        classes=tuple([f"animal {c}" for c in range(num_known)] + novel),
-        num_known=num_known,
-    )
+def predict(features, logits, label, num_known=KNOWN):
+    return build_predictions(unit(features), softmax(logits), label, num_known, num_views=3)
 
 
 def by_direction(x, directions, label, **options):
@@ -266,29 +252,19 @@ def test_only_novel_classes_are_suggested():
     predictions = halved(0)
     order = [4, 5, 0, 1, 2, 3]
     label = np.where(predictions.label == UNKNOWN, UNKNOWN, predictions.label + 2)
-    swapped = Predictions(
-        predictions.paths,
-        predictions.probability[:, order],
-        predictions.by_view,
-        predictions.features,
-        np.where(label < KNOWN, label, UNKNOWN),
-        predictions.classes,
-        KNOWN,
-    )
+    label = np.where(label < KNOWN, label, UNKNOWN)
+    swapped = replace(predictions, probability=predictions.probability[:, order], label=label)
     assert suggested(swapped) == {}
 
 
 def test_the_suggestion_does_not_depend_on_the_order_of_classes_and_images():
     predictions = halved(1)
     order, shuffled = [0, 1, 5, 3, 4, 2], np.random.default_rng(0).permutation(600)
-    permuted = Predictions(
-        predictions.paths,
-        predictions.probability[shuffled][:, order],
-        predictions.by_view,
-        predictions.features[shuffled],
-        predictions.label[shuffled],
-        predictions.classes,
-        KNOWN,
+    permuted = replace(
+        predictions,
+        probability=predictions.probability[shuffled][:, order],
+        features=predictions.features[shuffled],
+        label=predictions.label[shuffled],
     )
     assert suggested(permuted) == {"new-1": {"new-3"}, "new-3": {"new-1"}}
 

@@ -1,20 +1,21 @@
 """A discovery by two real processes: the result of one, whatever becomes of the other."""
 
-import csv
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import builders
 import numpy as np
 import pytest
 import torch
+from discoveries import rows
+from nearkin_command import run
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
 
-from nearkin.cli import main
+from nearkin.run import settings as build
 from nearkin.run.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(
@@ -37,11 +38,21 @@ from nearkin.cli import main
 if __name__ == "__main__":
     sys.exit(main())
 """
-"""In float32 whatever the processor, and not long enough for rounding to grow into chaos.
-
-By SGD: steps of Muon, in bfloat16, and of AdamW, where gradients are tiny, enlarge rounding.
-"""
+"""What `short` does, in a process of its own."""
 STAGES = ("features", "known", "simgcd-0")
+
+
+@pytest.fixture(scope="module")
+def short():
+    """In float32 whatever the processor, and not long enough for rounding to grow into chaos.
+
+    By SGD: steps of Muon, in bfloat16, and of AdamW, where gradients are tiny, enlarge rounding.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "native_precision", lambda _: torch.float32)
+        patch.setattr(build, "MOST_EPOCHS", 2)
+        patch.setattr(build, "usable_optimizer", lambda *_: "sgd")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +62,9 @@ def data(tmp_path_factory):
     A weight that sees nothing but black has a gradient of rounding, of which AdamW makes a step.
     """
     path = tmp_path_factory.mktemp("data") / "digits.npz"
-    dataset = load_digits()
-    rows = np.concatenate([np.flatnonzero(dataset.target == n)[:16] for n in range(5)])
-    rng = np.random.default_rng(0)
-    rows = rng.permutation(rows)
-    noise = rng.uniform(0, 55, (len(rows), 8, 8))
-    pixels = np.rint(dataset.images[rows] * (200 / 16) + noise).astype(np.uint8)
-    np.savez(path, x=pixels, y=dataset.target[rows])
+    pixels, labels = builders.digits(16, 5)
+    noise = np.random.default_rng(0).uniform(0, 55, pixels.shape)
+    np.savez(path, x=np.rint(pixels * (200 / 255) + noise).astype(np.uint8), y=labels)
     path.with_name("short.py").write_text(SHORT)
     return path
 
@@ -84,25 +91,18 @@ def srun():
     return [env | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in ("0", "1")]
 
 
-def discovered(data, out, *more, **options):
-    code, output, err = ended(start(data, out, *more, **options))
-    assert code == 0, err
-    return RunFolder(out), output, err
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+@pytest.fixture(scope="module")
+def alone(data, short, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "alone"
+    assert run("discover", data, *SETTINGS, "--out", out) == 0
+    return RunFolder(out)
 
 
 @pytest.fixture(scope="module")
-def alone(data, tmp_path_factory):
-    return discovered(data, tmp_path_factory.mktemp("runs") / "alone")[0]
-
-
-@pytest.fixture(scope="module")
-def both(data, tmp_path_factory):
-    return discovered(data, tmp_path_factory.mktemp("runs") / "both", "--devices", "2")[0]
+def both(data, short, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "both"
+    assert run("discover", data, *SETTINGS, "--out", out, "--devices", 2) == 0
+    return RunFolder(out)
 
 
 def test_two_processes_discover_what_one_discovers(alone, both):
@@ -115,7 +115,7 @@ def test_two_processes_discover_what_one_discovers(alone, both):
     ours, theirs = load_file(both.encoder), load_file(alone.encoder)
     x, y = (torch.cat([side[name].flatten().double() for name in ours]) for side in (ours, theirs))
     assert float((x - y).norm() / y.norm()) < 1e-3
-    result, expected = (rows(run.path / "assignments.csv") for run in (both, alone))
+    result, expected = (rows(each.path / "assignments.csv") for each in (both, alone))
     assert [row["cluster"] for row in result] == [row["cluster"] for row in expected]
     for column in ("score", "margin", "entropy"):
         scores = [float(row[column]) for row in expected]
@@ -137,10 +137,11 @@ def test_a_killed_process_ends_a_discovery_and_torchrun_completes_it(data, both,
     code, _, err = ended(process)
     assert code == 9
     assert "error: process 1 of this training was ended by SIGKILL; " in err.splitlines()[-1]
-    run, output, err = discovered(data, out, "--resume", launcher=torchrun())
+    code, output, err = ended(start(data, out, "--resume", launcher=torchrun()))
+    assert code == 0, err
     assert output.count("novel classes of") == err.count("writing") == 1  # only the first speaks
     for name in STAGES:
-        ours, theirs = run.stage(name), both.stage(name)
+        ours, theirs = RunFolder(out).stage(name), both.stage(name)
         assert ours.metrics.read_bytes() == theirs.metrics.read_bytes()
     for name in ("assignments.csv", "encoder.safetensors", "classifier.safetensors"):
         assert (out / name).read_bytes() == (both.path / name).read_bytes()
@@ -157,17 +158,16 @@ def test_what_takes_one_process_is_left_to_the_first(command, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(command.split()) == 0
+    assert run(*command.split()) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("this command takes one process")) == ("", 1)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_batch_that_cannot_be_shared_is_refused_before_anything_is_trained(
-    data, tmp_path, capsys
+    data, tmp_path, refusal
 ):
     out = tmp_path / "run"
-    assert main(["discover", str(data), *SETTINGS, "-o", str(out), "--devices", "3"]) == 2
-    error = "--batch-size 16 cannot be divided evenly among 3 processes"
-    assert error in capsys.readouterr().err.splitlines()[-1]
+    line = refusal(2, "discover", data, *SETTINGS, "-o", out, "--devices", "3")
+    assert "--batch-size 16 cannot be divided evenly among 3 processes" in line
     assert not (out / "stages").exists()

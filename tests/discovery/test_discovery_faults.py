@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from nearkin.config import DiscoverConfig
+from nearkin.data.rng import seeded
 from nearkin.discovery.data import open_discovery_data
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.encoders.encoder import write_encoder
@@ -15,17 +16,42 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
 from nearkin.types import UNKNOWN
 
+CPU = torch.device("cpu")
 
-def test_labels_of_held_out_images_are_kept_from_all_that_learns(tmp_path):
+
+@pytest.fixture
+def data(tmp_path):
+    """Ten images of each of four classes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    names = np.array(["cat", "dog", "eel", "fox"])[np.arange(40) % 4]
+    np.savez(tmp_path / "data.npz", x=pixels, y=names)
+    return str(tmp_path / "data.npz")
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Settings of a discovery, with an encoder at hand."""
+    path = tmp_path / "encoder.safetensors"
+    with seeded(0, CPU):
+        write_encoder(path, build_backbone("tiny", 16), {"backbone": "tiny", "image_size": 16})
+    return DiscoverConfig(
+        from_run=str(path), known="cat,dog", classes=2, num_views=4, workers=0, augment="simclr",
+        train_layers="top", val=0.25,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    return folder
+
+
+def test_labels_of_held_out_images_are_kept_from_all_that_learns(data, config, folder):
     """The dataset keeps them: they are what known classes are scored by."""
-    data, names = tmp_path / "data.npz", np.array(["cat", "dog", "eel", "fox"])
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
-    np.savez(data, x=pixels, y=names[np.arange(40) % 4])
-    config = DiscoverConfig(known="cat,dog", classes=2, val=0.25)
-    dataset = open_discovery_data(str(data), config)
-    with Logger(Silent(), tmp_path / "log") as log:
-        pipeline = Pipeline(str(data), config, RunFolder(tmp_path), torch.device("cpu"), log)
-        task = pipeline._task(dataset, None)
+    dataset = open_discovery_data(data, config)
+    with Logger(Silent(), folder.log) as log:
+        task = Pipeline(data, config, folder, CPU, log).prepare(dataset).task
     learned, held_out = dataset.parts.train_rows, dataset.parts.test_rows
     assert set(dataset.label[held_out].tolist()) == {0, 1, UNKNOWN}
     assert (task.label[held_out] == UNKNOWN).all()
@@ -34,21 +60,14 @@ def test_labels_of_held_out_images_are_kept_from_all_that_learns(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_discovery_says_what_it_holds_in_memory_before_it_does(tmp_path, monkeypatch):
-    data, encoder = tmp_path / "data.npz", tmp_path / "encoder.safetensors"
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-    np.savez(data, x=pixels, y=np.array(["cat", "dog", "eel", "fox"])[np.arange(40) % 4])
-    network = build_backbone("tiny", 16)
-    write_encoder(encoder, network, {"backbone": "tiny", "image_size": 16})
-    config = DiscoverConfig(
-        from_run=str(encoder), known="cat,dog", classes=2, num_views=4, workers=0, augment="simclr"
-    )
-    dataset, folder = open_discovery_data(str(data), config), RunFolder(tmp_path / "run")
-    size = 2 * 4 * 40 * network.feature_dim * (1 + 4)  # twice, float32, each image and its views
+def test_a_discovery_says_what_it_holds_in_memory_before_it_does(
+    data, config, folder, monkeypatch
+):
+    dataset = open_discovery_data(data, config)
+    size = 2 * 4 * 40 * 128 * (1 + 4)  # twice, float32, each image and its views
     monkeypatch.setattr(failures, "STATED", 8 * 4 * 64 * 40)  # k-means, in double precision
-    folder.path.mkdir()
     with Logger(Silent(), folder.log) as log:
-        pipeline = Pipeline(str(data), config, folder, torch.device("cpu"), log)
+        pipeline = Pipeline(data, config, folder, CPU, log)
         monkeypatch.setattr(failures, "free_memory", lambda: size - 1)
         with pytest.raises(ResourceError, match="features, and a copy to write: 0 MB in memory"):
             pipeline.prepare(dataset)

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
+from discoveries import build_predictions
 from sklearn.datasets import load_digits
 
 from nearkin.discovery import findings as module
-from nearkin.discovery.classifier import Predictions
 from nearkin.discovery.findings import early_findings, late_findings
 from nearkin.types import UNKNOWN
 
@@ -28,18 +28,10 @@ def predicted(sizes, *, num_known, features=None, labeled=40):
     """Unlabeled images, so many in each class, after labeled ones of every known class."""
     cluster = np.repeat(np.arange(len(sizes)), sizes)
     known = np.arange(labeled) % num_known
-    n = labeled + len(cluster)
-    names = [f"known-{i}" for i in range(num_known)]
-    names += [f"new-{i + 1}" for i in range(len(sizes) - num_known)]
-    return Predictions(
-        paths=tuple(f"{i}.png" for i in range(n)),
-        probability=np.eye(len(sizes))[np.concatenate([known, cluster])],
-        by_view=np.tile(np.concatenate([known, cluster]), (2, 1)),
-        features=spread(n) if features is None else features,
-        label=np.concatenate([known, np.full(len(cluster), UNKNOWN)]),
-        classes=tuple(names),
-        num_known=num_known,
-    )
+    number = np.concatenate([known, cluster])
+    label = np.concatenate([known, np.full(len(cluster), UNKNOWN)])
+    features = spread(len(number)) if features is None else features
+    return build_predictions(features, np.eye(len(sizes))[number], label, num_known, num_views=2)
 
 
 def texts(sizes, *, num_known=2, mode="gcd", **options):
@@ -262,17 +254,9 @@ def test_too_few_labels_raise_no_warning(label):
 
 
 def test_only_ncd_warns_of_hidden_classes():
-    images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
+    images, label, _, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
     cluster = np.where(label == UNKNOWN, 5 + np.arange(len(label)) % 2, label)
-    table = Predictions(
-        paths=tuple(map(str, range(len(label)))),
-        probability=np.eye(7)[cluster],
-        by_view=cluster[None],
-        features=images,
-        label=label,
-        classes=(*names, "new-1", "new-2"),
-        num_known=5,
-    )
+    table = build_predictions(images, np.eye(7)[cluster], label, num_known=5, num_views=1)
     inputs = table.features, table.label, table.classes[:5]
     assert [f.kind for f in early_findings(*inputs, num_novel=1, mode="ncd")] == ["hidden"]
     assert early_findings(*inputs, num_novel=1, mode="gcd") == []

@@ -4,12 +4,13 @@ import shutil
 import tomllib
 from dataclasses import replace
 
+import builders
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from discoveries import words
+from nearkin_command import run
 
-from nearkin.cli import main
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import DiscoveryTask
@@ -23,45 +24,26 @@ from nearkin.networks.branch import as_backbone
 from nearkin.run.settings import resolve
 
 CPU = torch.device("cpu")
-SETTINGS = (
+SETTINGS = words(
     "--classes 2 --batch-size 16 --num-views 2 --known-epochs 2 --epochs 2 "
     "--objective simgcd --entropy-weight 1 --num-seeds 1 --no-baselines --device cpu -q"
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Digits 0 to 6, 16 of each, as an .npz."""
-    dataset = load_digits()
-    rows = np.concatenate([np.flatnonzero(dataset.target == n)[:16] for n in range(7)])
-    pixels = np.rint(dataset.images[rows] * (255 / 16)).astype(np.uint8)
+    """Digits 0 to 6, 8 of each, as an .npz."""
     path = tmp_path_factory.mktemp("data") / "digits.npz"
-    np.savez(path, x=pixels, y=dataset.target[rows])
+    pixels, labels = builders.digits(8, 7)
+    np.savez(path, x=pixels, y=labels)
     return path
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory, data):
-    out = tmp_path_factory.mktemp("encoder") / "run"
-    settings = "--epochs 2 --batch-size 32 --backbone tiny --labels none --no-report -q"
-    assert main(["train", str(data), "-o", str(out), *settings.split()]) == 0
-    return out
 
 
 @pytest.fixture(scope="module")
 def discover(data, encoder):
     def discover(out, *more, known="0,1,2,3,4"):
-        command = ["discover", data, "--known", known, "--from", encoder, "-o", out]
-        command += [*SETTINGS.split(), *more]
-        return main([str(word) for word in command])
+        typed = ["--known", known, "--from", encoder, "-o", out, *SETTINGS, *more]
+        return run("discover", data, *typed)
 
     return discover
 
@@ -144,10 +126,9 @@ def test_nothing_is_timed_where_no_class_can_be_hidden(discover, tmp_path):
     assert "plan   30m in all" in log_of(out)
 
 
-def test_a_time_with_nothing_to_plan_is_refused(discover, tmp_path, capsys):
-    more = "--max-time", "1h", "--train-layers", "top"
-    assert discover(tmp_path / "run", *more) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_time_with_nothing_to_plan_is_refused(data, encoder, tmp_path, refusal):
+    more = ["--known", "0,1,2", "--from", encoder, "--max-time", "1h", "--train-layers", "top"]
+    line = refusal(2, "discover", data, "-o", tmp_path / "run", *more)
     assert "--max-time 1h has nothing to plan" in line
     assert not (tmp_path / "run").exists()
 

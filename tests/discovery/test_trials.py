@@ -27,7 +27,6 @@ from nearkin.discovery.trials import (
     shorter,
     usual,
 )
-from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
@@ -223,18 +222,15 @@ def test_finished_trials_need_no_images(whole):
 # Few images
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
+@pytest.mark.parametrize(("mode", "count"), [("ncd", 3), ("gcd", 2)])
+def test_classes_of_one_image_are_tried(mode, count, tmp_path):
+    """But in mode gcd for a fold whose labels are all hidden."""
     cached, task = images()
     keep = [np.flatnonzero(task.label == number)[1] for number in range(KNOWN)]
     rest = np.flatnonzero(task.label == UNKNOWN)
     task = replace(task, rows=np.sort(np.concatenate([keep, rest])))
-    results, refusal = [], "image"
-    try:
-        results = list(trials(tmp_path, mode, cached, task).run(TRIED[mode][:1]))
-    except DataError as error:
-        refusal = str(error)
-    assert "image" in refusal
+    results = list(trials(tmp_path, mode, cached, task).run(TRIED[mode][:1]))
+    assert len(results) == count
     assert all(np.isfinite(trial.probability).all() for trial in results)
     assert all(0 <= trial.accuracy <= 1 for trial in results)
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from nearkin_command import run as command
 
 import nearkin
-from nearkin.cli import main
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, write_encoder
@@ -156,27 +156,23 @@ def test_a_single_run_needs_several_checkpoints(tmp_path, data, count):
         nearkin.rank([path], workers=0)
 
 
-def test_runs_of_different_images_are_refused(tmp_path, runs):
+def test_runs_that_are_not_of_the_same_images_are_refused(tmp_path, runs):
     other = run(tmp_path / "c", "x", network(2), pixels=PIXELS[:50])
     with pytest.raises(UsageError, match="are of different images"):
         nearkin.rank([*runs, other])
-
-
-def test_images_that_have_changed_are_refused(runs):
     with pytest.raises(UsageError, match="have changed"):
         nearkin.rank(runs, PIXELS[:50])
 
 
-def test_a_run_that_is_not_finished_is_refused(tmp_path, runs):
-    RunFolder(runs[1]).summary.unlink()
-    with pytest.raises(UsageError, match="is not finished"):
-        nearkin.rank(runs)
-
-
-def test_a_run_without_an_encoder_is_refused(runs):
+def test_runs_that_are_not_whole_are_refused(runs):
     RunFolder(runs[1]).encoder.unlink()
     with pytest.raises(UsageError, match="encoder"):
         nearkin.rank(runs, workers=0)
+    RunFolder(runs[1]).summary.unlink()
+    with pytest.raises(UsageError, match="is not finished"):
+        nearkin.rank(runs)
+    with pytest.raises(UsageError, match="nothing to rank"):
+        nearkin.rank([])
 
 
 def test_a_discovery_is_refused(tmp_path, runs, data):
@@ -201,25 +197,16 @@ def test_features_of_different_dimensions_are_noted(tmp_path, runs, data):
     assert "128 to 256 dimensions" in nearkin.rank([*runs, wide], workers=0).notes[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_does_not_fit_is_refused_in_one_line(runs, refusal):
+    for arguments, says in (
         (["--rank-by", "rank"], "--rank-by"),
         (["--rank-by", "lidar", "-o", "x.html"], "makes no page"),
         (["--data", "photos"], "goes with --rank-by"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(runs, capsys, arguments, message):
-    assert main(["compare", *map(str, runs), *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ")
-    assert message in error
-    assert len(error.splitlines()) == 1
+    ):
+        assert says in refusal(2, "compare", *runs, *arguments)
 
 
 def test_the_command_line_ranks(runs, capsys):
-    assert main(["compare", *map(str, runs), "--rank-by", "effective-rank", "--json"]) == 0
+    assert command("compare", *runs, "--rank-by", "effective-rank", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in shown["order"]] == ["b", "a"]
-    with pytest.raises(UsageError, match="nothing to rank"):
-        nearkin.rank([])

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from nearkin_command import run
 from processes import SECONDS, environment, free_port
 from sklearn.cluster import KMeans
 from small import in_group, spawn
 
 import nearkin
-from nearkin.cli import main
 from nearkin.distributed import ALONE, Share
 from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
 from nearkin.evaluation import measures
@@ -41,8 +41,8 @@ def embeddings(n, seed, spread=2.0, split="", classes=tuple("abcd")):
 def write_parts(path, of, encoder="e"):
     """As `nearkin embed` writes them."""
     folder = PartFolder.claim(path, Note(encoder, "synthetic", len(of), SHARD))
-    for number in range(folder.note.num_parts):
-        folder.write(number, of.subset(folder._rows(number)))
+    for number, start in enumerate(range(0, len(of), SHARD)):
+        folder.write(number, of.subset(np.arange(start, min(start + SHARD, len(of)))))
     return path
 
 
@@ -197,6 +197,10 @@ def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, l
 
 # Several processes
 
+with_processes = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this torch knows no processes"
+)
+
 
 def shared(rank, file, folder):
     """Measure as one of two processes; the first writes the values."""
@@ -214,7 +218,7 @@ def taken(train, test, share):
     return every + measures.clusters(test, seed=0, share=share)
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch knows no processes")
+@with_processes
 def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
     spawn(shared, tmp_path / "meeting", tmp_path)
     monkeypatch.setattr(measures, "SAMPLE", 200)
@@ -225,13 +229,13 @@ def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch knows no processes")
+@with_processes
 def test_processes_that_the_command_starts_measure_what_one_does(tables, capsys):
     train, test, *_ = tables
-    command = ["evaluate", str(test), "--train", str(train), "--json"]
-    assert main(command) == 0
+    command = ["evaluate", test, "--train", train, "--json"]
+    assert run(*command) == 0
     alone = json.loads(capsys.readouterr().out)
-    assert main([*command, "--devices", "2"]) == 0
+    assert run(*command, "--devices", 2) == 0
     both = json.loads(capsys.readouterr().out)
     assert both["sizes"] == alone["sizes"]
     for name, measure in alone["measures"]["encoder"].items():
@@ -240,7 +244,7 @@ def test_processes_that_the_command_starts_measure_what_one_does(tables, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch knows no processes")
+@with_processes
 def test_processes_of_a_launcher_share_the_measures_and_the_first_prints(tables):
     train, test, *_ = tables
     command = [sys.executable, "-m", "nearkin", "evaluate", str(test), "--train", str(train)]

@@ -7,17 +7,16 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
-from processes import ended, environment, free_port
+from nearkin_command import run
+from processes import SECONDS, ended, environment, free_port
 from pyarrow import parquet
 from ray_cluster import RayCluster
 from torch import nn
 
-from nearkin.cli import main
 from nearkin.commands.embed import embed_parts
 from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import ResourceError, UsageError
@@ -48,7 +47,7 @@ def folder(tmp_path_factory):
     details = {"backbone": "tiny", "image_size": 16}
     write_encoder(folder / "encoder.safetensors", build_backbone("tiny", 16), details)
     (folder / "slow.py").write_text(SLOW)
-    assert main(arguments(folder, folder / "expected", engine="local")) == 0
+    assert run(*arguments(folder, folder / "expected", engine="local")) == 0
     return folder
 
 
@@ -60,12 +59,6 @@ def arguments(folder, output, engine="ray"):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def refusal(command, code, capsys):
-    assert main([str(argument) for argument in command]) == code
-    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
-    return line
 
 
 # How the work is divided
@@ -156,45 +149,38 @@ def test_an_actor_that_sees_other_files_says_on_which_node(folder, tmp_path, mon
 # What is refused
 
 
-def test_without_ray_the_extra_is_named(folder, tmp_path, monkeypatch, capsys):
+def test_without_ray_the_extra_is_named(folder, tmp_path, monkeypatch, refusal):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    line = refusal(arguments(folder, tmp_path / "v"), 2, capsys)
-    assert "pip install 'nearkin[ray]'" in line
+    assert "pip install 'nearkin[ray]'" in refusal(2, *arguments(folder, tmp_path / "v"))
     assert not (tmp_path / "v").exists()
 
 
-def test_a_cluster_that_does_not_answer_is_one_line_at_once(folder, tmp_path, monkeypatch, capsys):
+def test_a_cluster_that_does_not_answer_is_one_line_at_once(
+    folder, tmp_path, monkeypatch, refusal
+):
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
-    line = refusal(arguments(folder, tmp_path / "v"), 9, capsys)
+    line = refusal(9, *arguments(folder, tmp_path / "v"))
     assert "no Ray cluster answers at RAY_ADDRESS=127.0.0.1" in line
     assert not (tmp_path / "v").exists()
 
 
-@pytest.mark.parametrize("address", ["here", "127.0.0.1", ":6379", "host:port", "h:99999", "[::1"])
-def test_what_is_no_address_is_refused(address, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    line = refusal(arguments(folder, tmp_path / "v"), 2, capsys)
-    assert f"{address} is no address" in line
+def test_what_is_no_address_is_refused(folder, tmp_path, monkeypatch, refusal):
+    for address in ("here", "127.0.0.1", ":6379", "host:port", "h:99999", "[::1"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert f"{address} is no address" in refusal(2, *arguments(folder, tmp_path / "v"))
 
 
-def test_ray_and_another_divider_of_the_parts_contradict_each_other(
-    folder, tmp_path, monkeypatch, capsys
-):
+def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refusal):
     command = arguments(folder, tmp_path / "v")
-    assert "--part 1/2 both divide" in refusal([*command, "--part", "1/2"], 2, capsys)
+    alone = ["embed", folder / "encoder.safetensors", folder, "--engine", "ray"]
+    assert "-o FOLDER/" in refusal(2, *alone)
+    assert "is one file" in refusal(2, *alone, "-o", "x.npz")
+    assert "--part 1/2 both divide" in refusal(2, *command, "--part", "1/2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "2 processes both divide" in refusal(command, 2, capsys)
+    assert "2 processes both divide" in refusal(2, *command)
     assert not (tmp_path / "v").exists()
-
-
-@pytest.mark.parametrize(
-    ("output", "what"), [([], "-o FOLDER/"), (["-o", "x.npz"], "is one file")]
-)
-def test_ray_makes_folders_of_parts_only(output, what, folder, capsys):
-    command = ["embed", folder / "encoder.safetensors", folder, *output, "--engine", "ray"]
-    assert what in refusal(command, 2, capsys)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +194,6 @@ def test_what_has_no_name_stays_here(given, folder, tmp_path):
 
 # Real clusters
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray Data, no requirement")
-
 
 def start(folder, output, cluster):
     env = environment(RAY_ADDRESS=cluster.address, RAY_gcs_rpc_server_reconnect_timeout_s="5")
@@ -220,13 +204,15 @@ def start(folder, output, cluster):
 
 
 def wait_for(parts, output, process):
+    limit = time.monotonic() + SECONDS
     while len(list(output.glob("part-*"))) < parts:
         assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
         time.sleep(0.01)
 
 
 @pytest.mark.slow
-@needs_ray
+@pytest.mark.needs("ray")
 def test_an_actor_and_a_node_are_killed_and_nothing_is_lost_or_twice(folder, tmp_path):
     output = tmp_path / "v"
     with RayCluster() as cluster:
@@ -250,7 +236,7 @@ def test_an_actor_and_a_node_are_killed_and_nothing_is_lost_or_twice(folder, tmp
 
 
 @pytest.mark.slow
-@needs_ray
+@pytest.mark.needs("ray")
 def test_a_cluster_that_loses_its_head_or_a_command_that_is_stopped_goes_on(folder, tmp_path):
     output = tmp_path / "v"
     with RayCluster() as cluster:

@@ -5,17 +5,18 @@ import json
 import os
 import shutil
 import sys
-from functools import partial
 
+import builders
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from nearkin_command import run as nearkin_command
+from needs import need
 from PIL import Image
 from pyarrow import parquet
 
 import nearkin
-from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
 from nearkin.encoders.encoder import write_encoder
@@ -38,12 +39,8 @@ def write_run(folder, seed=1):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """Thirty images, of which the last is a copy of the first."""
-    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for number in range(29):
-        (folder / ("cat", "dog")[number % 2]).mkdir(exist_ok=True)
-        pixels = rng.integers(0, 256, (9, 10, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels).resize((80, 72))
-        image.save(folder / ("cat", "dog")[number % 2] / f"{number:02}.png")
+    names = [f"{('cat', 'dog')[number % 2]}/{number:02}.png" for number in range(29)]
+    folder = builders.fill(tmp_path_factory.mktemp("images"), *names, size=(80, 72))
     shutil.copy(folder / "cat" / "00.png", folder / "dog" / "29.png")
     return folder
 
@@ -54,7 +51,7 @@ def run(tmp_path_factory, images):
     folder = write_run(tmp_path_factory.mktemp("run") / "run")
     for name in ("embeddings.parquet", "table.npz"):
         embed(folder, images, output=folder / name, workers=0)
-    assert main(["embed", str(folder), str(images), "-o", f"{folder}/parts/", "--shard=4"]) == 0
+    assert nearkin_command("embed", folder, images, "-o", f"{folder}/parts/", "--shard=4") == 0
     return folder
 
 
@@ -94,26 +91,29 @@ def search(table, queries, top):
 
 
 def neighbors_command(*arguments):
-    return main([str(argument) for argument in ("neighbors", *arguments)])
+    return nearkin_command("neighbors", *arguments)
 
 
-def refusal(code, capsys, *arguments):
-    capsys.readouterr()
-    assert neighbors_command(*arguments) == code
-    printed = capsys.readouterr()
-    (line,) = printed.err.splitlines()
-    assert line.startswith("error: ")
-    assert "a bug" not in line
-    assert printed.out == ""
-    return line
+@pytest.fixture
+def refused(refusal, run, images):
+    """Ask for the neighbors of an image in a table that is refused; the line that says why."""
+
+    def refused(code, table):
+        return refusal(code, "neighbors", run, images / "cat" / "00.png", "--in", table)
+
+    return refused
 
 
 # Exact
 
 
-@pytest.mark.parametrize("dim", [3, 16, 100])
-@pytest.mark.parametrize(("count", "shard"), [(1, 1), (7, 3), (40, 7), (40, 100), (40, 1)])
-@pytest.mark.parametrize("top", [1, 5, 100])
+@pytest.mark.parametrize(
+    ("dim", "count", "shard", "top"),
+    [
+        (3, 1, 1, 1), (16, 1, 1, 100), (100, 7, 3, 1), (3, 7, 3, 5), (16, 40, 7, 1),
+        (3, 40, 7, 100), (100, 40, 100, 5), (3, 40, 100, 1), (100, 40, 1, 100), (16, 40, 1, 5),
+    ],
+)  # fmt: skip
 def test_what_is_found_is_what_comparing_all_finds(dim, count, shard, top, tmp_path):
     """Directions that are far apart and come up to six times, so that there are many ties."""
     rng = np.random.default_rng(dim * count)
@@ -169,7 +169,7 @@ def test_rows_are_read_by_their_places(rows, tmp_path):
 # The command
 
 
-def test_a_image_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(run, images, capsys):
+def test_an_image_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(run, images, capsys):
     assert neighbors_command(run, images / "cat" / "00.png", "--top", 2, "--json") == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert answer["image"] == str(images / "cat" / "00.png")
@@ -200,7 +200,7 @@ def test_all_kinds_of_tables_give_the_same_answer(run, images, capsys):
     assert len(answers[0][0]["neighbors"]) == 30
 
 
-def test_a_image_is_seen_as_embed_sees_it(run, images, tmp_path):
+def test_an_image_is_seen_as_embed_sees_it(run, images, tmp_path):
     """Upright, without its transparency, from 16 bits, out of any folder and by any name."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -230,63 +230,54 @@ def test_people_are_shown_a_line_per_neighbor(run, images, capsys, tmp_path):
     assert lines[1:] == ["   1.000  cat/00.png  cat", "   1.000  dog/29.png  dog"]
 
 
-@pytest.mark.parametrize(
-    "kind", ["text", "missing", "long" * 99, "folder", "pipe", "torn", "bomb", "empty"]
-)
-def test_a_image_that_cannot_be_read_is_named(kind, run, images, tmp_path, capsys):
-    path = tmp_path / f"{kind}.png"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "bomb":
-        Image.new("1", (10_000, 10_000)).save(path)
-    elif kind not in {"missing", "long" * 99}:
-        whole = (images / "cat" / "00.png").read_bytes()
-        path.write_bytes({"text": b"text", "torn": whole[: len(whole) // 2], "empty": b""}[kind])
-    line = refusal(3, capsys, run, images / "cat" / "00.png", path)
-    assert f"{kind}.png' cannot be read" in line
-
-
-@pytest.mark.parametrize("arguments", [[], ["a.png", "--top", "0"]])
-def test_nothing_to_look_for_is_refused(arguments, run, capsys):
-    refusal(2, capsys, run, *arguments)
+def test_an_image_that_cannot_be_read_is_named(run, images, tmp_path, refusal):
+    image = images / "cat" / "00.png"
+    whole = image.read_bytes()
+    for kind, content in {"text": b"text", "torn": whole[: len(whole) // 2], "empty": b""}.items():
+        (tmp_path / f"{kind}.png").write_bytes(content)
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
+    for kind in ("text", "torn", "empty", "folder", "pipe", "bomb", "missing", "long" * 99):
+        line = refusal(3, "neighbors", run, image, tmp_path / f"{kind}.png")
+        assert f"{kind}.png' cannot be read" in line
 
 
 # Tables of something else
 
 
-def test_tables_that_are_not_there_are_refused(run, images, tmp_path, capsys):
+def test_tables_that_are_not_there_are_refused(run, images, tmp_path, refusal, refused):
     image = images / "cat" / "00.png"
     bare = tmp_path / "encoder.safetensors"
     shutil.copy(run / "encoder.safetensors", bare)
-    assert "embeddings.parquet does not exist" in refusal(2, capsys, bare, image)
-    assert "does not exist" in refusal(2, capsys, run, image, "--in", tmp_path / "no.npz")
-    assert "no table of features" in refusal(2, capsys, run, image, "--in", image)
-    assert "has no _parts.json" in refusal(2, capsys, run, image, "--in", tmp_path)
+    assert "embeddings.parquet does not exist" in refusal(2, "neighbors", bare, image)
+    assert "does not exist" in refused(2, tmp_path / "no.npz")
+    assert "no table of features" in refused(2, image)
+    assert "has no _parts.json" in refused(2, tmp_path)
+    refusal(2, "neighbors", run)
+    refusal(2, "neighbors", run, "a.png", "--top", "0")
 
 
-def test_a_folder_that_is_not_complete_is_refused(run, images, tmp_path, capsys):
+def test_a_folder_that_is_not_complete_is_refused(run, tmp_path, refused):
     folder = shutil.copytree(run / "parts", tmp_path / "parts")
     (folder / "part-000003.parquet").unlink()
-    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", folder)
-    assert "lacks 1 of 8 parts" in line
+    assert "lacks 1 of 8 parts" in refused(5, folder)
 
 
-def test_features_of_another_encoder_are_refused(run, images, tmp_path, capsys):
+def test_features_of_another_encoder_are_refused(run, images, tmp_path, refusal, refused):
     image, other = images / "cat" / "00.png", write_run(tmp_path / "other", seed=2)
-    line = refusal(5, capsys, other, image, "--in", run / "parts")
+    line = refusal(5, "neighbors", other, image, "--in", run / "parts")
     assert "of another encoder" in line
     table = write_table(tmp_path / "t.parquet", np.ones((3, 5)))
-    line = refusal(5, capsys, run, image, "--in", table)
-    assert "have 5 features and the encoder gives 128" in line
+    assert "have 5 features and the encoder gives 128" in refused(5, table)
 
 
-def test_a_table_without_images_is_refused(run, images, tmp_path, capsys):
+def test_a_table_without_images_is_refused(tmp_path, refused):
     nothing = pa.array([], pa.string())
     path = tmp_path / "t.parquet"
-    table = write_table(path, np.ones((0, DIM)), path=nothing, label=nothing)
-    assert "no image" in refusal(3, capsys, run, images / "cat" / "00.png", "--in", table)
+    assert "no image" in refused(
+        3, write_table(path, np.ones((0, DIM)), path=nothing, label=nothing)
+    )
 
 
 def test_parts_of_several_lengths_are_refused(tmp_path):
@@ -322,13 +313,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_table_is_refused(name, run, images, tmp_path, capsys):
+def test_hostile_tables_are_refused(tmp_path, refused):
     columns = {"path": ["a", "b", "c"], "label": ["", "", ""], "vector": LISTS}
-    table = pa.table({k: v for k, v in (columns | HOSTILE[name]).items() if v is not None})
-    parquet.write_table(table, tmp_path / "t.parquet")
-    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
-    assert "t.parquet cannot be used" in line or "have 0 features" in line
+    for name, changed in HOSTILE.items():
+        table = pa.table({k: v for k, v in (columns | changed).items() if v is not None})
+        parquet.write_table(table, tmp_path / "t.parquet")
+        line = refused(5, tmp_path / "t.parquet")
+        assert "t.parquet cannot be used" in line or "have 0 features" in line, name
 
 
 def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
@@ -360,34 +351,31 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".npz"])
-@pytest.mark.parametrize("name", BYTES)
-def test_a_file_that_is_no_table_is_refused(name, ending, run, images, tmp_path, capsys):
-    path = tmp_path / f"table{ending}"
-    path.write_bytes(BYTES[name])
-    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", path)
-    assert f"table{ending} cannot be used" in line
+def test_files_that_are_no_tables_are_refused(tmp_path, refused):
+    for name, content in BYTES.items():
+        for path in (tmp_path / "table.parquet", tmp_path / "table.npz"):
+            path.write_bytes(content)
+            assert f"{path.name} cannot be used" in refused(5, path), name
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-def test_hostile_arrays_are_refused(name, run, images, tmp_path, capsys):
+def test_hostile_arrays_are_refused(tmp_path, refused):
     columns = {"path": np.array(["a", "b", "c"]), "label": np.array(["", "", ""]), "vector": ROWS}
-    file = io.BytesIO()
-    np.savez(file, **{k: v for k, v in (columns | ARRAYS[name]).items() if v is not None})
-    (tmp_path / "t.npz").write_bytes(file.getvalue())
-    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", tmp_path / "t.npz")
-    assert "t.npz cannot be used" in line or "have 0 features" in line
+    for name, changed in ARRAYS.items():
+        file = io.BytesIO()
+        np.savez(file, **{k: v for k, v in (columns | changed).items() if v is not None})
+        (tmp_path / "t.npz").write_bytes(file.getvalue())
+        line = refused(5, tmp_path / "t.npz")
+        assert "t.npz cannot be used" in line or "have 0 features" in line, name
 
 
-@pytest.mark.parametrize("place", np.linspace(0, 0.999, 12).tolist())
-def test_a_flipped_byte_is_refused_or_changes_no_more_than_numbers(
-    place, run, images, tmp_path, capsys
-):
-    content = bytearray((run / "embeddings.parquet").read_bytes())
-    content[int(place * len(content))] ^= 0xFF
-    (tmp_path / "t.parquet").write_bytes(content)
-    code = neighbors_command(run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
-    assert code in (0, 3, 5), capsys.readouterr().err
+def test_flipped_bytes_are_refused_or_change_no_more_than_numbers(run, images, tmp_path, capsys):
+    sound = (run / "embeddings.parquet").read_bytes()
+    for place in np.linspace(0, 0.999, 12):
+        content = bytearray(sound)
+        content[int(place * len(content))] ^= 0xFF
+        (tmp_path / "t.parquet").write_bytes(content)
+        code = neighbors_command(run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
+        assert code in (0, 3, 5), (place, capsys.readouterr().err)
 
 
 # Approximate
@@ -402,24 +390,21 @@ def test_the_kind_of_an_index_follows_from_the_size():
     assert kind_of_index(10**6, 1021)[0] == "IVF4000,SQ8"  # a prime
 
 
-def test_without_faiss_the_command_that_installs_it_is_named(run, tmp_path, monkeypatch, capsys):
+def index(table, output):
+    return nearkin_command("index", table, "-o", output)
+
+
+def test_without_faiss_the_command_that_installs_it_is_named(run, tmp_path, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    assert main(["index", str(run / "parts"), "-o", str(tmp_path / "x.faiss")]) == 2
-    assert "pip install 'nearkin[faiss]'" in capsys.readouterr().err
+    line = refusal(2, "index", run / "parts", "-o", tmp_path / "x.faiss")
+    assert "pip install 'nearkin[faiss]'" in line
 
 
-needs_faiss = partial(pytest.importorskip, "faiss", reason="faiss is not installed")
-
-
-@pytest.fixture
-def faiss():
-    return needs_faiss()
-
-
+@pytest.mark.needs("faiss")
 @pytest.mark.parametrize("table", ["parts", "embeddings.parquet", "table.npz"])
-def test_a_small_index_gives_what_comparing_all_gives(table, faiss, run, images, tmp_path, capsys):
+def test_a_small_index_gives_what_comparing_all_gives(table, run, images, tmp_path, capsys):
     path = tmp_path / "x.faiss"
-    assert main(["index", str(run / table), "-o", str(path)]) == 0
+    assert index(run / table, path) == 0
     assert "30 images, Flat" in capsys.readouterr().out
     arguments = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--in", run / table]
     arguments += ["--json", "--top", 3]
@@ -440,10 +425,10 @@ def clustered(count, dim, seed):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A folder of 50,000 vectors, and its index."""
-    needs_faiss()
+    need("faiss")
     folder = tmp_path_factory.mktemp("large")
     write_folder(folder / "parts", clustered(50_000, 16, 0), 20_000, 6_000)
-    assert main(["index", str(folder / "parts"), "-o", str(folder / "x.faiss")]) == 0
+    assert index(folder / "parts", folder / "x.faiss") == 0
     return folder
 
 
@@ -464,55 +449,58 @@ def test_a_large_index_finds_nine_of_ten_neighbors(large):
 
 
 def test_an_index_is_the_same_every_time(large, tmp_path):
-    assert main(["index", str(large / "parts"), "-o", str(tmp_path / "x.faiss")]) == 0
+    assert index(large / "parts", tmp_path / "x.faiss") == 0
     assert (tmp_path / "x.faiss").read_bytes() == (large / "x.faiss").read_bytes()
 
 
+# An index that is not what it seems
+
+
 @pytest.fixture
-def indexed(faiss, run, images, tmp_path):
+def indexed(run, images, tmp_path):
     """A copy of the parts with an index; and the command that asks it."""
+    need("faiss")
     folder = shutil.copytree(run / "parts", tmp_path / "parts")
-    assert main(["index", str(folder), "-o", str(tmp_path / "x.faiss")]) == 0
+    assert index(folder, tmp_path / "x.faiss") == 0
     image = images / "cat" / "00.png"
-    return tmp_path, [run, image, "--in", folder, "--index", tmp_path / "x.faiss"]
+    return tmp_path, ["neighbors", run, image, "--in", folder, "--index", tmp_path / "x.faiss"]
 
 
-def test_an_index_of_other_vectors_is_refused(indexed, run, capsys):
+def test_an_index_of_other_vectors_or_that_is_not_there_is_refused(indexed, run, refusal):
     _, arguments = indexed
-    other = [*arguments[:3], run / "embeddings.parquet", *arguments[4:]]
-    assert "x.faiss is not of " in refusal(5, capsys, *other)
+    refusal(5, *arguments[:-1], "no.faiss")
+    arguments[4] = run / "embeddings.parquet"
+    assert "x.faiss is not of " in refusal(5, *arguments)
 
 
-@pytest.mark.parametrize("place", [0, 0.5, 0.99])
-def test_an_index_that_was_changed_is_not_loaded(place, indexed, capsys):
+def test_an_index_that_was_changed_is_not_loaded(indexed, refusal):
     folder, arguments = indexed
-    content = bytearray((folder / "x.faiss").read_bytes())
-    content[int(place * len(content))] ^= 1
-    (folder / "x.faiss").write_bytes(content)
-    assert "not the file that is noted beside it" in refusal(5, capsys, *arguments)
+    sound = (folder / "x.faiss").read_bytes()
+    for place in (0, 0.5, 0.99):
+        content = bytearray(sound)
+        content[int(place * len(content))] ^= 1
+        (folder / "x.faiss").write_bytes(content)
+        assert "not the file that is noted beside it" in refusal(5, *arguments), place
 
 
-@pytest.mark.parametrize("note", [None, "", "[]", "{}", "[" * 100_000, '{"kind": 1}'])
-def test_an_index_without_a_sound_note_is_not_loaded(note, indexed, capsys):
+def test_an_index_without_a_sound_note_is_not_loaded(indexed, refusal):
     folder, arguments = indexed
-    (folder / "x.faiss.json").unlink()
-    if note is not None:
-        (folder / "x.faiss.json").write_text(note)
-    assert "x.faiss.json cannot be used" in refusal(5, capsys, *arguments)
+    note = folder / "x.faiss.json"
+    note.unlink()
+    assert "x.faiss.json cannot be used" in refusal(5, *arguments)
+    for text in ("", "[]", "{}", "[" * 100_000, '{"kind": 1}'):
+        note.write_text(text)
+        assert "x.faiss.json cannot be used" in refusal(5, *arguments), text[:20]
 
 
-def test_an_index_that_is_not_there_is_refused(indexed, capsys):
-    _, arguments = indexed
-    refusal(5, capsys, *arguments[:-1], "no.faiss")
-
-
-def test_an_index_replaces_no_file_of_another_kind(run, capsys):
+def test_an_index_replaces_no_file_of_another_kind(run, refusal):
     before = (run / "embeddings.parquet").read_bytes()
-    assert main(["index", str(run / "parts"), "-o", str(run / "embeddings.parquet")]) == 2
-    assert "ends in .faiss" in capsys.readouterr().err
+    line = refusal(2, "index", run / "parts", "-o", run / "embeddings.parquet")
+    assert "ends in .faiss" in line
     assert (run / "embeddings.parquet").read_bytes() == before
 
 
-def test_an_index_that_cannot_be_written_is_an_error(faiss, run, tmp_path, capsys):
-    assert main(["index", str(run / "parts"), "-o", str(tmp_path / "no" / "x.faiss")]) == 4
-    assert "cannot write" in capsys.readouterr().err
+@pytest.mark.needs("faiss")
+def test_an_index_that_cannot_be_written_is_an_error(run, tmp_path, refusal):
+    line = refusal(4, "index", run / "parts", "-o", tmp_path / "no" / "x.faiss")
+    assert "cannot write" in line

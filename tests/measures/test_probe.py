@@ -1,0 +1,140 @@
+"""The linear probe: scikit-learn's classifier, its strength chosen on held-out images."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from nearkin.measures import probe
+from nearkin.measures.probe import fit_path, hold_out, log_loss, train_probe
+from nearkin.objectives import unit
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Centered pixels of real handwritten digits, and their classes: 1437 to learn from, 360."""
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    train, test = order[:1437], order[1437:]
+    x = unit(torch.from_numpy(pixels - pixels[train].mean(axis=0)).float())
+    return x[train], labels[train], x[test], labels[test]
+
+
+@pytest.mark.parametrize(("strength", "closeness"), [(1e-3, 0.001), (0.1, 0.01), (10.0, 0.1)])
+def test_the_linear_classifier_is_that_of_scikit_learn(table, strength, closeness):
+    bank, labels, queries, truth = table
+    mean, std = bank.mean(0), bank.std(0).clamp(min=1e-3)
+    x, test = (bank - mean) / std, (queries - mean) / std
+    weight, bias = fit_path(x, torch.from_numpy(labels), 10, [strength])[-1]
+    reference = LogisticRegression(C=strength, max_iter=3000, tol=1e-6).fit(x, labels)
+    answers, expected = (test @ weight + bias).argmax(dim=1).numpy(), reference.predict(test)
+    assert (answers == expected).mean() > 0.98
+    assert (answers == truth).mean() == pytest.approx((expected == truth).mean(), abs=0.01)
+    expected = torch.from_numpy(reference.coef_.T).float()
+    assert (weight - expected).abs().max() < closeness * expected.abs().max()
+
+
+def test_a_few_steps_find_the_optimum_of_correlated_features(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(800, 64)) * np.arange(1.0, 65) ** -1.5  # 500 times as wide as narrow
+    x = (x @ np.linalg.qr(rng.normal(size=(64, 64)))[0]).astype(np.float32)
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    y = (x @ rng.normal(size=(64, 4)) + rng.normal(size=(800, 4))).argmax(axis=1)
+
+    def loss(weight, bias, strength):
+        total = log_loss(x @ weight + bias, y) + np.square(weight).sum() / (2 * strength * len(x))
+        return float(total)
+
+    monkeypatch.setattr("nearkin.measures.probe.STEPS", 40)
+    for strength in (0.1, 10.0):
+        reference = LogisticRegression(C=strength, max_iter=10_000, tol=1e-7).fit(x, y)
+        best = loss(reference.coef_.T, reference.intercept_, strength)
+        weight, bias = fit_path(torch.from_numpy(x), torch.from_numpy(y), 4, [strength])[0]
+        assert loss(weight.numpy(), bias.numpy(), strength) == pytest.approx(best, abs=1e-5)
+
+
+def test_of_fewer_images_than_features_the_classifier_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 100)).astype(np.float32), np.arange(30) % 3
+    weight, bias = fit_path(torch.from_numpy(x), torch.from_numpy(y), 3, [1.0])[0]
+    reference = LogisticRegression(C=1.0, max_iter=3000, tol=1e-7).fit(x, y)
+    np.testing.assert_allclose(weight.numpy(), reference.coef_.T, atol=1e-3)
+    np.testing.assert_allclose(bias.numpy(), reference.intercept_, atol=1e-3)
+
+
+def test_a_path_of_strengths_ends_where_each_strength_alone_does(table):
+    x, y = table[0][:300], torch.from_numpy(table[1][:300])
+    for strength, (weight, bias) in zip((0.01, 0.1, 1.0), fit_path(x, y, 10, (0.01, 0.1, 1.0))):
+        alone_weight, alone_bias = fit_path(x, y, 10, [strength])[0]
+        assert torch.allclose(weight, alone_weight, atol=0.02)
+        assert torch.allclose(bias, alone_bias, atol=0.02)
+
+
+def test_the_probe_repeats_itself(table):
+    first, second = (train_probe(table[0][:300], table[1][:300], seed=3) for _ in range(2))
+    assert torch.equal(first.weight, second.weight)
+    assert first.strength == second.strength
+
+
+def test_the_strength_is_one_that_suits_the_data():
+    truth = np.arange(400) % 2
+    signal = torch.from_numpy(truth)[:, None] + 0.1 * normal(400, 1)
+    assert train_probe(signal, truth, seed=0).predict(signal[:4]).tolist() == [0, 1, 0, 1]
+    noisy = torch.cat([0.5 * signal, normal(400, 300)], dim=1)
+    flipped = np.where(np.random.default_rng(0).random(400) < 0.3, 1 - truth, truth)
+    assert train_probe(noisy, flipped, seed=0).strength <= 0.1  # weak regularization overfits
+
+
+def test_copies_of_an_image_in_one_group_do_not_vouch_for_each_other():
+    truth = np.arange(200) % 2
+    flipped = np.where(np.random.default_rng(0).random(200) < 0.3, 1 - truth, truth)
+    x = torch.cat([torch.from_numpy(truth)[:, None].float(), normal(200, 300)], dim=1)
+    copies, labels, groups = x.repeat(4, 1), np.tile(flipped, 4), np.tile(np.arange(200), 4)
+    learned_by_heart = train_probe(copies, labels, seed=0)
+    assert train_probe(copies, labels, seed=0, groups=groups).strength < learned_by_heart.strength
+
+
+def test_features_that_are_constant_or_of_any_scale_do_not_disturb_the_probe(table):
+    bank, labels, queries, _ = table
+    plain = train_probe(bank[:400], labels[:400], seed=0).predict(queries)
+
+    def distorted(x):
+        return torch.cat([1000 * x + 5, torch.full((len(x), 1), 7.7)], dim=1)
+
+    predicted = train_probe(distorted(bank[:400]), labels[:400], seed=0).predict(
+        distorted(queries)
+    )
+    assert (predicted == plain).mean() > 0.98
+
+
+def test_held_out_groups_are_whole_and_every_class_gives_its_share():
+    groups = np.repeat(np.arange(400), 5)
+    labels = groups % 4
+    chosen = hold_out(labels, groups, seed=0)
+    assert all(len(set(chosen[groups == group])) == 1 for group in range(400))
+    assert [chosen[labels == label].mean() for label in range(4)] == [0.15] * 4
+    assert not np.array_equal(chosen, hold_out(labels, groups, seed=1))
+
+
+def test_classes_too_small_to_share_are_all_learned_from():
+    chosen = hold_out(np.array([0] * 40 + [1] * 3), np.arange(43), seed=0)
+    assert chosen[:40].sum() == 6
+    assert not chosen[40:].any()
+    probe = train_probe(torch.eye(4), np.array([0, 0, 1, 1]), seed=0)
+    assert probe.strength == 1.0
+
+
+def test_choosing_with_some_of_the_images_still_learns_from_all(table, monkeypatch):
+    bank, labels, queries, truth = table
+    monkeypatch.setattr(probe, "CHOICE_LIMIT", 300)
+    trained = train_probe(bank, labels, seed=0)
+    again = fit_path(
+        (bank - trained.mean) / trained.std, torch.from_numpy(labels), 10, [trained.strength]
+    )
+    assert torch.equal(again[0][0], trained.weight)
+    assert (trained.predict(queries) == truth).mean() > 0.93
