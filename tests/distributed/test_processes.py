@@ -17,6 +17,7 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 from nearkin_command import run
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
@@ -40,10 +41,8 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("data") / "images.npz"
-    images = rng.integers(0, 256, (64, 12, 12, 3), dtype=np.uint8)
-    np.savez(path, x=images, y=np.arange(64) % 4)
+    np.savez(path, x=pixels(64, 12), y=np.arange(64) % 4)
     return path
 
 

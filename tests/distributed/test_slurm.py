@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import pixels, write_files
+from processes import ended, environment, free_port
+
+from nearkin.run.folder import RunFolder
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
-
 
 SRUN = """#!/bin/sh
 # Two tasks on this machine, as the scheduler would start them.
@@ -29,63 +31,56 @@ exit $code
 """
 
 
-@pytest.fixture(params=["2"])
-def job(request, tmp_path):
+@pytest.fixture
+def number():
+    """Of a job, of which its tasks take the port where they meet."""
+    return str(int(free_port()) % 10_000)
+
+
+@pytest.fixture
+def submit(tmp_path, number):
     """Starts the script as the scheduler would, with a command beside it that notes requeues."""
     tools = tmp_path / "bin"
-    tools.mkdir()
-    requeue = tools / "scontrol"
-    requeue.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n')
-    requeue.chmod(0o755)
-    srun = tools / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number = str(listener.getsockname()[1] % 10_000)
-    images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-    np.savez(tmp_path / "data.npz", x=images)
+    requeue = f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n'
+    write_files(tools, {"scontrol": requeue.encode(), "srun": SRUN.encode()})
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    np.savez(tmp_path / "data.npz", x=pixels(64))
 
-    def start(out):
+    def start(out, tasks):
         settings = "--backbone tiny --batch-size 16 --epochs 12 --evaluate-every 0 --save-every 7"
         command = ["bash", SCRIPT, tmp_path / "data.npz", "-o", out, "-q", *settings.split()]
         path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": number, "OMP_NUM_THREADS": "1"}
-        environment["SLURM_NTASKS"] = request.param
-        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        variables = environment(PATH=path, SLURM_JOB_ID=number, SLURM_NTASKS=tasks)
+        return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
 
-    return start, number
+    return start
 
 
 @pytest.mark.slow
-def test_a_job_that_is_stopped_is_requeued_and_goes_on(job, tmp_path):
-    job, number = job
-    stopped = job(tmp_path / "run")
+def test_a_job_that_is_stopped_is_requeued_and_goes_on(submit, number, tmp_path):
+    stopped = submit(tmp_path / "run", "2")
     checkpoints = tmp_path / "run" / "checkpoints"
     while not list(checkpoints.glob("*.pt")):
         assert stopped.poll() is None
         time.sleep(0.01)
     stopped.send_signal(signal.SIGTERM)
-    err = stopped.communicate(timeout=120)[1]
-    assert stopped.returncode == 143, err
+    code, _, err = ended(stopped)
+    assert code == 143, err
     assert "stopped by SIGTERM after step" in err
     assert (tmp_path / "requeued").read_text() == f"requeue {number}\n"
-    saved = max(checkpoints.glob("*.pt"))
-    assert f"after step {int(saved.stem.split('-')[1])}, which is saved" in err
+    step = int(max(checkpoints.glob("*.pt")).stem.split("-")[1])
+    assert f"after step {step}, which is saved" in err
 
-    again = job(tmp_path / "run")
-    err = again.communicate(timeout=300)[1]
-    assert again.returncode == 0, err
+    code, _, err = ended(submit(tmp_path / "run", "2"))
+    assert code == 0, err
     assert (tmp_path / "requeued").read_text() == f"requeue {number}\n"
-    log = (tmp_path / "run" / "train.log").read_text()
-    assert f"resuming after step {int(saved.stem.split('-')[1])}" in log
-    assert (tmp_path / "run" / "encoder.safetensors").exists()
+    run = RunFolder(tmp_path / "run")
+    assert f"resuming after step {step}" in run.log.read_text()
+    assert run.encoder.exists()
 
 
-@pytest.mark.parametrize("job", ["1"], indirect=True)
-def test_a_job_that_fails_is_not_requeued(job, tmp_path):
-    job, _ = job
-    failed = job(tmp_path / "data.npz")
-    failed.communicate(timeout=120)
-    assert failed.returncode == 4
+def test_a_job_that_fails_is_not_requeued(submit, tmp_path):
+    code, _, err = ended(submit(tmp_path / "data.npz", "1"))
+    assert code == 4, err
     assert not (tmp_path / "requeued").exists()

@@ -1,6 +1,5 @@
 """A compiled method trains as the same method uncompiled does, but for rounding."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 from small import BATCH, SIDE, small
 
 from nearkin.config import TrainConfig
@@ -41,22 +41,17 @@ for name, (device, graphs) in itertools.product(names, ways):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles with a C++ compiler")
+@pytest.mark.needs("compiler")
 def test_compiled_methods_train_as_others_do():
     """In a process of its own, without the type checks of tests, which would be compiled too."""
-    process = subprocess.run(
-        [sys.executable, "-c", TRAINED],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-    )
+    command, here = [sys.executable, "-c", TRAINED], Path(__file__).parents[1]
+    process = subprocess.run(command, cwd=here, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
 
 
 def test_evaluation_during_training_compiles_nothing():
     """It has images of other numbers, and batch norms in another mode: each would be a graph."""
-    samples = np.random.default_rng(0).integers(0, 256, (24, SIDE, SIDE, 3), dtype=np.uint8)
-    images = open_images(samples)
+    images = open_images(pixels(24, SIDE))
     split = Split(images, np.arange(12), np.arange(12, 24))
     monitor = Monitor(split, TrainConfig(image_size=SIDE, workers=0), torch.device("cpu"))
     method, graphs = small("simclr"), []

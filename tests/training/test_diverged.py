@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 from small import batch_for, small
 
 from nearkin.commands.replay import replay
@@ -26,10 +27,8 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 def take(method, batch, step):
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
-    taken = steps(
-        method, optimizer, [batch], start=step, total=40, schedule=warmup_cosine(), seed=0
-    )
-    return next(taken)
+    how = dict(start=step, total=40, schedule=warmup_cosine(), seed=0)
+    return next(steps(method, optimizer, [batch], **how))
 
 
 def state_of(method):
@@ -49,49 +48,35 @@ def remembered(method):
     return [tensor for tensor in (*buffers, *targets) if tensor.is_floating_point()]
 
 
-def a_pixel(value):
-    def spoil(method, batch):
-        batch.views[0][0, 0, 0, 0] = value
-
-    return spoil
+def a_pixel(method, batch, value):
+    batch.views[0][0, 0, 0, 0] = value
 
 
-def a_weight(value):
-    def spoil(method, batch):
-        method.online.backbone.body[1].weight.data[0, 0] = value
-
-    return spoil
+def a_weight(method, batch, value):
+    method.online.backbone.body[1].weight.data[0, 0] = value
 
 
-def a_gradient(value):
-    def spoil(method, batch):
-        weight = method.online.backbone.body[1].weight
-        weight.register_hook(lambda grad: grad.index_fill(0, torch.tensor([2]), value))
-
-    return spoil
+def a_gradient(method, batch, value):
+    weight = method.online.backbone.body[1].weight
+    weight.register_hook(lambda grad: grad.index_fill(0, torch.tensor([2]), value))
 
 
-def an_output(value):
-    def spoil(method, batch):
-        layer = method.online.backbone.body[1]
-        layer.register_forward_hook(lambda _, __, out: out.index_fill(0, torch.tensor([1]), value))
-
-    return spoil
+def an_output(method, batch, value):
+    layer = method.online.backbone.body[1]
+    layer.register_forward_hook(lambda _, __, out: out.index_fill(0, torch.tensor([1]), value))
 
 
 PLACES = {
-    "a pixel is NaN": a_pixel(math.nan),
-    "a pixel is infinite": a_pixel(math.inf),
-    "a weight is NaN": a_weight(math.nan),
-    "a weight is infinite": a_weight(math.inf),
-    "a gradient is NaN": a_gradient(math.nan),
-    "a gradient is infinite": a_gradient(math.inf),
-    "a gradient is minus infinite": a_gradient(-math.inf),
-    "an output is NaN": an_output(math.nan),
-    "an output is minus infinite": an_output(-math.inf),
+    "a pixel is NaN": (a_pixel, math.nan),
+    "a pixel is infinite": (a_pixel, math.inf),
+    "a weight is NaN": (a_weight, math.nan),
+    "a weight is infinite": (a_weight, math.inf),
+    "a gradient is NaN": (a_gradient, math.nan),
+    "a gradient is infinite": (a_gradient, math.inf),
+    "a gradient is minus infinite": (a_gradient, -math.inf),
+    "an output is NaN": (an_output, math.nan),
+    "an output is minus infinite": (an_output, -math.inf),
 }
-
-
 EVERY_METHOD = ("a pixel is NaN", "a gradient is NaN")
 """The loss is not finite, or a gradient alone; what makes it so, no method knows."""
 CASES = [(name, place) for name in METHODS for place in EVERY_METHOD]
@@ -102,7 +87,8 @@ CASES += [("moco", place) for place in PLACES if place not in EVERY_METHOD]
 def test_what_is_not_finite_leaves_weights_and_memories_as_they_were(name, place):
     method, batch = small(name), batch_for(name, 20)
     take(method, batch_for(name, 19), 19)
-    PLACES[place](method, batch)
+    spoil, value = PLACES[place]
+    spoil(method, batch, value)
     before = state_of(method)
     with pytest.raises(DivergedError, match="at step 20; nothing was written"):
         take(method, batch, 20)
@@ -129,7 +115,7 @@ def test_a_memory_that_is_not_finite_leaves_everything_as_it_was(name):
 
 def test_the_first_parameter_with_such_a_gradient_is_named():
     method, batch = small("simclr"), batch_for("simclr", 0)
-    a_gradient(math.nan)(method, batch)
+    a_gradient(method, batch, math.nan)
     with pytest.raises(DivergedError, match=r"gradient of online\.backbone\.body\.1\.weight is"):
         take(method, batch, 0)
 
@@ -138,8 +124,7 @@ def test_the_first_parameter_with_such_a_gradient_is_named():
 def diverged(tmp_path_factory):
     """A run that a learning rate beyond reason has made diverge."""
     folder = tmp_path_factory.mktemp("diverged")
-    images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-    np.savez(folder / "data.npz", x=images)
+    np.savez(folder / "data.npz", x=pixels(64))
     config = TrainConfig(
         method="barlow_twins", backbone="tiny", epochs=30, batch_size=16, optimizer="sgd",
         lr=1e9, warmup=0.5, save_every=1, precision="fp32", evaluate_every=0,
@@ -169,25 +154,23 @@ def test_a_replay_repeats_the_step_and_names_the_layer(diverged):
 
 
 def test_a_replay_warns_of_a_method_of_ones_own_that_has_changed(diverged, tmp_path):
-    run = shutil.copytree(diverged[0], tmp_path / "run")
+    run = RunFolder(shutil.copytree(diverged[0], tmp_path / "run"))
     own = tmp_path / "own.py"
     own.write_text(
         "from nearkin.methods.barlow_twins import BarlowTwins\n\nclass Own(BarlowTwins):\n    pass\n"
     )
-    config, data = RunFolder(run).settings()
-    RunFolder(run).write_settings(replace(config, method=f"{own}:Own"), data)
-    stored = json.loads((run / "data.json").read_text())
+    config, data = run.settings()
+    run.write_settings(replace(config, method=f"{own}:Own"), data)
+    stored = json.loads((run.path / "data.json").read_text())
     stored["sources"] = {"method": {"file": str(own), "sha256": "0" * 64}}
-    (run / "data.json").write_text(json.dumps(stored))
+    (run.path / "data.json").write_text(json.dumps(stored))
     with pytest.raises(UsageError, match=r"config\.toml names code to run: method is"):
-        replay(run)
-    warning, *lines = replay(run, trust_remote_code=True)
+        replay(run.path)
+    warning, *lines = replay(run.path, trust_remote_code=True)
     assert warning.startswith(f"warning: the source of the method, {own}, has changed since")
     assert lines == replay(diverged[0])
 
 
-def test_a_replay_asks_for_a_run_that_diverged(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-    train(images, TrainConfig(backbone="tiny", epochs=1, batch_size=16), out=tmp_path / "run")
+def test_a_replay_asks_for_a_run_that_diverged(trained_run):
     with pytest.raises(UsageError, match="has not diverged, so there is nothing to replay"):
-        replay(tmp_path / "run", images)
+        replay(trained_run)

@@ -4,16 +4,19 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small import small
+from builders import pixels
+from small import small, spawn
 
 from nearkin import tables
 from nearkin.commands.train import train
@@ -26,7 +29,8 @@ from nearkin.training.optimizer import build_optimizer
 SOAK = Path(__file__).parents[1] / "soak.py"
 CONFIG = TrainConfig(
     method="moco", backbone="tiny", image_size=16, batch_size=16, epochs=6, save_every=2, val=0.0,
-    evaluate_every=0, workers=0, options={"queue_size": 16, "dim": 8, "hidden_dim": 8},
+    evaluate_every=0, workers=0, report=False,
+    options={"queue_size": 16, "dim": 8, "hidden_dim": 8},
 )  # fmt: skip
 """Four steps an epoch, so twelve checkpoints."""
 
@@ -34,8 +38,7 @@ CONFIG = TrainConfig(
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     path = tmp_path_factory.mktemp("images") / "data.npz"
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-    np.savez(path, x=pixels)
+    np.savez(path, x=pixels(64))
     return path
 
 
@@ -104,27 +107,32 @@ def test_a_disk_that_stays_full_ends_the_run_and_leaves_the_newest_checkpoint(
     assert same(out, whole)
 
 
-def test_an_fsync_that_fails_is_a_save_that_failed(tmp_path, monkeypatch):
+@pytest.fixture
+def saved(tmp_path):
+    """Saves a checkpoint of a step, all but the newest one of which go; that of step 1 is there."""
     method = small("simclr")
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
-    checkpoint.save(tmp_path, 1, method, optimizer)
+    save = lambda step: checkpoint.save(tmp_path, step, method, optimizer, keep=1)
+    save(1)
+    return save
 
-    def broken(_):
-        raise OSError(errno.EIO, "Input/output error")
 
+def broken(_):
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_an_fsync_that_fails_is_a_save_that_failed(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(ResourceError, match="Input/output error"):
-        checkpoint.save(tmp_path, 2, method, optimizer)
+        saved(2)
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt-00000001.pt"]
 
 
-def test_a_disk_that_reads_other_bytes_than_were_written_is_noticed_at_once(tmp_path, monkeypatch):
-    method = small("simclr")
-    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
-    checkpoint.save(tmp_path, 1, method, optimizer, keep=1)
-    seal = tables.seal
+def test_a_disk_that_reads_other_bytes_than_were_written_is_noticed_at_once(
+    saved, tmp_path, monkeypatch
+):
+    seal, written = tables.seal, tables.write_sealed
     monkeypatch.setattr(tables, "seal", lambda content: seal(content[:-1]))  # as it is written
-    written = tables.write_sealed
 
     def failing(path, content):
         written(path, content)
@@ -132,58 +140,24 @@ def test_a_disk_that_reads_other_bytes_than_were_written_is_noticed_at_once(tmp_
 
     monkeypatch.setattr(tables, "write_sealed", failing)
     with pytest.raises(ResourceError, match="not read back as it was written"):
-        checkpoint.save(tmp_path, 2, method, optimizer, keep=1)
+        saved(2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["ckpt-00000001.pt", "ckpt-00000002.pt.corrupt"]
 
 
 def test_a_disk_that_cannot_be_read_is_an_error_and_no_start_from_zero(
-    images, tmp_path, monkeypatch
+    images, whole, tmp_path, monkeypatch
 ):
-    train(images, replace(CONFIG, epochs=1), out=tmp_path / "run")
-
-    def broken(_):
-        raise OSError(errno.EIO, "Input/output error")
-
+    shutil.copytree(whole, tmp_path / "run")
     monkeypatch.setattr(Path, "read_bytes", broken)
     with pytest.raises(CheckpointError, match="cannot read the checkpoints"):
-        train(images, replace(CONFIG, epochs=1), out=tmp_path / "run", resume=True)
+        train(images, CONFIG, out=tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("out", ["/proc/run", "/sys/run", "x" * 300, "/" + "long/" * 900])
-def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_opened(out):
-    with pytest.raises(OutputError, match="cannot write to"):
-        train("no-such-data", CONFIG, out=out)
-
-
-# One folder, one run
-
-STARTS = 50
-RACE = """
-import os, sys, time
-from pathlib import Path
-from nearkin.errors import OutputError
-from nearkin.run.folder import opened
-ready, go = os.pipe(), os.pipe()
-children = []
-for _ in range(int(sys.argv[2])):
-    child = os.fork()
-    if child == 0:
-        os.close(go[1]); os.write(ready[1], b"."); os.read(go[0], 1)
-        try:
-            with opened(Path(sys.argv[1]), resume=False, overwrite=False):
-                time.sleep(2)
-            os._exit(0)
-        except OutputError as error:
-            os.write(1, (str(error) + "\\n").encode())
-            os._exit(error.exit_code)
-    children.append(child)
-for _ in children:
-    os.read(ready[0], 1)
-os.close(go[1])
-codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-print(*codes)
-"""
+def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_opened():
+    for out in ("/proc/run", "/sys/run", "x" * 300, "/" + "long/" * 900):
+        with pytest.raises(OutputError, match="cannot write to"):
+            train("no-such-data", CONFIG, out=out)
 
 
 def test_a_log_that_cannot_be_written_is_refused(images, tmp_path):
@@ -192,15 +166,43 @@ def test_a_log_that_cannot_be_written_is_refused(images, tmp_path):
         train(images, CONFIG, out=tmp_path)
 
 
+# One folder, one run
+
+STARTS = 50
+
+
+def race(_, folder):
+    """Let many processes open one folder in the same moment."""
+    ready, go = os.pipe(), os.pipe()
+    children = []
+    for number in range(STARTS):
+        child = os.fork()
+        if child == 0:
+            os.close(go[1])
+            os.write(ready[1], b".")
+            os.read(go[0], 1)
+            try:
+                with opened(folder / "run", resume=False, overwrite=False):
+                    time.sleep(2)
+                os._exit(0)
+            except OutputError as error:
+                (folder / f"{number}.txt").write_text(str(error))
+                os._exit(error.exit_code)
+        children.append(child)
+    for _ in children:
+        os.read(ready[0], 1)
+    os.close(go[1])
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sorted(codes) == [0, *[4] * (STARTS - 1)]
+
+
 def test_of_fifty_runs_that_start_in_one_folder_one_wins(tmp_path):
-    command = [sys.executable, "-c", RACE, str(tmp_path / "run"), str(STARTS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    *messages, codes = done.stdout.splitlines()
-    assert sorted(codes.split()) == ["0", *["4"] * (STARTS - 1)]
-    assert all("in use by" in line for line in messages)
-    assert (
-        sum("in use by process" in line for line in messages) >= STARTS // 2
-    )  # once it has signed
+    spawn(race, tmp_path, processes=1)
+    messages = [path.read_text() for path in tmp_path.glob("*.txt")]
+    assert len(messages) == STARTS - 1
+    assert all("in use by" in text for text in messages)
+    signed = [text for text in messages if "in use by process" in text]
+    assert len(signed) >= STARTS // 2
 
 
 def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):

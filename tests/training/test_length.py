@@ -6,8 +6,9 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
+from builders import pixels
+from nearkin_command import run
 
-from nearkin.cli import main
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.distributed import CpuTime
@@ -17,7 +18,7 @@ from nearkin.training.length import Overhead, seconds_per_step, time_epoch, time
 from nearkin.training.session import build
 
 CPU = torch.device("cpu")
-PIXELS = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+PIXELS = pixels(64)
 
 
 def planned(data, **settings):
@@ -43,21 +44,24 @@ class CountedFeed:
                 yield batch
 
 
-@pytest.mark.parametrize("workers", [2, 5])
-def test_workers_still_read_at_the_last_step_that_is_timed(workers):
-    config, method, batches = planned(PIXELS, workers=workers, cache="off")
+def counted(**settings):
+    """How many batches were requested to measure an epoch, and how many were taken."""
+    config, method, batches = planned(PIXELS, **settings)
     feed = CountedFeed(batches)
     time_epoch(config, method, [feed])
-    assert feed.requested - feed.taken >= 2 * workers  # that PyTorch reads ahead
-    assert feed.taken >= workers + max(workers, 6)  # those that were read before the first step
+    return feed.requested, feed.taken
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_workers_still_read_at_the_last_step_that_is_timed(workers):
+    requested, taken = counted(workers=workers, cache="off")
+    assert requested - taken >= 2 * workers  # that PyTorch reads ahead
+    assert taken >= workers + max(workers, 6)  # those that were read before the first step
 
 
 def test_what_is_read_once_is_not_read_ahead():
     for settings in ({"workers": 0}, {"workers": 5, "cache": "ram"}):
-        config, method, batches = planned(PIXELS, **settings)
-        feed = CountedFeed(batches)
-        time_epoch(config, method, [feed])
-        assert feed.requested == feed.taken == 8
+        assert counted(**settings) == (8, 8), settings
 
 
 def test_steps_that_wait_for_all_workers_at_once_count_in_full():
@@ -90,6 +94,6 @@ def test_a_time_that_is_too_short_for_an_epoch_is_said(tmp_path, capsys):
         "about 15:01"
     )
     np.savez(tmp_path / "data.npz", x=PIXELS)
-    settings = ["--backbone", "tiny", "--no-report", "--max-time", "0.001"]
-    assert main(["train", str(tmp_path / "data.npz"), "-o", str(tmp_path / "run"), *settings]) == 0
+    settings = ["--backbone", "tiny", "--max-time", "0.001"]
+    assert run("train", tmp_path / "data.npz", "-o", tmp_path / "run", *settings) == 0
     assert "warning: --max-time 0.001 is too short for one epoch" in capsys.readouterr().err

@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from builders import pixels
+from nearkin_command import run
 
-from nearkin.cli import main
 from nearkin.run.data import machine, note_machine
 
 CPU = torch.device("cpu")
@@ -31,18 +32,16 @@ def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypa
     assert note_machine(path, CPU, 9) == ""
 
 
-def command(folder, *options):
-    return [
-        "train", str(folder / "data.npz"), "-o", str(folder / "run"), "--backbone", "tiny",
-        "--batch-size", "16", "--epochs", "2", *options,
-    ]  # fmt: skip
+SETTINGS = "--backbone tiny --batch-size 16 --epochs 2"
 
 
-def run(folder, *options, program=("-m", "nearkin"), **environment):
-    """In a process of its own, with these variables of the environment."""
-    arguments = [sys.executable, *program, *command(folder, *options)]
-    environment = {**os.environ, **environment}
-    return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+def train(folder, *options, program=("-m", "nearkin"), **environment):
+    """In a process of its own, with these variables of the environment; returns what it says."""
+    command = ["train", folder / "data.npz", "-o", folder / "run", *SETTINGS.split(), *options]
+    environment = os.environ | environment
+    arguments = [sys.executable, *program, *command]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+    return done.stderr
 
 
 # A run has no other clock than its steps, and no other order than that of bytes
@@ -50,8 +49,7 @@ def run(folder, *options, program=("-m", "nearkin"), **environment):
 
 def filled(folder):
     folder.mkdir()
-    images = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
-    np.savez(folder / "data.npz", x=images)
+    np.savez(folder / "data.npz", x=pixels(48))
     return folder
 
 
@@ -66,7 +64,7 @@ def outcome(folder):
 def usual(tmp_path_factory):
     """A run that no test changes."""
     folder = filled(tmp_path_factory.mktemp("machine") / "usual")
-    assert main(command(folder)) == 0
+    assert run("train", folder / "data.npz", "-o", folder / "run", *SETTINGS.split()) == 0
     return folder
 
 
@@ -75,17 +73,9 @@ def test_another_number_of_threads_is_told(usual, tmp_path):
     folder = shutil.copytree(usual, tmp_path / "copy")
     for file in (folder / "run" / "checkpoints").iterdir():
         file.unlink()
-    message = run(folder, "--resume", OMP_NUM_THREADS="2").stderr
+    message = train(folder, "--resume", OMP_NUM_THREADS="2")
     assert "cpu, 1 thread became cpu, 2 threads" in message
     assert "bits" in message
-
-
-@pytest.mark.slow
-def test_another_language_and_no_assertions_do_not_change_a_bit(usual, tmp_path):
-    folder = filled(tmp_path / "with space ü\nline")
-    far_away = {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "PYTHONOPTIMIZE": "1"}
-    run(folder, OMP_NUM_THREADS="1", **far_away)
-    assert outcome(folder) == outcome(usual)
 
 
 JUMPING = """
@@ -97,10 +87,20 @@ sys.exit(main())
 """
 
 
-def test_neither_a_clock_that_jumps_nor_a_system_without_utf_8_changes_a_bit(usual, tmp_path):
+AWAY = {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "12345", "PYTHONUTF8": "0", "LC_ALL": "C"}
+TURKISH = {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "PYTHONOPTIMIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("program", "environment"),
+    [
+        (("-c", JUMPING), AWAY),
+        pytest.param(("-m", "nearkin"), TURKISH, marks=pytest.mark.slow),
+    ],
+    ids=["a clock that jumps and no UTF-8", "another language and no assertions"],
+)
+def test_what_surrounds_a_run_does_not_change_a_bit(program, environment, usual, tmp_path):
     """Seconds since 1970 are for people; what is computed and when it is saved ignores them."""
     folder = filled(tmp_path / "with space ü\nline")
-    bare = {"PYTHONUTF8": "0", "LC_ALL": "C"}
-    far_away = {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "12345"}
-    run(folder, program=("-c", JUMPING), OMP_NUM_THREADS="1", **bare, **far_away)
+    train(folder, program=program, OMP_NUM_THREADS="1", **environment)
     assert outcome(folder) == outcome(usual)

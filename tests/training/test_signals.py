@@ -185,22 +185,18 @@ def report(tmp_path_factory):
 
 @pytest.mark.parametrize("name", STOPPING)
 def test_a_run_that_is_asked_to_stop_saves_the_step_under_way_or_the_next(name, report):
-    stops = report["stopped"][name]["stops"]
-    assert len(stops) == len(STEPS[name])
-    for code, before, saved, after in stops:
+    """And ends, when it is resumed, where the unbroken run ends."""
+    result = report["stopped"][name]
+    assert len(result["stops"]) == len(STEPS[name])
+    for code, before, saved, after in result["stops"]:
         assert code == STOPPING[name]
         assert before <= saved <= after
-    assert report["stopped"][name]["logged"] == [saved for _, _, saved, _ in stops]
+    assert result["logged"] == [saved for _, _, saved, _ in result["stops"]]
+    assert result["differing"] == []
 
 
-@pytest.mark.parametrize("name", STOPPING)
-def test_a_run_that_was_stopped_ends_where_the_unbroken_run_ends(name, report):
-    assert report["stopped"][name]["differing"] == []
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
-def test_a_second_signal_acts_at_once_and_saves_nothing(name, code, report):
-    assert report["at once"][name] == [code, []]
+def test_a_second_signal_acts_at_once_and_saves_nothing(report):
+    assert report["at once"] == {name: [code, []] for name, code in STOPPING.items()}
 
 
 def test_a_run_never_says_that_a_step_is_saved_which_is_not(report):
@@ -209,9 +205,8 @@ def test_a_run_never_says_that_a_step_is_saved_which_is_not(report):
     assert saved == [logged]
 
 
-@pytest.mark.parametrize("name", ["SIGSTOP", "SIGHUP"])
-def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(name, report):
-    assert report["harmless"][name] == [0, []]
+def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(report):
+    assert report["harmless"] == {"SIGSTOP": [0, []], "SIGHUP": [0, []]}
 
 
 def test_a_run_that_is_asked_to_save_does_so_and_goes_on(report):

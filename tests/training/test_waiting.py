@@ -4,12 +4,11 @@ There is no GPU here, so operations are watched that would ask one, and tensors 
 `tests/training/test_cuda.py` lets CUDA watch by itself.
 """
 
-import numpy as np
 import pytest
 import torch
-from small import PARTED, batch_for, run, small
+from builders import pixels
+from small import PARTED, Observed, batch_for, run, small
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.data.batches import Batches
@@ -25,30 +24,23 @@ ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"
 """Operations whose result, or its shape, is needed before anything can go on."""
 
 
-class Asked(TorchDispatchMode):
-    """Which operations would wait for a GPU."""
+def asked_by(method, batch) -> list[str]:
+    """Which operations of forward, backward and commit would wait for a GPU."""
+    asked = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
+    def note(operation, args, *_):
+        name = operation.overloadpacket.__name__
         chosen = args[1] if name in ("index", "index_put_", "_index_put_impl_") else ()
         by_mask = any(x is not None and x.dtype == torch.bool for x in chosen)
         if name in ASKING or by_mask:
-            self.operations.append(name)
-        return func(*args, **(kwargs or {}))
+            asked.append(name)
 
-
-def asked_by(method, batch) -> list[str]:
-    """What forward, backward and commit ask for."""
     method.train()
-    with Asked() as mode:
+    with Observed(note):
         step = method(batch, 0.7)
         step.loss.backward()
         method.commit(step.memo, 0.7)
-    return mode.operations
+    return asked
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in PARTED + ASKS_PROCESSORS])
@@ -91,30 +83,21 @@ def test_a_search_for_neighbors_asks_a_gpu_for_nothing(k):
     assert [(x.shape, x.device.type) for x in neighbors] == [((256, k), "cuda")] * 2
 
 
-class Waited(TorchDispatchMode):
-    """Copies between processor and GPU that stop one until the other is done."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket is torch.ops.aten._to_copy:
-            crosses = args[0].device.type != out.device.type
-            if crosses and not (kwargs or {}).get("non_blocking"):
-                self.copies.append(f"{args[0].device} to {out.device}")
-        return out
-
-
 @pytest.mark.parametrize("preset", AUGMENTATIONS)
 def test_views_are_given_to_a_gpu_without_waiting(preset):
-    samples = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
-    gpu, images = torch.device("cuda:0"), open_images(samples)
+    gpu, images, waited = torch.device("cuda:0"), open_images(pixels(16, 32)), []
+
+    def note(operation, args, options, result):
+        """Copies between processor and GPU stop one until the other is done, if not told else."""
+        if operation.overloadpacket is torch.ops.aten._to_copy:
+            crosses = args[0].device.type != result.device.type
+            if crosses and not options.get("non_blocking"):
+                waited.append(f"{args[0].device} to {result.device}")
+
     with FakeTensorMode():
         order = Order(len(images), 8, seed=0)
         batches = Batches(images, views_of(preset), image_size=32, order=order, device=gpu)
-        with Waited() as waited:
+        with Observed(note):
             batch = next(batches.between(0, 1))
     assert {x.device for x in (*batch.views, batch.index, batch.label)} == {gpu}
-    assert waited.copies == []
+    assert waited == []
