@@ -25,12 +25,13 @@ HOMES = pytest.StashKey[Path]()
 def pytest_configure(config):
     """Begin with an empty home and without a developer's settings, also in processes of tests.
 
-    No page is written where NEARKIN_REPORT is not set again, by the fixture `reports`.
+    No report is written where NEARKIN_REPORT is not set again, by the fixture `reports`. Processes
+    have one thread, as the tests: a fork of one that has had two may wait for the other for ever.
     """
     config.stash[HOMES] = home = Path(tempfile.mkdtemp(prefix="nearkin-home-"))
     for name in [name for name in os.environ if name.startswith(("NEARKIN_", "XDG_"))]:
         del os.environ[name]
-    os.environ.update(HOME=str(home), NEARKIN_REPORT="false")
+    os.environ.update(HOME=str(home), NEARKIN_REPORT="false", OMP_NUM_THREADS="1")
 
 
 def pytest_unconfigure(config):

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-import numpy as np
-
 from nearkin.errors import CheckpointError, OutputError, ResourceError
 
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
@@ -70,7 +68,7 @@ def check_unpacked(file: Any, most: int) -> None:
         raise ValueError(f"it unpacks to {unpacked / 1e6:,.0f} MB, and {most / 1e6:,.0f} are free")
 
 
-def read_arrays(file: Any, most: int, names: Collection[str] = ()) -> dict[str, np.ndarray]:
+def read_arrays(file: Any, most: int, names: Collection[str] = ()) -> dict[str, Any]:
     """Read arrays of an .npz; nothing is unpickled, and a small file stays small.
 
     Args:
@@ -81,6 +79,8 @@ def read_arrays(file: Any, most: int, names: Collection[str] = ()) -> dict[str, 
     Raises:
         Exception: Of many kinds if it is damaged, or unpacks to more.
     """
+    import numpy as np  # here, so that the command line starts without it
+
     check_unpacked(file, most)
     file.seek(0)
     with np.load(file, allow_pickle=False) as stored:

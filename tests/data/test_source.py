@@ -144,7 +144,8 @@ def test_every_command_takes_a_source_from_a_file(tmp_path, capsys):
     assert run(*train) == 0
     assert run(*train, "--resume") == 0
     assert "already complete" in (out / "train.log").read_text()
-    assert run("evaluate", out, "--protocol", "knn", "--json") == 0
+    evaluate = ("evaluate", out, "--protocol", "knn", "--trust-remote-code", "--json")
+    assert run(*evaluate) == 0
     assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["sizes"]["train"] == 15
     file.with_name("seed.txt").write_text("1")
     assert run(*train, "--resume") == CheckpointError.exit_code

@@ -267,7 +267,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
         continued(DiscoverConfig(**CHANGED), DiscoverConfig())
     named = set(re.findall(r"--([a-z-]+) [^-;]* became", str(refused.value)))
     # They do not touch the result, or are planned when a run begins.
-    free = {"devices", "workers", "max_bad", "max_time", "copy_to", "report"}
+    free = {"devices", "workers", "max_bad", "max_time", "copy_to", "report", "trust_remote_code"}
     every = {entry.name for entry in fields(DiscoverConfig)} - free - {"from_run"} | {"from"}
     assert named == {name.replace("_", "-") for name in every}
 

@@ -12,12 +12,14 @@ import re
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hostile import PICKLE, Runs, zipped
+from processes import SECONDS
 from small import batch_at, small, spawn
 
 from nearkin import tables
@@ -429,8 +431,9 @@ def kill_in_the_middle(_, folder):
     save(folder, 1, *run_at(1, **big))
     for _ in range(50):
         child = fork(lambda: [save(folder, step, *new) for step in itertools.repeat(2)])
+        deadline = time.monotonic() + SECONDS
         while not list(folder.glob(f"*{tables.PARTIAL}*")):
-            pass
+            assert time.monotonic() < deadline, "nothing was written"
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         met += any(tables.PARTIAL in name for name in names(folder))

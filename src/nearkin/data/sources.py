@@ -339,9 +339,13 @@ class Place(NamedTuple):
     form: int = BARE
 
     @classmethod
-    def stated(cls, *numbers: int, form: int = BARE) -> "Place":
+    def stated(cls, offset: int, packed: int, unpacked: int, form: int = BARE) -> "Place":
         """What an archive says, which may be any number: reading such a place gives nothing."""
-        return cls(*(number if 0 <= number < MOST else MOST for number in numbers), form)
+
+        def bounded(number: int) -> int:
+            return number if 0 <= number < MOST else MOST
+
+        return cls(bounded(offset), bounded(packed), bounded(unpacked), form)
 
 
 class Member(NamedTuple):
