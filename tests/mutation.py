@@ -54,7 +54,10 @@ class Place:
         """The text of the changed file; None if it means the same, or is outside of functions."""
         before = (ROOT / self.file).read_text()
         after = mutate_code(before, OperatorProvider()[self.operator](), self.occurrence)
-        same = after is None or meaning(before) == meaning(after)
+        try:
+            same = after is None or meaning(before) == meaning(after)
+        except SyntaxError:  # the `*` before keywords is no product
+            return None
         return None if same or "" in changed(before, after) else after
 
 

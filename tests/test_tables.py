@@ -5,8 +5,18 @@ import os
 
 import pytest
 
-from nearkin.errors import CheckpointError, ResourceError
-from nearkin.tables import Journal, abridged, read_csv, read_sealed, write_csv, write_sealed
+from nearkin.errors import CheckpointError, OutputError, ResourceError
+from nearkin.tables import (
+    Journal,
+    abridged,
+    printable,
+    read_csv,
+    read_sealed,
+    usable,
+    write_csv,
+    write_sealed,
+    writing,
+)
 
 COLUMNS = ("step", "loss", "knn")
 
@@ -106,3 +116,26 @@ def test_a_sealed_file_is_given_back_whole_or_not_at_all(tmp_path):
 def test_what_is_more_than_is_shown_is_counted():
     assert abridged(["a", "b"], 3) == abridged(["a", "b"], 2) == ["a", "b"]
     assert abridged(["a", "b", "c"], 2) == ["a", "b", "and 1 more"]
+
+
+def test_tables_of_spreadsheets_are_read_and_semicolons_of_others_stay(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("\ufeffpath;label\na.png;cat, black\n", encoding="utf-8")
+    assert list(read_csv(path)) == [{"path": "a.png", "label": "cat, black"}]
+    path.write_text("path\na;b.png\n", encoding="utf-8")
+    assert list(read_csv(path)) == [{"path": "a;b.png"}]
+
+
+def test_letters_of_all_alphabets_and_line_ends_are_printed_as_they_are():
+    assert printable("é\nж") == "é\nж"
+    assert printable("\u202eé\udcff") == "\\u202eé\\udcff"
+
+
+def test_an_error_becomes_a_line_with_its_reason(tmp_path):
+    for error, reason in ((ValueError("two\n  lines"), "two lines"), (KeyError(), "KeyError")):
+        says = rf"file cannot be used \({reason}\); mend it"
+        with pytest.raises(CheckpointError, match=says), usable(tmp_path / "file", "mend it"):
+            raise error
+    says = "cannot write .*file: No space left; choose another -o"
+    with pytest.raises(OutputError, match=says), writing(tmp_path / "file"):
+        raise OSError(28, "No space left")

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import nearkin
+from nearkin.classification.data import open_labeled_data
 from nearkin.classification.report import lines
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
@@ -183,6 +184,16 @@ def few_labels(data: Path, path: Path, per_class: int, stray: bool = False) -> P
         if stray:
             file.write("elsewhere/1.png,d1\n")
     return path
+
+
+def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, tmp_path):
+    table = few_labels(data, tmp_path / "labels.csv", 2)
+    lines = table.read_text().splitlines()
+    learned = [x for x in lines if not (x.startswith("train") and x.endswith(",d0"))]
+    table.write_text("\n".join(learned) + "\n")
+    opened = open_labeled_data(str(data), ClassifyConfig(labels=str(table)))
+    assert opened.classes == tuple(f"d{digit}" for digit in range(1, 10))
+    assert opened.images.classes[-1] == "d0"
 
 
 def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sources import cache_of_hub, offline, varied
 from nearkin.commands.info import pretrained_lines
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
-from nearkin.encoders.encoder import load, untrained_like, write_encoder
+from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import folder_license, origin_lines
 from nearkin.encoders.pretrained import license_of
@@ -278,6 +279,13 @@ def test_an_untrained_one_of_the_same_kind_has_other_weights(folder):
     assert other.preprocessing == encoder.preprocessing
     assert other.backbone.body.state_dict().keys() == encoder.backbone.body.state_dict().keys()
     assert other.digest != encoder.digest
+
+
+def test_the_same_weights_with_another_preprocessing_are_another_encoder(folder):
+    encoder = load(folder)
+    for change in ({"mean": (0.1, 0.2, 0.3)}, {"interpolation": "nearest"}):
+        view = replace(encoder.preprocessing, **change)
+        assert Encoder(encoder.backbone, view, encoder.details).digest != encoder.digest
 
 
 def test_crops_are_rounded_as_the_library_does():

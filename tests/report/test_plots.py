@@ -217,7 +217,7 @@ def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
 
 def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
     sure = Confusion(("a", "b"), ("a", "b"), ((90, 0), (0, 2)))
-    unsure = Confusion(("a", "b"), ("a", "b"), ((45, 45), (1, 1)))
+    unsure = Confusion(("a", "b"), ("a", "b"), ((45, 45), (0, 0)))
     drawn = [pixels_of(confusion_plot(each, tmp_path / "c.png")) for each in (sure, unsure)]
     assert [has_color(pixels[:, :450], "#08306B") for pixels in drawn] == [True, False]
     means = [pixels[200:500, 150:450].mean() for pixels in drawn]

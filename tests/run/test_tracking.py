@@ -14,9 +14,11 @@ from typing_extensions import override
 
 import nearkin
 from nearkin import config
+from nearkin.config import TrainConfig
 from nearkin.errors import StoppedError
+from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Silent
-from nearkin.run.tracking import TRACKERS
+from nearkin.run.tracking import TRACKERS, Tracking
 from nearkin.tables import read_numbers
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
@@ -93,6 +95,20 @@ def test_tensorboard_has_each_step_once_though_the_run_was_stopped(tmp_path):
     assert events.Scalars("encoder/RankMe")[0].value == pytest.approx(rank)
     text = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| options.temperature | 0.3 |" in text
+
+
+def test_steps_that_are_taken_again_after_a_kill_are_there_once(tmp_path):
+    need("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = RunFolder(tmp_path)
+    folder.write_settings(TrainConfig(), "digits")
+    for steps in (range(1, 5), range(3, 7)):
+        with Tracking("tensorboard", folder, Listener()) as tracking:
+            for step in steps:
+                tracking.row({"step": step, "loss": 1 / step})
+    events = EventAccumulator(str(folder.tensorboard)).Reload()
+    assert [each.step for each in events.Scalars("loss")] == list(range(1, 7))
 
 
 def offline_records(path):
