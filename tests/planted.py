@@ -197,7 +197,9 @@ def named(bugs: list[Bug]) -> int:
         assert not before.caught, f"without any bug, {before.caught} fail"
         for bug in bugs:
             bug.apply(root)
-            caught = bool(outcome(root, [bug.header("Test")], {}).caught)
+            found = outcome(root, [bug.header("Test")], {})
+            assert found.run, f"{bug.path.name} names a test that is not there"
+            caught = bool(found.caught)
             bug.apply(root, "--reverse")
             missed += not caught
             print(
