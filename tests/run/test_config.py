@@ -114,21 +114,18 @@ def test_a_rate_that_cannot_be_is_refused():
         TrainConfig(lr_milestones="0.6", cosine_end=0.1)
 
 
-@pytest.mark.parametrize("kind", [TrainConfig, DiscoverConfig])
-def test_every_setting_has_a_default_and_a_sentence(kind):
+def test_every_setting_has_a_default_and_a_sentence():
     """The sentence stands below it, and is what `--help` says."""
-    body = ast.parse(inspect.getsource(kind)).body[0].body
-    sentences = {
-        entry.target.id: below.value.value
-        for entry, below in pairwise(body)
-        if isinstance(entry, ast.AnnAssign) and isinstance(below, ast.Expr)
-    }
-    for entry in fields(kind):
-        assert (entry.default, entry.default_factory) != (MISSING, MISSING)
-        assert re.fullmatch(r"[A-Z`].*[^.]\.", sentences[entry.name], re.DOTALL), entry.name
-
-
-# A discovery
+    for kind in (TrainConfig, DiscoverConfig):
+        body = ast.parse(inspect.getsource(kind)).body[0].body
+        sentences = {
+            entry.target.id: below.value.value
+            for entry, below in pairwise(body)
+            if isinstance(entry, ast.AnnAssign) and isinstance(below, ast.Expr)
+        }
+        for entry in fields(kind):
+            assert (entry.default, entry.default_factory) != (MISSING, MISSING)
+            assert re.fullmatch(r"[A-Z`].*[^.]\.", sentences[entry.name], re.DOTALL), entry.name
 
 
 def test_a_setting_of_a_discovery_out_of_its_range_is_refused_by_its_name():
@@ -161,19 +158,25 @@ def test_a_setting_of_a_discovery_out_of_its_range_is_refused_by_its_name():
 def test_values_of_the_wrong_kind_are_refused():
     """In a process of its own: in this one, type checks of the tests would come first."""
     cases = {
-        ("classes", "many"): "--classes many is not a whole number or auto",
-        ("mode", "both"): "--mode both is not gcd or ncd",
-        ("epochs", 2.5): "--epochs 2.5 is not a whole number or auto",
-        ("pair_rate", True): "--pair-rate True is not a number or auto",
-        ("num_views", "auto"): "--num-views auto is not a whole number",
-        ("baselines", "no"): "--baselines no is not true or false",
-        ("options", "queue_size"): "--options queue_size is not a table",
+        ("DiscoverConfig", "classes", "many"): "--classes many is not a whole number or auto",
+        ("DiscoverConfig", "mode", "both"): "--mode both is not gcd or ncd",
+        ("DiscoverConfig", "epochs", 2.5): "--epochs 2.5 is not a whole number or auto",
+        ("DiscoverConfig", "pair_rate", True): "--pair-rate True is not a number or auto",
+        ("DiscoverConfig", "num_views", "auto"): "--num-views auto is not a whole number",
+        ("DiscoverConfig", "baselines", "no"): "--baselines no is not true or false",
+        ("DiscoverConfig", "options", "queue_size"): "--options queue_size is not a table",
+        ("TrainConfig", "epochs", "ten"): "--epochs ten is not a whole number or auto",
+        ("TrainConfig", "options", 3): "--options 3 is not a table",
+        ("TrainConfig", "precision", "fp16"): "--precision fp16 is not auto or fp32 or bf16. "
+        "Did you mean bf16?",
+        ("TrainConfig", "seed", True): "--seed True is not a whole number",
     }
     code = (
-        "from nearkin.config import DiscoverConfig\n"
-        f"for name, value in {list(cases)}:\n"
-        "    try: DiscoverConfig(**{name: value})\n"
-        "    except Exception as error: print(error)"
+        "from nearkin import config\n"
+        "from nearkin.errors import UsageError\n"
+        f"for kind, name, value in {list(cases)}:\n"
+        "    try: getattr(config, kind)(**{name: value})\n"
+        "    except UsageError as error: print(error)"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -11,17 +11,25 @@ from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import MOST_EPOCHS, length, resolve, with_length
+from nearkin.run.settings import MOST_EPOCHS, length, resolve, shrunk, with_length
 from nearkin.training.length import Overhead, epochs_within, planned_epochs
 from nearkin.training.session import build
 
 CPU = torch.device("cpu")
 
 
-def test_fewer_images_than_processes_are_refused():
-    images = open_images(np.zeros((3, 8, 8, 3), np.uint8))
-    with pytest.raises(UsageError, match="more than the 3 images"):
-        resolve(TrainConfig(devices=4), images, CPU)
+def test_fewer_images_than_processes_are_refused_and_than_a_batch_or_a_queue_shrink_them():
+    images = open_images(np.zeros((20, 8, 8, 3), np.uint8))
+    with pytest.raises(UsageError, match="more than the 20 images"):
+        resolve(TrainConfig(devices=21), images, CPU)
+    config = resolve(TrainConfig(method="moco", epochs=1), images, CPU)
+    assert (config.batch_size, config.options["queue_size"]) == (20, 10)
+    said = "\n".join(shrunk(config, 20))
+    assert "note   --batch-size 20: there are no more images" in said
+    assert "note   --queue-size 10 for 65536: at most half of the images" in said
+    large = TrainConfig(method="nnclr", epochs=1, options={"support_size": 1000})
+    said = shrunk(resolve(large, images, CPU), 20)
+    assert "warning: --support-size 1000 is more than half of the 20 images" in said
 
 
 def test_what_is_left_to_itself_fits_what_is_asked_for():
