@@ -2,6 +2,7 @@
 
 import shutil
 
+import loaders
 import numpy as np
 import pytest
 import torch
@@ -43,13 +44,7 @@ def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order()
     assert [order.epoch(step) for step in (0, 3, 4)] == [0, 0, 1]
 
 
-def test_any_step_can_be_had_without_the_steps_before_it():
-    made = batches(small_images())
-    straight = list(made.between(0, 12))
-    assert all(map(same, batches(small_images()).between(7, 12), straight[7:]))
-
-
-def test_views_depend_on_the_seed_and_the_epoch():
+def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
     rows = np.arange(8)
     made = batches(small_images())
     first, again = made.views(0, rows), made.views(0, rows)
@@ -57,6 +52,8 @@ def test_views_depend_on_the_seed_and_the_epoch():
     assert not torch.equal(first[0], made.views(1, rows)[0])
     assert not torch.equal(first[0], batches(small_images(), seed=1).views(0, rows)[0])
     assert not torch.equal(first[0], first[1])
+    straight = list(made.between(0, 12))
+    assert all(map(same, batches(small_images()).between(7, 12), straight[7:]))
 
 
 def test_a_batch_holds_the_views_the_index_and_no_label():
@@ -80,11 +77,6 @@ def test_a_photograph_that_turns_bad_is_replaced_alike_with_any_number_of_worker
     assert all(all(map(same, batches_of_workers, alone)) for batches_of_workers in helped)
     assert all(set(each.bad) == {3, 5} for each in made)
     assert not any(np.isin([3, 5], batch.index).any() for batch in alone)
-
-
-def test_images_that_do_not_fill_a_batch_are_refused():
-    with pytest.raises(DataError, match="40 images do not fill a batch of 41"):
-        batches(small_images(), batch_size=41)
 
 
 @pytest.fixture
@@ -140,11 +132,12 @@ def test_a_gpu_makes_many_small_views_at_once_and_few_large_ones():
     assert steps == [8, 2]
 
 
-def test_a_run_without_a_readable_image_stops(small_folder, tmp_path):
+def test_a_run_without_a_readable_image_or_a_full_batch_stops(small_folder, tmp_path):
+    with pytest.raises(DataError, match="40 images do not fill a batch of 41"):
+        batches(small_images(), batch_size=41)
     for file in tmp_path.iterdir():
         file.unlink()
-    order = Order(40, 8, seed=0)
-    made = Batches(small_folder, views_of("simclr_cifar"), image_size=12, order=order, device=CPU)
+    made = loaders.batches(small_folder, 8, 12)
     with pytest.raises(DataError, match=r"\.png and 8 images drawn in its place cannot be read"):
         next(made.between(0, 1))
 

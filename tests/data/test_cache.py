@@ -26,7 +26,6 @@ PLACES = ("ram", "disk")
 
 @pytest.fixture(autouse=True)
 def cache_folder(cache):
-    """The folder of cached images, empty at first."""
     return cache / "images"
 
 
@@ -68,6 +67,10 @@ def test_what_is_read_is_the_whole_image_at_the_kept_size(folder):
     at_hand = np.asarray(Image.open(folder / "03.jpg").resize((53, 32), Image.Resampling.BICUBIC))
     assert cache.read(3).shape == at_hand.shape
     assert np.abs(cache.read(3).astype(int) - at_hand).max() < 30
+    x = np.random.default_rng(0).integers(0, 256, (6, 80, 100, 3), dtype=np.uint8)
+    cache = Cache(open_images(x), SIZE, "ram")  # large arrays, too
+    expected = np.asarray(Image.fromarray(x[4]).resize((40, 32), Image.Resampling.BICUBIC))
+    assert all((cache.read(4) == expected).all() for _ in range(2))
 
 
 def test_batches_are_the_same_wherever_images_are_kept_and_with_any_workers(folder):
@@ -103,17 +106,15 @@ def test_workers_that_are_not_forks_share_what_is_kept(folder, forkserver):
 
 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")
-@pytest.mark.parametrize("place", PLACES)
-def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder, place):
+def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder):
     images = open_images(folder, cache=False)
     expected = list(batches(images, size=SIZE, cache="ram").between(0, 9))
-    result = []
-    for batch in batches(images, size=SIZE, cache=place, workers=2).between(0, 9):
-        result.append(batch)
-        if len(result) == 1:
-            for child in multiprocessing.active_children():
-                os.kill(child.pid, signal.SIGKILL)
-    assert all(map(same, result, expected))
+    for place in PLACES:
+        made = batches(images, size=SIZE, cache=place, workers=2).between(0, 9)
+        result = [next(made)]
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+        assert all(map(same, [*result, *made], expected)), place
 
 
 def test_what_was_half_written_is_decoded_again(folder, cache_folder):
@@ -194,26 +195,16 @@ def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
         assert made.bad == plain.bad == {2: "not-an-image", 9: "unreadable"}
 
 
-def test_large_arrays_can_be_kept_too():
-    x = np.random.default_rng(0).integers(0, 256, (6, 80, 100, 3), dtype=np.uint8)
-    cache = Cache(open_images(x), SIZE, "ram")
-    expected = np.asarray(Image.fromarray(x[4]).resize((40, 32), Image.Resampling.BICUBIC))
-    assert all((cache.read(4) == expected).all() for _ in range(2))
-
-
 def test_a_training_keeps_images_where_it_is_told_to(photographs, tmp_path, cache_folder):
     settings = {"backbone": "tiny", "image_size": 16, "batch_size": 4, "epochs": 1, "val": 0.0}
     settings |= {"evaluate_every": 0, "report": False}
-    runs = {
-        name: train(
-            photographs, TrainConfig(**settings, cache=name, workers=workers), out=tmp_path / name
-        ).folder
-        for name, workers in (("disk", 2), ("auto", 0), ("off", 0))
-    }
-    encoders = {name: run.encoder.read_bytes() for name, run in runs.items()}
-    assert encoders["disk"] == encoders["auto"] != encoders["off"]
+    disk, auto = (
+        train(photographs, TrainConfig(**settings, **more), out=tmp_path / more["cache"]).folder
+        for more in (dict(cache="disk", workers=2), dict(cache="auto", workers=0))
+    )
+    assert disk.encoder.read_bytes() == auto.encoder.read_bytes()
     assert list(cache_folder.iterdir())
-    assert runs["auto"].settings()[0].cache == "ram"  # they are far larger than what is kept
+    assert auto.settings()[0].cache == "ram"  # they are far larger than what is kept
 
 
 def test_auto_takes_memory_then_a_disk_that_pays_then_nothing(folder):

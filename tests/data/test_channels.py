@@ -235,7 +235,11 @@ def test_an_encoder_sees_no_images_of_other_channels(tmp_path):
     assert "low" not in Preprocessing(24).to_dict()
 
 
-def test_crops_of_channels_are_those_of_their_planes():
+def test_crops_of_channels_are_those_of_their_planes_and_people_see_the_first_three():
+    floats = np.random.default_rng(0).random((4, 4, 5), np.float32)
+    eight = np.rint(255 * floats).astype(np.uint8)
+    assert (preview(floats) == eight[..., :3]).all()
+    assert (preview(floats[..., :2]) == np.dstack([eight[..., :2], 0 * eight[..., :1]])).all()
     # Within the range: between its two passes, Pillow cuts what is of 8 bits.
     pixels = np.random.default_rng(0).integers(60, 190, (60, 64, 3), np.uint8)
     boxes = np.array([[0.1, 0.2, 0.5, 0.6]])
@@ -262,13 +266,10 @@ def test_channels_jitter_apart_and_one_of_them_is_lost():
     assert (params.jitter[:, [0, 2, 3, 4]] == [1, 1, 0, 0]).all()
     assert (sampled(SIMCLR, 2).gain > 0).all()
     assert sampled(SIMCLR, 3).gain.shape == (400, 0)
-
-
-def test_draws_are_of_the_image_alone_and_rgb_has_those_it_had():
-    params, later = sampled(SIMCLR, 6), sampled(SIMCLR, 6, index=100, count=5)
+    later = sampled(SIMCLR, 6, index=100, count=5)  # draws are of the image alone
     assert (params.gain[100:105] == later.gain).all()
     assert (params.gain != sampled(SIMCLR, 6, epoch=1).gain).any()
-    for field in ("box", "sigma", "flip", "order"):
+    for field in ("box", "sigma", "flip", "order"):  # and RGB has those it had
         assert (getattr(params, field) == getattr(sampled(SIMCLR, 3), field)).all()
 
 
@@ -296,10 +297,3 @@ def test_batches_have_all_channels_with_any_number_of_workers(tmp_path):
             assert same(one, other)
         with pytest.raises(UsageError, match="--cache ram holds RGB of 8 bits, and images have 4"):
             batches(images, cache="ram")
-
-
-def test_people_see_the_first_three_channels():
-    pixels = np.random.default_rng(0).random((4, 4, 5), np.float32)
-    eight = np.rint(255 * pixels).astype(np.uint8)
-    assert (preview(pixels) == eight[..., :3]).all()
-    assert (preview(pixels[..., :2]) == np.dstack([eight[..., :2], 0 * eight[..., :1]])).all()

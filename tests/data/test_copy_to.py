@@ -132,14 +132,6 @@ def test_long_names_are_cut_and_keep_their_ending_and_their_differences():
     assert all(name.endswith(".jpeg") for name in made[:-2])
 
 
-def test_images_whose_paths_exceed_a_file_name_are_copied(tmp_path):
-    images = filled(
-        tmp_path / "data", *("d" * 200 + "/" + "e" * 240 + f"{n}.png" for n in range(3))
-    )
-    assert copy(tmp_path / "out", images, ["猫" * 90] * 3) == 3
-    assert set(files(tmp_path / "out").values()) == {images.read(row) for row in range(3)}
-
-
 def refused(error, folder, images, data=()):
     """That copying fails in one line, and the same is said before."""
     for attempt in (
@@ -185,10 +177,7 @@ def test_a_folder_in_the_data_is_refused(tmp_path):
     for inside in ("data", "data/sorted", "data/new/deep", "link/sorted"):
         refused(UsageError, tmp_path / inside, images, ["digits", str(tmp_path / "data")])
         assert files(tmp_path) == before, inside
-
-
-def test_a_folder_beside_data_of_a_similar_name_or_beside_a_table_is_not_in_the_data(tmp_path):
-    images = filled(tmp_path / "data", "1.png")
+    # But not one beside data of a similar name, or beside a table.
     (tmp_path / "list.csv").write_text("path\ndata/1.png\n")
     data = [str(tmp_path / "data"), str(tmp_path / "list.csv")]
     assert copy(tmp_path / "data-sorted", images, ["cat"], data) == 1

@@ -76,13 +76,10 @@ def test_noise_has_the_strength_of_the_paper():
     assert small.std() / 255 == pytest.approx(0.04, rel=0.05)  # that of CIFAR-10-C
 
 
-def test_blur_and_displacement_leave_an_even_image_as_it_is():
+def test_blur_leaves_an_even_image_as_it_is_and_spreads_a_point_over_a_disk():
     even = np.broadcast_to(np.array([20, 120, 220], np.uint8), (70, 80, 3))
     for name in ("defocus blur", "motion blur", "zoom blur", "elastic"):
         assert np.abs(corrupt(even, name, 5).astype(int) - even).max() <= 1, name
-
-
-def test_defocus_spreads_a_point_over_a_disk():
     point = np.zeros((225, 225, 3), np.uint8)
     point[110:115, 110:115] = 255
     blurred = corrupt(point, "defocus blur", 3)[..., 0].astype(float)

@@ -40,6 +40,9 @@ def test_every_format_decodes_to_the_pixels_that_were_saved_unless_it_stops_half
             assert np.abs(got - np.asarray(image)).mean() < 12, kind
         encoded = as_bytes(noised(), kind)
         assert reason(encoded[: len(encoded) // 2]) == "truncated", kind
+    for kind in ("TGA", "PCX"):  # not on the list, and not tried
+        assert reason(as_bytes(image, kind)) == "not-an-image"
+    assert reason(as_bytes(image.convert("1"), "PPM")) == "not-an-image"  # P4, a bitmap
 
 
 def test_the_eight_exif_orientations_are_those_of_pillow():
@@ -52,7 +55,14 @@ def test_the_eight_exif_orientations_are_those_of_pillow():
             assert header(encoded) == (kind, *theirs.shape[1::-1])
             assert theirs.shape == ((40, 60, 3) if orientation < 5 else (60, 40, 3))
             assert (np.asarray(decode(encoded)) == theirs).all(), (kind, orientation)
-    plain = as_bytes(smooth(), "JPEG")  # and a broken block does not cost the image
+
+
+def test_a_broken_block_of_exif_or_color_does_not_cost_the_image():
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        plain = np.asarray(decode(as_bytes(smooth(), kind)))
+        broken = as_bytes(smooth(), kind, icc_profile=b"garbage" * 9)
+        assert (np.asarray(decode(broken)) == plain).all(), kind
+    plain = as_bytes(smooth(), "JPEG")
     broken = plain[:2] + b"\xff\xe1\x00\x10Exif\0\0GARBAGE!" + plain[2:]
     assert (np.asarray(decode(broken)) == np.asarray(decode(plain))).all()
 
@@ -107,16 +117,13 @@ def test_gray_and_one_bit_images_have_three_equal_channels_and_cmyk_keeps_its_co
     assert np.abs(got - np.asarray(smooth())).mean() < 4
 
 
-def test_sixteen_bits_are_scaled_by_their_depth():
+def test_sixteen_bits_are_scaled_by_their_depth_and_floats_by_their_range():
     values = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
     for kind in ("PNG", "TIFF"):
         got = np.asarray(decode(as_bytes(Image.fromarray(values), kind)))
         assert (got[..., 0] == np.rint(values / 65535 * 255)).all()
     dark = np.asarray(decode(as_bytes(Image.fromarray(values // 256), "PNG")))
     assert dark.max() == 1
-
-
-def test_integers_and_floats_are_scaled_by_their_smallest_and_largest_value():
     ramp = np.linspace(-3, 7, 256).reshape(16, 16)
     expected = np.rint(np.linspace(0, 255, 256)).reshape(16, 16)
     for values in (ramp.astype(np.float32), (ramp * 1e6).astype(np.int32)):
@@ -132,12 +139,6 @@ def test_of_an_animation_the_first_frame_counts():
         lossless = {"lossless": True} if kind == "WEBP" else {}
         encoded = as_bytes(red, kind, save_all=True, append_images=[blue], **lossless)
         assert (np.asarray(decode(encoded)) == [255, 0, 0]).all(), kind
-
-
-def test_formats_off_the_list_are_not_tried():
-    for kind in ("TGA", "PCX"):
-        assert reason(as_bytes(smooth(), kind)) == "not-an-image"
-    assert reason(as_bytes(smooth().convert("1"), "PPM")) == "not-an-image"  # P4, a bitmap
 
 
 def test_a_large_jpeg_is_decoded_no_smaller_than_needed():

@@ -6,7 +6,6 @@ import torch
 from builders import pixels
 
 import nearkin
-from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Growing
 from nearkin.data.opening import open_images
@@ -48,17 +47,6 @@ def test_a_smaller_view_shows_what_the_larger_one_shows():
                 rows = zip(torch.nn.functional.avg_pool2d(a, 2).flatten(1), b.flatten(1))
                 alike = [torch.corrcoef(torch.stack(row))[0, 1].item() for row in rows]
                 assert np.median(alike) > 0.8
-
-
-def test_sizes_that_are_none_are_refused():
-    for sizes, says in (
-        ("big", "big are not pixels; write them as 16,24,32"),
-        ("16,", "16, are not pixels; write them as 16,24,32"),
-        ("16,4", "4 is not from 8 to 4096"),
-    ):
-        with pytest.raises(UsageError) as refused:
-            TrainConfig(view_sizes=sizes)
-        assert str(refused.value) == f"--view-sizes {says}"
 
 
 def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):

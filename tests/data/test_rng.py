@@ -41,11 +41,8 @@ def test_a_row_does_not_depend_on_its_company(seed, epoch, index, view):
     assert np.array_equal(together, alone)
     assert np.array_equal(together[::-1], uniform(seed, epoch, np.array(index[::-1]), view, 5))
     assert ((together >= 0) & (together < 1)).all()
-
-
-def test_asking_for_more_leaves_the_first_ones():
-    few, more = (uniform(0, 0, MANY[:10], 0, count) for count in (3, 40))
-    assert np.array_equal(few, more[:, :3])
+    more = uniform(seed, epoch, np.array(index), view, 40)
+    assert np.array_equal(together, more[:, :5])  # asking for more leaves the first ones
 
 
 def test_every_argument_changes_every_number_and_no_two_stand_in_for_each_other():
@@ -89,10 +86,7 @@ def test_a_permutation_holds_every_number_once_and_differs_by_epoch_and_seed():
         assert np.array_equal(np.sort(order), np.arange(size))
     orders = [tuple(permutation(seed, epoch, 50)) for seed in range(3) for epoch in range(3)]
     assert len(set(orders)) == 9
-
-
-def test_permutations_are_fair():
-    """Each of the six orders of three comes about equally often."""
+    # Each of the six orders of three comes about equally often.
     orders = [tuple(permutation(0, epoch, 3)) for epoch in range(3000)]
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 6

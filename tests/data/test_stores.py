@@ -14,20 +14,18 @@ from nearkin.data.opening import open_images
 from nearkin.tables import read_csv
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("s3")]
-QUICK = "--backbone tiny --image-size 16 --batch-size 4 --epochs 2 --val 0".split()
+QUICK = ("--backbone", "tiny", "--image-size", 16, "--batch-size", 4, "--epochs", 2, "--val", 0)
 GONE = "the store does not answer any more; what is done"
 
 
 @pytest.fixture(autouse=True)
 def patience(cache, monkeypatch):
-    """Little of it, and an empty cache."""
     monkeypatch.setattr(remote, "PAUSE", 0.01)
     remote._failed.clear()
 
 
 @pytest.fixture(scope="module")
 def server():
-    """moto's S3 over HTTP."""
     from moto.server import ThreadedMotoServer
 
     started = ThreadedMotoServer(port=0, verbose=False)
@@ -148,24 +146,22 @@ def test_a_store_that_goes_away_in_a_training(store, tmp_path, monkeypatch, refu
     assert not any(b"AKIAHUNTER2" in content or b"c0ffee" in content for content in written)
 
 
-def test_workers_say_in_one_line_that_a_store_went_away(store, tmp_path, monkeypatch, refusal):
+def test_workers_say_in_one_line_that_a_store_went_away_and_end_with_the_same_bits(
+    store, tmp_path, monkeypatch, refusal
+):
     monkeypatch.setattr(remote, "BLOCK", 20_000)
     monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "150K")
     upload(many_shards())
     monkeypatch.chdir(tmp_path)
-    more = ("--save-every", "1", "--workers", "2", "--cache", "off", "-o", "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    store.fault = lambda _method, _path: "503" if list(checkpoints.glob("ckpt-*")) else ""
-    assert refusal(3, "train", "s3://photos/many", *QUICK, *more) == (
+    train = ("train", "s3://photos/many", *QUICK, "--cache", "off", "--workers")
+    assert run(*train, 0, "-o", "alone") == 0
+    train = (*train, 2, "--save-every", 1, "-o", "helped")
+    store.fault = lambda *_: "503" if list(tmp_path.glob("helped/checkpoints/ckpt-*")) else ""
+    assert refusal(3, *train) == (
         f"error: s3://photos/: {GONE} is kept: give the same command again, a run's with --resume"
     )
-
-
-def test_workers_read_a_bucket_with_the_same_bits(store, tmp_path, monkeypatch):
-    upload(many_shards())
-    monkeypatch.chdir(tmp_path)
-    for workers in ("0", "2"):
-        quick = (*QUICK, "--workers", workers, "--cache", "off", "-o", workers)
-        assert run("train", "s3://photos/many", *quick) == 0
-    first, second = (load_file(tmp_path / n / "encoder.safetensors") for n in ("0", "2"))
+    store.fault = lambda *_: ""
+    remote._failed.clear()
+    assert run(*train, "--resume") == 0
+    first, second = (load_file(f"{name}/encoder.safetensors") for name in ("alone", "helped"))
     assert all(second[name].equal(tensor) for name, tensor in first.items())

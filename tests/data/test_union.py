@@ -50,6 +50,9 @@ def test_classes_of_one_name_are_one_and_all_are_in_order(tmp_path):
     expected = dict(zip(first.names, labels_of(first), strict=True))
     expected |= {f"b/{n}": c for n, c in zip(second.names, labels_of(second), strict=True)}
     assert dict(zip(both.names, labels_of(both), strict=True)) == expected
+    both = union(first, second.subset(np.zeros(0, np.int64)), "b/")
+    assert (both.names, labels_of(both)) == (first.names, labels_of(first))
+    assert both.classes == ("9", "ant", "cat")  # a class without images stays one
     x = np.zeros((2, 8, 8), np.uint8)
     numbers = union(open_images((x, np.array([10, -1]))), open_images((x, np.array([9, 10]))), "b")
     assert numbers.classes == ("9", "10")
@@ -125,14 +128,6 @@ def test_sizes_of_files_and_pixels_of_arrays_count_in_a_union(tmp_path):
     assert not large.is_small
     assert union(files, files, "x/").is_small
     assert large.sizes.tolist() == [[20, 10], [65, 9]]
-
-
-def test_an_empty_set_adds_nothing(tmp_path):
-    first, second = two(tmp_path)
-    both = union(first, second.subset(np.zeros(0, np.int64)), "b/")
-    assert both.names == first.names
-    assert labels_of(both) == labels_of(first)
-    assert both.classes == ("9", "ant", "cat")  # a class without images stays one
 
 
 def test_names_that_are_not_unicode_keep_their_order(tmp_path):

@@ -64,29 +64,25 @@ def test_the_length_that_auto_plans():
     assert (on_gpu.epochs, on_gpu.max_time) == (200, "")
 
 
-@pytest.mark.parametrize(
-    ("size", "device", "expected"),
-    [
+def test_network_and_sizes_fit_images_and_device(tmp_path):
+    for size, device, expected in (
         ((80, 72), "cpu", (64, "small", "48", "simclr")),  # photographs: what gets far in minutes
         ((80, 72), "cuda", (64, "resnet18", "64", "simclr")),
         ((160, 240), "cuda", (160, "resnet18", "160", "simclr")),
         ((32, 32), "cpu", (32, "small", "24", "simsiam_cifar")),
         ((12, 12), "cpu", (12, "tiny", "12", "simsiam_cifar")),
-    ],
-)
-def test_network_and_sizes_fit_images_and_device(tmp_path, size, device, expected):
-    images = open_images(builders.fill(tmp_path, "0.png", "1.png", "2.png", size=size))
-    config = resolve(TrainConfig(epochs=1), images, torch.device(device))
-    assert (config.image_size, config.backbone, config.view_sizes, config.augment) == expected
+    ):
+        images = open_images(builders.fill(tmp_path, "0.png", "1.png", "2.png", size=size))
+        config = resolve(TrainConfig(epochs=1), images, torch.device(device))
+        found = config.image_size, config.backbone, config.view_sizes, config.augment
+        assert found == expected, (size, device)
 
 
 def test_a_time_is_for_the_whole_run():
     """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
     overhead = Overhead(start=10.0, evaluation=4.0, end=100.0)
-    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 10 - 100) // (70 + 4)
-    assert (
-        epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 10 - 100 - 20 * 4) / 0.5
-    )
+    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 110) // (70 + 4)
+    assert epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 110 - 20 * 4) / 0.5
     assert epochs_within("15m", 70.0, replace(overhead, end=1.0)) == (900 - 10 - 60) // 70
     assert epochs_within("1m", 70.0, overhead) == 1
     timed = TrainConfig(max_time="15m")
