@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from nearkin_command import run
 
-from nearkin.cli.terminal import Standing, Terminal
+from nearkin.cli.terminal import Standing, Terminal, err
 from nearkin.pace import MARKS, Pace, tracked, under
 
 PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM", "COLUMNS"}
@@ -50,6 +50,7 @@ def _at_a_terminal(work, encoding, env):
     for name in PLAIN & os.environ.keys():
         del os.environ[name]
     os.environ.update(env)
+    err.is_interactive = True  # which rich decides when it is imported
     sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding=encoding) for number in (1, 2))
     code = 1
     try:

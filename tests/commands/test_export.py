@@ -212,7 +212,7 @@ def heads(kind: str) -> torch.nn.Module:
     [
         ("linear", True, "onnx"),
         ("several", False, "torch-export"),
-        ("cosine", False, "torch-export"),
+        ("cosine", False, "onnx"),
     ],
 )
 def test_a_classifier_gives_the_probabilities_of_assign(
