@@ -1,6 +1,7 @@
 """Weights in the native formats of other libraries, seeded and random, and photographs."""
 
 import numpy as np
+import pytest
 import timm
 import torch
 from builders import soft
@@ -8,6 +9,9 @@ from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
+
+from nearkin.encoders.encoder import load
+from nearkin.errors import UsageError
 
 SHAPES = [(211, 167), (320, 214), (150, 401)]
 """Of photographs: odd proportions, one side odd, one of them narrow."""
@@ -75,3 +79,12 @@ def prefixed(state, prefix):
 def shifted(state):
     """The same names with other weights."""
     return {name: t + 1 if t.is_floating_point() else t for name, t in state.items()}
+
+
+def refusal(source, kind=UsageError, **options):
+    """The one short line by which an encoder is refused."""
+    with pytest.raises(kind) as raised:
+        load(source, **options)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 700
+    return str(raised.value)

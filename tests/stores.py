@@ -56,6 +56,19 @@ class Store:
         return 206, headers, content[int(first) : int(last or len(content)) + 1]
 
 
+class Faults:
+    """Fails the first requests for each file with one of these parts in its name."""
+
+    def __init__(self, fault, times, *parts):
+        self.fault, self.times, self.parts, self.count = fault, times, parts, {}
+
+    def __call__(self, method, path):
+        if method != "GET" or (self.parts and not any(part in path for part in self.parts)):
+            return ""
+        self.count[path] = self.count.get(path, 0) + 1
+        return self.fault if self.count[path] <= self.times else ""
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 

@@ -1,6 +1,7 @@
 """What people see: real commands on pseudo-terminals, in pipes, and where only ASCII goes."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -9,53 +10,28 @@ import struct
 import subprocess
 import sys
 import termios
-from concurrent.futures import ThreadPoolExecutor
-from threading import Timer
+import time
+import traceback
+from functools import partial
 
+import builders
+import kills
 import numpy as np
 import pytest
 from nearkin_command import run
-from PIL import Image
-from processes import SECONDS
 
-from nearkin.cli.terminal import Standing
+from nearkin.cli.terminal import Standing, Terminal, err
 from nearkin.pace import MARKS, Pace, tracked, under
 
-PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONIOENCODING"}
-COMMAND = [sys.executable, "-m", "nearkin"]
-STEPS = """
-import sys, time
-from nearkin.cli.terminal import Terminal
-with Terminal() as terminal:
-    terminal.info("é\x1b[31m.png, :smile: [red]")
-    for done in range(5):
-        time.sleep(0.11)
-        terminal.progress(done, 5, f"epoch {done + 1}/5  loss 1.234  é")
-    if sys.argv[1:]:
-        raise RuntimeError("a bug")
-"""
+PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM", "COLUMNS"}
 
 
-def environment(**changes):
-    usual = {name: value for name, value in os.environ.items() if name not in PLAIN}
-    return usual | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | changes
-
-
-def on_terminal(command, *, columns, interrupt="", **env):
-    """The exit code of a command on a terminal, and what it has written there.
-
-    Once it has written the text `interrupt`, Ctrl-C is typed.
-    """
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        env=environment(**{"TERM": "xterm"} | env),
-        preexec_fn=_with_a_keyboard,
-    )  # fmt: skip
-    os.close(theirs)
-    overdue = Timer(SECONDS, process.kill)
-    overdue.start()
+def on_terminal(work, *, columns, interrupt="", encoding="utf-8", **env):
+    """The exit code of a process on a terminal, where Ctrl-C follows `interrupt`, and its text."""
+    child, ours = pty.fork()
+    if not child:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os._exit(_at_a_terminal(work, encoding, {"TERM": "xterm"} | env))
     written = b""
     while piece := _read(ours):
         written += piece
@@ -63,14 +39,28 @@ def on_terminal(command, *, columns, interrupt="", **env):
             os.write(ours, b"\x03")
             interrupt = ""
     os.close(ours)
-    overdue.cancel()
-    return process.wait(), written.decode()
+    return kills.finish(child), written.decode()
 
 
-def _with_a_keyboard():
-    """Ctrl-C reaches a program that was started where it is ignored, too, as by `make test &`."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _at_a_terminal(work, encoding, env):
+    """The exit code of a function as the only one of a new process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` ignores it
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the limit of the test is not for this process
+    signal.alarm(kills.PATIENCE)
+    for name in PLAIN & os.environ.keys():
+        del os.environ[name]
+    os.environ.update(env)
+    err.is_interactive = True  # which rich decides when it is imported
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding=encoding) for number in (1, 2))
+    code = 1
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    return code
 
 
 def _read(terminal):
@@ -80,9 +70,16 @@ def _read(terminal):
         return b""
 
 
-def in_pipe(command, **env):
-    done = subprocess.run(command, capture_output=True, env=environment(**env))
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+def steps(fail=False):
+    """What a command does."""
+    with Terminal() as terminal:
+        terminal.info("é\x1b[31m.png, :smile: [red]")
+        for done in range(5):
+            time.sleep(0.11)
+            terminal.progress(done, 5, f"epoch {done + 1}/5  loss 1.234  é")
+        if fail:
+            raise RuntimeError("a bug")
+    return 0
 
 
 def screen(written, columns):
@@ -118,25 +115,24 @@ def drawn(written):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "data.npz"
-    rng = np.random.default_rng(0)
-    np.savez(path, x=rng.integers(0, 256, (96, 8, 8, 3), dtype=np.uint8), y=np.arange(96) % 3)
+    np.savez(path, x=builders.pixels(96, 8), y=np.arange(96) % 3)
     return path
 
 
 @pytest.fixture(scope="module")
 def trainings(data, tmp_path_factory):
-    """Real trainings, at the same time: a whole one on a narrow terminal, a stopped on a wide."""
+    """Real trainings: a whole one on a narrow terminal, a stopped on a wide."""
     out = tmp_path_factory.mktemp("runs")
-    with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(on_terminal, train(data, out / "whole", 8), columns=60)
-        command = train(data, out / "stopped", 10_000)
-        stopped = pool.submit(on_terminal, command, columns=120, interrupt="epoch 2/")
-    return {60: whole.result(), 120: stopped.result()}
+    stopped = partial(train, data, out / "stopped", 10_000)
+    return {
+        60: on_terminal(partial(train, data, out / "whole", 8), columns=60),
+        120: on_terminal(stopped, columns=120, interrupt="epoch 2/"),
+    }
 
 
 def train(data, out, epochs):
-    settings = ["--batch-size", "8", "--evaluate-every", "8", "--backbone", "tiny"]
-    return [*COMMAND, "train", str(data), *settings, "--epochs", str(epochs), "-o", str(out)]
+    settings = ["--batch-size", 8, "--evaluate-every", 8, "--backbone", "tiny"]
+    return run("train", data, *settings, "--epochs", epochs, "-o", out)
 
 
 @pytest.mark.parametrize("columns", [60, 120])
@@ -175,7 +171,7 @@ def test_what_is_no_terminal_gets_a_line_per_epoch_and_no_escape_sequence(
     data, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert run(*train(data, tmp_path / "run", 3)[3:]) == 0
+    assert train(data, tmp_path / "run", 3) == 0
     out, err = capfd.readouterr()
     assert "\x1b" not in out + err
     assert "\r" not in out + err
@@ -184,16 +180,14 @@ def test_what_is_no_terminal_gets_a_line_per_epoch_and_no_escape_sequence(
     ]
 
 
-@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"CI": "true"}])
-def test_a_terminal_that_is_asked_to_be_plain_gets_plain_lines(env):
-    code, written = on_terminal([sys.executable, "-c", STEPS], columns=80, **env)
-    assert (code, written) == (0, "é\\x1b[31m.png, :smile: [red]\r\n")
+def test_a_terminal_that_is_asked_to_be_plain_gets_plain_lines():
+    for env in ({"TERM": "dumb"}, {"NO_COLOR": "1"}, {"CI": "true"}):
+        code, written = on_terminal(steps, columns=80, **env)
+        assert (code, written) == (0, "é\\x1b[31m.png, :smile: [red]\r\n"), env
 
 
 def test_where_only_ascii_goes_only_ascii_is_drawn():
-    code, written = on_terminal(
-        [sys.executable, "-c", STEPS], columns=60, PYTHONIOENCODING="ascii:strict"
-    )
+    code, written = on_terminal(steps, columns=60, encoding="ascii")
     assert code == 0, written
     assert written.isascii()
     assert any(re.match(r" 40% #+-+  epoch 3/5  loss 1\.234", line) for line in drawn(written))
@@ -201,7 +195,7 @@ def test_where_only_ascii_goes_only_ascii_is_drawn():
 
 
 def test_an_error_leaves_nothing_of_the_line():
-    code, written = on_terminal([sys.executable, "-c", STEPS, "fail"], columns=60)
+    code, written = on_terminal(partial(steps, fail=True), columns=60)
     rows, wrapped, visible = screen(written, 60)
     assert code == 1
     assert drawn(written)
@@ -211,26 +205,26 @@ def test_an_error_leaves_nothing_of_the_line():
     assert rows[-2] == "RuntimeError: a bug"
 
 
-def test_names_that_an_encoding_cannot_spell_are_escaped(tmp_path):
-    for name in ("a.png", "b.png"):
-        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name)
+def test_names_that_an_encoding_cannot_spell_are_escaped(tmp_path, monkeypatch):
+    builders.fill(tmp_path, "a.png", "b.png")
     (tmp_path / "é.png").write_bytes(b"no image")
-    code, out, _ = in_pipe([*COMMAND, "check", str(tmp_path)], PYTHONIOENCODING="ascii")
-    assert code == 0
-    assert "\\xe9.png: not-an-image" in out
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert run("check", tmp_path) == 0
+    sys.stdout.flush()
+    assert b"\\xe9.png: not-an-image" in sys.stdout.buffer.getvalue()
 
 
-@pytest.mark.parametrize("ascii_only", [False, True])
-def test_a_line_fits_into_any_width_and_keeps_what_comes_first(ascii_only):
+def test_a_line_fits_into_any_width_and_keeps_what_comes_first():
     text = "epoch 123/200  loss 1.234  41:12:10 left  5230 img/s  1:03:20 so far"
-    for width in range(1, 140):
-        written = Standing(17, 23, text).line(width, ascii_only=ascii_only).plain
-        assert len(written) <= width
-        assert written.isascii() == ascii_only or width <= 5
-        parts = re.split(r"  +", written.strip())[1:]
-        assert parts == text.split("  ")[: len(parts)]
-    assert parts == text.split("  ")
-    assert written.startswith(" 73% ")
+    for ascii_only in (False, True):
+        for width in range(1, 140):
+            written = Standing(17, 23, text).line(width, ascii_only=ascii_only).plain
+            assert len(written) <= width
+            assert written.isascii() == ascii_only or width <= 5
+            parts = re.split(r"  +", written.strip())[1:]
+            assert parts == text.split("  ")[: len(parts)]
+        assert parts == text.split("  ")
+        assert written.startswith(" 73% ")
 
 
 class Clock:
@@ -277,44 +271,25 @@ def test_what_is_tracked_is_told_after_each_batch_and_unchanged():
     assert all(text.startswith("part 1 of 2: features") for _, _, text in log)
 
 
-def test_an_interrupt_during_an_evaluation_clears_the_line(tmp_path):
-    code, written = on_terminal(
-        [sys.executable, "-c", INTERRUPTED], columns=60, interrupt="features"
-    )
+def evaluating():
+    with Terminal() as terminal:
+        for done in range(1000):
+            time.sleep(0.1)
+            terminal.progress(done, 1000, "features")
+
+
+def test_an_interrupt_during_an_evaluation_clears_the_line():
+    code, written = on_terminal(evaluating, columns=60, interrupt="features")
     rows, _, visible = screen(written, 60)
     assert code == 130
     assert visible
     assert not [row for row in rows if "━" in row]
 
 
-INTERRUPTED = """
-import sys, time
-from nearkin.cli.terminal import Terminal
-try:
-    with Terminal() as terminal:
-        for done in range(1000):
-            time.sleep(0.1)
-            terminal.progress(done, 1000, "features")
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "requested", "policy"),
-    [
-        ([*COMMAND, "doctor"], {}, b"PASSIVE"),
-        (
-            [sys.executable, "-c", "import nearkin, torch"],
-            {"OMP_WAIT_POLICY": "ACTIVE"},
-            b"ACTIVE",
-        ),
-    ],
-)
-def test_waiting_threads_leave_their_cores_to_other_work_unless_told_otherwise(
-    command, requested, policy
-):
-    env = {k: v for k, v in environment().items() if k != "OMP_WAIT_POLICY"}
-    env |= {"OMP_DISPLAY_ENV": "true"} | requested
-    done = subprocess.run(command, capture_output=True, env=env, check=True)
-    assert b"OMP_WAIT_POLICY = '" + policy in done.stderr
+def test_waiting_threads_leave_their_cores_to_other_work_unless_told_otherwise():
+    usual = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    command = [sys.executable, "-c", "import nearkin, torch"]
+    for asked, policy in ({}, b"PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, b"ACTIVE"):
+        env = usual | {"OMP_DISPLAY_ENV": "true"} | asked
+        done = subprocess.run(command, capture_output=True, env=env, check=True)
+        assert b"OMP_WAIT_POLICY = '" + policy in done.stderr

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from builders import noise
+from builders import as_bytes, soft, write_files
 from nearkin_command import run as call
 from PIL import Image
 from pyarrow import parquet
@@ -25,11 +25,8 @@ from nearkin.tables import write_csv
 def run(tmp_path_factory):
     """A run as it is when all is done, on twenty images of which the last is gone by now."""
     data, path = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "run"
-    for number in range(20):
-        folder = data / ("cat", "=dog")[number % 2]
-        folder.mkdir(exist_ok=True)
-        pixels = Image.fromarray(noise(number, (9, 9)))
-        pixels.resize((90, 70)).save(folder / f"{number:02}.png")
+    names = [f"{('cat', '=dog')[number % 2]}/{number:02}.png" for number in range(20)]
+    write_files(data, {name: as_bytes(soft(n, (90, 70))) for n, name in enumerate(names)})
     path.mkdir()
     folder = RunFolder(path)
     folder.write_settings(TrainConfig(), str(data))

@@ -35,14 +35,14 @@ def textures(root: Path, channels: int, dtype: str, count: int = 12, side: int =
         for image in range(count):
             pixels = rng.gamma(4, 300, (side, side, channels))
             pixels[::2, :, number::2] *= 3
-            stored = pixels.astype(dtype)
-            path = root / name / f"{image:02}"
-            if channels == 1:
-                Image.fromarray(stored[..., 0]).save(path.with_suffix(".png"))
-            else:
-                options = dict(photometric="minisblack", planarconfig="contig")
-                tifffile.imwrite(path.with_suffix(".tif"), stored, **options)
+            pixels = pixels[..., 0] if channels == 1 else pixels
+            write_tiff(root / name / f"{image:02}.tif", pixels.astype(dtype))
     return root
+
+
+def write_tiff(path: Path, pixels: np.ndarray) -> None:
+    options = {"planarconfig": "contig"} if pixels.ndim == 3 else {}
+    tifffile.imwrite(path, pixels, photometric="minisblack", **options)
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,10 @@ def test_the_network_sees_unit_channels(run, data):
     pixels = tifffile.imread(data / "field" / "00.tif")
     seen = encoder.backbone.scaled(encoder.transform(pixels)[None])[0]
     view = encoder.preprocessing
-    low, high, mean, std = (
-        np.array(x)[:, None, None] for x in (view.low, view.high, view.mean, view.std)
-    )
-    scaled = ((np.moveaxis(pixels, -1, 0) - low) / (high - low)).clip(0, 1)
-    torch.testing.assert_close(
-        seen, torch.from_numpy((scaled - mean) / std).float(), rtol=0, atol=1e-5
-    )
+    low, high, mean, std = map(np.array, (view.low, view.high, view.mean, view.std))
+    scaled = (((pixels - low) / (high - low)).clip(0, 1) - mean) / std
+    expected = torch.from_numpy(scaled).movedim(-1, 0).float()
+    torch.testing.assert_close(seen, expected, rtol=0, atol=1e-5)
 
 
 def test_features_are_those_of_the_range_that_was_learned_whatever_is_embedded(
@@ -102,7 +99,7 @@ def test_features_are_those_of_the_range_that_was_learned_whatever_is_embedded(
     one = tmp_path / "one"
     one.mkdir()
     pixels = tifffile.imread(data / "town" / "03.tif")
-    tifffile.imwrite(one / "x.tif", pixels, photometric="minisblack", planarconfig="contig")
+    write_tiff(one / "x.tif", pixels)
     alone = nearkin.embed(run, one, output=tmp_path / "one.npz", workers=0)
     row = whole.paths.index("town/03.tif")
     np.testing.assert_allclose(alone.vectors[0], whole.vectors[row], atol=1e-6)

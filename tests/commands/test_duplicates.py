@@ -91,17 +91,10 @@ def vectors(tmp_path_factory, planted, encoder):
 def found(tmp_path_factory, planted, encoder, vectors):
     """What is found at a precision of .9, and the folder of what is written."""
     folder = tmp_path_factory.mktemp("found")
-    result = nearkin.duplicates(
-        encoder,
-        planted[0],
-        vectors=vectors,
-        precision=0.9,
-        output=folder / "copies.csv",
-        page=folder / "copies.html",
-        apply=planted[0] / "kept.csv",
-        workers=0,
-    )
-    return result, folder
+    written = {"output": folder / "copies.csv", "page": folder / "copies.html"}
+    written["apply"] = planted[0] / "kept.csv"
+    options = {"vectors": vectors, "precision": 0.9, "workers": 0}
+    return nearkin.duplicates(encoder, planted[0], **options, **written), folder
 
 
 def test_planted_copies_are_found_and_told_apart(planted, found):

@@ -19,7 +19,6 @@ import nearkin
 from nearkin.commands import frozen
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, untrained_like
-from nearkin.errors import UsageError
 from nearkin.evaluation.table import open_table
 from nearkin.run.folder import RunFolder
 
@@ -30,27 +29,15 @@ PARTS = 4
 def write_weights(folder, seed=0):
     """A vision transformer as timm writes one, with random weights."""
     torch.manual_seed(seed)
-    name = "vit_tiny_patch16_224"
-    network = timm.create_model(name, img_size=32, **ARCHITECTURE)
+    name, size = "vit_tiny_patch16_224", {"img_size": 32}
+    network = timm.create_model(name, **size, **ARCHITECTURE)
     folder.mkdir(parents=True)
     save_file(network.state_dict(), folder / "model.safetensors")
-    config = {
-        "architecture": name,
-        "num_classes": 1000,
-        "model_args": {"img_size": 32, **ARCHITECTURE},
-        "pretrained_cfg": {
-            "input_size": [3, 32, 32],
-            "fixed_input_size": True,
-            "interpolation": "bicubic",
-            "crop_pct": 0.8,
-            "mean": [0.5, 0.5, 0.5],
-            "std": [0.25, 0.25, 0.25],
-            "license": "apache-2.0",
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        },
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    view = {"input_size": [3, 32, 32], "fixed_input_size": True, "interpolation": "bicubic"}
+    view |= {"crop_pct": 0.8, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    layers = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "apache-2.0"}
+    config = {"architecture": name, "num_classes": 1000, "model_args": size | ARCHITECTURE}
+    (folder / "config.json").write_text(json.dumps(config | {"pretrained_cfg": view | layers}))
     return folder
 
 
@@ -79,7 +66,6 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first(images):
-    """An image of class 1."""
     return min(images.glob("1/*.jpg"))
 
 
@@ -106,10 +92,9 @@ def test_a_frozen_encoder_leaves_all_that_a_training_leaves_but_a_training(run, 
     for line in load(source).lines():
         assert line in log
     page = run.report.read_text()
-    assert "not trained on these images" in page
-    assert "apache-2.0" in page
-    assert "mean 0.500, 0.500, 0.500, std 0.250, 0.250, 0.250" in page
-    assert "nearkin discover" in page
+    statistics = "mean 0.500, 0.500, 0.500, std 0.250, 0.250, 0.250"
+    for said in ("not trained on these images", "apache-2.0", "nearkin discover", statistics):
+        assert said in page
     assert "Training curves" not in page
 
 
@@ -128,16 +113,6 @@ def test_its_features_are_those_of_the_librarys_own_pipeline(run, weights, image
         )
 
 
-def test_evaluate_gives_the_numbers_of_the_run(run, source, images):
-    summary = run.read_summary()
-    again = json.loads(json.dumps(nearkin.evaluate(run.path, workers=0).to_dict()))
-    assert {name: summary[name] for name in again} == again
-    config, _ = run.encoder_settings()
-    named = nearkin.evaluate(source, images, workers=0)
-    assert config.val == 0.3
-    assert named.sizes["train"] > again["sizes"]["train"]  # by default, fewer are held out
-
-
 def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path):
     table = parquet.read_table(run.embeddings)
     options = {"out": tmp_path / "run", "val": 0.3, "report": False}
@@ -151,26 +126,36 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
     assert list(alone.paths) == list(made.paths) == table["path"].to_pylist()
 
 
-@pytest.mark.parametrize("output", ["parts/", "v.parquet", "v.npz"])
 def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
-    output, run, source, images, first, tmp_path, refusal
+    run, source, images, first, tmp_path, refusal
 ):
-    vectors = tmp_path / output
-    assert call("embed", source, images, "-o", f"{tmp_path}/{output}", "-q") == 0
-    assert open_table(vectors).encoder == load(source).digest == load(run.path).digest
-    assert open_table(run.embeddings).encoder == load(source).digest
     of_run = nearkin.neighbors(run.path, [first], top=3)
     assert of_run[0].neighbors[0].path == f"1/{first.name}"
-    for encoder in (source, run.path):
-        assert nearkin.neighbors(encoder, [first], vectors=vectors, top=3) == of_run
+    assert open_table(run.embeddings).encoder == load(source).digest == load(run.path).digest
     other = f"timm:local-dir:{write_weights(tmp_path / 'other', seed=1)}"
-    refused = refusal(5, "neighbors", other, first, "--in", vectors)
-    assert f"{vectors} is of another encoder than {other}" in refused
+    for output in ("parts/", "v.parquet", "v.npz"):
+        vectors = tmp_path / output
+        assert call("embed", source, images, "-o", f"{tmp_path}/{output}", "-q") == 0
+        assert open_table(vectors).encoder == load(source).digest
+        for encoder in (source, run.path):
+            assert nearkin.neighbors(encoder, [first], vectors=vectors, top=3) == of_run
+        refused = refusal(5, "neighbors", other, first, "--in", vectors)
+        assert f"{vectors} is of another encoder than {other}" in refused
 
 
-def test_evaluate_and_neighbors_take_the_size_of_other_vectors(
-    source, images, first, tmp_path, capsys
+def numbers_of_the_run(folder, evaluation):
+    """Whether an evaluation has the numbers of a run, as its summary holds them."""
+    again = json.loads(json.dumps(evaluation.to_dict()))
+    summary = folder.read_summary()
+    return {name: summary[name] for name in again} == again
+
+
+def test_evaluate_gives_the_numbers_of_the_run_and_takes_the_size_of_other_vectors(
+    run, source, images, first, tmp_path, capsys
 ):
+    assert run.encoder_settings()[0].val == 0.3
+    again = nearkin.evaluate(run.path, workers=0)
+    assert numbers_of_the_run(run, again)
     parts, size = f"{tmp_path}/parts/", "--image-size=16"
     assert call("embed", source, images, "-o", parts, size, "-q") == 0
     assert call("neighbors", source, first, "--in", parts) == 5
@@ -179,7 +164,8 @@ def test_evaluate_and_neighbors_take_the_size_of_other_vectors(
     assert f"1.000  1/{first.name}" in capsys.readouterr().out
     nearkin.embed(source, images, out=tmp_path / "run", image_size=16, workers=0, report=False)
     measured = nearkin.evaluate(source, images, image_size=16, workers=0)
-    assert measured == nearkin.evaluate(tmp_path / "run", workers=0)
+    assert numbers_of_the_run(RunFolder(tmp_path / "run"), measured)
+    assert measured.sizes["train"] > again.sizes["train"]  # by default, fewer are held out
 
 
 def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
@@ -285,7 +271,8 @@ REFUSED = [
     ("evaluate RUN DATA --image-size 16", 2, "at its own --image-size"),
     ("neighbors RUN FIRST --image-size 16", 2, "of the vectors that --in names"),
     ("replay RUN", 2, "is a frozen encoder"),
-]  # fmt: skip
+    ("embed RUN DATA -o OUT/v.npz --image-size 36", 2, "cannot be divided into the patches"),
+]
 
 
 def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refusal):
@@ -311,43 +298,28 @@ def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
     assert run.log.read_text().splitlines()[-2].endswith("already complete")
 
 
-def test_of_many_images_raw_pixels_are_the_only_floor(source, images):
-    encoder = load(source)
-    opened = open_images(images)
-    cpu = torch.device("cpu")
-    assert list(frozen.frozen_floors(encoder, opened, 0, cpu)) == ["untrained"]
-    many = open_images(np.zeros((frozen.MOST_UNTRAINED["cpu"] + 1, 8, 8, 3), np.uint8))
-    assert frozen.frozen_floors(encoder, many, 0, cpu) == {}
-
-
-def test_the_untrained_floor_has_the_preprocessing_and_other_weights(source):
-    encoder = load(source)
+def test_the_untrained_floor_has_the_preprocessing_and_other_weights(source, images):
+    encoder, cpu = load(source), torch.device("cpu")
     floors = [untrained_like(encoder, seed) for seed in (0, 0, 1)]
     assert floors[0].preprocessing == encoder.preprocessing
     digests = [each.digest for each in (*floors, encoder)]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
-    images = torch.randn(2, 3, 32, 32)
+    pixels = torch.randn(2, 3, 32, 32)
     floors[0].backbone.body.load_state_dict(encoder.backbone.body.state_dict())
-    torch.testing.assert_close(floors[0](images), encoder(images), rtol=0, atol=0)
+    torch.testing.assert_close(floors[0](pixels), encoder(pixels), rtol=0, atol=0)
+    assert list(frozen.frozen_floors(encoder, open_images(images), 0, cpu)) == ["untrained"]
+    many = open_images(np.zeros((frozen.MOST_UNTRAINED["cpu"] + 1, 8, 8, 3), np.uint8))
+    assert frozen.frozen_floors(encoder, many, 0, cpu) == {}  # raw pixels are the only floor
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("dinov2-small", "dinov2-small"),
-        ("timm:vit_small_patch14_dinov2.lvd142m", "vit_small_patch14_dinov2.lvd142m"),
-        ("torchvision:resnet50", "resnet50"),
-        ("timm:local-dir:weights/my vit/", "my-vit"),
-        ("timm:resnet18@weights/moco.pth", "moco"),
-        ("runs/photos-simclr", "photos-simclr"),
-    ],
-    ids=range(6),
-)
-def test_a_run_is_named_after_its_encoder(name, expected):
-    assert frozen.source_name(name) == expected
-
-
-def test_an_encoder_of_a_run_keeps_its_own_size(run, images):
-    with pytest.raises(UsageError, match="cannot be divided into the patches"):
-        nearkin.embed(run.path, images, image_size=36)
+def test_a_run_is_named_after_its_encoder():
+    for name, expected in {
+        "dinov2-small": "dinov2-small",
+        "timm:vit_small_patch14_dinov2.lvd142m": "vit_small_patch14_dinov2.lvd142m",
+        "torchvision:resnet50": "resnet50",
+        "timm:local-dir:weights/my vit/": "my-vit",
+        "timm:resnet18@weights/moco.pth": "moco",
+        "runs/photos-simclr": "photos-simclr",
+    }.items():
+        assert frozen.source_name(name) == expected

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders import fill, noise, soft
+from nearkin_command import run as call
 from PIL import Image
 from pyarrow import parquet
 from torch import nn
@@ -16,10 +18,9 @@ from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.split import Split, open_split
-from nearkin.encoders.encoder import CUSTOM, Encoder, initialize, load, write_encoder
+from nearkin.encoders.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
-from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.measures import geometry_rows
 from nearkin.evaluation.views import second_view
@@ -32,16 +33,6 @@ from nearkin.training.health import Monitor
 from nearkin.training.session import floors
 
 CPU = torch.device("cpu")
-
-
-def save_images(folder, count, size=(80, 72), ending="png", seed=0):
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    for number in range(count):
-        pixels = rng.integers(0, 256, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-        image.save(folder / f"{number:03d}.{ending}")
-    return folder
 
 
 def cut_short(*paths):
@@ -69,8 +60,10 @@ def write_run(folder, images, data="images", backbone=None, **settings):
 def images(tmp_path_factory):
     """Twenty photographs of two classes, of which 003 and 012 cannot be decoded."""
     folder = tmp_path_factory.mktemp("data") / "images"
-    for number, label in enumerate(("cat", "dog")):
-        save_images(folder / label, 10, seed=number)
+    for number in range(20):
+        path = folder / ("cat", "dog")[number // 10] / f"{number % 10:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soft(number, (80, 72)).save(path)
     cut_short(folder / "cat" / "003.png", folder / "dog" / "002.png")
     return folder
 
@@ -89,29 +82,21 @@ def parts(run, images):
 
 @pytest.fixture(scope="module")
 def measured(run, parts):
-    """What is measured of the run, and the table; with the random state before and after."""
+    """What is measured of the run, and the table; the caller's random numbers are left alone."""
     before = torch.random.get_rng_state()
-    config, _ = RunFolder(run).settings()
-    measures = _evaluated(run, parts, config)
-    return *measures, before, torch.random.get_rng_state()
+    measures = _evaluated(run, parts, RunFolder(run).settings()[0])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    return measures
 
 
 def _evaluated(run, parts, config):
-    return evaluate_split(
-        load(run),
-        parts,
-        floors=floors(load(run), RunFolder(run), config, None),
-        seed=config.seed,
-        workers=int(config.workers),
-        augment=config.augment,
-        device=CPU,
-    )
+    encoder = load(run)
+    settings = dict(seed=config.seed, workers=int(config.workers), augment=config.augment)
+    random = floors(encoder, RunFolder(run), config, None)
+    return evaluate_split(encoder, parts, floors=random, device=CPU, **settings)
 
 
 BAD = ["cat/003.png", "dog/002.png"]
-
-
-# Unreadable images
 
 
 def test_images_that_cannot_be_read_have_no_features_and_are_named(run, images):
@@ -127,7 +112,7 @@ def test_images_that_cannot_be_read_have_no_features_and_are_named(run, images):
 
 
 def test_images_none_of_which_can_be_read_are_an_error(run, tmp_path):
-    folder = save_images(tmp_path / "images", 3)
+    folder = fill(tmp_path, "0.png", "1.png", "2.png")
     cut_short(*folder.iterdir())
     with pytest.raises(DataError, match="none of the 3 images can be read"):
         embed(run, folder)
@@ -136,7 +121,7 @@ def test_images_none_of_which_can_be_read_are_an_error(run, tmp_path):
 def test_images_that_cannot_be_read_are_in_no_measure_and_in_no_table(
     run, images, parts, measured
 ):
-    scores, table, *_ = measured
+    scores, table = measured
     assert sum(scores.sizes.values()) == 18
     assert sorted(table.bad) == BAD
     assert list(table.paths) == [name for name in parts.images.names if name not in BAD]
@@ -160,14 +145,6 @@ def test_without_the_bad_images_every_number_is_the_same(run, parts, measured):
     sound = Split(parts.images.subset(good), train, test)
     expected, _ = _evaluated(run, sound, config)
     assert measured[0].to_dict() == expected.to_dict()
-
-
-# Evaluation
-
-
-def test_evaluating_leaves_the_random_numbers_of_the_caller_alone(measured):
-    *_, before, after = measured
-    assert torch.equal(before, after)
 
 
 def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
@@ -215,8 +192,6 @@ def test_a_run_on_arrays_asks_for_them(tmp_path):
 
 
 class Bare(nn.Module):
-    """A user's own network."""
-
     def __init__(self, width=4):
         super().__init__()
         self.layers = nn.Sequential(nn.Conv2d(3, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -235,9 +210,6 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, i
         embed(folder, images)
 
 
-# The monitor
-
-
 def labeled_like(images, labels):
     return replace(images, labels=np.asarray(labels), classes=("a", "b"))
 
@@ -248,14 +220,14 @@ def measure(parts, config):
     return Monitor(parts, config, CPU).evaluate(method)
 
 
-@pytest.mark.parametrize(("train", "test"), [(False, True), (True, False), (False, False)])
-def test_neighbors_are_not_asked_unless_both_sides_have_labels(run, images, train, test):
+def test_neighbors_are_not_asked_unless_both_sides_have_labels(run, images):
     config, _ = RunFolder(run).settings()
     side, known = np.arange(20) % 2, np.arange(20) // 2 % 2
-    labels = np.where(np.where(side == 0, train, test), known, -1)
-    images = labeled_like(open_images(images), labels)
-    parts = Split(images, np.flatnonzero(side == 0), np.flatnonzero(side == 1))
-    assert "knn" not in measure(parts, config)
+    for train, test in ((False, True), (True, False), (False, False)):
+        labels = np.where(np.where(side == 0, train, test), known, -1)
+        labeled = labeled_like(open_images(images), labels)
+        parts = Split(labeled, np.flatnonzero(side == 0), np.flatnonzero(side == 1))
+        assert "knn" not in measure(parts, config), (train, test)
 
 
 def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, images):
@@ -271,41 +243,25 @@ def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, ima
     assert measure(parts, config)["knn"] == 0.0
 
 
-@pytest.mark.parametrize("test", [[19], [3, 19]], ids=["one", "one that can be read"])
-def test_a_single_held_out_image_is_no_collapse(run, images, test):
+def test_a_single_held_out_image_is_no_collapse(run, images):
     """It has one direction, whatever was learned: images that are trained on are measured."""
     config, _ = RunFolder(run).settings()
     images = labeled_like(open_images(images), np.arange(20) % 2)
-    parts = Split(images, np.setdiff1d(np.arange(20), test), np.array(test))
-    measured = measure(parts, config)
-    assert measured["directions"] == 8
-    assert measured["feature_std"] > 0
-    assert "knn" not in measured  # of images that are trained on
-
-
-# An image as the encoder takes it
-
-
-def rotated_jpeg(path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(path, exif=exif)
-
-
-def transparent_png(path):
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 4), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-
-
-def deep_png(path):
-    ramp = np.linspace(0, 65535, 40 * 30).reshape(40, 30).astype(np.uint16)
-    Image.fromarray(ramp).save(path)
+    for test in ([19], [3, 19]):  # one, and one that can be read
+        parts = Split(images, np.setdiff1d(np.arange(20), test), np.array(test))
+        measured = measure(parts, config)
+        assert measured["directions"] == 8
+        assert measured["feature_std"] > 0
+        assert "knn" not in measured  # of images that are trained on
 
 
 def test_an_image_has_the_features_that_embed_gives_its_file(run, tmp_path):
-    transparent_png(tmp_path / "clear.png")
-    deep_png(tmp_path / "deep.png")
-    rotated_jpeg(tmp_path / "turned.jpg")
+    ramp, exif = np.linspace(0, 65535, 40 * 30).reshape(40, 30).astype(np.uint16), Image.Exif()
+    exif[0x0112] = 6
+    clear = np.dstack([noise(0, (30, 40)), ramp // 256]).astype(np.uint8)
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    soft(0, (300, 200)).save(tmp_path / "turned.jpg", exif=exif)
     stored, encoder = embed(run, tmp_path), load(run)
     assert list(stored.paths) == ["clear.png", "deep.png", "turned.jpg"]
     for name, vector in zip(stored.paths, stored.vectors, strict=True):
@@ -350,55 +306,46 @@ def test_what_is_no_image_is_refused_in_words(run):
             load(run).transform(wrong)
 
 
-# Tables
-
-
-def test_names_that_are_not_utf_8_are_written_with_their_bytes(run, tmp_path):
-    folder = save_images(tmp_path / "images", 1)
-    os.rename(folder / "000.png", os.fsencode(folder) + b"/caf\xe9.png")  # noqa: PTH104
+def test_a_row_per_image_is_written_into_a_table_of_any_kind(run, tmp_path):
+    """And names that are not UTF-8, with their bytes."""
+    folder, out = fill(tmp_path / "images", "a.png", os.fsdecode(b"caf\xe9.png")), tmp_path
     for ending in (".parquet", ".npz", ".npy"):
-        embed(run, folder, output=tmp_path / f"vectors{ending}")
-    with (tmp_path / "vectors.csv").open(newline="", encoding="utf-8") as file:
+        assert call("embed", run, folder, "-o", out / f"vectors{ending}") == 0
+    table, stored = parquet.read_table(out / "vectors.parquet"), np.load(out / "vectors.npz")
+    vectors, plain = (
+        np.array(table["vector"].to_pylist(), np.float32),
+        np.load(out / "vectors.npy"),
+    )
+    assert stored["vector"].dtype == plain.dtype == np.float32
+    assert np.array_equal(vectors, stored["vector"])
+    assert np.array_equal(vectors, plain)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    with (out / "vectors.csv").open(newline="", encoding="utf-8") as file:
         beside = [row["path"] for row in csv.DictReader(file)]
-    columns = parquet.read_table(tmp_path / "vectors.parquet"), np.load(tmp_path / "vectors.npz")
-    names = [columns[0]["path"].to_pylist(), columns[1]["path"].tolist(), beside]
-    assert names == [["caf\\xe9.png"]] * 3
+    assert beside == table["path"].to_pylist() == stored["path"].tolist()
+    assert beside == ["a.png", "caf\\xe9.png"]
 
 
-# Weights
-
-
-def test_weights_are_copied_into_a_network_of_the_same_architecture(run):
+def test_weights_are_copied_into_a_network_of_the_same_architecture_and_no_other(run):
     torch.manual_seed(9)
     backbone = build_backbone("tiny", 16)
     initialize(backbone, run)
     trained = load(run).backbone.state_dict()
     assert all(torch.equal(value, trained[name]) for name, value in backbone.state_dict().items())
-
-
-def test_weights_of_another_architecture_are_refused_in_one_line(run):
-    for use in (
-        lambda network: initialize(network, run),
-        lambda network: load(run, backbone=network.body),
-    ):
-        with pytest.raises(
-            UsageError, match=r"weights of tiny for 16 px, .* fit (small|Sequential)"
-        ) as e:
-            use(build_backbone("small", 32))
-        assert "\n" not in str(e.value)
-
-
-def test_a_file_that_is_no_encoder_is_refused(tmp_path):
-    path = tmp_path / "encoder.safetensors"
-    path.write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match=r"encoder\.safetensors cannot be used"):
-        load(path)
-    with pytest.raises(UsageError, match="does not exist"):
-        load(tmp_path / "absent")
+    says = r"weights of tiny for 16 px, [^\n]* fit (small|Sequential)[^\n]*$"
+    with pytest.raises(UsageError, match=says):
+        initialize(build_backbone("small", 32), run)
+    with pytest.raises(UsageError, match=says):
+        load(run, backbone=build_backbone("small", 32).body)
 
 
 def test_an_encoder_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch):
     path = tmp_path / "encoder.safetensors"
+    with pytest.raises(UsageError, match="does not exist"):
+        load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"encoder\.safetensors cannot be used"):
+        load(path)
     write_encoder(path, load(run).backbone, {"backbone": "tiny", "image_size": 16})
     before = path.read_bytes()
 
@@ -410,12 +357,3 @@ def test_an_encoder_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch):
         write_encoder(path, build_backbone("small", 32), {"backbone": "small", "image_size": 32})
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == before
-
-
-def test_features_do_not_depend_on_the_number_of_workers(run, images):
-    encoder = Encoder(load(run).backbone, 16, {})
-    images = open_images(images)
-    alone = encode_images(encoder, images, device=CPU, workers=0)
-    helped = encode_images(encoder, images, device=CPU, workers=2)
-    assert np.array_equal(alone.vectors, helped.vectors)
-    assert alone.bad == helped.bad

@@ -12,7 +12,7 @@ import nearkin
 from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.errors import UsageError
+from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
 from nearkin.measures.geometry import effective_rank
@@ -50,9 +50,13 @@ def test_further_measures_are_stored_and_on_the_page(run):
     shown = run.read_evaluated()["measures"]["encoder"]
     assert next(iter(shown)) == "kNN top-1"
     assert {"retrieval mAP", "kNN k 10, majority"} <= set(shown)
+    evaluate(run.path, protocol="retrieval", features="embedding")
+    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
+    assert stored["embedding"]["retrieval mAP"]["protocol"].startswith("embedding of 128 dim")
     page = nearkin.write_report(run.path).read_text(encoding="utf-8")
-    assert "retrieval mAP@R" in page
-    assert "Mean average precision: 1 if all" in page
+    for said in ("retrieval mAP@R", "Mean average precision: 1 if all", "its embedding"):
+        assert said in page
+    assert "what the projector makes of the features" in page
     assert page.count("Every paper has its own; none is chosen here.") == 1
 
 
@@ -67,13 +71,10 @@ def restated_embedding(encoder, weights, images):
     """The projector of SimCLR on features: linear, batch norm by its statistics, ReLU, linear."""
     with torch.no_grad():
         h = encoder(encoder.transform(images)).double()
+    norm = ("1.running_mean", "1.running_var", "1.weight", "1.bias")
     first, mean, var, scale, shift, last, bias = (
-        weights[name].double()
-        for name in (
-            "0.weight", "1.running_mean", "1.running_var", "1.weight", "1.bias", "3.weight",
-            "3.bias",
-        )
-    )  # fmt: skip
+        weights[name].double() for name in ("0.weight", *norm, "3.weight", "3.bias")
+    )
     hidden = (h @ first.T - mean) / (var + 1e-5).sqrt() * scale + shift
     return (hidden.clamp(min=0) @ last.T + bias).float().numpy()
 
@@ -108,25 +109,16 @@ def test_the_embedding_is_measured_beside_the_features(run, log):
     assert effective.value == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_measures_of_the_embedding_are_stored_and_on_the_page(run):
-    evaluate(run.path, protocol="retrieval", features="embedding")
-    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
-    assert stored["embedding"]["retrieval mAP"]["protocol"].startswith("embedding of 128 dim")
-    page = nearkin.write_report(run.path).read_text(encoding="utf-8")
-    assert "its embedding" in page
-    assert "what the projector makes of the features" in page
-
-
 def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path):
-    with pytest.raises(
-        UsageError, match=r"encoder.safetensors has no embedding: it keeps no proj"
-    ):
+    says = r"encoder.safetensors has no embedding: it keeps no proj"
+    with pytest.raises(UsageError, match=says):
         evaluate(run.encoder, run.path.parent / "colors.npz", features="embedding")
-    shutil.copytree(run.path, tmp_path / "other")
-    other = RunFolder(tmp_path / "other")
+    other = RunFolder(shutil.copytree(run.path, tmp_path / "other"))
     other.projector.unlink()
     with pytest.raises(UsageError, match=r"other has no embedding: .* leave out --features emb"):
         evaluate(other.path, features="embedding")
+    with pytest.raises(UsageError, match="Did you mean knn"):  # before anything is opened
+        evaluate(tmp_path / "no run", protocol="quick,knm")
 
 
 def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
@@ -138,6 +130,10 @@ def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
     stored = json.loads(folder.evaluation.read_text(encoding="utf-8"))
     assert stored["measures"]["encoder"]["a"]["value"] == 0.7
     assert stored["left_out"] == {"b": "few"}
+    folder.write_summary({"measures": {}, "left_out": {}})
+    folder.evaluation.write_text("[]", encoding="utf-8")  # damaged
+    with pytest.raises(CheckpointError, match=r"evaluation\.json.*measures anew"):
+        folder.read_evaluated()
 
 
 def test_measures_that_cannot_be_stored_are_still_returned(run, log):
@@ -148,16 +144,3 @@ def test_measures_that_cannot_be_stored_are_still_returned(run, log):
     assert stored(run) == before
     assert log.texts[-1].startswith("warning: the measures are not stored in ")
     assert "in use by" in log.texts[-1]
-
-
-def test_a_damaged_file_of_measures_is_named(run, tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_summary({"measures": {}, "left_out": {}})
-    folder.evaluation.write_text("[]", encoding="utf-8")
-    with pytest.raises(Exception, match=r"evaluation\.json.*measures anew"):
-        folder.read_evaluated()
-
-
-def test_a_wrong_name_is_refused_before_anything_is_opened(tmp_path):
-    with pytest.raises(UsageError, match="Did you mean knn"):
-        evaluate(tmp_path / "no run", protocol="quick,knm")

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_pages import RECIPES, full_page, pages, write_pages
+from method_pages import RECIPES, pages, write_pages
 from nearkin_command import run
 from small import batch_for, small
 from small import run as run_steps
 
 from nearkin.commands.info import page
+from nearkin.config import read_toml
 from nearkin.methods import METHODS, parameters
 from nearkin.run.settings import default_options
 
@@ -69,7 +70,7 @@ def test_every_option_has_a_row_with_its_meaning_and_its_defaults():
     assert section("rotnet", "Options") == "None."
 
 
-def test_the_equation_is_on_the_page_as_it_stands_in_the_module():
+def test_the_equation_is_on_the_page_as_it_stands_in_the_module_and_cited_papers_are_linked():
     letters = set()
     for name, cls in METHODS.items():
         equation = section(name, "Equation")
@@ -77,6 +78,10 @@ def test_the_equation_is_on_the_page_as_it_stands_in_the_module():
         assert indented(equation) == lines, name
         assert "loss" in "".join(lines), name
         assert max(map(len, lines)) <= 4 + 78, name  # else a terminal of 80 columns breaks them
+        cited = re.findall(r"arXiv:([\d.]*\d)", sys.modules[cls.__module__].__doc__)
+        assert cited, name
+        for number in cited:
+            assert f"(https://arxiv.org/abs/{number})" in section(name, "Paper"), name
         *_, options, roles = equation.split("\n\n")
         in_code = set(re.findall(r"`(\w+)`", options))
         assert in_code <= parameters(cls).keys(), name
@@ -84,14 +89,6 @@ def test_the_equation_is_on_the_page_as_it_stands_in_the_module():
         queries, keys = re.fullmatch(r"Queries: (.+)\. Keys: (.+)\.", roles).groups()
         assert f"| {queries} | {keys} |" in made()["README.md"], name
     assert {"temperature", "momentum"} <= letters
-
-
-def test_every_paper_that_a_module_cites_is_linked():
-    for name, cls in METHODS.items():
-        cited = re.findall(r"arXiv:([\d.]*\d)", sys.modules[cls.__module__].__doc__)
-        assert cited, name
-        for number in cited:
-            assert f"(https://arxiv.org/abs/{number})" in section(name, "Paper"), name
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -121,27 +118,17 @@ def test_half_lives_are_when_half_of_the_past_is_left():
         assert f"Half-life in {clock}: " in section(name, "Options")
 
 
-def test_recipes_are_linked_from_the_method_that_they_name(tmp_path):
-    for path, method in [("cifar10/moco_v1", "moco"), ("imagenet/simclr", "simclr")]:
-        file = tmp_path / RECIPES / f"{path}.toml"
-        file.parent.mkdir(parents=True)
-        file.write_text(f'# On some data.\nmethod = "{method}"\nepochs = 200\n')
-    link = f"- [recipe:cifar10/moco_v1](../../{RECIPES}/cifar10/moco_v1.toml): On some data."
-    assert link in full_page("moco", tmp_path)
-    assert "imagenet" not in full_page("moco", tmp_path)
-    assert "recipe:" not in full_page("moco_v3", tmp_path)
-
-
-def test_every_recipe_is_linked_from_one_page():
+def test_every_recipe_is_linked_from_one_page_which_is_that_of_its_method():
     recipes = {*ROOT.glob(f"{RECIPES}/*/*.toml")} - {*ROOT.glob(f"{RECIPES}/discovery/*")}
     assert len(recipes) > 20
     everything = "".join(made().values())
     for path in recipes:
-        assert everything.count(f"(../../{path.relative_to(ROOT).as_posix()})") == 1, path
+        link = f"(../../{path.relative_to(ROOT).as_posix()})"
+        assert everything.count(link) == 1, path
+        assert link in made()[f"{read_toml(path)['method']}.md"], path
 
 
 def heading_anchors(text):
-    """As GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -176,14 +163,14 @@ def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about():
         assert (name in measured) == (section(name, "Measured") != "Not run."), name
 
 
-def test_the_command_says_where_recipes_and_results_are():
-    text = page("moco")
-    assert "docs/methods/moco.md in the repository" in text
-    assert "Not run" not in text
-
-
 def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    assert "docs/methods/moco.md in the repository" in page("moco")
+    assert "Not run" not in page("moco")
+    assert run("methods") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(METHODS)
+    assert all(line.endswith(".") for line in lines)
     for name, cls in METHODS.items():
         assert run("methods", name) == 0
         output = capsys.readouterr().out
@@ -193,16 +180,3 @@ def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(caps
             assert f" --{key.replace('_', '-')} " in output, name
         for line in indented(section(name, "Equation")):
             assert line.strip() in output, name
-
-
-def test_the_list_has_every_method_in_a_sentence(capsys):
-    assert run("methods") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(METHODS)
-    assert all(line.endswith(".") for line in lines)
-
-
-def test_a_bad_name_is_one_line_with_what_may_have_been_meant(refusal):
-    for name, meant in (("mocov3", "moco_v3"), ("simlcr", "simclr")):
-        expected = f"error: unknown method {name}. Did you mean {meant}?"
-        assert refusal(2, "methods", name).startswith(expected)

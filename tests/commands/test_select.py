@@ -19,7 +19,6 @@ UNLABELED = 100
 
 @pytest.fixture(scope="module")
 def vectors(trained_run):
-    """A table of 200 images, 40 of them for tests."""
     return trained_run / "embeddings.parquet"
 
 
@@ -46,10 +45,9 @@ def test_a_selection_is_a_table_to_label_and_labels_count_in_the_next_round(vect
     assert [row["label"] for row in rows] == [""] * 10
     assert nearkin.select(vectors, num=10).paths == tuple(row["path"] for row in rows)
     labels = [(row["path"], "cat" if number < 6 else "") for number, row in enumerate(rows)]
-    write_csv(tmp_path / "labeled.csv", ("path", "label"), labels)
-    assert (
-        run("select", vectors, "--num=50", "-o", second, f"--labeled={tmp_path}/labeled.csv") == 0
-    )
+    labeled = tmp_path / "labeled.csv"
+    write_csv(labeled, ("path", "label"), labels)
+    assert run("select", vectors, "--num=50", "-o", second, "--labeled", labeled) == 0
     again = {row["path"] for row in read_csv(second)}
     assert len(again) == 50
     assert not again & {path for path, label in labels if label}

@@ -17,9 +17,8 @@ from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder
 
 SETTINGS = TrainConfig(
-    backbone="tiny", batch_size=32, epochs=1, augment="characters", optimizer="adamw",
-    device="cpu",
-)  # fmt: skip
+    backbone="tiny", batch_size=32, epochs=1, augment="characters", optimizer="adamw", device="cpu"
+)
 TOO_HIGH, NO_RATE = 30.0, 1e-8
 
 

@@ -2,9 +2,11 @@
 
 import shutil
 
+import loaders
 import numpy as np
 import pytest
 import torch
+from loaders import same
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -33,11 +35,6 @@ def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_ci
     return Batches(images, kinds, image_size=size, order=order, device=CPU, workers=workers)
 
 
-def assert_same(a, b):
-    assert torch.equal(a.index, b.index)
-    assert all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True))
-
-
 def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order():
     order = Order(num_images=43, batch_size=10, seed=0)
     epochs = [[order.rows(4 * epoch + step) for step in range(4)] for epoch in range(2)]
@@ -47,21 +44,16 @@ def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order()
     assert [order.epoch(step) for step in (0, 3, 4)] == [0, 0, 1]
 
 
-def test_any_step_can_be_had_without_the_steps_before_it():
-    made = batches(small_images())
-    straight = list(made.between(0, 12))
-    for step, batch in zip(range(7, 12), batches(small_images()).between(7, 12), strict=True):
-        assert_same(batch, straight[step])
-
-
-def test_views_depend_on_the_seed_and_the_epoch():
+def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
     rows = np.arange(8)
     made = batches(small_images())
     first, again = made.views(0, rows), made.views(0, rows)
-    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], made.views(1, rows)[0])
     assert not torch.equal(first[0], batches(small_images(), seed=1).views(0, rows)[0])
     assert not torch.equal(first[0], first[1])
+    straight = list(made.between(0, 12))
+    assert all(map(same, batches(small_images()).between(7, 12), straight[7:]))
 
 
 def test_a_batch_holds_the_views_the_index_and_no_label():
@@ -74,13 +66,6 @@ def test_a_batch_holds_the_views_the_index_and_no_label():
     assert [view.shape[-1] for view in multi_crop.views] == [12, 12, 5, 5, 5, 5, 5, 5]
 
 
-def test_loading_leaves_the_global_random_state_alone(photographs):
-    before = torch.get_rng_state()
-    list(batches(photographs, batch_size=4, size=32, workers=1).between(0, 2))
-    list(batches(small_images()).between(0, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_photograph_that_turns_bad_is_replaced_alike_with_any_number_of_workers(
     photographs, tmp_path
 ):
@@ -89,17 +74,9 @@ def test_a_photograph_that_turns_bad_is_replaced_alike_with_any_number_of_worker
     (folder / "03.jpg").write_bytes(b"\xff\xd8 rotten")
     (folder / "05.jpg").unlink()
     alone, *helped = (list(each.between(0, 6)) for each in made)
-    for batches_of_workers in helped:
-        for a, b in zip(alone, batches_of_workers, strict=True):
-            assert_same(a, b)
-    for each in made:
-        assert set(each.bad) == {3, 5}
+    assert all(all(map(same, batches_of_workers, alone)) for batches_of_workers in helped)
+    assert all(set(each.bad) == {3, 5} for each in made)
     assert not any(np.isin([3, 5], batch.index).any() for batch in alone)
-
-
-def test_images_that_do_not_fill_a_batch_are_refused():
-    with pytest.raises(DataError, match="40 images do not fill a batch of 41"):
-        batches(small_images(), batch_size=41)
 
 
 @pytest.fixture
@@ -129,10 +106,8 @@ def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(sm
     rows = np.array([7, 31, 0])
     loaded = made.sampler.load(1, rows)
     assert all(loaded.rows == made._from_memory(made.pixels, [(1, rows)])[0][1])
-    for bad, good in zip(
-        made.views(1, np.array([7])), made.views(1, loaded.rows[:1]), strict=True
-    ):
-        assert torch.equal(bad, good)
+    bad, good = made.views(1, np.array([7])), made.views(1, loaded.rows[:1])
+    assert all(map(torch.equal, bad, good))
 
 
 @pytest.mark.parametrize(("preset", "views"), [("simclr_cifar", 2), ("dino", 8)])
@@ -142,7 +117,7 @@ def test_views_of_several_steps_are_made_at_once_to_the_bit(preset, views):
     assert one.steps_at_once == 1  # on a CPU, which would not gain
     several.steps_at_once = 3
     for ours, theirs in zip(several.between(2, 9), one.between(2, 9), strict=True):
-        assert_same(ours, theirs)
+        assert same(ours, theirs)
         assert torch.equal(ours.label, theirs.label)
         assert [view.stride() for view in ours.views] == [view.stride() for view in theirs.views]
 
@@ -157,11 +132,12 @@ def test_a_gpu_makes_many_small_views_at_once_and_few_large_ones():
     assert steps == [8, 2]
 
 
-def test_a_run_without_a_readable_image_stops(small_folder, tmp_path):
+def test_a_run_without_a_readable_image_or_a_full_batch_stops(small_folder, tmp_path):
+    with pytest.raises(DataError, match="40 images do not fill a batch of 41"):
+        batches(small_images(), batch_size=41)
     for file in tmp_path.iterdir():
         file.unlink()
-    order = Order(40, 8, seed=0)
-    made = Batches(small_folder, views_of("simclr_cifar"), image_size=12, order=order, device=CPU)
+    made = loaders.batches(small_folder, 8, 12)
     with pytest.raises(DataError, match=r"\.png and 8 images drawn in its place cannot be read"):
         next(made.between(0, 1))
 
@@ -172,37 +148,35 @@ def test_large_arrays_are_cropped_like_the_same_images_in_files(tmp_path):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     of_array, of_files = (batches(data, batch_size=4, size=32) for data in (pixels, tmp_path))
     assert of_array.pixels is None
-    for a, b in zip(of_array.between(0, 4), of_files.between(0, 4), strict=True):
-        assert_same(a, b)
+    assert all(map(same, of_array.between(0, 4), of_files.between(0, 4)))
 
 
 def test_workers_that_are_not_forks_load_the_same(photographs, forkserver):
+    before = torch.get_rng_state()
     alone, helped = (
         list(batches(photographs, batch_size=4, size=32, workers=workers).between(0, 2))
         for workers in (0, 1)
     )
-    for a, b in zip(alone, helped, strict=True):
-        assert_same(a, b)
+    assert all(map(same, alone, helped))
     images = open_images(photographs, cache=False)
     crops = torch.cat(list(CenterCrops(images, 32, batch_size=7, workers=1)))
     assert torch.equal(crops, torch.cat(list(CenterCrops(images, 32))))
+    assert torch.equal(torch.get_rng_state(), before)  # the global one is left alone
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_pixels_come_in_order_and_unreadable_ones_are_gray_and_listed(
-    photographs, tmp_path, workers
-):
+def test_pixels_come_in_order_and_unreadable_ones_are_gray_and_listed(photographs, tmp_path):
     folder = shutil.copytree(photographs, tmp_path / "copy")
     images = open_images(folder, cache=False)
     (folder / "02.jpg").write_bytes(b"")
     (folder / "09.jpg").unlink()
-    source = CenterCrops(images, 32, batch_size=5, workers=workers)
-    crops = torch.cat(list(source))
-    assert source.bad == {2: "not-an-image", 9: "unreadable"}
-    assert crops.shape == (12, 3, 32, 32)
-    assert (crops[[2, 9]] == 128).all()
-    assert (crops[8].permute(1, 2, 0).numpy() == center(images.read(8), 32)).all()
-    assert torch.equal(torch.cat(list(source)), crops)  # may be had again
+    for workers in (0, 2):
+        source = CenterCrops(images, 32, batch_size=5, workers=workers)
+        crops = torch.cat(list(source))
+        assert source.bad == {2: "not-an-image", 9: "unreadable"}
+        assert crops.shape == (12, 3, 32, 32)
+        assert (crops[[2, 9]] == 128).all()
+        assert (crops[8].permute(1, 2, 0).numpy() == center(images.read(8), 32)).all()
+        assert torch.equal(torch.cat(list(source)), crops)  # may be had again
 
 
 def test_networks_are_shown_pixels_with_imagenets_mean_and_deviation():
@@ -212,25 +186,21 @@ def test_networks_are_shown_pixels_with_imagenets_mean_and_deviation():
     torch.testing.assert_close(to_input(pixels) * std + mean, pixels / 255, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    "view",
-    [
+def test_arrays_are_cropped_together_as_they_are_one_by_one():
+    rows = [3, 5, 38]
+    for view in (
         Preprocessing(12),
         Preprocessing(10),
         Preprocessing(12, crop="center", resize_to=12),
         Preprocessing(12, crop="center", resize_to=14),
         Preprocessing(12, crop="squash", resize_to=12),
-    ],
-    ids=str,
-)
-def test_arrays_are_cropped_together_as_they_are_one_by_one(channels, view):
-    images = open_images(small_images()[..., :channels], cache=False)
-    rows = [3, 5, 38]
-    together, bad = center_crops(images, rows, view)
-    one_by_one = np.stack([view.pixels(images.read(row)) for row in rows])
-    assert together.dtype == np.uint8
-    assert not bad
-    np.testing.assert_array_equal(together, one_by_one)
-    together[:] = 0  # a copy: the images stay
-    assert images.read(3).any()
+    ):
+        for channels in (1, 3):
+            images = open_images(small_images()[..., :channels], cache=False)
+            together, bad = center_crops(images, rows, view)
+            one_by_one = np.stack([view.pixels(images.read(row)) for row in rows])
+            assert together.dtype == np.uint8
+            assert not bad
+            np.testing.assert_array_equal(together, one_by_one, err_msg=str(view))
+            together[:] = 0  # a copy: the images stay
+            assert images.read(3).any()

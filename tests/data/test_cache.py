@@ -7,20 +7,17 @@ import signal
 
 import numpy as np
 import pytest
-import torch
 from builders import soft
 from hypothesis import given
 from hypothesis import strategies as st
+from loaders import batches, same
 from PIL import Image
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
 from nearkin.data.cache import Cache, cache_for, cached_sizes, free_disk, free_memory
 from nearkin.data.decode import BadImage
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
 from nearkin.errors import ResourceError
 
 SIZE = 16
@@ -29,7 +26,6 @@ PLACES = ("ram", "disk")
 
 @pytest.fixture(autouse=True)
 def cache_folder(cache):
-    """The folder of cached images, empty at first."""
     return cache / "images"
 
 
@@ -42,9 +38,6 @@ def folder(tmp_path):
 
 def all_bytes(cache):
     return [cache.read(row).tobytes() for row in range(len(cache.images))]
-
-
-# ---------------------------------------------------------------- at what size
 
 
 SIDES = st.integers(2, 20_000)
@@ -74,34 +67,27 @@ def test_what_is_read_is_the_whole_image_at_the_kept_size(folder):
     at_hand = np.asarray(Image.open(folder / "03.jpg").resize((53, 32), Image.Resampling.BICUBIC))
     assert cache.read(3).shape == at_hand.shape
     assert np.abs(cache.read(3).astype(int) - at_hand).max() < 30
-
-
-# ---------------------------------------------------------------- exact
-
-
-def batches(images, **options):
-    order, cpu = Order(len(images), 4, 0), torch.device("cpu")
-    kinds = views_of("simclr_cifar")
-    return Batches(images, kinds, image_size=SIZE, order=order, device=cpu, **options)
-
-
-def same(a, b):
-    return torch.equal(a.index, b.index) and all(map(torch.equal, a.views, b.views))
+    x = np.random.default_rng(0).integers(0, 256, (6, 80, 100, 3), dtype=np.uint8)
+    cache = Cache(open_images(x), SIZE, "ram")  # large arrays, too
+    expected = np.asarray(Image.fromarray(x[4]).resize((40, 32), Image.Resampling.BICUBIC))
+    assert all((cache.read(4) == expected).all() for _ in range(2))
 
 
 def test_batches_are_the_same_wherever_images_are_kept_and_with_any_workers(folder):
     images = open_images(folder, cache=False)
-    alone = list(batches(images, cache="ram").between(0, 9))
+    alone = list(batches(images, size=SIZE, cache="ram").between(0, 9))
     for options in (dict(cache="disk"), dict(cache="disk"), dict(cache="ram", workers=2)):
-        assert all(map(same, batches(images, **options).between(0, 9), alone))
-    later = batches(images, cache="ram").between(6, 9)
+        assert all(map(same, batches(images, size=SIZE, **options).between(0, 9), alone))
+    later = batches(images, size=SIZE, cache="ram").between(6, 9)
     assert all(map(same, later, alone[6:]))
-    assert not same(alone[0], next(batches(images).between(0, 1)))  # cut from other pixels
+    assert not same(
+        alone[0], next(batches(images, size=SIZE).between(0, 1))
+    )  # cut from other pixels
 
 
 def test_what_one_worker_decoded_no_other_process_decodes_again(folder):
     images = open_images(folder, cache=False)
-    made = batches(images, cache="ram", workers=2)
+    made = batches(images, size=SIZE, cache="ram", workers=2)
     expected = list(made.between(0, 9))
     for path in folder.iterdir():
         path.unlink()
@@ -109,43 +95,40 @@ def test_what_one_worker_decoded_no_other_process_decodes_again(folder):
     assert made.bad == {}
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_workers_that_are_not_forks_share_what_is_kept(folder, place, forkserver):
+def test_workers_that_are_not_forks_share_what_is_kept(folder, forkserver):
     images = open_images(folder, cache=False)
-    made = batches(images, cache=place, workers=1)
-    expected = list(made.between(0, 3))
+    made = [batches(images, size=SIZE, cache=place, workers=1) for place in PLACES]
+    expected = [list(each.between(0, 3)) for each in made]
     for path in folder.iterdir():
         path.unlink()
-    assert all(map(same, made.between(0, 3), expected))
+    for each, before in zip(made, expected, strict=True):
+        assert all(map(same, each.between(0, 3), before))
 
 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")
-@pytest.mark.parametrize("place", PLACES)
-def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder, place):
+def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder):
     images = open_images(folder, cache=False)
-    expected = list(batches(images, cache="ram").between(0, 9))
-    result = []
-    for batch in batches(images, cache=place, workers=2).between(0, 9):
-        result.append(batch)
-        if len(result) == 1:
-            for child in multiprocessing.active_children():
-                os.kill(child.pid, signal.SIGKILL)
-    assert all(map(same, result, expected))
+    expected = list(batches(images, size=SIZE, cache="ram").between(0, 9))
+    for place in PLACES:
+        made = batches(images, size=SIZE, cache=place, workers=2).between(0, 9)
+        result = [next(made)]
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+        assert all(map(same, [*result, *made], expected)), place
 
 
-@pytest.mark.parametrize("damage", ["pixels", "checksum", "all"])
-def test_what_was_half_written_is_decoded_again(folder, cache_folder, damage):
+def test_what_was_half_written_is_decoded_again(folder, cache_folder):
     images = open_images(folder, cache=False)
     expected = all_bytes(Cache(images, SIZE, "disk"))
     (file,) = cache_folder.iterdir()
-    content = bytearray(file.read_bytes())
-    places = {"pixels": slice(5000, 20_000), "checksum": slice(0, 20), "all": slice(0, None)}
-    content[places[damage]] = bytes(len(content[places[damage]]))
-    with file.open("r+b") as stored:
-        stored.write(content)
-    again = Cache(images, SIZE, "disk")
-    assert all_bytes(again) == expected
-    assert file.read_bytes() != bytes(content)  # and is whole once more
+    pixels, checksum, every = slice(5000, 20_000), slice(0, 20), slice(0, None)
+    for place in (pixels, checksum, every):
+        content = bytearray(file.read_bytes())
+        content[place] = bytes(len(content[place]))
+        with file.open("r+b") as stored:
+            stored.write(content)
+        assert all_bytes(Cache(images, SIZE, "disk")) == expected, place
+        assert file.read_bytes() != bytes(content)  # and is whole once more
 
 
 def test_a_disk_that_fills_up_costs_time_only(folder, cache_folder):
@@ -162,11 +145,15 @@ def test_a_disk_that_fills_up_costs_time_only(folder, cache_folder):
     assert not any(file.read_bytes()[cache.num_bytes // 2 :])
 
 
-# ---------------------------------------------------------------- again, and after changes
-
-
-def test_a_second_run_decodes_nothing(folder, cache_folder):
+def test_a_second_run_decodes_nothing_and_a_disk_that_cannot_be_written_is_one_line(
+    folder, cache_folder
+):
+    cache_folder.parent.touch()
     images = open_images(folder, cache=False)
+    with pytest.raises(ResourceError, match=r"cannot be written .*--cache off") as raised:
+        Cache(images, SIZE, "disk")
+    assert "\n" not in str(raised.value)
+    cache_folder.parent.unlink()
     first = all_bytes(Cache(images, SIZE, "disk"))
     for path in folder.iterdir():
         path.write_bytes(b"unread")
@@ -174,28 +161,28 @@ def test_a_second_run_decodes_nothing(folder, cache_folder):
     assert len(list(cache_folder.iterdir())) == 1
 
 
-@pytest.mark.parametrize("change", ["content", "time", "size", "fewer"])
-def test_images_or_settings_that_changed_are_decoded_anew(folder, cache_folder, change):
-    before = Cache(open_images(folder), SIZE, "disk")
-    first = all_bytes(before)
+def test_images_or_settings_that_changed_are_decoded_anew(folder, cache_folder):
     path = folder / "00.jpg"
-    if change == "content":
-        soft(77, (120, 90)).save(path)
-    if change == "time":
-        os.utime(path, ns=(1, 1))
-    images = open_images(folder)
-    images = images.subset(np.arange(1, 12)) if change == "fewer" else images
-    size = SIZE + 8 * (change == "size")
-    assert all_bytes(Cache(images, size, "disk")) == all_bytes(Cache(images, size, "ram"))
-    assert len(list(cache_folder.iterdir())) == 1  # what was kept before gives its room back
-    assert all_bytes(before) == first  # to all but those who use it
+    for change in ("content", "time", "size", "fewer"):
+        before = Cache(open_images(folder), SIZE, "disk")
+        first = all_bytes(before)
+        if change == "content":
+            soft(77, (120, 90)).save(path)
+        if change == "time":
+            os.utime(path, ns=(1, 1))
+        images = open_images(folder)
+        images = images.subset(np.arange(1, 12)) if change == "fewer" else images
+        size = SIZE + 8 * (change == "size")
+        assert all_bytes(Cache(images, size, "disk")) == all_bytes(Cache(images, size, "ram"))
+        assert len(list(cache_folder.iterdir())) == 1  # what was kept before gives its room back
+        assert all_bytes(before) == first, change  # to all but those who use it
 
 
 def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
     images = open_images(folder, cache=False)
     (folder / "02.jpg").write_bytes(b"rotten")
     (folder / "09.jpg").unlink()
-    plain = batches(images)
+    plain = batches(images, size=SIZE)
     expected = [batch.index.tolist() for batch in plain.between(0, 6)]
     for place in PLACES:
         cache = Cache(images, SIZE, place)
@@ -203,42 +190,21 @@ def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
             for _ in range(2):
                 with pytest.raises(BadImage, match=reason):
                     cache.read(row)
-        made = batches(images, cache=place)
+        made = batches(images, size=SIZE, cache=place)
         assert [batch.index.tolist() for batch in made.between(0, 6)] == expected
         assert made.bad == plain.bad == {2: "not-an-image", 9: "unreadable"}
-
-
-def test_large_arrays_can_be_kept_too():
-    x = np.random.default_rng(0).integers(0, 256, (6, 80, 100, 3), dtype=np.uint8)
-    cache = Cache(open_images(x), SIZE, "ram")
-    expected = np.asarray(Image.fromarray(x[4]).resize((40, 32), Image.Resampling.BICUBIC))
-    assert (cache.read(4) == expected).all()
-    assert (cache.read(4) == expected).all()
-
-
-def test_a_disk_that_cannot_be_written_is_an_error_of_one_line(folder, cache_folder):
-    cache_folder.parent.touch()
-    with pytest.raises(ResourceError, match=r"cannot be written .*--cache off") as raised:
-        Cache(open_images(folder, cache=False), SIZE, "disk")
-    assert "\n" not in str(raised.value)
-
-
-# ---------------------------------------------------------------- what auto comes to
 
 
 def test_a_training_keeps_images_where_it_is_told_to(photographs, tmp_path, cache_folder):
     settings = {"backbone": "tiny", "image_size": 16, "batch_size": 4, "epochs": 1, "val": 0.0}
     settings |= {"evaluate_every": 0, "report": False}
-    runs = {
-        name: train(
-            photographs, TrainConfig(**settings, cache=name, workers=workers), out=tmp_path / name
-        ).folder
-        for name, workers in (("disk", 2), ("auto", 0), ("off", 0))
-    }
-    encoders = {name: run.encoder.read_bytes() for name, run in runs.items()}
-    assert encoders["disk"] == encoders["auto"] != encoders["off"]
+    disk, auto = (
+        train(photographs, TrainConfig(**settings, **more), out=tmp_path / more["cache"]).folder
+        for more in (dict(cache="disk", workers=2), dict(cache="auto", workers=0))
+    )
+    assert disk.encoder.read_bytes() == auto.encoder.read_bytes()
     assert list(cache_folder.iterdir())
-    assert runs["auto"].settings()[0].cache == "ram"  # they are far larger than what is kept
+    assert auto.settings()[0].cache == "ram"  # they are far larger than what is kept
 
 
 def test_auto_takes_memory_then_a_disk_that_pays_then_nothing(folder):

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 from builders import as_bytes
+from loaders import batches, same
 from needs import need
 from PIL import Image
 
-from nearkin.data.augmentations import SIMCLR, views_of
-from nearkin.data.batches import Batches, CenterCrops
+from nearkin.data.augmentations import SIMCLR
+from nearkin.data.batches import CenterCrops
 from nearkin.data.channels import NEEDS_TIFFFILE, array_pixels, header, preview, read_channels
 from nearkin.data.copies import copy_to
 from nearkin.data.decode import UPRIGHT, BadImage, crops
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import View, augment, contrast, sample_view
 from nearkin.errors import DataError, UsageError
@@ -41,9 +41,10 @@ def tiff(pixels: np.ndarray, **options) -> bytes:
 
 
 def contiguous(pixels: np.ndarray, **options) -> bytes:
+    options["photometric"] = "minisblack"
     if pixels.shape[-1] == 1:
         return tiff(pixels[..., 0], **options)
-    return tiff(pixels, photometric="minisblack", planarconfig="contig", **options)
+    return tiff(pixels, planarconfig="contig", **options)
 
 
 def planar(pixels: np.ndarray) -> np.ndarray:
@@ -70,21 +71,18 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("how", WRITTEN)
-@pytest.mark.parametrize(("count", "dtype"), [(2, "uint8"), (4, "uint16"), (13, "float32")])
-def test_every_value_of_every_layout_comes_back(how, count, dtype):
-    pixels = values(count, dtype)
-    encoded = WRITTEN[how](pixels)
-    assert header(encoded) == (f"TIFF of {count} {dtype}", 28, 24)
-    assert (read_channels(encoded) == pixels).all()
+def test_every_value_of_every_layout_comes_back(how):
+    for count, dtype in ((2, "uint8"), (4, "uint16"), (13, "float32")):
+        pixels = values(count, dtype)
+        encoded = WRITTEN[how](pixels)
+        assert header(encoded) == (f"TIFF of {count} {dtype}", 28, 24)
+        assert (read_channels(encoded) == pixels).all(), dtype
 
 
-def test_gray_of_more_than_8_bits_is_never_clipped():
+def test_gray_of_more_than_8_bits_is_never_clipped_whoever_wrote_it():
     for dtype in ("uint16", "int16", "float32", "uint32"):
         pixels = values(1, dtype) * 20
         assert (read_channels(tiff(pixels[..., 0])) == pixels).all(), dtype
-
-
-def test_another_writer_and_png_give_the_same_values():
     pixels = values(1)[..., 0] * 40
     assert pixels.max() > 20_000
     for kind in ("PNG", "TIFF"):
@@ -93,40 +91,32 @@ def test_another_writer_and_png_give_the_same_values():
         assert (read_channels(encoded)[..., 0] == pixels).all()
 
 
-@pytest.mark.parametrize("turn", UPRIGHT)
 @pytest.mark.parametrize("count", [1, 5])
-def test_orientation_turns_all_channels(turn, count):
+def test_orientation_turns_all_channels(count):
     pixels = values(count)
-    encoded = tiff(
-        pixels if count > 1 else pixels[..., 0],
-        photometric="minisblack",
-        extratags=[(274, 3, 1, turn, True)],
-        **({"planarconfig": "contig"} if count > 1 else {}),
-    )
-    upright = [Image.fromarray(plane.copy()).transpose(UPRIGHT[turn]) for plane in planar(pixels)]
-    expected = np.stack([np.asarray(plane) for plane in upright], axis=-1)
-    assert header(encoded)[:0:-1] == expected.shape[:2]
-    assert (read_channels(encoded) == expected).all()
+    for turn, how in UPRIGHT.items():
+        encoded = contiguous(pixels, extratags=[(274, 3, 1, turn, True)])
+        upright = [Image.fromarray(plane.copy()).transpose(how) for plane in planar(pixels)]
+        expected = np.stack([np.asarray(plane) for plane in upright], axis=-1)
+        assert header(encoded)[:0:-1] == expected.shape[:2]
+        assert (read_channels(encoded) == expected).all(), turn
 
 
 def test_rgb_gray_and_transparent_tiffs_of_8_bits_are_as_before():
     pixels = values(4, "uint8")
     for shown in (pixels[..., 0], pixels[..., :3], pixels):  # the last with transparency
         assert header(tiff(shown)).format == "TIFF"
+    assert header(tiff(planar(values(5, "uint8")))).format == "TIFF"  # its first page
     infrared = tiff(pixels, photometric="rgb", extrasamples=["unspecified"])
     assert header(infrared).format == "TIFF of 4 uint8"
     assert (read_channels(infrared) == pixels).all()
 
 
-def test_pages_are_channels_only_where_the_file_says_so():
+def test_pages_are_channels_only_where_the_file_says_so_and_overviews_are_no_pages():
     pixels = planar(values(5))
     for stack in (tiff(pixels), tiff(pixels, imagej=True, metadata={"axes": "ZYX"})):
         with pytest.raises(BadImage, match=r"stack of 5 pages \((Q|Z)YX\); channels are CYX"):
             header(stack)
-    assert header(tiff(planar(values(5, "uint8")))).format == "TIFF"  # its first page
-
-
-def test_overviews_are_no_pages():
     file, pixels = io.BytesIO(), values(4)
     with tifffile.TiffWriter(file) as writer:
         options = dict(photometric="minisblack", planarconfig="contig")
@@ -135,12 +125,12 @@ def test_overviews_are_no_pages():
     assert (read_channels(file.getvalue()) == pixels).all()
 
 
-@pytest.mark.parametrize("compression", [None, "zlib"])
-def test_a_tiff_that_ends_early_is_bad_wherever_it_ends(compression):
-    encoded = contiguous(values(), compression=compression)
-    for size in range(4, len(encoded), 997):
-        with pytest.raises(BadImage):
-            read_channels(encoded[:size])
+def test_a_tiff_that_ends_early_is_bad_wherever_it_ends():
+    for compression in (None, "zlib"):
+        encoded = contiguous(values(), compression=compression)
+        for size in range(4, len(encoded), 997):
+            with pytest.raises(BadImage):
+                read_channels(encoded[:size])
 
 
 def test_without_tifffile_one_line_says_what_to_install(monkeypatch):
@@ -150,9 +140,6 @@ def test_without_tifffile_one_line_says_what_to_install(monkeypatch):
     assert error.value.reason == NEEDS_TIFFFILE
     gray = values(1)
     assert (read_channels(tiff(gray[..., 0])) == gray).all()  # Pillow does
-
-
-# A data set
 
 
 def test_ranges_are_percentiles_and_the_statistics_are_of_what_is_scaled(tmp_path):
@@ -175,12 +162,7 @@ def test_ranges_are_percentiles_and_the_statistics_are_of_what_is_scaled(tmp_pat
     assert (again.channels, again.fingerprint) == (images.channels, images.fingerprint)
 
 
-def test_8_bits_keep_their_own_range(tmp_path):
-    channels = open_images(folder(tmp_path, channels=5, dtype="uint8")).channels
-    assert (set(channels.low), set(channels.high)) == ({0.0}, {255.0})
-
-
-def test_files_archives_and_arrays_are_the_same_images(tmp_path):
+def test_files_and_arrays_are_the_same_images(tmp_path):
     images = open_images(folder(tmp_path / "files", 4, 2))
     stacked = np.stack([values(2, seed=n) for n in range(4)])
     np.savez(tmp_path / "images.npz", x=stacked)
@@ -190,11 +172,8 @@ def test_files_archives_and_arrays_are_the_same_images(tmp_path):
     assert all((array.read(n) == images.read(n)).all() for n in range(4))
     assert copy_to(tmp_path / "copies", array, np.arange(2), ["a", "b"], data=[]) == 2
     assert (np.load(tmp_path / "copies" / "a" / "0.npy") == stacked[0]).all()
-
-
-def test_channels_first_are_not_taken_for_a_wide_image():
     with pytest.raises(ValueError, match=r"shape \(2, 5, 24, 28\); give \(height, width, 3\)"):
-        array_pixels(np.zeros((2, 5, 24, 28), np.uint8), 4)
+        array_pixels(np.zeros((2, 5, 24, 28), np.uint8), 4)  # channels first, no wide image
 
 
 def test_a_few_of_other_channels_or_with_nan_are_bad_files(tmp_path):
@@ -256,10 +235,11 @@ def test_an_encoder_sees_no_images_of_other_channels(tmp_path):
     assert "low" not in Preprocessing(24).to_dict()
 
 
-# Views
-
-
-def test_crops_of_channels_are_those_of_their_planes():
+def test_crops_of_channels_are_those_of_their_planes_and_people_see_the_first_three():
+    floats = np.random.default_rng(0).random((4, 4, 5), np.float32)
+    eight = np.rint(255 * floats).astype(np.uint8)
+    assert (preview(floats) == eight[..., :3]).all()
+    assert (preview(floats[..., :2]) == np.dstack([eight[..., :2], 0 * eight[..., :1]])).all()
     # Within the range: between its two passes, Pillow cuts what is of 8 bits.
     pixels = np.random.default_rng(0).integers(60, 190, (60, 64, 3), np.uint8)
     boxes = np.array([[0.1, 0.2, 0.5, 0.6]])
@@ -286,13 +266,10 @@ def test_channels_jitter_apart_and_one_of_them_is_lost():
     assert (params.jitter[:, [0, 2, 3, 4]] == [1, 1, 0, 0]).all()
     assert (sampled(SIMCLR, 2).gain > 0).all()
     assert sampled(SIMCLR, 3).gain.shape == (400, 0)
-
-
-def test_draws_are_of_the_image_alone_and_rgb_has_those_it_had():
-    params, later = sampled(SIMCLR, 6), sampled(SIMCLR, 6, index=100, count=5)
+    later = sampled(SIMCLR, 6, index=100, count=5)  # draws are of the image alone
     assert (params.gain[100:105] == later.gain).all()
     assert (params.gain != sampled(SIMCLR, 6, epoch=1).gain).any()
-    for field in ("box", "sigma", "flip", "order"):
+    for field in ("box", "sigma", "flip", "order"):  # and RGB has those it had
         assert (getattr(params, field) == getattr(sampled(SIMCLR, 3), field)).all()
 
 
@@ -307,27 +284,16 @@ def test_a_lost_channel_is_zero_and_contrast_keeps_the_mean_of_each():
     torch.testing.assert_close(changed.mean(dim=(2, 3)), images.mean(dim=(2, 3)))
 
 
-@pytest.mark.parametrize("side", [24, 80])  # in memory, and from files
-def test_batches_have_all_channels_with_any_number_of_workers(tmp_path, side):
-    for number in range(8):
-        (tmp_path / f"{number}.tif").write_bytes(contiguous(values(4, seed=number, side=side)))
-    images = open_images(tmp_path)
-    views = views_of("simclr")
-    options = dict(image_size=16, order=Order(8, 4, 0), device=torch.device("cpu"))
-    first, again = (
-        list(Batches(images, views, workers=workers, **options).between(0, 3))
-        for workers in (0, 1)
-    )
-    for one, other in zip(first, again, strict=True):
-        assert one.views[0].shape == (4, 4, 16, 16)
-        assert all(map(torch.equal, one.views, other.views))
-    says = "--cache ram holds RGB of 8 bits, and images have 4 chan"
-    with pytest.raises(UsageError, match=says):
-        Batches(images, views, cache="ram", **options)
-
-
-def test_people_see_the_first_three_channels():
-    pixels = np.random.default_rng(0).random((4, 4, 5), np.float32)
-    eight = np.rint(255 * pixels).astype(np.uint8)
-    assert (preview(pixels) == eight[..., :3]).all()
-    assert (preview(pixels[..., :2]) == np.dstack([eight[..., :2], 0 * eight[..., :1]])).all()
+def test_batches_have_all_channels_with_any_number_of_workers(tmp_path):
+    for side in (24, 80):  # in memory, and from files
+        for number in range(8):
+            stored = contiguous(values(4, "uint8", number, side))
+            (tmp_path / f"{number}.tif").write_bytes(stored)
+        images = open_images(tmp_path)
+        assert (set(images.channels.low), set(images.channels.high)) == ({0.0}, {255.0})
+        alone, helped = (batches(images, size=16, workers=n).between(0, 3) for n in (0, 1))
+        for one, other in zip(alone, helped, strict=True):
+            assert one.views[0].shape == (4, 4, 16, 16)
+            assert same(one, other)
+        with pytest.raises(UsageError, match="--cache ram holds RGB of 8 bits, and images have 4"):
+            batches(images, cache="ram")

@@ -35,11 +35,6 @@ def caltech():
     return open_images(SHARED / "caltech99" / "caltech99.tar", cache=False)
 
 
-@pytest.fixture(scope="module")
-def caltechs_copies(caltech):
-    return duplicates(caltech)
-
-
 CHANGES = {
     "half.jpg": lambda p: (p.resize((p.width // 2, p.height // 2)), {"quality": 90}),
     "double.png": lambda p: (p.resize((p.width * 2, p.height * 2)), {}),
@@ -76,17 +71,13 @@ def test_copies_of_real_photographs_are_found(images, request, tmp_path):
 
 
 @pytest.mark.needs("shared")
-def test_different_real_photographs_are_not_merged(caltech, caltechs_copies):
-    groups = caltechs_copies.groups
-    classes = [set(caltech.labels[groups == group]) for group in set(groups)]
+def test_different_real_photographs_are_not_merged_and_the_pairs_found_are_all(caltech):
+    copies = duplicates(caltech)
+    classes = [set(caltech.labels[copies.groups == group]) for group in set(copies.groups)]
     assert all(len(members) == 1 for members in classes)
     # By eye, 20 of these 2,772 are further copies: cartoons, stop signs, clip art saved twice.
-    assert caltechs_copies.num_exact == 0
-    assert 15 <= caltechs_copies.num_near <= 25
-
-
-@pytest.mark.needs("shared")
-def test_the_pairs_found_are_all_there_are(caltech, caltechs_copies):
+    assert copies.num_exact == 0
+    assert 15 <= copies.num_near <= 25
     thumbnails = []
     for row in range(len(caltech)):
         small = decode(caltech.read(row), min_side=64).resize((16, 16), Image.Resampling.BOX)
@@ -96,7 +87,7 @@ def test_the_pairs_found_are_all_there_are(caltech, caltechs_copies):
     cosines = np.triu(np.stack(thumbnails) @ np.stack(thumbnails).T, 1)
     sure = np.argwhere(cosines > ALIKE + 1e-4)
     assert len(sure) >= 20
-    assert (caltechs_copies.groups[sure[:, 0]] == caltechs_copies.groups[sure[:, 1]]).all()
+    assert (copies.groups[sure[:, 0]] == copies.groups[sure[:, 1]]).all()
 
 
 def test_plain_images_are_merged_only_if_they_are_the_same_file(tmp_path):
@@ -113,14 +104,6 @@ def test_digits_that_look_alike_are_not_copies():
     assert copies.num_near <= 2
 
 
-def test_exact_copies_among_arrays_are_counted_once_each():
-    x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
-    x[4], x[5] = x[1], x[1]
-    copies = duplicates(open_images(x))
-    assert (copies.num_exact, copies.num_near) == (2, 0)
-    assert copies.groups.tolist() == [0, 1, 2, 3, 1, 1]
-
-
 def test_thousands_of_equal_views_become_one_group():
     base = np.random.default_rng(0).integers(0, 240, (16, 16, 3), dtype=np.uint8)
     x = np.repeat(base[None], 40 * REACH, axis=0)
@@ -131,11 +114,14 @@ def test_thousands_of_equal_views_become_one_group():
     assert copies.num_exact == len(x) - 256
 
 
-def test_the_groups_that_images_had_are_kept_and_merged():
+def test_exact_copies_among_arrays_are_counted_once_each_and_groups_are_merged():
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
-    x[5] = x[0]
-    images = replace(open_images(x), groups=np.array([9, 7, 7, 3, 9, 2]))
-    copies = duplicates(images)
+    x[4], x[5] = x[1], x[1]
+    copies = duplicates(open_images(x))
+    assert (copies.num_exact, copies.num_near) == (2, 0)
+    assert copies.groups.tolist() == [0, 1, 2, 3, 1, 1]
+    x[4], x[5] = 255 - x[1], x[0]
+    copies = duplicates(replace(open_images(x), groups=np.array([9, 7, 7, 3, 9, 2])))
     assert copies.groups.tolist() == [0, 1, 1, 3, 0, 0]
     assert copies.num_near == 0
 
@@ -188,15 +174,15 @@ def test_without_a_cache_nothing_is_remembered_and_a_damaged_one_costs_nothing(t
 
 def test_memory_is_bounded_though_all_images_are_alike():
     base = np.random.default_rng(0).integers(0, 240, (16, 16, 3), dtype=np.uint8)
-    x = np.repeat(base[None], 3000, axis=0)
-    flat = x.reshape(3000, -1)
-    flat[np.arange(3000), np.arange(3000) % 768] += (1 + np.arange(3000) // 768).astype(np.uint8)
+    x = np.repeat(base[None], 2000, axis=0)
+    flat = x.reshape(2000, -1)
+    flat[np.arange(2000), np.arange(2000) % 768] += (1 + np.arange(2000) // 768).astype(np.uint8)
     images = open_images(x)
     tracemalloc.start()
     copies = duplicates(images)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert set(copies.groups) == {0}
-    assert copies.num_near == 2999
-    # 3,000 x 16 pairs of 16 bytes are .8 MB, and 25 MB if those of all 32 tables are kept.
+    assert copies.num_near == 1999
+    # 2,000 x 16 pairs of 16 bytes are .5 MB, and all pairs of 2,000 images are 64 MB.
     assert peak < 50e6

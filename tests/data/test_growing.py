@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 
 import nearkin
-from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Growing
 from nearkin.data.opening import open_images
@@ -13,14 +13,10 @@ from nearkin.data.order import Order
 from nearkin.errors import UsageError
 
 
-def pixels(count, side):
-    return np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
-
-
 def batches(preset="swav", side=96, size=64):
     images, views = open_images(pixels(24, side), cache=False), views_of(preset, more=True)[:3]
-    order, cpu = Order(24, 8, 0), torch.device("cpu")
-    return Batches(images, views, image_size=size, order=order, device=cpu)
+    where = {"image_size": size, "order": Order(24, 8, 0), "device": torch.device("cpu")}
+    return Batches(images, views, **where)
 
 
 def sides(feed, start, stop):
@@ -38,33 +34,19 @@ def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
     assert feed.order is made.order
 
 
-@pytest.mark.parametrize("small", [True, False], ids=["in memory", "from files"])
-def test_a_smaller_view_shows_what_the_larger_one_shows(small):
+def test_a_smaller_view_shows_what_the_larger_one_shows():
     """Averaged to the same size, the views of both sizes differ by what resampling loses."""
-    made = batches("simclr", *((48, 48) if small else (96, 64)))
-    assert (made.pixels is not None) == small
-    half = made.resized(made.sampler.image_size // 2)
-    for large, little in zip(made.between(0, 3), half.between(0, 3), strict=True):
-        assert large.index.tolist() == little.index.tolist()
-        for a, b in zip(large.views, little.views, strict=True):
-            assert 2 * b.shape[-1] == a.shape[-1]
-            shrunk = torch.nn.functional.avg_pool2d(a, 2)
-            rows = [
-                torch.stack([x.flatten(), y.flatten()]) for x, y in zip(shrunk, b, strict=True)
-            ]
-            alike = torch.stack([torch.corrcoef(row)[0, 1] for row in rows])
-            assert alike.median() > 0.8
-
-
-def test_sizes_that_are_none_are_refused():
-    for sizes, says in (
-        ("big", "big are not pixels; write them as 16,24,32"),
-        ("16,", "16, are not pixels; write them as 16,24,32"),
-        ("16,4", "4 is not from 8 to 4096"),
-    ):
-        with pytest.raises(UsageError) as refused:
-            TrainConfig(view_sizes=sizes)
-        assert str(refused.value) == f"--view-sizes {says}"
+    for side, size in ((48, 48), (96, 64)):
+        made = batches("simclr", side, size)
+        assert (made.pixels is not None) == (side == 48)  # in memory, and as from files
+        half = made.resized(size // 2)
+        for large, little in zip(made.between(0, 3), half.between(0, 3), strict=True):
+            assert large.index.tolist() == little.index.tolist()
+            for a, b in zip(large.views, little.views, strict=True):
+                assert 2 * b.shape[-1] == a.shape[-1]
+                rows = zip(torch.nn.functional.avg_pool2d(a, 2).flatten(1), b.flatten(1))
+                alike = [torch.corrcoef(torch.stack(row))[0, 1].item() for row in rows]
+                assert np.median(alike) > 0.8
 
 
 def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):

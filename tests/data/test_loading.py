@@ -5,15 +5,15 @@ import multiprocessing
 import os
 import signal
 
+import loaders
 import pytest
 import torch
 from builders import write_files
+from loaders import same
 
 from nearkin.data import batches as loading
-from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops
+from nearkin.data.batches import CenterCrops
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
 from nearkin.distributed import available_cpus, cpus_per_process
 from nearkin.distributed.devices import cpu_quota
 from nearkin.errors import ResourceError, WorkerError
@@ -23,10 +23,7 @@ STEPS = 12
 
 
 def batches(photographs, workers):
-    images = open_images(photographs, cache=False)
-    kinds, order = views_of("simclr_cifar"), Order(len(images), 4, 0)
-    cpu = torch.device("cpu")
-    return Batches(images, kinds, image_size=32, order=order, device=cpu, workers=workers)
+    return loaders.batches(open_images(photographs, cache=False), workers=workers)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +33,6 @@ def alone(photographs):
 
 def workers_now():
     return sorted(child.pid for child in multiprocessing.active_children())
-
-
-def same(a, b):
-    return torch.equal(a.index, b.index) and all(map(torch.equal, a.views, b.views))
 
 
 def run(made, signals):
@@ -76,20 +69,13 @@ def test_workers_that_die_again_end_the_run_in_one_line(photographs):
         run(batches(photographs, 1), again)
 
 
-def test_without_a_run_the_advice_is_to_give_the_command_again():
+def test_without_a_run_the_advice_is_to_give_the_command_again_and_memory_can_be_freed():
     with pytest.raises(WorkerError, match="give the same command again"), resource_errors(None):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "advice"), [(4, "give about 2, or a smaller"), (None, "end other programs")]
-)
-def test_a_lack_of_memory_is_told_with_what_can_be_changed(batch_size, advice):
-    with (
-        pytest.raises(ResourceError, match=f"^out of memory.*{advice}"),
-        resource_errors(batch_size),
-    ):
-        raise MemoryError
+    for batch_size, advice in ((4, "give about 2, or a smaller"), (None, "end other programs")):
+        says = pytest.raises(ResourceError, match=f"^out of memory.*{advice}")
+        with says, resource_errors(batch_size):
+            raise MemoryError
 
 
 def test_a_death_is_never_told_amid_a_step(photographs):
@@ -123,42 +109,37 @@ def test_an_error_in_a_worker_is_no_lost_worker(photographs, monkeypatch):
         list(broken.between(0, STEPS))
 
 
-# ---------------------------------------------------------------- how many
-
-
 def version_1(group, quota):
     """The files of a control group of Linux's first version."""
     return {f"{group}/cpu.cfs_quota_us": f"{quota}\n", f"{group}/cpu.cfs_period_us": "100000\n"}
 
 
-@pytest.mark.parametrize(
-    ("listed", "limits", "expected"),
-    [
-        ("0::/\n", {}, math.inf),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
-        ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
-        ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as a container sees its own
-        ("5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n", version_1("cpu/job", 250000), 2.5),
-        ("1:cpu:/\n", version_1("cpu", -1), math.inf),
-        ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, math.inf),
-        ("0::/odd\n", {"odd/cpu.max": "what\n"}, math.inf),
-    ],
-)
-def test_the_quota_is_that_of_the_tightest_control_group(tmp_path, listed, limits, expected):
-    (tmp_path / "cgroup").write_text(listed)
-    write_files(tmp_path / "fs", {place: text.encode() for place, text in limits.items()})
-    assert cpu_quota(tmp_path / "cgroup", tmp_path / "fs") == expected
-    assert cpu_quota(tmp_path / "nothing", tmp_path / "fs") == math.inf
-
-
-def test_there_is_at_least_one_processor_and_no_more_than_may_be_used():
-    assert 1 <= available_cpus() <= len(os.sched_getaffinity(0))
+def test_the_quota_is_that_of_the_tightest_control_group(tmp_path):
+    inf = math.inf
+    for number, (listed, limits, expected) in enumerate(
+        (
+            ("0::/\n", {}, inf),
+            ("0::/\n", {"cpu.max": "max 100000\n"}, inf),
+            ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+            ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+            ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
+            ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as containers see theirs
+            ("5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n", version_1("cpu/job", 250000), 2.5),
+            ("1:cpu:/\n", version_1("cpu", -1), inf),
+            ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, inf),
+            ("0::/odd\n", {"odd/cpu.max": "what\n"}, inf),
+        )
+    ):
+        system = tmp_path / str(number)
+        write_files(system, {place: text.encode() for place, text in limits.items()})
+        (tmp_path / "cgroup").write_text(listed)
+        assert cpu_quota(tmp_path / "cgroup", system) == expected, (listed, limits)
+    assert cpu_quota(tmp_path / "nothing", tmp_path) == inf
 
 
 def test_processes_on_one_machine_share_its_processors(monkeypatch):
     cpus = available_cpus()
+    assert 1 <= cpus <= len(os.sched_getaffinity(0))
     shares = [max(1, cpus // count) for count in (1, 2, cpus, cpus + 1)]
     assert [cpus_per_process(count) for count in (1, 2, cpus, cpus + 1)] == shares
     for name, value in {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": str(cpus)}.items():

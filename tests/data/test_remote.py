@@ -8,7 +8,7 @@ import pytest
 from builders import tar, write_files
 from nearkin_command import run
 from needs import need
-from stores import FORMS, IMAGES, Store, serving
+from stores import FORMS, IMAGES, Faults, Store, serving
 
 from nearkin.data import remote
 from nearkin.data.opening import open_images
@@ -85,50 +85,31 @@ def test_another_content_of_the_same_size_is_seen():
         assert after.read(0) != before.read(0)
 
 
-def test_large_files_are_read_in_blocks(monkeypatch, cached):
+def test_large_files_are_read_in_blocks_and_the_cache_keeps_to_its_limit(monkeypatch, cached):
     monkeypatch.setattr(remote, "BLOCK", 1000)
     store = Store(FORMS["photos.tar"])
     with serving(store) as (host, port):
         images = open_images(f"http://{host}:{port}/photos.tar")
-        assert [images.read(row) for row in range(8)] == [IMAGES[name] for name in images.names]
+        expected = [IMAGES[name] for name in images.names]
+        assert [images.read(row) for row in range(8)] == expected
         assert 30 < len(list(cached.iterdir())) <= -(-len(store.files["photos.tar"]) // 1000)
-        damaged = sorted(cached.iterdir())[::3]
-        for path in damaged:
+        for path in sorted(cached.iterdir())[::3]:
             path.write_bytes(b"half")
-        assert [images.read(row) for row in range(8)] == [IMAGES[name] for name in images.names]
-
-
-def test_the_cache_keeps_to_its_limit(monkeypatch, cached):
-    monkeypatch.setattr(remote, "BLOCK", 1000)
-    monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "10K")
-    store = Store(FORMS["photos.tar"])
-    with serving(store) as (host, port):
-        images = open_images(f"http://{host}:{port}/photos.tar")
+        assert [images.read(row) for row in range(8)] == expected
+        shutil.rmtree(cached)
+        monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "10K")
         for _ in range(3):
-            assert [images.read(row) for row in range(8)] == [IMAGES[n] for n in images.names]
+            assert [images.read(row) for row in range(8)] == expected
             assert sum(path.stat().st_size for path in cached.iterdir()) <= 12_000
         monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "0")
         shutil.rmtree(cached)
         store.requests.clear()
-        assert images.read(3) == IMAGES[images.names[3]]
+        assert images.read(3) == expected[3]
         assert len(store.requests) == 1
         assert not cached.exists()
     monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "many")
     with pytest.raises(UsageError, match="say 50G"):
         remote.cache_limit()
-
-
-class Faults:
-    """Fails the first requests for each file that has one of these parts in its name."""
-
-    def __init__(self, fault, times, *parts):
-        self.fault, self.times, self.parts, self.count = fault, times, parts, {}
-
-    def __call__(self, method, path):
-        if method != "GET" or not any(part in path for part in self.parts):
-            return ""
-        self.count[path] = self.count.get(path, 0) + 1
-        return self.fault if self.count[path] <= self.times else ""
 
 
 @pytest.mark.parametrize("fault", ["503", "cut", "drop", "wait 0.8"])
@@ -142,31 +123,22 @@ def test_what_fails_at_times_is_tried_again(form, fault):
         assert images.bad == ()
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("503", "unreachable"),
-        ("cut", "unreachable"),
-        ("wait 2", "unreachable"),
-        ("403", "forbidden"),
-        ("404", "not found"),
-    ],
-)
-def test_what_always_fails_is_bad_and_not_remembered_as_bad(fault, reason, monkeypatch):
+def test_what_always_fails_is_bad_and_not_remembered_as_bad(monkeypatch):
     monkeypatch.setattr(remote, "REMEMBERED", 0.0)
-    store, bad = Store(FORMS["photos/"]), ("cat/04", "dog/05")
-    store.fault = Faults(fault, 10**9, *bad)
-    with serving(store) as (host, port):
-        url = f"http://{host}:{port}/photos/"
-        images = open_images(url)
-        tries = remote.ATTEMPTS if reason == "unreachable" else 1
-        assert [fetched(store).count(f"/photos/{path}.jpg") for path in bad] == [tries] * 2
-        assert {file.name: file.reason for file in images.bad} == {
-            f"{path}.jpg": reason for path in bad
-        }
-        assert len(images) == 6
-        store.fault = Faults("", 0)
-        assert len(open_images(url)) == 8
+    bad, reasons = ("cat/04", "dog/05"), dict.fromkeys(("503", "cut", "wait 2"), "unreachable")
+    for fault, reason in (reasons | {"403": "forbidden", "404": "not found"}).items():
+        store = Store(FORMS["photos/"])
+        store.fault = Faults(fault, 10**9, *bad)
+        with serving(store) as (host, port):
+            url = f"http://{host}:{port}/photos/"
+            images = open_images(url)
+            tries = remote.ATTEMPTS if reason == "unreachable" else 1
+            assert [fetched(store).count(f"/photos/{path}.jpg") for path in bad] == [tries] * 2
+            found = {file.name: file.reason for file in images.bad}
+            assert found == {f"{path}.jpg": reason for path in bad}, fault
+            assert len(images) == 6
+            store.fault = Faults("", 0)
+            assert len(open_images(url)) == 8
 
 
 def test_what_failed_is_not_asked_for_again_at_once():
@@ -181,29 +153,27 @@ def test_what_failed_is_not_asked_for_again_at_once():
         assert store.requests.count(("GET", "/photos/cat/04.jpg")) == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "fault", "line"),
-    [
+def test_a_store_that_says_no_is_one_line(refusal):
+    whole = tar(IMAGES.items())
+    more = {"notes/a.txt": b"no image", "cut/0.tar": whole, "cut/1.tar": whole[:9000]}
+    silent = "the store does not answer; check the address"
+    for path, fault, line in (
         ("/no/such.tar?sig=c0ffee", "", "/no/such.tar: nothing is there; check the spelling"),
         ("/empty/", "", "nothing is there; check the spelling"),
         ("/photos.tar", "403", "access denied; set the credentials"),
-        ("/photos.tar", "503", "the store does not answer; check the address"),
-        ("/photos.tar", "wait 2", "the store does not answer; check the address"),
+        ("/photos.tar", "503", silent),
+        ("/photos.tar", "wait 2", silent),
         ("/notes/", "", "no images (it is empty)"),
         ("/shards/{000000..000002}.tar", "", "000002.tar: nothing is there"),
         ("/cut/", "", "cut/1.tar: not a readable archive (unexpected end of data); pack it again"),
-    ],
-)
-def test_a_store_that_says_no_is_one_line(path, fault, line, refusal):
-    whole = tar(IMAGES.items())
-    more = {"notes/a.txt": b"no image", "cut/0.tar": whole, "cut/1.tar": whole[:9000]}
-    store = Store(FORMS["photos.tar"] | FORMS["shards/"] | more)
-    store.fault = lambda _method, _path: fault
-    with serving(store) as (host, port):
-        assert line in refusal(3, "check", f"http://{host}:{port}{path}")
+    ):
+        store = Store(FORMS["photos.tar"] | FORMS["shards/"] | more)
+        store.fault = lambda _method, _path, fault=fault: fault
+        with serving(store) as (host, port):
+            assert line in refusal(3, "check", f"http://{host}:{port}{path}"), (path, fault)
 
 
-def test_a_server_that_is_not_there_is_one_line(refusal):
+def test_a_server_that_is_not_there_or_has_no_ranges_is_one_line(refusal, monkeypatch):
     with serving(Store()) as (host, port):
         pass
     assert refusal(3, "check", f"http://{host}:{port}/photos/") == (
@@ -212,9 +182,6 @@ def test_a_server_that_is_not_there_is_one_line(refusal):
     )
     says = "error: gopher://host/: not a kind of store that is known"
     assert refusal(2, "check", "gopher://host/x").startswith(says)
-
-
-def test_a_server_without_ranges_says_so(monkeypatch):
     monkeypatch.setattr(remote, "BLOCK", 1000)
     store = Store(FORMS["photos.tar"])
     store._file = lambda content, _wanted: (200, [], content)
@@ -226,19 +193,7 @@ def test_secrets_are_shown_nowhere(tmp_path, cache, cached, capsys, monkeypatch)
     """A password, and the signature of an address, are sent, and written nowhere."""
     monkeypatch.chdir(tmp_path)
     store = Store(FORMS["photos.tar"])
-    quick = [
-        "--backbone",
-        "tiny",
-        "--image-size",
-        "16",
-        "--batch-size",
-        "4",
-        "--epochs",
-        "1",
-        "--workers",
-        "0",
-        "-o",
-    ]
+    quick = ("--backbone", "tiny", "--image-size", 16, "--batch-size", 4, "--epochs", 1, "-o")
     with serving(store) as (host, port):
         address = f"http://{host}:{port}/photos.tar"
         url = f"http://me:hunter2@{host}:{port}/photos.tar?X-Amz-Signature=c0ffee"
@@ -256,11 +211,6 @@ def test_secrets_are_shown_nowhere(tmp_path, cache, cached, capsys, monkeypatch)
         assert not [content for content in contents if secret.encode() in content]
 
 
-def test_settings_that_are_stored_hold_no_secret(refusal):
-    said = refusal(2, "train", "digits", "--labels", "https://me:pw@host/t.csv?sig=1")
-    assert "--labels https://host/t.csv: password or signature" in said
-
-
 def test_labels_lie_in_a_store_too(tmp_path):
     labels = "path,label\n" + "".join(f"{name},{name[-5]}\n" for name in IMAGES)
     with serving(Store({"labels.csv": labels.encode()} | FORMS["photos.tar"])) as (host, port):
@@ -274,7 +224,9 @@ def test_labels_lie_in_a_store_too(tmp_path):
         assert known.prefix == f"http://{host}:{port}/photos.tar/"
 
 
-@pytest.mark.parametrize("url", ["https://me:pw@host/a?sig=1#x", "https://host/a"])
-def test_an_address_is_redacted(url):
-    assert redacted(url) == "https://host/a"
+def test_an_address_is_redacted_and_settings_that_are_stored_hold_no_secret(refusal):
+    for url in ("https://me:pw@host/a?sig=1#x", "https://host/a"):
+        assert redacted(url) == "https://host/a"
     assert redacted("photos?/a@b#c") == "photos?/a@b#c"
+    said = refusal(2, "train", "digits", "--labels", "https://me:pw@host/t.csv?sig=1")
+    assert "--labels https://host/t.csv: password or signature" in said

@@ -1,7 +1,8 @@
 """Stateless randomness: what a number depends on, and that it looks like chance."""
 
+from itertools import product
+
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -40,73 +41,52 @@ def test_a_row_does_not_depend_on_its_company(seed, epoch, index, view):
     assert np.array_equal(together, alone)
     assert np.array_equal(together[::-1], uniform(seed, epoch, np.array(index[::-1]), view, 5))
     assert ((together >= 0) & (together < 1)).all()
+    more = uniform(seed, epoch, np.array(index), view, 40)
+    assert np.array_equal(together, more[:, :5])  # asking for more leaves the first ones
 
 
-def test_asking_for_more_leaves_the_first_ones():
-    few, more = (uniform(0, 0, MANY[:10], 0, count) for count in (3, 40))
-    assert np.array_equal(few, more[:, :3])
-
-
-@pytest.mark.parametrize("changed", ["seed", "epoch", "index", "view"])
-def test_every_argument_changes_every_number(changed):
-    arguments = {"seed": 3, "epoch": 5, "index": np.arange(100), "view": 1, "count": 20}
-    other = arguments | {changed: arguments[changed] + 1}
-    assert (uniform(**arguments) != uniform(**other)).all()
-
-
-def test_arguments_do_not_stand_in_for_each_other():
+def test_every_argument_changes_every_number_and_no_two_stand_in_for_each_other():
     """No two of the 6^4 small combinations share a number."""
-    rows = [
-        uniform(seed, epoch, np.arange(6), view, 1)
-        for seed in range(6)
-        for epoch in range(6)
-        for view in range(6)
-    ]
+    arguments = {"seed": 3, "epoch": 5, "index": np.arange(100), "view": 1, "count": 20}
+    for changed in ("seed", "epoch", "index", "view"):
+        other = arguments | {changed: arguments[changed] + 1}
+        assert (uniform(**arguments) != uniform(**other)).all(), changed
+    rows = [uniform(*drawn, 1) for drawn in product(range(6), range(6), [np.arange(6)], range(6))]
     assert len(np.unique(np.concatenate(rows))) == 6**4
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 10**30, -(10**30)])
-def test_any_integer_is_a_seed(seed):
-    drawn = uniform(seed, 0, MANY[:4], 0, 3)
-    assert np.array_equal(drawn, uniform(seed % 2**64, 0, MANY[:4], 0, 3))
-    assert (drawn != uniform(seed + 1, 0, MANY[:4], 0, 3)).all()
+def test_any_integer_is_a_seed():
+    for seed in (-1, 2**64, 10**30, -(10**30)):
+        drawn = uniform(seed, 0, MANY[:4], 0, 3)
+        assert np.array_equal(drawn, uniform(seed % 2**64, 0, MANY[:4], 0, 3))
+        assert (drawn != uniform(seed + 1, 0, MANY[:4], 0, 3)).all()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**63])
-def test_numbers_are_uniform(seed):
-    drawn = uniform(seed, 0, MANY, 0, 16)
-    worst = min(stats.kstest(slot, "uniform").pvalue for slot in drawn.T)
-    assert worst > 0.01 / 16
+def test_numbers_are_uniform():
+    for seed in (0, 1, 2**63):
+        drawn = uniform(seed, 0, MANY, 0, 16)
+        worst = min(stats.kstest(slot, "uniform").pvalue for slot in drawn.T)
+        assert worst > 0.01 / 16, seed
 
 
-def test_slots_views_and_epochs_are_uncorrelated():
+def test_slots_views_epochs_and_neighbors_are_uncorrelated():
     """Sixteen columns of 20,000: by chance the largest of 120 correlations is about 0.02."""
     columns = np.hstack([uniform(7, e, MANY, v, 4) for e in range(2) for v in range(2)])
     correlation = np.corrcoef(columns.T) - np.eye(16)
     assert np.abs(correlation).max() < 0.03
+    for slot in uniform(7, 3, MANY, 0, 4).T:
+        for lag in (1, 2, 4, 256):
+            assert abs(np.corrcoef(slot[:-lag], slot[lag:])[0, 1]) < 0.03, lag
 
 
-@pytest.mark.parametrize("lag", [1, 2, 4, 256])
-def test_neighbors_are_uncorrelated(lag):
-    drawn = uniform(7, 3, MANY, 0, 4)
-    for slot in drawn.T:
-        assert abs(np.corrcoef(slot[:-lag], slot[lag:])[0, 1]) < 0.03
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 1000])
-def test_a_permutation_holds_every_number_once(size):
-    order = permutation(5, 1, size)
-    assert order.dtype == np.int64
-    assert np.array_equal(np.sort(order), np.arange(size))
-
-
-def test_permutations_differ_by_epoch_and_seed():
+def test_a_permutation_holds_every_number_once_and_differs_by_epoch_and_seed():
+    for size in (0, 1, 2, 1000):
+        order = permutation(5, 1, size)
+        assert order.dtype == np.int64
+        assert np.array_equal(np.sort(order), np.arange(size))
     orders = [tuple(permutation(seed, epoch, 50)) for seed in range(3) for epoch in range(3)]
     assert len(set(orders)) == 9
-
-
-def test_permutations_are_fair():
-    """Each of the six orders of three comes about equally often."""
+    # Each of the six orders of three comes about equally often.
     orders = [tuple(permutation(0, epoch, 3)) for epoch in range(3000)]
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 6

@@ -41,12 +41,6 @@ def test_both_sides_together_are_everything_and_no_group_is_divided(groups, shar
     assert len(test)
 
 
-def test_the_share_is_kept():
-    _, test = split_rows(samples(4000), 0.2, seed=0)
-    # Binomial with mean 800 and deviation 25; five deviations are a bug.
-    assert abs(len(test) - 800) < 126
-
-
 @settings(max_examples=40)
 @given(
     labels=st.lists(st.integers(-1, 3), min_size=2, max_size=40),
@@ -62,18 +56,14 @@ def test_labels_have_no_say(labels, other, share, seed):
         assert test.tolist() == divided[0][1].tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_group_that_is_larger_than_what_is_held_out_always_trains(seed):
-    groups = [0] * 900 + list(range(900, 1000))
-    train, test = split_rows(samples(1000, groups=groups), 0.2, seed)
-    assert set(range(900)) <= set(train)
-    assert 1 <= len(test) < 50  # of the 100 others, .2 with a deviation of .04
-
-
-def test_of_two_groups_that_are_both_too_large_the_smaller_one_is_held_out():
+def test_a_group_that_is_larger_than_what_is_held_out_trains_if_another_can_be_held_out():
     for seed in range(10):
+        groups = [0] * 900 + list(range(900, 1000))
+        train, test = split_rows(samples(1000, groups=groups), 0.2, seed)
+        assert set(range(900)) <= set(train)
+        assert 1 <= len(test) < 50  # of the 100 others, .2 with a deviation of .04
         train, test = split_rows(samples(100, groups=[0] * 60 + [60] * 40), 0.1, seed)
-        assert (len(train), len(test)) == (60, 40)
+        assert (len(train), len(test)) == (60, 40)  # the smaller of two that are too large
 
 
 def test_the_seed_decides_and_nothing_else():
@@ -81,6 +71,9 @@ def test_the_seed_decides_and_nothing_else():
     first, again, other = (split_rows(images, 0.3, seed)[1] for seed in (1, 1, 2))
     assert (first == again).all()
     assert 0.15 < np.isin(other, first).mean() < 0.45  # .3 if the two are independent
+    assert {*first} < {*split_rows(images, 0.5, 1)[1]}  # a larger share only adds
+    _, test = split_rows(samples(4000), 0.2, seed=0)
+    assert abs(len(test) - 800) < 126  # five deviations of a binomial of mean 800
 
 
 @settings(max_examples=30)
@@ -93,27 +86,14 @@ def test_a_image_stays_on_its_side_when_others_come_or_go(subset, seed):
     assert set(rows[fewer]) == set(test) & subset
 
 
-def test_a_larger_share_only_adds_to_the_held_out():
-    images = samples(300)
-    small, large = (set(split_rows(images, share, 0)[1].tolist()) for share in (0.2, 0.5))
-    assert small < large
-
-
 def test_what_the_data_say_counts_more():
     images = samples(6, splits=["train", "test", "", "test", "train", ""])
     train, test = split_rows(images, 0.5, seed=0)
+    assert has_test_split(images)
     assert test.tolist() == [1, 3]
     assert train.tolist() == [0, 2, 4, 5]
-
-
-def test_data_that_name_only_one_side_are_divided():
     expected = split_rows(samples(100), 0.3, 5)[1].tolist()
-    for side in ("train", "test"):
+    for side in ("train", "test"):  # alone, it says nothing
         images = samples(100, splits=[side] * 100)
+        assert not has_test_split(images)
         assert split_rows(images, 0.3, 5)[1].tolist() == expected
-
-
-def test_a_test_part_is_named_if_some_but_not_all_images_are_in_it():
-    assert has_test_split(samples(3, splits=["test", "", "train"]))
-    for splits in (["test"] * 3, ["train"] * 3, ["", "train", ""], [""] * 3):
-        assert not has_test_split(samples(3, splits=splits))

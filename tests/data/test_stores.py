@@ -7,38 +7,25 @@ import pytest
 from builders import tar, write_files
 from nearkin_command import run
 from safetensors.torch import load_file
-from stores import FORMS, IMAGES, Store, jpeg, serving
+from stores import FORMS, IMAGES, Faults, Store, jpeg, serving
 
 from nearkin.data import remote
 from nearkin.data.opening import open_images
 from nearkin.tables import read_csv
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("s3")]
-QUICK = [
-    "--backbone",
-    "tiny",
-    "--image-size",
-    "16",
-    "--batch-size",
-    "4",
-    "--epochs",
-    "2",
-    "--val",
-    "0",
-]
+QUICK = ("--backbone", "tiny", "--image-size", 16, "--batch-size", 4, "--epochs", 2, "--val", 0)
 GONE = "the store does not answer any more; what is done"
 
 
 @pytest.fixture(autouse=True)
 def patience(cache, monkeypatch):
-    """Little of it, and an empty cache."""
     monkeypatch.setattr(remote, "PAUSE", 0.01)
     remote._failed.clear()
 
 
 @pytest.fixture(scope="module")
 def server():
-    """moto's S3 over HTTP."""
     from moto.server import ThreadedMotoServer
 
     started = ThreadedMotoServer(port=0, verbose=False)
@@ -94,41 +81,29 @@ def test_odd_keys(store):
 @pytest.mark.parametrize("fault", ["503", "cut", "drop", "wait 4"])
 def test_requests_that_fail_are_repeated(store, fault):
     upload(FORMS["shards/"])
-    counts = {}
-
-    def failing(method, path):
-        counts[path] = counts.get(path, 0) + 1
-        return fault if method == "GET" and counts[path] == 1 else ""
-
-    store.fault = failing
+    store.fault = Faults(fault, 1)
     images = open_images("s3://photos/shards/")
     assert len(images) == 8
     assert images.bad == ()
 
 
-@pytest.mark.parametrize(
-    ("url", "fault", "line"),
-    [
-        ("s3://photos/nowhere", "", "nothing is there; check the spelling"),
-        ("s3://no-such-bucket/x", "", "nothing is there; check the spelling"),
-        ("s3://photos/shards/", "403", "access denied; set the credentials"),
-        ("s3://photos/shards/", "503", "the store does not answer; check the address"),
-        ("s3://photos/shards/", "wait 5", "the store does not answer; check the address"),
-    ],
-)
-def test_a_bucket_that_says_no_is_one_line(store, url, fault, line, refusal):
+def test_a_bucket_that_says_no_is_one_line(store, refusal):
     upload(FORMS["shards/"])
-    store.fault = lambda _method, _path: fault
-    assert refusal(3, "check", url).startswith(f"error: {url}: {line}")
+    for name, fault, line in (
+        ("photos/nowhere", "", "nothing is there; check the spelling"),
+        ("no-such-bucket/x", "", "nothing is there; check the spelling"),
+        ("photos/shards/", "403", "access denied; set the credentials"),
+        ("photos/shards/", "503", "the store does not answer; check the address"),
+        ("photos/shards/", "wait 5", "the store does not answer; check the address"),
+    ):
+        store.fault = lambda _method, _path, fault=fault: fault
+        assert refusal(3, "check", f"s3://{name}").startswith(f"error: s3://{name}: {line}"), fault
 
 
 def many_shards():
     """64 images in four shards, of more bytes than the cache may hold."""
-    names = [f"{n:03}.jpg" for n in range(64)]
-    return {
-        f"many/{shard}.tar": tar((n, jpeg(int(n[:3]))) for n in names[shard::4])
-        for shard in range(4)
-    }
+    files = [(f"{n:03}.jpg", jpeg(n)) for n in range(64)]
+    return {f"many/{shard}.tar": tar(files[shard::4]) for shard in range(4)}
 
 
 def test_a_store_that_goes_away_in_a_training(store, tmp_path, monkeypatch, refusal):
@@ -171,24 +146,22 @@ def test_a_store_that_goes_away_in_a_training(store, tmp_path, monkeypatch, refu
     assert not any(b"AKIAHUNTER2" in content or b"c0ffee" in content for content in written)
 
 
-def test_workers_say_in_one_line_that_a_store_went_away(store, tmp_path, monkeypatch, refusal):
+def test_workers_say_in_one_line_that_a_store_went_away_and_end_with_the_same_bits(
+    store, tmp_path, monkeypatch, refusal
+):
     monkeypatch.setattr(remote, "BLOCK", 20_000)
     monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "150K")
     upload(many_shards())
     monkeypatch.chdir(tmp_path)
-    more = ("--save-every", "1", "--workers", "2", "--cache", "off", "-o", "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    store.fault = lambda _method, _path: "503" if list(checkpoints.glob("ckpt-*")) else ""
-    assert refusal(3, "train", "s3://photos/many", *QUICK, *more) == (
+    train = ("train", "s3://photos/many", *QUICK, "--cache", "off", "--workers")
+    assert run(*train, 0, "-o", "alone") == 0
+    train = (*train, 2, "--save-every", 1, "-o", "helped")
+    store.fault = lambda *_: "503" if list(tmp_path.glob("helped/checkpoints/ckpt-*")) else ""
+    assert refusal(3, *train) == (
         f"error: s3://photos/: {GONE} is kept: give the same command again, a run's with --resume"
     )
-
-
-def test_workers_read_a_bucket_with_the_same_bits(store, tmp_path, monkeypatch):
-    upload(many_shards())
-    monkeypatch.chdir(tmp_path)
-    for workers in ("0", "2"):
-        quick = (*QUICK, "--workers", workers, "--cache", "off", "-o", workers)
-        assert run("train", "s3://photos/many", *quick) == 0
-    first, second = (load_file(tmp_path / n / "encoder.safetensors") for n in ("0", "2"))
+    store.fault = lambda *_: ""
+    remote._failed.clear()
+    assert run(*train, "--resume") == 0
+    first, second = (load_file(f"{name}/encoder.safetensors") for name in ("alone", "helped"))
     assert all(second[name].equal(tensor) for name, tensor in first.items())

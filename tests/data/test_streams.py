@@ -71,6 +71,9 @@ def test_labeled_images_begin_anew_as_often_as_needed():
         passes.append(tuple(rows))
     assert len(set(passes)) == 10
     assert set().union(*passes) == set(range(0, 60, 2))
+    order = streams(num_labeled=3, batch_size=16)  # too few leave their places to others
+    assert (order.num_labeled, order.steps_per_epoch) == (3, 50 // 13)
+    assert all(sorted(of("labeled", order.rows(step))) == [0, 2, 4] for step in range(9))
 
 
 def test_a_step_does_not_depend_on_the_steps_before():
@@ -82,21 +85,13 @@ def test_a_step_does_not_depend_on_the_steps_before():
     assert streams(seed=4).rows(39).tolist() != expected[39]
 
 
-def test_too_few_labeled_images_leave_their_places_to_unlabeled_ones():
-    order = streams(num_labeled=3, batch_size=16)
-    assert order.num_labeled == 3
-    assert order.steps_per_epoch == 50 // 13
-    for step in range(9):
-        assert sorted(of("labeled", order.rows(step))) == [0, 2, 4]
-
-
-@pytest.mark.parametrize("more", [{"num_labeled": 0}, {"share": 0.0}])
-def test_without_labeled_images_it_is_the_usual_order(more):
-    order, usual = streams(**more), Order(50, 8, 3)
-    assert order.steps_per_epoch == usual.steps_per_epoch
-    for step in range(15):
-        assert order.rows(step).tolist() == (2 * usual.rows(step) + 1).tolist()
-        assert order.epoch(step) == usual.epoch(step)
+def test_without_labeled_images_it_is_the_usual_order():
+    usual = Order(50, 8, 3)
+    for order in (streams(num_labeled=0), streams(share=0.0)):
+        assert order.steps_per_epoch == usual.steps_per_epoch
+        for step in range(15):
+            assert order.rows(step).tolist() == (2 * usual.rows(step) + 1).tolist()
+            assert order.epoch(step) == usual.epoch(step)
 
 
 def test_streams_of_one_length_do_not_meet_in_the_same_pairs():
@@ -106,12 +101,11 @@ def test_streams_of_one_length_do_not_meet_in_the_same_pairs():
     assert together < 0.06  # by chance 1 in 40
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_every_process_has_its_share_of_both_streams(parts):
+def test_every_process_has_its_share_of_both_streams():
     order = streams(num_labeled=30, batch_size=16, share=0.25)
-    for step in range(9):
-        for own in np.split(order.rows(step), parts):
-            assert len(of("labeled", own)) == 4 // parts
+    for parts in (2, 4):
+        owned = (own for step in range(9) for own in np.split(order.rows(step), parts))
+        assert all(len(of("labeled", own)) == 4 // parts for own in owned)
 
 
 def test_no_unlabeled_images_are_refused_before_any_step():
@@ -119,34 +113,28 @@ def test_no_unlabeled_images_are_refused_before_any_step():
         Streams(np.arange(9), NONE, 8, 0)
     with pytest.raises(DataError, match=r"3 unlabeled images .* a batch of 8; give more"):
         streams(num_unlabeled=3)
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="leaves no place"):
+            streams(share=share)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_a_share_that_leaves_no_unlabeled_image_is_refused(share):
-    with pytest.raises(ValueError, match="leaves no place"):
-        streams(share=share)
-
-
-@pytest.mark.parametrize("window", [1, 300, 2000])
-def test_a_window_mixes_runs_of_neighbors_with_few_others(window):
+def test_a_window_mixes_runs_of_neighbors_with_few_others():
     """A row comes between the start of its run and `window` places after its end, in any epoch."""
-    order = Order(10_000, 100, seed=3, window=window)
-    epochs = []
-    for epoch in range(3):
-        rows = np.concatenate([order.rows(100 * epoch + step) for step in range(100)])
-        assert sorted(rows.tolist()) == list(range(10_000))
-        place = np.empty(10_000, int)
-        place[rows] = np.arange(10_000)
-        for run in np.split(place, range(RUN, 10_000, RUN)):
-            assert run.max() - run.min() < window + RUN
-        epochs.append(rows.tolist())
-    assert epochs[0] != epochs[1] != epochs[2]
-    again = Order(10_000, 100, seed=3, window=window)
-    assert again.rows(257).tolist() == order.rows(257).tolist()  # without the steps before
+    for window in (1, 300, 2000):
+        order = Order(10_000, 100, seed=3, window=window)
+        epochs = []
+        for epoch in range(3):
+            rows = np.concatenate([order.rows(100 * epoch + step) for step in range(100)])
+            assert sorted(rows.tolist()) == list(range(10_000))
+            place = np.argsort(rows)
+            for run in np.split(place, range(RUN, 10_000, RUN)):
+                assert run.max() - run.min() < window + RUN
+            epochs.append(rows.tolist())
+        assert epochs[0] != epochs[1] != epochs[2]
+        again = Order(10_000, 100, seed=3, window=window)
+        assert again.rows(257).tolist() == order.rows(257).tolist()  # without the steps before
 
-
-def test_a_window_mixes_evenly():
-    """Neighbors in the data are, on average, a third of the window apart in the order."""
+    # Neighbors in the data are, on average, a third of the window apart in the order.
     rows = np.concatenate([Order(20_000, 100, 0, 3000).rows(step) for step in range(200)])
     place = np.argsort(rows)
     assert abs(np.abs(np.diff(place))[: RUN - 1].mean() / 1000 - 1) < 0.1

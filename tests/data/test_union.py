@@ -26,14 +26,6 @@ def two(tmp_path):
     return open_images(first), open_images(second)
 
 
-def test_images_are_in_byte_order_under_their_names(tmp_path):
-    first, second = two(tmp_path)
-    both = union(first, second, "b/")
-    names = ["9/a.png", "9/b.png", "b/ant/1.png", "b/ant/2.png", "b/cat/1.png", "b/cat/2.png"]
-    assert list(both.names) == [*names, "cat/z.png", "cat/é.png"]
-    assert len(both) == 8
-
-
 def test_a_union_is_the_folder_that_holds_both(tmp_path):
     """Moved into one folder, the same images open as the same thing."""
     first, second = ("c/1.png", "c/2.png", "d/1.png"), ("1.png", "2.png")
@@ -52,10 +44,15 @@ def test_a_union_is_the_folder_that_holds_both(tmp_path):
 def test_classes_of_one_name_are_one_and_all_are_in_order(tmp_path):
     first, second = two(tmp_path)
     both = union(first, second, "b/")
+    names = ["9/a.png", "9/b.png", "b/ant/1.png", "b/ant/2.png", "b/cat/1.png", "b/cat/2.png"]
+    assert list(both.names) == [*names, "cat/z.png", "cat/é.png"]  # in byte order
     assert both.classes == ("9", "ant", "cat")
     expected = dict(zip(first.names, labels_of(first), strict=True))
     expected |= {f"b/{n}": c for n, c in zip(second.names, labels_of(second), strict=True)}
     assert dict(zip(both.names, labels_of(both), strict=True)) == expected
+    both = union(first, second.subset(np.zeros(0, np.int64)), "b/")
+    assert (both.names, labels_of(both)) == (first.names, labels_of(first))
+    assert both.classes == ("9", "ant", "cat")  # a class without images stays one
     x = np.zeros((2, 8, 8), np.uint8)
     numbers = union(open_images((x, np.array([10, -1]))), open_images((x, np.array([9, 10]))), "b")
     assert numbers.classes == ("9", "10")
@@ -98,14 +95,6 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
     assert len(union(first, second, "")) == 8
 
 
-def test_one_large_image_makes_the_union_large(tmp_path):
-    small, large = fill(tmp_path / "s", "a.png"), fill(tmp_path / "l", "b.png", size=(65, 9))
-    images = [open_images(small), open_images(large)]
-    assert not union(*images, "x/").is_small
-    assert union(images[0], images[0], "x/").is_small
-    assert union(*images, "x/").sizes.tolist() == [[20, 10], [65, 9]]
-
-
 def test_bad_files_and_notes_of_both_are_kept(tmp_path):
     for side in "12":
         fill(tmp_path / side, "a.png")
@@ -131,18 +120,14 @@ def test_findings_are_remembered_if_both_remember_theirs(tmp_path):
     assert union(first, open_images(np.zeros((2, 8, 8), np.uint8)), "b/").key == ""
 
 
-def test_pixels_of_arrays_count_in_the_fingerprint_of_a_union(tmp_path):
-    files, x = open_images(fill(tmp_path, "a.png")), np.zeros((2, 8, 8), np.uint8)
+def test_sizes_of_files_and_pixels_of_arrays_count_in_a_union(tmp_path):
+    files, x = open_images(fill(tmp_path / "s", "a.png")), np.zeros((2, 8, 8), np.uint8)
     prints = {union(files, open_images(x + i), "b/").fingerprint for i in (0, 1)}
     assert len(prints) == 2
-
-
-def test_an_empty_set_adds_nothing(tmp_path):
-    first, second = two(tmp_path)
-    both = union(first, second.subset(np.zeros(0, np.int64)), "b/")
-    assert both.names == first.names
-    assert labels_of(both) == labels_of(first)
-    assert both.classes == ("9", "ant", "cat")  # a class without images stays one
+    large = union(files, open_images(fill(tmp_path / "l", "b.png", size=(65, 9))), "x/")
+    assert not large.is_small
+    assert union(files, files, "x/").is_small
+    assert large.sizes.tolist() == [[20, 10], [65, 9]]
 
 
 def test_names_that_are_not_unicode_keep_their_order(tmp_path):
@@ -152,9 +137,6 @@ def test_names_that_are_not_unicode_keep_their_order(tmp_path):
     both = union(open_images(tmp_path / "1"), open_images(tmp_path / "2"), "ÿ/")
     assert list(both.names) == sorted(both.names, key=os.fsencode)
     assert all(isinstance(both.read(row), bytes) for row in range(6))
-
-
-# ---------------------------------------------------------------- exact copies
 
 
 def test_copies_are_groups_with_the_same_bytes(tmp_path):
@@ -169,16 +151,12 @@ def test_copies_are_groups_with_the_same_bytes(tmp_path):
     assert copies(images, []) == []
 
 
-def test_arrays_are_copies_if_shape_and_pixels_agree():
+def test_copies_of_arrays_have_one_shape_and_what_became_unreadable_has_none(tmp_path):
     flat = np.arange(32, dtype=np.uint8)
     wide, high = flat.reshape(1, 4, 8), flat.reshape(1, 8, 4)
     both = union(open_images(np.concatenate([wide, wide, wide + 1])), open_images(high), "b/")
     assert copies(both, range(4)) == [[0, 1]]
-
-
-def test_a_image_that_became_unreadable_has_no_copies(tmp_path):
-    write_files(tmp_path, {f"{name}.png": encoded() for name in "abcd"})
-    images = open_images(tmp_path)
+    images = open_images(write_files(tmp_path, {f"{name}.png": encoded() for name in "abcd"}))
     (tmp_path / "b.png").unlink()
     (tmp_path / "d.png").unlink()
     assert copies(images, range(4)) == [[0, 2]]

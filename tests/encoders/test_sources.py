@@ -1,6 +1,7 @@
 """Names, folders and files that are not what they should be: one line, and nothing of them is run."""
 
 import json
+import shutil
 import socket
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import timm
 import torch
 import transformers
 from safetensors.torch import save_file
-from sources import cache_of_hub, offline, varied
+from sources import cache_of_hub, offline, refusal, varied
 
 from nearkin.commands.info import pretrained_lines
 from nearkin.data.preprocessing import Preprocessing
@@ -20,17 +21,6 @@ from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import folder_license, origin_lines
 from nearkin.encoders.pretrained import license_of
 from nearkin.errors import CheckpointError, UsageError
-
-
-def refusal(source, kind=UsageError, **options):
-    with pytest.raises(kind) as raised:
-        load(source, **options)
-    assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 700
-    return str(raised.value)
-
-
-# ---------------------------------------------------------------- names
 
 
 def test_unknown_names_suggest_the_nearest(monkeypatch, tmp_path):
@@ -53,24 +43,19 @@ def test_unknown_names_suggest_the_nearest(monkeypatch, tmp_path):
     ):
         assert f"Did you mean {suggestion}?" in refusal(word)
     assert "Did you mean" not in refusal("torchvision: xyzzy")
-
-
-def test_what_is_no_encoder_is_said_so(tmp_path):
-    """A run that is not there, and the images in place of the encoder."""
     assert refusal("runs/birds").startswith("runs/birds does not exist; `nearkin train` makes")
-    assert f"{tmp_path} is neither a run" in refusal(str(tmp_path))
+    assert f"{tmp_path} is neither a run" in refusal(str(tmp_path))  # such as the images
 
 
-@pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "torchvision:resnet18", "dinov2-small"])
-def test_weights_that_are_not_there_are_refused_with_what_to_do(name, monkeypatch, tmp_path):
+def test_weights_that_are_not_there_are_refused_with_what_to_do(monkeypatch, tmp_path):
     offline(monkeypatch, tmp_path)
-    text = refusal(name)
-    assert "not on this computer" in text
-    assert "HF_HUB_OFFLINE is set" in text
-    assert f"give it as {name}@FILE" in text
-    assert "https://" in text
-    if name.startswith("torchvision"):
-        assert f"put it into {tmp_path / 'torch' / 'hub' / 'checkpoints'}" in text
+    for name in ("timm:resnet18.a1_in1k", "torchvision:resnet18", "dinov2-small"):
+        text = refusal(name)
+        for said in ("not on this computer", "HF_HUB_OFFLINE is set", "https://"):
+            assert said in text, name
+        assert f"give it as {name}@FILE" in text
+        if name.startswith("torchvision"):
+            assert f"put it into {tmp_path / 'torch' / 'hub' / 'checkpoints'}" in text
 
 
 def test_no_network_is_found_out_at_once(monkeypatch, tmp_path):
@@ -91,12 +76,6 @@ def test_no_network_is_found_out_at_once(monkeypatch, tmp_path):
     assert tried == [("huggingface.co", 443)]
 
 
-def test_images_with_a_border_are_refused():
-    config = {"crop_mode": "border", "architecture": "x", "crop_pct": 1.0}
-    with pytest.raises(UsageError, match="padded with a border"):
-        timm_view(config, 224)
-
-
 def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
     """Below one patch, timm fails while it interpolates, and good weights would be blamed."""
     offline(monkeypatch, tmp_path)
@@ -106,6 +85,9 @@ def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
                 load(source, image_size=size)
     for source in ("torchvision:vit_b_16", "torchvision:vit_b_16@none.pth"):
         assert "cannot take images of 100 px" in refusal(source, image_size=100)
+    config = {"crop_mode": "border", "architecture": "x", "crop_pct": 1.0}
+    with pytest.raises(UsageError, match="padded with a border"):
+        timm_view(config, 224)
 
 
 def test_a_file_of_the_cache_that_lacks_weights_is_refused(monkeypatch, tmp_path, capfd):
@@ -122,23 +104,27 @@ def test_a_file_of_the_cache_that_lacks_weights_is_refused(monkeypatch, tmp_path
     assert "cannot be read" in refusal("timm:resnet10t.c3_in1k", CheckpointError)
 
 
-# ---------------------------------------------------------------- licenses
-
-
 def test_licenses_of_model_cards(tmp_path):
-    card = tmp_path / "README.md"
-    assert folder_license(tmp_path) == "not stated"
-    card.write_text("---\nlicense: apache-2.0\ntags: [x]\n---\ntext\nlicense: mit\n")
-    assert folder_license(tmp_path) == "apache-2.0"
-    card.write_text(
-        "---\nextra_gated_prompt: yes\nlicense: other\nlicense_name: dinov3-license\n---\n"
-    )
-    assert folder_license(tmp_path) == "dinov3-license (gated)"
-    card.write_text("no front matter\nlicense: mit\n")
-    assert folder_license(tmp_path) == "not stated"
+    gated = "extra_gated_prompt: yes\nlicense: other\nlicense_name: dinov3-license"
+    for card, license_ in (
+        ("", "not stated"),
+        ("---\nlicense: apache-2.0\ntags: [x]\n---\ntext\nlicense: mit\n", "apache-2.0"),
+        (f"---\n{gated}\n---\n", "dinov3-license (gated)"),
+        ("no front matter\nlicense: mit\n", "not stated"),
+    ):
+        if card:
+            (tmp_path / "README.md").write_text(card)
+        assert folder_license(tmp_path) == license_
 
 
-def test_restricted_licenses_are_named_as_such():
+def test_encoders_are_listed_with_their_licenses_and_restricted_ones_named_as_such():
+    for word, name, license_ in (
+        ("dinov2", "dinov2-small", "apache-2.0"),
+        ("dinov2", "timm:vit_small_patch14_reg4_dinov2.lvd142m", "apache-2.0"),
+        ("hiera_tiny_224.mae", "timm:hiera_tiny_224.mae", "cc-by-nc"),
+    ):
+        listed = dict(line.split(maxsplit=1) for line in pretrained_lines(word))
+        assert listed[name].startswith(license_), name
     for name, restricted in (
         ("dinov2-small", False),
         ("timm:vit_base_patch16_224.mae", True),
@@ -150,9 +136,6 @@ def test_restricted_licenses_are_named_as_such():
         lines = origin_lines({"source": "x", "license": license_, "sha256": "0" * 64})
         assert license_ in lines[-1]
         assert lines[-1].startswith("warning: ") == restricted, name
-
-
-# ---------------------------------------------------------------- folders
 
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14,
@@ -198,56 +181,54 @@ def test_code_of_a_folder_is_not_run(folder, tmp_path):
     assert not {"auto_map", *hub_kernel} & set(encoder.details["config"])
 
 
-def test_a_network_as_an_object_is_refused(tmp_path):
-    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pth")
-    assert "save its state_dict() instead" in refusal(f"resnet18@{tmp_path / 'whole.pth'}")
-
-
-@pytest.mark.parametrize(
-    "part", ["../secret.safetensors", "/etc/hostname", "sub/x.safetensors", ".."]
-)
-def test_an_index_does_not_lead_out_of_its_folder(part, folder):
+def test_an_index_does_not_lead_out_of_its_folder(folder):
     (folder / "model.safetensors").rename(folder.parent / "secret.safetensors")
-    index = {"metadata": {}, "weight_map": {"embeddings.cls_token": part}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "not in the folder" in refusal(folder, CheckpointError)
+    for part in ("../secret.safetensors", "/etc/hostname", "sub/x.safetensors", ".."):
+        index = {"metadata": {}, "weight_map": {"embeddings.cls_token": part}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert "not in the folder" in refusal(folder, CheckpointError), part
 
 
-def test_parts_of_a_folder_are_read(folder):
+def test_parts_of_a_folder_are_read_and_none_without_weights(folder):
     whole = load(folder)
     model = transformers.Dinov2Model.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
+    assert "no weights; put model.safetensors there" in refusal(folder)
     model.save_pretrained(folder, max_shard_size="30KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     assert load(folder).digest == whole.digest
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("config.json", "{", CheckpointError),
-        ("config.json", "[]", CheckpointError),
-        ("config.json", "{}", CheckpointError),
-        ("config.json", '{"model_type": "bert"}', UsageError),
-        ("config.json", '{"model_type": "dinov2", "hidden_size": "x"}', CheckpointError),
-        ("config.json", '{"architecture": "no_such_net"}', UsageError),
-        ("config.json", '{"architecture": "resnet18", "model_args": {"pretrained": true}}', CheckpointError),
-        ("config.json", '{"architecture": "resnet18", "model_args": {"checkpoint_path": "/x"}}', CheckpointError),
-        ("config.json", '{"architecture": "resnet18", "input_size": [3, 9, "x"]}', CheckpointError),
-        ("preprocessor_config.json", "{", CheckpointError),
-        ("preprocessor_config.json", '{"image_std": [0, 1, 1]}', CheckpointError),
-        ("preprocessor_config.json", '{"size": {"height": 28, "width": 56}, "do_center_crop": false}', CheckpointError),
-        ("adapter_config.json", "{}", UsageError),
+HOSTILE = {
+    CheckpointError: [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", "{}"),
+        ("config.json", '{"model_type": "dinov2", "hidden_size": "x"}'),
+        ("config.json", '{"architecture": "resnet18", "model_args": {"pretrained": true}}'),
+        ("config.json", '{"architecture": "resnet18", "model_args": {"checkpoint_path": "/x"}}'),
+        ("config.json", '{"architecture": "resnet18", "input_size": [3, 9, "x"]}'),
+        ("preprocessor_config.json", "{"),
+        ("preprocessor_config.json", '{"image_std": [0, 1, 1]}'),
+        (
+            "preprocessor_config.json",
+            '{"size": {"height": 28, "width": 56}, "do_center_crop": false}',
+        ),
     ],
-)  # fmt: skip
-def test_hostile_descriptions_are_refused(name, content, kind, folder):
-    (folder / name).write_text(content)
-    refusal(folder, kind)
+    UsageError: [
+        ("config.json", '{"model_type": "bert"}'),
+        ("config.json", '{"architecture": "no_such_net"}'),
+        ("adapter_config.json", "{}"),
+    ],
+}
 
 
-def test_a_folder_without_weights_is_refused(folder):
-    (folder / "model.safetensors").unlink()
-    assert "no weights; put model.safetensors there" in refusal(folder)
+def test_hostile_descriptions_are_refused(folder, tmp_path):
+    cases = [(kind, *case) for kind, of_kind in HOSTILE.items() for case in of_kind]
+    for number, (kind, name, content) in enumerate(cases):
+        hostile = shutil.copytree(folder, tmp_path / str(number))
+        (hostile / name).write_text(content)
+        refusal(hostile, kind)
 
 
 def test_a_missing_library_is_named(folder, monkeypatch, tmp_path):
@@ -273,19 +254,15 @@ def test_a_header_that_lies_is_refused(folder, tmp_path):
         refusal(path, CheckpointError)
 
 
-def test_an_untrained_one_of_the_same_kind_has_other_weights(folder):
-    encoder = load(folder)
-    other = untrained_like(encoder, seed=3)
-    assert other.preprocessing == encoder.preprocessing
-    assert other.backbone.body.state_dict().keys() == encoder.backbone.body.state_dict().keys()
-    assert other.digest != encoder.digest
-
-
 def test_the_same_weights_with_another_preprocessing_are_another_encoder(folder):
     encoder = load(folder)
     for change in ({"mean": (0.1, 0.2, 0.3)}, {"interpolation": "nearest"}):
         view = replace(encoder.preprocessing, **change)
         assert Encoder(encoder.backbone, view, encoder.details).digest != encoder.digest
+    other = untrained_like(encoder, seed=3)
+    assert other.preprocessing == encoder.preprocessing
+    assert other.backbone.body.state_dict().keys() == encoder.backbone.body.state_dict().keys()
+    assert other.digest != encoder.digest
 
 
 def test_crops_are_rounded_as_the_library_does():
@@ -294,12 +271,3 @@ def test_crops_are_rounded_as_the_library_does():
     for rounding, begin in (("even", 18), ("down", 17)):
         view = Preprocessing(64, "squash", 99, "nearest", crop_rounding=rounding)
         assert view.pixels(ramp)[0, 0, 0] == begin
-
-
-def test_encoders_with_weights_are_listed_with_their_licenses():
-    lines = dict(line.split(maxsplit=1) for line in pretrained_lines("dinov2"))
-    assert lines["dinov2-small"] == "apache-2.0"
-    assert lines["timm:vit_small_patch14_reg4_dinov2.lvd142m"] == "apache-2.0"
-    assert dict(line.split(maxsplit=1) for line in pretrained_lines("hiera_tiny_224.mae"))[
-        "timm:hiera_tiny_224.mae"
-    ].startswith("cc-by-nc")

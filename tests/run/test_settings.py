@@ -11,17 +11,25 @@ from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import MOST_EPOCHS, length, resolve, with_length
+from nearkin.run.settings import MOST_EPOCHS, length, resolve, shrunk, with_length
 from nearkin.training.length import Overhead, epochs_within, planned_epochs
 from nearkin.training.session import build
 
 CPU = torch.device("cpu")
 
 
-def test_fewer_images_than_processes_are_refused():
-    images = open_images(np.zeros((3, 8, 8, 3), np.uint8))
-    with pytest.raises(UsageError, match="more than the 3 images"):
-        resolve(TrainConfig(devices=4), images, CPU)
+def test_fewer_images_than_processes_are_refused_and_than_a_batch_or_a_queue_shrink_them():
+    images = open_images(np.zeros((20, 8, 8, 3), np.uint8))
+    with pytest.raises(UsageError, match="more than the 20 images"):
+        resolve(TrainConfig(devices=21), images, CPU)
+    config = resolve(TrainConfig(method="moco", epochs=1), images, CPU)
+    assert (config.batch_size, config.options["queue_size"]) == (20, 10)
+    said = "\n".join(shrunk(config, 20))
+    assert "note   --batch-size 20: there are no more images" in said
+    assert "note   --queue-size 10 for 65536: at most half of the images" in said
+    large = TrainConfig(method="nnclr", epochs=1, options={"support_size": 1000})
+    said = shrunk(resolve(large, images, CPU), 20)
+    assert "warning: --support-size 1000 is more than half of the 20 images" in said
 
 
 def test_what_is_left_to_itself_fits_what_is_asked_for():
@@ -56,29 +64,25 @@ def test_the_length_that_auto_plans():
     assert (on_gpu.epochs, on_gpu.max_time) == (200, "")
 
 
-@pytest.mark.parametrize(
-    ("size", "device", "expected"),
-    [
+def test_network_and_sizes_fit_images_and_device(tmp_path):
+    for size, device, expected in (
         ((80, 72), "cpu", (64, "small", "48", "simclr")),  # photographs: what gets far in minutes
         ((80, 72), "cuda", (64, "resnet18", "64", "simclr")),
         ((160, 240), "cuda", (160, "resnet18", "160", "simclr")),
         ((32, 32), "cpu", (32, "small", "24", "simsiam_cifar")),
         ((12, 12), "cpu", (12, "tiny", "12", "simsiam_cifar")),
-    ],
-)
-def test_network_and_sizes_fit_images_and_device(tmp_path, size, device, expected):
-    images = open_images(builders.fill(tmp_path, "0.png", "1.png", "2.png", size=size))
-    config = resolve(TrainConfig(epochs=1), images, torch.device(device))
-    assert (config.image_size, config.backbone, config.view_sizes, config.augment) == expected
+    ):
+        images = open_images(builders.fill(tmp_path, "0.png", "1.png", "2.png", size=size))
+        config = resolve(TrainConfig(epochs=1), images, torch.device(device))
+        found = config.image_size, config.backbone, config.view_sizes, config.augment
+        assert found == expected, (size, device)
 
 
 def test_a_time_is_for_the_whole_run():
     """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
     overhead = Overhead(start=10.0, evaluation=4.0, end=100.0)
-    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 10 - 100) // (70 + 4)
-    assert (
-        epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 10 - 100 - 20 * 4) / 0.5
-    )
+    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 110) // (70 + 4)
+    assert epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 110 - 20 * 4) / 0.5
     assert epochs_within("15m", 70.0, replace(overhead, end=1.0)) == (900 - 10 - 60) // 70
     assert epochs_within("1m", 70.0, overhead) == 1
     timed = TrainConfig(max_time="15m")
