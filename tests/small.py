@@ -105,6 +105,10 @@ def as_double(batch: Batch) -> Batch:
     return batch.map(lambda x: x.double() if x.is_floating_point() else x)
 
 
+def double_at(step: int, num_views: int = 2) -> Batch:
+    return as_double(batch_at(step, num_views))
+
+
 def shard(batch: Batch, rank: int, world: int) -> Batch:
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     return batch.map(lambda x: x[rows])

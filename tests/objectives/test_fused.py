@@ -80,9 +80,6 @@ def same_image_mask(rows, keys, device="cpu"):
     return same
 
 
-# Against a dictionary, as attention
-
-
 DICTIONARIES = [
     *[(DOUBLE, 1, 0.03, 3001), (SINGLE, 1, 1.0, 512), (SINGLE, 3, 0.03, 3001)],
     *[(DOUBLE, 3, 0.07, 512), (SINGLE, 12, 0.07, 512), (DOUBLE, 12, 1.0, 3001)],
@@ -165,9 +162,6 @@ def test_queries_whose_whole_queue_is_their_own_have_nothing_to_learn():
     assert all(torch.equal(x, torch.zeros_like(x)) for x in result)
 
 
-# What all of them multiply by
-
-
 SHAPES = [(1, 1, 1), (1, 5, 3), (64, 1, 7), (33, 128, 17), (200, 37, 1)]
 
 
@@ -247,9 +241,6 @@ def test_one_negative_is_enough():
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-# Each view against all others, by blocks of a triangle
-
-
 @on_every_device
 def test_views_of_a_large_batch_are_told_apart_as_by_their_logits(device):
     for dtype, images, t in [
@@ -274,9 +265,6 @@ def test_views_that_are_all_alike_cost_the_logarithm_of_their_number():
 def test_views_too_long_for_exponentials_are_told_apart_plainly():
     a, b = (x * 10 for x in units(300, 300))
     alike([nt_xent(a, b, 0.2)], [plain_nt_xent(a.double(), b.double(), 0.2)], 1e-5)
-
-
-# All
 
 
 EVERY = {

@@ -24,9 +24,6 @@ GAP = 1e-3
 """Least distance between what is chosen and what is not, where an objective chooses."""
 
 
-# Random cases: an objective, its slow twin and their inputs
-
-
 def sizes(draw, small):
     """Batch, dimensions and keys."""
     return [draw.randint(1, most) for most in ((5, 5, 7) if small else (17, 33, 50))]
@@ -218,9 +215,6 @@ def clear(similarities, k):
 FAMILIES = contrast, agreement, assignment, neighborhood, mixtures, partial(mixtures, uniform=True)
 FAMILY = {name: family for family in FAMILIES for name in family(0)}
 every_objective = pytest.mark.parametrize("name", FAMILY)
-
-
-# Values and gradients
 
 
 @every_objective

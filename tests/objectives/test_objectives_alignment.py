@@ -25,9 +25,6 @@ def single(direction, exponent):
     return torch.tensor(direction) * 10.0**exponent
 
 
-# Unit vectors
-
-
 @given(directions, st.integers(-5, 37))
 def test_a_unit_vector_has_length_one_and_points_the_same_way(direction, exponent):
     x = single(direction, exponent)
@@ -94,9 +91,6 @@ def test_every_leading_shape_is_of_vectors():
     assert unit(x[:0]).shape == (0, 4)
 
 
-# Alignment, of BYOL and SimSiam
-
-
 def byol(prediction, target):
     return alignment(unit(prediction), unit(target))
 
@@ -144,9 +138,6 @@ def test_barlow_twins_of_a_collapsed_network_is_one_a_feature_and_finite():
     z = vectors(1, 6).expand(5, 6)
     agree(barlow_twins(z, z, 0.005), 6.0, rtol=1e-6)
     assert gradients(lambda z: barlow_twins(z, z, 0.005), [z])[0].isfinite().all()
-
-
-# Variance, invariance and covariance, of VICReg
 
 
 def test_vicreg_of_spread_uncorrelated_equal_views_is_zero():

@@ -31,9 +31,6 @@ EVERY = {
 every_objective = pytest.mark.parametrize("objective", EVERY.values(), ids=EVERY)
 
 
-# Golden values: one key among negatives
-
-
 def test_what_is_all_alike_costs_the_logarithm_of_its_number():
     z = vectors(1, 8)
     for keys, expected in [(5, 1.7917594692), (4096, 8.3180102775), (65536, 11.0903701476)]:
@@ -85,9 +82,6 @@ def test_nothing_is_below_the_simplex(seed):
     assert nt_xent(z, z, 0.5) > 0.3484718858
 
 
-# Golden values: one key and noise
-
-
 def test_nce_of_an_untrained_network_is_the_golden_value():
     """P = 1 / n everywhere: log(1 + m) + m log(1 + 1 / m), the same for every n."""
     query, key, other = torch.eye(3, dtype=torch.float64)[:, None]
@@ -96,9 +90,6 @@ def test_nce_of_an_untrained_network_is_the_golden_value():
             normalizer = torch.tensor(n, dtype=torch.float64)
             loss = nce(query, key, other.expand(m, 3), 0.07, normalizer, n)
             agree(loss, expected, rtol=1e-10)
-
-
-# Properties
 
 
 def test_in_batch_knows_which_view_asks_unless_similarities_are_symmetric():
@@ -132,9 +123,6 @@ def test_a_low_temperature_leaves_nothing_to_learn_once_the_key_is_nearest():
     assert values[-1] < 1e-80
 
 
-# Masks
-
-
 def test_a_masked_entry_has_no_effect_and_no_gradient_at_all():
     query, key = vectors(4, 8).requires_grad_(), vectors(4, 8, seed=1)
     same = torch.zeros(4, 6, dtype=torch.bool)
@@ -159,9 +147,6 @@ def test_a_query_without_any_negative_has_nothing_to_learn():
         loss.backward()
         assert loss == 0
         assert torch.equal(query.grad, torch.zeros_like(query))
-
-
-# Extremes
 
 
 @pytest.mark.parametrize("objective", [nt_xent, in_batch])
@@ -191,9 +176,6 @@ def test_a_positive_that_wins_by_far_leaves_digits_even_in_float32():
         assert loss.item() == pytest.approx(math.log1p(rest), rel=1e-4)
         loss.backward()
         assert query.grad[0, 1].item() == pytest.approx(rest / 5 / (1 + rest) / t, rel=1e-4)
-
-
-# Several positives, and a teacher's softmax
 
 
 def test_sup_con_of_two_classes_and_of_one_has_the_golden_values():

@@ -29,9 +29,6 @@ def scores(images, prototypes, seed=0):
     return vectors(images, 8, seed) @ vectors(prototypes, 8, seed + 100).T
 
 
-# The two halves of the equation
-
-
 def test_the_match_of_a_single_target_is_the_golden_cross_entropy():
     """log(1 + 2 exp(-2))."""
     agree(soft_match(rows((2, 0, 0)), rows((1, 0, 0))), 0.2395448, rtol=1e-6)
@@ -67,9 +64,6 @@ def test_the_match_of_no_image_is_exactly_zero_with_an_empty_gradient():
     assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
 
 
-# Golden codes
-
-
 def test_the_golden_codes_of_two_images():
     pair = rows((1, 0), (0.5, 0))
     three = [[0.6223578796, 0.3776421204], [0.3774392279, 0.6225607721]]
@@ -93,9 +87,6 @@ def test_the_golden_codes_of_six_images():
     agree(codes.sum(dim=0), [2.7481, 1.6092, 1.6427], rtol=0, atol=1e-4)
     agree(sinkhorn(IMAGES, 0.05, 100).sum(dim=0), [2.0, 2.0, 2.0], rtol=1e-9)
     agree((IMAGES / 0.05).softmax(1).sum(dim=0), [5.88, 0.12, 0.005], rtol=0, atol=0.01)
-
-
-# Theorems of codes
 
 
 @settings(max_examples=25)

@@ -6,16 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from browser import (
-    HOSTILE,
-    Kept,
-    OpenPage,
-    page_of,
-    serving,
-    sheet,
-    small_map,
-    tile_color,
-)
+from browser import HOSTILE, Kept, OpenPage, page_of, serving, sheet, small_map, tile_color
 
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring
@@ -44,9 +35,6 @@ def opened(browser, tmp_path):
         assert page.complaints == []
         assert all(url.startswith(("file:", "blob:")) for url in page.requests)
         assert len([url for url in page.requests if url.startswith("file:")]) == 1
-
-
-# ---------------------------------------------------------------- the map
 
 
 def test_every_class_has_its_color_where_its_images_lie(opened):
@@ -109,9 +97,6 @@ def test_dragging_moves_the_map(opened):
     assert page.find("#map-panel h3").count() == 0
 
 
-# ---------------------------------------------------------------- an image
-
-
 def expected(row):
     return [SMALL.names[other] for other in SMALL.neighbors[row].tolist()]
 
@@ -164,9 +149,6 @@ def test_tiles_in_the_panel_are_those_of_the_images(opened):
         page.turns((box["x"] + box["width"] / 2, box["y"] + 10), tile_color(row))
 
 
-# ---------------------------------------------------------------- filter, legend, table
-
-
 def test_the_filter_hides_all_others(opened):
     page = opened()
     page.find("#map-filter").fill("/04")
@@ -216,9 +198,6 @@ def test_the_table_is_sorted_and_turned_over(opened):
     assert page.text("#map-panel h3") == "animals/002.jpg"
 
 
-# ---------------------------------------------------------------- selection
-
-
 def draw_lasso(page, image_map, corners):
     """Half an image beyond the corners, so that they are inside."""
     points = np.array([page.spot(image_map, row) for row in corners])
@@ -264,9 +243,6 @@ def test_shift_draws_too_and_hidden_images_are_left_out(opened):
     page.page.keyboard.up("Shift")
     assert page.text("#map-selection h3") == "8 images selected"
     assert page.find("#map-selection .map-tiles li").count() == 8
-
-
-# ---------------------------------------------------------------- by keyboard alone
 
 
 def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
@@ -339,9 +315,6 @@ def test_the_map_glides_unless_the_reader_wants_no_motion(opened, motion):
     assert (soon == shot()) == (motion == "reduce")
 
 
-# ---------------------------------------------------------------- names from strangers
-
-
 def strange(**changes):
     """A map with hostile names of images and classes."""
     count = len(HOSTILE)
@@ -386,9 +359,6 @@ def test_no_cell_of_a_table_is_a_formula(opened, tmp_path):
     assert len(rows) == len(HOSTILE)
     assert not any(cell.startswith(tuple("=+-@\t\r")) for row in rows for cell in row)
     assert ["'" + HOSTILE[9]] * 2 in [row[1:] for row in rows]
-
-
-# ---------------------------------------------------------------- every screen, every size
 
 
 def test_a_telephone_needs_no_sideways_scrolling(opened):
@@ -451,9 +421,6 @@ def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
     assert page.text("#map-count") == "20,000 images"
     assert page.text("#map-panel h3").endswith("image-19999.jpg")
     assert "A sample of 20,000 of 50,000 images" in page.text("#map")
-
-
-# ---------------------------------------------------------------- with a server
 
 
 @pytest.fixture

@@ -192,9 +192,6 @@ def test_from_the_command_line(tmp_path, capsys):
     assert call("compare", runs[0]) == 2
 
 
-# Image by image
-
-
 def with_embeddings(path, wrong, *, names="img", **settings):
     """A training whose kNN is wrong about so many of its 400 test images, and right otherwise."""
     run = training(path, 1 - wrong / 400, **settings)

@@ -195,9 +195,6 @@ def test_sheets_have_their_images_in_the_order_that_is_asked_for():
         assert np.abs(tile.astype(int) - images.read(row)).max() <= 1
 
 
-# Beside other work
-
-
 @pytest.fixture
 def embedded(tmp_path):
     """Make run folders of 120 images that have embeddings, and nothing else."""

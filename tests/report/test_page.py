@@ -127,9 +127,6 @@ PAGES = {
 every_page = pytest.mark.parametrize("discovery", PAGES.values(), ids=PAGES)
 
 
-# ---------------------------------------------------------------- text stays text
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
     page = report_page(report(name))
@@ -159,9 +156,6 @@ def test_every_value_of_a_template_is_escaped_once():
     assert template.render(a='"', b=text("<"), c="&\x1b") == '<p class="&quot;">&lt;&amp;\\x1b</p>'
     with pytest.raises(UndefinedError):
         template.render(a="", b="")
-
-
-# ---------------------------------------------------------------- one file
 
 
 @every_page
@@ -209,9 +203,6 @@ def test_pages_are_made_without_torch_or_numpy():
     assert done.stdout.strip() == "set()"
 
 
-# ---------------------------------------------------------------- for everybody
-
-
 @every_page
 def test_pages_can_be_used_without_eyes_or_a_mouse(discovery):
     read = Read(report_page(discovery))
@@ -244,9 +235,6 @@ def test_the_image_of_a_class_is_shown_large_and_all_others_with_their_scores():
     assert len(read.of("figure")) == 2
     assert len(read.of("img")) == 2 * (1 + 1 + 3 + 1)  # overview, medoid, core, border
     assert read.texts_in("span").count("0.99") == 2 * 4
-
-
-# ---------------------------------------------------------------- what is said
 
 
 def words(discovery):
@@ -330,9 +318,6 @@ def test_a_matrix_too_large_to_be_seen_at_once_is_folded():
         assert (read.texts_in("summary") == ["Confusion matrix"]) == (many > 20)
 
 
-# ---------------------------------------------------------------- charts
-
-
 @given(
     st.lists(st.floats(-1e9, 1e9).map(lambda x: x + 0.0), min_size=1)
     | st.lists(st.integers(-1000, 1000), min_size=1)
@@ -412,9 +397,6 @@ def test_the_numbers_of_a_chart_can_be_read():
     read = drawn({"a": [(1, 0.5), (2, 0.25)], "b": [(2, 123456.0)]})
     assert read.texts_in("th") == ["epoch", "a", "b", "1", "2"]
     assert read.texts_in("td") == ["0.5", "0.25", "1.235e+05"]
-
-
-# ---------------------------------------------------------------- in a browser
 
 
 def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(browser, tmp_path):

@@ -19,13 +19,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.sections import (
-    ClassView,
-    Confusion,
-    DiscoveryReport,
-    RunInfo,
-    Tile,
-)
+from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, RunInfo, Tile
 from nearkin.report.plots import (
     COLORS,
     confusion_plot,
@@ -77,9 +71,6 @@ def image_map(xy, *colorings):
     )
 
 
-# Charts
-
-
 def test_each_line_has_a_color_and_a_dash_of_its_own(tmp_path):
     series = {name: [(0, level), (5, level + 0.1)] for level, name in enumerate("abc")}
     path = curves([Chart("Title", "epoch", "share", series)], tmp_path / "chart.png")
@@ -110,9 +101,6 @@ def test_the_settings_of_matplotlib_and_its_warnings_stay_as_they_were(tmp_path)
     curves([chart], tmp_path / "c.png")
     assert dict(matplotlib.rcParams) == before
     assert warnings.filters == filters
-
-
-# Curves of a training
 
 
 def run_of(tmp_path, rows, summary=None):
@@ -160,9 +148,6 @@ def test_a_long_curve_keeps_its_ends(tmp_path):
     assert (points[0], points[-1]) == ((0.01, 1.0), (50.0, 5000.0))
 
 
-# The map
-
-
 @pytest.mark.parametrize(
     ("count", "classes"), [(2, 1), (500, 3), (500, 12), (2, 13), (500, 13), (500, 200)]
 )
@@ -203,9 +188,6 @@ def test_numbers_are_drawn_with_a_scale_and_no_coloring_in_one_color(tmp_path):
     assert has_color(pixels_of(map_plot(image_map(place), tmp_path / "n.png")), COLORS[0])
 
 
-# The confusion
-
-
 @pytest.mark.parametrize(("truth", "predicted"), [(1, 1), (2, 5), (99, 160)])
 def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
     counts = np.random.default_rng(0).integers(0, 30, (truth, predicted))
@@ -222,9 +204,6 @@ def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
     assert [has_color(pixels[:, :450], "#08306B") for pixels in drawn] == [True, False]
     means = [pixels[200:500, 150:450].mean() for pixels in drawn]
     assert means[0] != means[1]
-
-
-# Sheets
 
 
 def test_a_shortened_name_is_short_and_can_be_seen():
@@ -292,9 +271,6 @@ def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkey
     assert saved["headings"][-1] == ["epoch 4", "view 3", "(8 px)"]
 
 
-# Neighbors
-
-
 def digits(rows):
     return open_images("digits").subset(np.array(rows))
 
@@ -353,9 +329,6 @@ def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_
     for name in ("sheet.unknown", "absent/sheet.png", "sheet"):
         with pytest.raises(OutputError, match=r"cannot write .*give --sheet a name\.png"):
             contact_sheet(near, images, tmp_path / name)
-
-
-# All of a discovery
 
 
 def discovery(images):

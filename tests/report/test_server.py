@@ -148,9 +148,6 @@ def error_of(answer, status):
     return log
 
 
-# ---------------------------------------------------------------- what the page itself gets
-
-
 def test_the_page_gets_what_it_asks_for(server, site):
     assert ask(server)[2].decode() == PAGE
     assert ask(server, "/image/7")[2] == ask(server, "/thumbnail/7")[2] == b"RIFF"
@@ -206,9 +203,6 @@ def test_headers_are_these_and_no_others(server, site):
         own = {"Content-Type": kind, "Content-Security-Policy": policy}
         assert headers == fixed | own | more | {"Content-Length": str(len(content))}
         assert sent(server, head(server, target, "HEAD")) == (ask(server, target)[0], headers, b"")
-
-
-# ---------------------------------------------------------------- hosts, origins, tokens
 
 
 HOSTS = [
@@ -336,9 +330,6 @@ def test_two_servers_do_not_meet():
         error_of(ask(one, Cookie=f"{one.cookie}={other.token}"), 403)
 
 
-# ---------------------------------------------------------------- numbers, paths, requests
-
-
 PATHS = [
     "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc/passwd", "..%5c..%5cwin.ini", "%252e%252e%252f", "..",
     "%00", "1\0", "1%00.png", "/etc/passwd", "//etc/passwd", "\\\\host\\share", "-1", "+1", "%31",
@@ -464,9 +455,6 @@ def test_what_goes_wrong_is_told_in_one_line(server, site, error, status, log):
     assert site.log == (
         [f"error: a bug in nearkin: {type(error).__name__}: {error}"] * (status == 500)
     )
-
-
-# ---------------------------------------------------------------- the slow and the large
 
 
 def test_the_slow_and_the_large_keep_nobody_from_being_answered():

@@ -79,9 +79,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# What is kept
-
-
 def test_everything_comes_back_to_the_bit(tmp_path):
     kinds = itertools.product(
         ("moco", "simclr", "moco_memory_bank"), ("sgd", "lars", "adamw", "muon")
@@ -189,9 +186,6 @@ def test_what_is_drawn_depends_on_the_seed_alone():
     assert not torch.equal(drawn(1), drawn(2))
 
 
-# Damage
-
-
 def damaged_versions(whole):
     """Ways in which a file can be damaged, by name."""
     size, seal = len(whole), len(whole) - tables.SEAL_SIZE
@@ -262,9 +256,6 @@ def test_a_renamed_checkpoint_is_refused_by_its_right_name(folder):
         load(folder, *run_at(0))
 
 
-# Foreign files
-
-
 def test_a_hostile_file_runs_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, marker = tmp_path / "checkpoints", tmp_path / "marker"
@@ -295,9 +286,6 @@ def test_a_sealed_file_of_another_program_or_of_a_later_format_is_refused(folder
         assert "ckpt-00000030.pt" in names(folder), content
 
 
-# Other runs
-
-
 OTHERS = [
     (dict(name="simclr"), r"online\.projector\.1\.weight is absent there and float32\[16\] here"),
     (dict(dim=16), r"\S+ is float32\[8, 16\] there and float32\[16, 16\] here"),
@@ -318,9 +306,6 @@ def test_the_state_of_another_run_is_refused_and_changes_nothing(folder):
         assert len(str(refusal.value).splitlines()) == 1
         assert same(memory_of(run), before), message
         assert names(folder) == ["ckpt-00000010.pt", "ckpt-00000020.pt"]
-
-
-# Writing
 
 
 def test_the_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return(
@@ -361,9 +346,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         path = re.escape(str(folder / "ckpt-00000001.pt"))
         with pytest.raises(ResourceError, match=f"cannot write the checkpoint {path}"):
             save(folder, 1, *run_at(1))
-
-
-# Crashes, in a process of its own, which may fork and limit itself, and fails the test if it fails
 
 
 def fork(work):

@@ -80,9 +80,6 @@ def disk():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-# Disks
-
-
 def test_a_disk_that_is_full_for_a_while_costs_warnings_and_nothing_else(
     images, whole, disk, tmp_path
 ):
@@ -215,9 +212,6 @@ def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
         os.system(f"cp -r {tmp_path / 'run'} {tmp_path / 'copy'}")
         with opened(tmp_path / "copy", resume=True, overwrite=False):
             pass
-
-
-# Memory
 
 
 @pytest.mark.slow

@@ -16,14 +16,7 @@ from nearkin.method import HealthBounds
 from nearkin.methods.byol import BYOL
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
-from nearkin.training.health import (
-    PATIENCE,
-    SETTLED,
-    Alarm,
-    health,
-    verdict,
-    violations,
-)
+from nearkin.training.health import PATIENCE, SETTLED, Alarm, health, verdict, violations
 
 
 def normal(n, d, scale=None, shift=0.0):

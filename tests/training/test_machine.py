@@ -44,9 +44,6 @@ def train(folder, *options, program=("-m", "nearkin"), **environment):
     return done.stderr
 
 
-# A run has no other clock than its steps, and no other order than that of bytes
-
-
 def filled(folder):
     folder.mkdir()
     np.savez(folder / "data.npz", x=pixels(48))
@@ -93,10 +90,7 @@ TURKISH = {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "PYTHONOPTIMIZE": "1"
 
 @pytest.mark.parametrize(
     ("program", "environment"),
-    [
-        (("-c", JUMPING), AWAY),
-        pytest.param(("-m", "nearkin"), TURKISH, marks=pytest.mark.slow),
-    ],
+    [(("-c", JUMPING), AWAY), pytest.param(("-m", "nearkin"), TURKISH, marks=pytest.mark.slow)],
     ids=["a clock that jumps and no UTF-8", "another language and no assertions"],
 )
 def test_what_surrounds_a_run_does_not_change_a_bit(program, environment, usual, tmp_path):

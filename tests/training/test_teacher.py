@@ -89,9 +89,6 @@ def assert_sees(taught, shown, steps, tolerance=1e-6):
         close(batch.teacher, expected(encoder, seen.views), tolerance)
 
 
-# The teacher sees what the student sees
-
-
 def test_a_teacher_of_the_same_size_sees_the_very_pixels_of_the_student(tmp_path, teacher):
     batches = student("strong", "weak")
     fed, encoder = feed(tmp_path, batches, teacher, views=0)
@@ -137,9 +134,6 @@ def test_small_views_are_seen_at_the_teachers_one_size(tmp_path, teacher):
     assert batches.sizes == [16, 8]
     taught = feed(tmp_path, batches, teacher, views=0)
     assert_sees(taught, batches.enlarged(16, batches.order), 2)
-
-
-# Features that are computed once
 
 
 @pytest.mark.parametrize("size", [16, 32])
@@ -234,9 +228,6 @@ def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(
     shutil.copy(photographs / "05.jpg", folder / "05.jpg")
     with pytest.raises(DataError, match="could not be read when it was made; remove it"):
         list(kept.between(0, 6))
-
-
-# Whole runs
 
 
 @pytest.fixture(scope="module")
