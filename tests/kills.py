@@ -29,6 +29,7 @@ import sklearn.metrics  # noqa: F401
 import timm.optim  # noqa: F401
 import torch
 import torch._dynamo
+from small import same
 
 import nearkin.commands.train  # noqa: F401
 from nearkin import tables
@@ -261,17 +262,6 @@ def files(out: Path) -> dict[str, bytes]:
 def temporary(out: Path) -> set[Path]:
     """Files that were being written."""
     return {*out.rglob(f"*{tables.PARTIAL}*"), *out.rglob("*.tmp")}
-
-
-def same(one: object, other: object) -> bool:
-    """Whether two states are equal, all tensors to the bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def differences(whole: Path, broken: Path) -> list[str]:

@@ -198,6 +198,17 @@ def difference(state, expected) -> float:
     return float((a - b).norm() / b.norm())
 
 
+def same(one: object, other: object) -> bool:
+    """Whether two states are equal, all tensors to the bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
 def assert_same_state(a, b, **tolerance):
     assert a.keys() == b.keys()
     for key in a:

@@ -254,28 +254,6 @@ def test_a_gradient_is_the_slope_of_the_value_in_every_direction(name):
         assert gradcheck(fast, leaves, eps=1e-6, atol=1e-6, rtol=1e-4), seed
 
 
-# Properties of all
-
-OF_DIRECTIONS = [*contrast(0), *neighborhood(0), *mixtures(0)]
-
-
-@pytest.mark.parametrize("name", OF_DIRECTIONS)
-def test_a_rotation_of_the_space_changes_nothing(name):
-    for seed in range(5):
-        fast, _, inputs = FAMILY[name](seed)[name]
-        dim = inputs[0].shape[1]
-        rotation, _ = torch.linalg.qr(vectors(dim, dim, seed=seed + 9))
-        agree(fast(*(x @ rotation for x in inputs)), fast(*inputs), rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", OF_DIRECTIONS)
-def test_the_length_of_an_embedding_changes_nothing(name):
-    fast, _, inputs = FAMILY[name](1)[name]
-    for length in (1e-5, 7.3, 1e30):
-        result = fast(*(objectives.unit(length * x) for x in inputs))
-        agree(result, fast(*inputs), rtol=1e-12, atol=1e-13)
-
-
 @every_objective
 def test_half_precision_inputs_are_computed_in_single_precision(name):
     fast, _, inputs = FAMILY[name](6)[name]

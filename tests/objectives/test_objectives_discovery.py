@@ -214,11 +214,6 @@ def test_pairwise_bce_of_half_precision_probabilities_is_finite():
     assert pairwise_bce(p, p, torch.zeros(1, 1).bool()).isfinite()
 
 
-def test_consistency_of_the_small_case_is_the_golden_value():
-    agree(consistency(P, Q), 0.04, rtol=1e-12)
-    assert consistency(P, P) == 0
-
-
 def test_the_ramp_has_the_golden_values():
     for weight, until, at, expected in [
         *[(50.0, 150.0, 0.0, 0.33690), (50.0, 150.0, 75.0, 14.32524), (50.0, 150.0, 150.0, 50.0)],
@@ -233,11 +228,6 @@ def test_the_ramp_is_the_papers_and_never_falls(early, late, until):
     assert ramp(early, until) == pytest.approx(restated.ramp(early, until), rel=1e-12)
     early, late = sorted((early, late))
     assert math.exp(-5) * 0.999999 <= ramp(early, until) <= ramp(late, until) <= 1
-
-
-def test_cross_entropy_of_the_small_case_is_the_golden_value():
-    logits = rows((2, 0, 0), (7, 1e4, 0))
-    agree(classify(logits, torch.tensor([0, -1])), 0.2395448, rtol=1e-6)
 
 
 @given(st.lists(st.lists(st.floats(-30, 30), min_size=4, max_size=4), min_size=1, max_size=6))

@@ -122,7 +122,7 @@ FLOORS = {
 }
 
 
-def test_curves_are_the_columns_that_have_values(tmp_path):
+def test_curves_are_columns_with_values_beside_floors_and_keep_their_ends(tmp_path):
     rows = [
         {"step": 1, "epoch": 0.5, "loss": 3.0},
         {"step": 2, "epoch": 1, "loss": 2.0, "knn": 0.7},
@@ -132,16 +132,10 @@ def test_curves_are_the_columns_that_have_values(tmp_path):
         "loss": {"Training loss": [(0.5, 3.0), (1.0, 2.0)]},
         "knn": {"kNN accuracy": [(1.0, 0.7)]},
     }
-
-
-def test_the_accuracy_stands_beside_the_floors_that_were_measured(tmp_path):
     rows = [{"epoch": epoch, "knn": epoch / 10} for epoch in (2, 4, 6)]
     series = training_curves(run_of(tmp_path, rows, FLOORS))["knn"].series
     assert list(series) == ["kNN accuracy", "untrained encoder"]
     assert series["untrained encoder"] == [(2.0, 0.4), (6.0, 0.4)]
-
-
-def test_a_long_curve_keeps_its_ends(tmp_path):
     rows = [{"epoch": step / 100, "loss": step} for step in range(1, 5001)]
     points = training_curves(run_of(tmp_path, rows))["loss"].series["Training loss"]
     assert len(points) == MAX_POINTS

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from builders import pixels
 from small import small, spawn
 
@@ -279,14 +278,3 @@ def test_the_documentation_names_the_free_settings():
     documented = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
     for name in FREE:
         assert f"`--{name.replace('_', '-')}`" in documented
-
-
-def test_two_exports_of_one_run_are_the_same_file(whole, tmp_path):
-    from nearkin.encoders.encoder import load, write_encoder
-
-    encoder = load(whole)
-    for name in ("a", "b"):
-        write_encoder(tmp_path / name, encoder.backbone, {"backbone": "tiny", "image_size": 16})
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert all(p.isfinite().all() for p in encoder.parameters())
-    assert torch.equal(encoder(torch.ones(1, 3, 16, 16)), load(whole)(torch.ones(1, 3, 16, 16)))

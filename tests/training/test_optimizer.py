@@ -325,18 +325,12 @@ def assert_same_rates(schedule, scheduler, total=20, **options):
         theirs.step()
 
 
-def test_a_cosine_without_warmup_is_torchs():
+def test_a_cosine_a_warmup_and_drops_are_torchs():
     assert_same_rates(warmup_cosine(final=0.1), CosineAnnealingLR, T_max=20, eta_min=0.1)
-
-
-def test_a_warmup_is_torchs():
     for schedule in (warmup_cosine, partial(warmup_milestones, [0.9])):
         risen = schedule(warmup=0.5, start=0.25)
         rising = lambda progress, risen=risen: risen(progress / 2)
         assert_same_rates(rising, LinearLR, total=10, start_factor=0.25, total_iters=10)
-
-
-def test_drops_are_torchs():
     drops = warmup_milestones([0.6, 0.8])
     assert_same_rates(drops, MultiStepLR, milestones=[12, 16], gamma=0.1)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 from nearkin_command import run
 
 from nearkin.commands.train import train
@@ -31,11 +32,7 @@ CPU = torch.device("cpu")
 BATCH = 8
 
 
-def pixels(count=24, side=16):
-    return np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
-
-
-IMAGES = open_images(pixels())
+IMAGES = open_images(pixels(24))
 
 
 def write_teacher(file, size=16, origin=None):
@@ -114,7 +111,7 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
 
 
 def test_the_blur_of_a_larger_view_is_larger():
-    images = open_images(pixels(side=32))
+    images = open_images(pixels(24, 32))
     batches = student(View(blur=1.0, sigma=(1.0, 1.0)), images=images, size=32)
     large = batches.enlarged(96, batches.order)
     rows = np.arange(4)
@@ -289,7 +286,7 @@ def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_
     shutil.move(config.teacher, moved)
     try:
         train(str(data), replace(config, report=False), out=out, resume=True)
-        assert run("evaluate", out, "--json") == 0
+        assert run("evaluate", out, "--protocol", "knn") == 0
     finally:
         shutil.move(moved, config.teacher)
     assert "resuming after step" in RunFolder(out).log.read_text()
@@ -321,7 +318,7 @@ REFUSED = [
 
 def test_what_does_not_fit_is_one_line(tmp_path, refusal):
     data, out = tmp_path / "data.npz", tmp_path / "run"
-    np.savez(data, x=pixels())
+    np.savez(data, x=pixels(24))
     for typed, message in REFUSED:
         assert message in refusal(2, "train", data, "-o", out, "--backbone", "tiny", *typed)
     discovery = ["discover", "digits", "--known", "0,1", "--method", "seed", "-o", out]
