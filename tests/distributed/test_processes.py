@@ -58,6 +58,29 @@ def train(data, out, *more, settings=SETTINGS) -> int:
     return run("train", data, *settings, "--out", out, *more)
 
 
+LAUNCHERS = {
+    "torchrun": lambda rank, port: dict(
+        RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port
+    ),
+    "srun": lambda rank, port: dict(
+        SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_STEP_NUM_TASKS="2",
+        SLURM_STEP_NODELIST="localhost", SLURM_JOB_ID=str(int(port) % 10_000),
+    ),
+}  # fmt: skip
+"""What launchers tell each of two processes."""
+
+
+def launched(launcher, data, out, *more) -> list[int]:
+    """The exit codes of two forks, which have been told what a launcher tells processes."""
+    import kills  # here, since workers that are started anew import this file
+
+    port = free_port()
+    command = ["train", str(data), *SETTINGS, "--out", str(out), *more]
+    told = [LAUNCHERS[launcher](rank, port) for rank in ("1", "0")]
+    forks = [kills.start(command, lambda env=env: os.environ.update(env)) for env in told]
+    return [kills.finish(fork) for fork in forks]
+
+
 def trained(data, out, *more, **options) -> RunFolder:
     assert train(data, out, *more, **options) == 0
     return RunFolder(out)
@@ -124,7 +147,9 @@ def alone(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(data, tmp_path_factory):
-    return trained(data, tmp_path_factory.mktemp("runs") / "both", "--devices", "2")
+    out = tmp_path_factory.mktemp("runs") / "both"
+    assert launched("torchrun", data, out) == [0, 0]
+    return RunFolder(out)
 
 
 def test_two_processes_train_what_one_trains(alone, both):
@@ -143,28 +168,9 @@ def test_torchrun_starts_the_same_training(data, both, tmp_path):
     assert out.count("effective rank") == err.count("writing") == 1  # only the first speaks
 
 
-LAUNCHERS = {
-    "torchrun": lambda rank, port: dict(
-        RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port
-    ),
-    "srun": lambda rank, port: dict(
-        SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_STEP_NUM_TASKS="2",
-        SLURM_STEP_NODELIST="localhost", SLURM_JOB_ID=str(int(port) % 10_000),
-    ),
-}  # fmt: skip
-"""What launchers tell each of two processes."""
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_processes_that_a_launcher_has_started_train_together(launcher, data, both, tmp_path):
-    import kills  # here, since workers of the test below import this file
-
-    port, out = free_port(), tmp_path / "run"
-    command = ["train", str(data), *SETTINGS, "--out", str(out)]
-    told = [LAUNCHERS[launcher](rank, port) for rank in ("1", "0")]
-    forks = [kills.start(command, lambda env=env: os.environ.update(env)) for env in told]
-    assert [kills.finish(fork) for fork in forks] == [0, 0]
-    assert same_bits(RunFolder(out), both)
+def test_srun_starts_the_same_training(data, both, tmp_path):
+    assert launched("srun", data, tmp_path / "run") == [0, 0]
+    assert same_bits(RunFolder(tmp_path / "run"), both)
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(data, both, tmp_path, capsys):
@@ -174,7 +180,8 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(data, both, tmp_p
         assert train(data, out, "--devices", "2") == 143
     assert "stopped by SIGTERM after step" in capsys.readouterr().err
     assert not Path(f"/proc/{workers[0]}").exists()
-    stopped = trained(data, out, "--resume", "--devices", "2")
+    stopped = RunFolder(out)
+    assert launched("torchrun", data, out, "--resume") == [0, 0]
     (step,) = re.findall(r"resuming after step (\d+)", stopped.log.read_text())
     assert int(step) >= 3
     assert same_bits(stopped, both)
@@ -264,7 +271,7 @@ def test_a_failure_of_another_process_is_told(data, tmp_path, monkeypatch, capsy
 
 def test_what_diverges_in_all_processes_is_one_error(data, tmp_path, capfd):
     too_fast = ["--lr", "1e9", "--warmup", "0"]
-    assert train(data, tmp_path / "run", "--devices", "2", *too_fast) == 6
+    assert launched("torchrun", data, tmp_path / "run", *too_fast) == [6, 6]
     assert capfd.readouterr().err.count("error:") == 1
 
 

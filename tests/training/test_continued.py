@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from builders import pixels as images
-from kills import AIMS, differences, finish, resumed_steps, set_up, start
-from nearkin_command import run
+from kills import AIMS, differences, finish, resumed_steps, set_up, start, unbroken
 from small import SIDE, SMALL, batch_for, of_two_processes, shares
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -316,19 +315,17 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_without_the_source(encod
     data, source = tmp_path / "data.npz", tmp_path / "source.safetensors"
     np.savez(data, x=images(24, 32))
     shutil.copy(encoders / "vit2.safetensors", source)
-    settings = "--batch-size 8 --epochs 6 --evaluate-every 0 --save-every 2 --device cpu -q "
+    settings = "--batch-size 8 --epochs 4 --evaluate-every 0 --save-every 2 --device cpu -q "
     settings += "--lora 2 --drop-path 0.2 --grad-checkpointing --layer-decay 0.6 --freeze-epochs 2"
-    command = ["train", data, "--init-from", source, *settings.split()]
     killed, whole = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole")
-    shot = start(
-        [str(word) for word in [*command, "-o", killed.path]],
-        lambda: set_up(AIMS["before pruning"], "simclr", 2),
-    )
+    command = ["train", str(data), "--init-from", str(source), *settings.split(), "-o"]
+    first = [*command, str(killed.path)]
+    shot = start(first, lambda: set_up(AIMS["before pruning"], "simclr", 2))
     assert finish(shot) == -signal.SIGKILL
     assert not killed.encoder.exists()
-    assert run(*command, "-o", whole.path) == 0
+    unbroken([*command, str(whole.path)], whole.path)
     source.unlink()  # a run that goes on needs it no more
-    assert run(*command, "-o", killed.path, "--resume") == 0
+    unbroken([*first, "--resume"], killed.path)
     (step,) = resumed_steps(killed.path)
     assert step > 0
     assert differences(whole.path, killed.path) == []

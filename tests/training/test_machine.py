@@ -32,7 +32,7 @@ def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypa
     assert note_machine(path, CPU, 9) == ""
 
 
-SETTINGS = "--backbone tiny --batch-size 16 --epochs 2"
+SETTINGS = "--backbone tiny --batch-size 16 --epochs 2 --optimizer sgd"
 
 
 def train(folder, *options, program=("-m", "nearkin"), **environment):

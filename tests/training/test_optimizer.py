@@ -185,11 +185,6 @@ def test_lars_takes_the_steps_worked_out_by_hand():
         )
 
 
-def test_lars_takes_steps_that_do_not_depend_on_the_scale_of_the_loss():
-    large = one_step(WEIGHTS, [[600.0, 800.0]], lr=1.0)
-    torch.testing.assert_close(one_step(WEIGHTS, GRADIENT, lr=1.0), large, rtol=1e-7, atol=0)
-
-
 def test_lars_remembers_its_velocity_in_its_state():
     straight, resumed = net(), net()
     expected = train(straight, LARS(straight.parameters(), 0.3), range(6), cosine)

@@ -241,7 +241,7 @@ def distilled(tmp_path_factory):
     return train(str(data), config, out=folder / "run"), data, config
 
 
-def test_the_table_has_the_teacher_and_the_share_that_is_kept(distilled):
+def test_the_table_has_the_teacher_and_its_share_and_the_settings_the_number_of_views(distilled):
     run, *_ = distilled
     measures, kept = run.summary["measures"], run.summary["kept"]["shares"]
     assert list(measures) == ["encoder", "teacher", "untrained", "pixels"]
@@ -253,10 +253,6 @@ def test_the_table_has_the_teacher_and_the_share_that_is_kept(distilled):
     assert "of its teacher's kNN top-1" in "\n".join(run.lines())
     assert "teacher" in run.lines()[0]
     assert "of its teacher's kNN" in html.unescape(run.folder.report.read_text())
-
-
-def test_the_settings_that_a_run_keeps_have_the_number_of_views(distilled):
-    run, *_ = distilled
     config, _ = run.folder.settings()
     assert config.teacher_views == 2
     assert len(list(run.folder.teacher_features.iterdir())) == 2
