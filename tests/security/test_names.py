@@ -136,7 +136,7 @@ def test_no_name_in_a_file_is_imported(place):
     folder_of(place / "good", run_of(TrainConfig(image_size=16), fingerprint=fingerprint))
     cases = [("warm", {}, "embed good images -o x.npz", {0}, "")]
     cases += [*headers(fingerprint), *configs(), *runs(fingerprint), *others()]
-    assert sum(says == UNTRUSTED[1] for *_, says in cases) > 80
+    assert sum(says == UNTRUSTED[1] for *_, says in cases) > 70
     assert_harmless(place, cases, answers_to(place, cases))
 
 
