@@ -1,9 +1,11 @@
 """What a stranger may send, and a process that shows what it does to commands."""
 
+import contextlib
 import io
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from collections.abc import Container, Mapping
@@ -12,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import builders
+import jaxtyping
 import torch
 from safetensors.torch import save
 
@@ -87,32 +90,38 @@ def run_of(config, data="images", fingerprint="0", **header):
     }
 
 
-PROGRAM = """
-import contextlib, io, json, os, resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
-os.umask(0o077)
 WATCHED = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn",
-           "socket.connect", "socket.getaddrinfo", "pickle.find_class"}
-events = []
-sys.addaudithook(lambda event, args: event in WATCHED and events.append(f"{event} {args}"))
-from nearkin.cli import main
+           "socket.connect", "socket.getaddrinfo", "pickle.find_class"}  # fmt: skip
+PROGRAM = "import json, sys, hostile; hostile.run_all(*json.load(sys.stdin))"
+
 
 def peak():
-    with open("/proc/self/status") as status:  # getrusage inherits the peak of who started this
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
+    """The largest memory so far; getrusage inherits that of who started this process."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line) * 1024
 
-for line in sys.stdin:
-    name, arguments = json.loads(line)
-    before = peak()
-    events.clear()
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-        out.flush(), err.flush()
-    texts = [file.buffer.getvalue().decode() for file in (out, err)]
-    print(json.dumps([name, code, *texts, events, peak() - before]), file=sys.__stdout__, flush=True)
-"""
+
+def run_all(place, commands):
+    """Run commands in this process, which is good for nothing else then; write what they did."""
+    from nearkin.cli import main
+
+    events = []
+    os.chdir(place)
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
+    sys.path.insert(0, "")  # where a module might be that a file names
+    sys.addaudithook(lambda event, args: event in WATCHED and events.append(f"{event} {args}"))
+    with open("answers.jsonl", "w") as file:  # noqa: PTH123  (which is an event of its own)
+        for name, arguments in commands.items():
+            before = peak()
+            events.clear()
+            texts = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in "oe"]
+            with contextlib.redirect_stdout(texts[0]), contextlib.redirect_stderr(texts[1]):
+                code = main(arguments)
+            for text in texts:
+                text.flush()
+            said = [text.buffer.getvalue().decode() for text in texts]
+            file.write(json.dumps([name, code, *said, events, peak() - before]) + "\n")
 
 
 @dataclass(frozen=True)
@@ -143,22 +152,35 @@ that it may have, and words of its one line."""
 REFUSED = range(2, 6)
 
 
-def answers_to(place, cases):
-    """Give all commands to one process, since loading torch takes longer than all of them."""
+def answers_to(place, cases, *, anew=False):
+    """Give all commands to one process: a fork, or a new one, which takes longer to load torch."""
     commands = {}
     for number, (what, files, command, _, _) in enumerate(cases):
         assert what not in commands
         folder_of(place / f"case{number}", files)
         commands[what] = [word.replace("HERE", f"case{number}") for word in command.split()]
     homes = {"XDG_CACHE_HOME": "cache", "TORCH_HOME": "torch", "HF_HOME": "hf"}
-    environment = os.environ | {name: str(place / home) for name, home in homes.items()}
-    environment |= {"PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input="\n".join(map(json.dumps, commands.items())),
-        capture_output=True, text=True, env=environment, cwd=place, timeout=500,
-    )  # fmt: skip
-    answers = {name: Answer(*rest) for name, *rest in map(json.loads, done.stdout.splitlines())}
-    assert answers.keys() == commands.keys(), (done.returncode, done.stderr[-2000:])
+    told = {name: str(place / home) for name, home in homes.items()} | {"HF_HUB_OFFLINE": "1"}
+    if anew:
+        paths = os.pathsep.join(map(str, (PACKAGE.parent, Path(__file__).parent)))
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], input=json.dumps([str(place), commands]), text=True,
+            env=os.environ | told | {"PYTHONPATH": paths}, timeout=500,
+        )  # fmt: skip
+        assert done.returncode == 0
+    elif (child := os.fork()) == 0:
+        try:
+            os.environ.update(told)
+            jaxtyping.config.update("jaxtyping_disable", True)  # types are not the point
+            run_all(place, commands)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+    lines = (place / "answers.jsonl").read_text().splitlines()
+    answers = {name: Answer(*rest) for name, *rest in map(json.loads, lines)}
+    assert answers.keys() == commands.keys()
     return answers
 
 

@@ -1,19 +1,15 @@
 """Kill runs with SIGKILL, at random moments and at chosen ones, resume them, and compare.
 
-    echo '{"method": "moco", "kills": 5, "seed": 0, "folder": "/tmp"}' | python tests/kills.py
-
-Answers every line with a JSON object; `harness` says what is in it. Imports once and forks for
-every run, so that kills hit the run and not the import. `tests/faults.py` does this by the thousand.
+Imports all at first and forks for every run, so that kills hit the run and not the import.
+`tests/faults.py` does this by the thousand.
 """
 
 import itertools
-import json
 import os
 import random
 import re
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,13 +19,17 @@ from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 
-import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next six)
+import jaxtyping
+import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next seven)
 import numpy as np
+import pyarrow.parquet  # noqa: F401
 import sklearn.linear_model
+import sklearn.manifold
 import sklearn.metrics  # noqa: F401
 import timm.optim  # noqa: F401
 import torch
 import torch._dynamo
+from small import same
 
 import nearkin.commands.train  # noqa: F401
 from nearkin import tables
@@ -44,7 +44,7 @@ from nearkin.report.plots import curves
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 
-PICTURES, BATCH, EPOCHS, SAVE_EVERY = 32, 8, 10, 2
+PICTURES, BATCH, EPOCHS, SAVE_EVERY = 32, 8, 5, 2
 PER_EPOCH = PICTURES // BATCH
 TOTAL = EPOCHS * PER_EPOCH
 RANDOM = "at random"
@@ -121,7 +121,7 @@ def arguments(
     options = {
         "dino": "--num-prototypes 64 --freeze-until 0.2",
         "instdisc": "--num-noise 16",
-        "moco": "--queue-size 16 --momentum 0.9",
+        "moco": "--queue-size 16 --momentum 0.9 --optimizer adamw",
         "moco_memory_bank": "--num-negatives 16",
         "ncl": "--known 0,1 --num-novel-classes 2 --threshold 0.5",
         "nnclr": "--support-size 16 --num-neighbors 2",
@@ -149,10 +149,15 @@ def start(command: list[str], prepare: Callable[[], None] = lambda: None) -> int
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the limit of the test is not for this process
     signal.alarm(PATIENCE)
+    jaxtyping.config.update("jaxtyping_disable", True)  # types are not the point
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
-    prepare()
-    os._exit(main(command))
+    code = 70
+    try:
+        prepare()
+        code = main(command)
+    finally:
+        os._exit(code)
 
 
 def finish(child: int) -> int:
@@ -259,17 +264,6 @@ def temporary(out: Path) -> set[Path]:
     return {*out.rglob(f"*{tables.PARTIAL}*"), *out.rglob("*.tmp")}
 
 
-def same(one: object, other: object) -> bool:
-    """Whether two states are equal, all tensors to the bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
 def differences(whole: Path, broken: Path) -> list[str]:
     """Files that a broken run does not share with the unbroken one, leftovers included."""
     mine, theirs = files(whole), files(broken)
@@ -360,14 +354,3 @@ def warm_up() -> None:
         folder = RunFolder(Path(made))
         folder.metrics.write_text("epoch,loss\n1,1\n2,1\n")
         curves([*training_curves(folder).values()], Path(made, "curves.png"))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warm_up()
-    for line in sys.stdin:
-        try:
-            answer = harness(**json.loads(line))
-        except AssertionError as error:
-            answer = {"failed": str(error)}
-        print(json.dumps(answer), flush=True)

@@ -105,6 +105,10 @@ def as_double(batch: Batch) -> Batch:
     return batch.map(lambda x: x.double() if x.is_floating_point() else x)
 
 
+def double_at(step: int, num_views: int = 2) -> Batch:
+    return as_double(batch_at(step, num_views))
+
+
 def shard(batch: Batch, rank: int, world: int) -> Batch:
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     return batch.map(lambda x: x[rows])
@@ -192,6 +196,17 @@ def difference(state, expected) -> float:
         torch.cat([x.flatten() for x in side if x.is_floating_point()]) for side in zip(*pairs)
     )
     return float((a - b).norm() / b.norm())
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two states are equal, all tensors to the bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
 
 
 def assert_same_state(a, b, **tolerance):

@@ -10,10 +10,11 @@ from typing import Any, Union, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 
 import nearkin
 
-PIXELS = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+PIXELS = pixels(24, 8)
 
 
 @pytest.fixture(scope="module")

@@ -56,29 +56,19 @@ def test_nothing_is_evaluated_or_unpickled():
     assert not [f"{path}:{call.lineno}" for path, call in calls if not is_safe(call, path)]
 
 
-def python(code):
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+LIGHT = {
+    "nearkin.cli": "torch numpy torchvision timm sklearn scipy matplotlib pyarrow PIL",
+    "nearkin.report.page.html": "torch numpy PIL",
+    "nearkin.networks.backbone as b; b.build_backbone(b.with_channels('small', 3), 32)":
+        "timm torchvision",
+}  # fmt: skip
+"""What is imported, and perhaps done, and libraries that are not loaded by it: they take seconds."""
 
 
-def test_importing_the_command_line_loads_nothing_heavy():
-    heavy = {"torch", "numpy", "torchvision", "timm", "sklearn", "scipy", "matplotlib", "pyarrow"}
-    done = python(f"import sys, nearkin.cli; print({heavy | {'PIL'}} & set(sys.modules))")
-    assert done.stdout.strip() == "set()", done.stderr
-
-
-def test_the_package_offers_the_verbs_of_the_command_line_without_loading_torch_first():
-    done = python("import sys, nearkin; assert 'torch' not in sys.modules; print(nearkin.train)")
-    assert done.returncode == 0, done.stderr
-    assert "function train" in done.stdout
-
-
-def test_a_network_of_our_own_imports_no_library_of_networks():
-    """They take seconds at every start."""
-    done = python(
-        "import sys; from nearkin.networks.backbone import build_backbone, with_channels; "
-        "build_backbone(with_channels('small', 3), 32); "
-        "print({'timm', 'torchvision'} & set(sys.modules))"
-    )
-    assert done.stdout.strip() == "set()", done.stderr
+def test_what_needs_nothing_heavy_imports_nothing_heavy():
+    for done, heavy in LIGHT.items():
+        code = f"import sys, {done}; print({set(heavy.split())} & set(sys.modules))"
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+        command = [sys.executable, "-c", code]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert ran.stdout.strip() == "set()", (done, ran.stderr)

@@ -116,21 +116,6 @@ def test_a_restored_queue_goes_on_as_if_nothing_had_happened(done, labeled):
         assert torch.equal(restored.state_dict()[name], value)
 
 
-def bank_of(*rows, momentum):
-    bank = MemoryBank(len(rows), len(rows[0]), momentum)
-    bank.keys.copy_(torch.tensor(rows))
-    return bank
-
-
-def test_a_bank_moves_as_worked_out_by_hand():
-    """The mean of (1, 0) and (.6, .8) is (.8, .4), whose length is the root of .8."""
-    bank = bank_of((1.0, 0.0), momentum=0.5)
-    bank.write(torch.tensor([0]), torch.tensor([[0.6, 0.8]]))
-    torch.testing.assert_close(
-        bank.keys, torch.tensor([[0.8944272, 0.4472136]]), rtol=1e-6, atol=0
-    )
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.1, 0.9, 1.0])
 def test_a_bank_keeps_as_much_of_a_key_as_its_momentum_says(momentum):
     """And the keys of images that were not visited, to the bit."""

@@ -40,9 +40,6 @@ def test_a_quick_pair_is_made_by_two_processes(monkeypatch):
     assert all(0 <= row.value <= 1 for row in rows)
 
 
-# lightly's parts
-
-
 @pytest.fixture
 def views():
     torch.manual_seed(1)
@@ -91,9 +88,6 @@ def test_a_training_of_lightly_changes_its_weights_by_its_schedule(method):
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.encoder().parameters()))
 
 
-# The length of a run
-
-
 def test_time_is_counted_in_steps_alone():
     meter = side.Meter()
     for _ in meter.timed([0.0, 1.0]):
@@ -128,9 +122,6 @@ def test_a_run_that_shared_its_core_is_refused_by_the_wall_clock_only():
     assert not side.is_disturbed(timed, alone, "wall")
     assert not side.is_disturbed(timed, shared, "cpu")
     assert not side.is_disturbed(run(), shared, "wall")
-
-
-# The sections of docs/results.md
 
 
 def made_up(each, knn):

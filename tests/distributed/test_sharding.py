@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import (
-    SMALL,
-    begin_elsewhere,
-    difference,
-    in_group,
-    of_two_processes,
-    run,
-    shares,
-)
+from small import SMALL, begin_elsewhere, difference, in_group, of_two_processes, run, shares
 from torch import nn
 
 import nearkin.distributed.sharding as sharding

@@ -100,9 +100,6 @@ def test_a_batch_without_labels_teaches_supervised_nothing(num_images):
     assert all((p.grad == 0).all() for p in method.parameters())
 
 
-# SimGCD, term by term
-
-
 def restated(method, batch, progress):
     """Each term as a sum over views; targets are constants."""
     first, last = method.sharp_temperatures
@@ -181,9 +178,6 @@ def test_views_of_simgcd_share_their_batch_statistics():
     assert abs(method(moved, 0.5).loss - method(batch, 0.5).loss) > 0.01
 
 
-# SimGCD, who is in the batch
-
-
 @pytest.mark.parametrize("num_known", [0, 1, BATCH - 1, BATCH])
 def test_terms_of_labels_that_are_not_there_are_zero_and_all_is_finite(num_known):
     method, batch = small("simgcd").double().train(), at("simgcd")
@@ -210,9 +204,6 @@ def test_one_image_is_enough(name, label):
 def test_a_weight_that_would_turn_a_term_around_is_refused(weight):
     with pytest.raises(UsageError, match="--sup-weight"):
         checked_options("simgcd", {"sup_weight": weight})
-
-
-# What it is for
 
 
 def grouped(step):

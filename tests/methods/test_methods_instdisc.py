@@ -56,9 +56,6 @@ def reads(*rows, index):
     return Batch(views, torch.tensor(index), torch.full((len(rows),), UNKNOWN))
 
 
-# The softmax over all images
-
-
 def test_softmax_is_the_cross_entropy_over_the_bank_as_it_was_before_the_step():
     method = small("instdisc", loss="softmax").double().eval()
     for step in range(4):
@@ -80,9 +77,6 @@ def test_the_parametric_baseline_is_the_cross_entropy_of_a_linear_layer():
     v = unit(method.online(batch.views[0]))
     expected = F.cross_entropy(v @ method.weights.T / 0.3, batch.index)
     assert_same_gradient(method(batch, 0.5).loss, expected, method)
-
-
-# Noise-contrastive estimation
 
 
 def test_nce_asks_of_the_own_row_and_of_each_noise_row_whether_it_is_the_images_own():
@@ -125,9 +119,6 @@ def test_noise_is_drawn_evenly_with_replacement_and_may_be_ones_own_row():
     assert max(rows.values()) < 150  # about 100 each
 
 
-# What a visit writes
-
-
 @pytest.mark.parametrize(
     ("momentum", "expected"),
     [(0.5, (0.8944271910, 0.4472135955)), (0.0, (0.6, 0.8)), (1.0, (1.0, 0.0))],
@@ -140,9 +131,6 @@ def test_a_visit_moves_the_row_as_worked_out_by_hand_and_no_other(momentum, expe
     torch.testing.assert_close(method.bank.keys[4], torch.tensor(expected).double())
     others = [0, 1, 2, 3, 5]
     assert torch.equal(method.bank.keys[others], before[others])
-
-
-# The proximal term
 
 
 def proximal(rows, bank, **options):

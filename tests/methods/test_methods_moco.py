@@ -5,17 +5,13 @@ from collections import deque
 import pytest
 import torch
 import torch.nn.functional as F
-from small import BATCH, as_double, assert_same_gradient, batch_at, small
+from small import BATCH, assert_same_gradient, double_at, small
 
 from nearkin.networks.branch import shuffle_bn
 from nearkin.objectives import unit
 from nearkin.types import UNKNOWN, Batch
 
 SEED = 7
-
-
-def at(step, num_views=2):
-    return as_double(batch_at(step, num_views))
 
 
 def moco(name="moco", **options):
@@ -42,9 +38,6 @@ def keys(method, view):
     return unit(shuffle_bn(method.target, view))
 
 
-# The loss
-
-
 def cross_entropy(query, key, queue, temperature):
     """Algorithm 1: the key first, the queue after, and labels of zero."""
     logits = torch.cat([(query * key).sum(1, keepdim=True), query @ queue.keys.T], 1)
@@ -53,7 +46,7 @@ def cross_entropy(query, key, queue, temperature):
 
 def test_the_loss_is_the_cross_entropy_of_the_key_first_and_the_queue_after():
     """Unmasked, as in the official code, a query meets its own older entry too."""
-    method, batch = moco(temperature=0.07, mask_own=False).eval(), at(0)
+    method, batch = moco(temperature=0.07, mask_own=False).eval(), double_at(0)
     query, key = unit(method.online(batch.views[0])), unit(method.target(batch.views[1])).detach()
     method.queue.enqueue(key, batch.index)
     expected = cross_entropy(query, key, method.queue, 0.07)
@@ -61,7 +54,7 @@ def test_the_loss_is_the_cross_entropy_of_the_key_first_and_the_queue_after():
 
 
 def test_a_query_never_meets_its_own_older_entry():
-    method, batch = moco().eval(), at(0)
+    method, batch = moco().eval(), double_at(0)
     method.commit(method(batch, 0.5).memo, 0.5)
     assert torch.isin(batch.index, method.queue.index).all()
     query, key = unit(method.online(batch.views[0])), unit(method.target(batch.views[1]))
@@ -73,7 +66,7 @@ def test_a_query_never_meets_its_own_older_entry():
 
 
 def test_symmetric_is_the_mean_of_both_directions_against_the_same_negatives():
-    method, batch = moco().eval(), at(0)
+    method, batch = moco().eval(), double_at(0)
     swapped = Batch(batch.views[::-1], batch.index, batch.label)
     directions = [method(b, 0.5) for b in (batch, swapped)]
     method.symmetric = True
@@ -83,16 +76,13 @@ def test_symmetric_is_the_mean_of_both_directions_against_the_same_negatives():
     assert both.memo.images.tolist() == batch.index.tolist() * 2
 
 
-# What commit writes
-
-
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_queue_is_the_latest_keys_in_the_order_they_came(symmetric):
     """After the loss of their step, and over the end of the queue again and again."""
     method = moco(symmetric=symmetric, bn_groups=1)
     expected = deque([(UNKNOWN, None)] * 40, maxlen=40)
     for step in range(9):
-        result = method(at(step), 0.5)
+        result = method(double_at(step), 0.5)
         assert not torch.isin(result.memo.keys, method.queue.keys).any()
         method.commit(result.memo, 0.5)
         expected.extend(zip(result.memo.images.tolist(), result.memo.keys))
@@ -109,7 +99,7 @@ def test_a_target_after_many_steps_is_the_closed_form(momentum):
     """m^t theta_0 + (1 - m^t) theta_q: frozen with all momentum, a copy with none."""
     method = moco(momentum=momentum)
     start, online = numbers(method.target), numbers(method.online)
-    memo = method(at(0), 0.5).memo
+    memo = method(double_at(0), 0.5).memo
     buffers = {name: b.clone() for name, b in method.target.named_buffers()}
     for _ in range(30):
         method.commit(memo, 0.5)
@@ -120,18 +110,15 @@ def test_a_target_after_many_steps_is_the_closed_form(momentum):
     assert all(torch.equal(b, buffers[name]) for name, b in method.target.named_buffers())
 
 
-# Shuffled keys
-
-
 def test_shuffled_keys_come_back_in_order():
-    method, view = moco(bn_groups=1), at(0).views[1]
+    method, view = moco(bn_groups=1), double_at(0).views[1]
     torch.testing.assert_close(keys(method, view), unit(method.target(view)).detach())
 
 
 def test_shuffling_changes_whom_a_key_shares_its_statistics_with():
-    method, view = moco(bn_groups=4), at(0).views[1]
+    method, view = moco(bn_groups=4), double_at(0).views[1]
     unshuffled = unit(method.target(view)).detach()
-    shuffled = forward(method, at(0)).memo.keys
+    shuffled = forward(method, double_at(0)).memo.keys
     assert not torch.isclose(shuffled, unshuffled).all(dim=1).any()
     torch.manual_seed(SEED)
     order = torch.randperm(BATCH)
@@ -139,26 +126,23 @@ def test_shuffling_changes_whom_a_key_shares_its_statistics_with():
 
 
 def test_queries_are_not_shuffled():
-    method, batch = moco(bn_groups=4), at(0)
+    method, batch = moco(bn_groups=4), double_at(0)
     query = unit(method.online(batch.views[0]))
     key = forward(method, batch).memo.keys
     expected = cross_entropy(query, key, method.queue, 0.2)
     torch.testing.assert_close(forward(method, batch).loss, expected)
 
 
-# The baseline that goes end to end
-
-
 @pytest.mark.parametrize("key_encoder", ["same", "separate", "shared_backbone"])
 def test_end_to_end_the_loss_is_the_cross_entropy_within_the_batch(key_encoder):
-    method, batch = moco("moco_end_to_end", key_encoder=key_encoder).eval(), at(0)
+    method, batch = moco("moco_end_to_end", key_encoder=key_encoder).eval(), double_at(0)
     query, key = unit(method.online(batch.views[0])), unit(method.key_branch(batch.views[1]))
     expected = F.cross_entropy(query @ key.T / 0.2, torch.arange(BATCH))
     assert_same_gradient(method(batch, 0.5).loss, expected, method)  # of keys too
 
 
 def test_end_to_end_keys_are_shuffled_too():
-    method, batch = moco("moco_end_to_end", bn_groups=4), at(0)
+    method, batch = moco("moco_end_to_end", bn_groups=4), double_at(0)
     loss = forward(method, batch).loss
     torch.manual_seed(SEED)
     order = torch.randperm(BATCH)
@@ -180,15 +164,12 @@ def test_end_to_end_encoders_share_what_they_are_said_to_share():
         assert (found, found & apart) == (shared, set()), key_encoder
 
 
-# The baseline with a memory bank
-
-
 def bank_of_images(**options):
     return moco("moco_memory_bank", **options).eval()
 
 
 def test_with_a_memory_bank_the_key_is_the_images_row_and_its_other_draws_are_left_out():
-    method, batch = bank_of_images(num_negatives=500), at(0, 1)
+    method, batch = bank_of_images(num_negatives=500), double_at(0, 1)
     loss = forward(method, batch).loss
     torch.manual_seed(SEED)
     drawn = method.bank.sample(500)
@@ -201,7 +182,7 @@ def test_with_a_memory_bank_the_key_is_the_images_row_and_its_other_draws_are_le
 
 
 def test_with_a_memory_bank_rows_are_visited_after_the_loss():
-    method, batch = bank_of_images(momentum=0.3), at(0, 1)
+    method, batch = bank_of_images(momentum=0.3), double_at(0, 1)
     before = method.bank.keys.clone()
     method.commit(method(batch, 0.5).memo, 0.5)
     query = unit(method.online(batch.views[0])).detach()
@@ -209,12 +190,9 @@ def test_with_a_memory_bank_rows_are_visited_after_the_loss():
     torch.testing.assert_close(method.bank.keys[batch.index], F.normalize(moved))
 
 
-# The third version
-
-
 def test_the_third_version_is_twice_the_temperature_times_both_cross_entropies():
     """Chen et al. 2021, algorithm 1: keys are all of the batch, the target's, and fixed."""
-    method, batch = moco("moco_v3", temperature=0.2).eval(), at(0)
+    method, batch = moco("moco_v3", temperature=0.2).eval(), double_at(0)
     losses = []
     for view, other in ((0, 1), (1, 0)):
         query = unit(method.predictor(method.online(batch.views[view])))

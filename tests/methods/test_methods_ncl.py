@@ -49,9 +49,6 @@ def usable(queue, image):
     return [j for j, entry in enumerate(queue.index) if entry not in (UNKNOWN, image)]
 
 
-# The loss, term by term
-
-
 def same_class(method, h):
     if method.pseudo_labels == "ranks":
         sets = [set(row.topk(method.top_ranks).indices.tolist()) for row in h]
@@ -139,9 +136,6 @@ def test_neighbors_are_at_most_half_of_what_the_queue_holds_for_each_class():
     torch.testing.assert_close(method(batch, 0.0).metrics["novel"], expected["novel"].detach())
 
 
-# Golden values
-
-
 def reads(first, second, label):
     """Images whose features begin with these numbers, in either view."""
     views = torch.zeros(2, len(label), 3 * SIDE * SIDE, dtype=torch.float64)
@@ -193,9 +187,6 @@ def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
     assert loss.item() == pytest.approx(log_sum - (0.2 * 0.8 + 0.8 * 1.0) / t)
 
 
-# Who is in the batch
-
-
 @pytest.mark.parametrize("num_known", [0, 1, BATCH - 1, BATCH])
 @pytest.mark.parametrize("pseudo_labels", ["close", "closest", "ranks"])
 def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
@@ -211,9 +202,6 @@ def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
     method.commit(step.memo, 0.5)
     for queue in (method.known_queue, method.novel_queue):
         assert queue.keys.isfinite().all()
-
-
-# The queues
 
 
 @pytest.mark.parametrize("other", ["ones own older entry", "what a queue started with"])
@@ -251,9 +239,6 @@ def test_queries_join_the_queue_of_their_kind_after_the_step():
         assert queue.filled.sum() == queue.cursor == count
     labels = batch.label[known].tolist()
     assert method.known_queue.label.tolist() == labels + [UNKNOWN] * (40 - len(labels))
-
-
-# Hard negatives
 
 
 def test_hard_negatives_are_added_when_their_time_has_come():

@@ -4,16 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import chisquare
-from small import BATCH, NUM_IMAGES, as_double, assert_same_gradient, batch_at, run, small
+from small import BATCH, NUM_IMAGES, assert_same_gradient, batch_at, double_at, run, small
 
 from nearkin.errors import UsageError
 from nearkin.objectives import unit
 
 SEED = 7
-
-
-def at(step):
-    return as_double(batch_at(step))
 
 
 def nnclr(**options):
@@ -63,8 +59,8 @@ def closest(method, batch):
 @pytest.mark.parametrize("form", ["views", "rowcol", "both"])
 def test_neighbors_must_find_the_other_views_prediction(form):
     """And gradients reach predictions only."""
-    method, batch = nnclr(symmetric=form), at(0)
-    run(method, "nnclr", until=3, batches=lambda _, step: at(step + 1))
+    method, batch = nnclr(symmetric=form), double_at(0)
+    run(method, "nnclr", until=3, batches=lambda _, step: double_at(step + 1))
     assert torch.isin(batch.index, method.support_set.index).any()
     loss = method.eval()(batch, 0.5).loss
     expected = restated(closest(method, batch), predictions(method, batch), form)
@@ -78,7 +74,7 @@ def drawn_neighbors(method, z, index):
 def test_an_older_entry_of_the_same_image_is_no_neighbor_however_near():
     """But where it is not masked, as in the official code, or shows another image."""
     for mask_own in (True, False):
-        method, batch = nnclr(predictor=False, mask_own=mask_own), at(0)
+        method, batch = nnclr(predictor=False, mask_own=mask_own), double_at(0)
         z1, _ = (view.detach() for view in embeddings(method, batch))
         method.support_set.enqueue(z1, batch.index)
         neighbors = drawn_neighbors(method, z1, batch.index)
@@ -89,7 +85,7 @@ def test_an_older_entry_of_the_same_image_is_no_neighbor_however_near():
 
 def test_nt_xent_is_lightlys_over_neighbors_and_predictions_together():
     """2N rows, of which each has one partner and 2N - 2 negatives; the mean of both directions."""
-    method, batch = nnclr(loss="nt_xent", num_neighbors=1), at(0)
+    method, batch = nnclr(loss="nt_xent", num_neighbors=1), double_at(0)
     (z1, z2), losses = (z.detach() for z in embeddings(method, batch)), []
     p1, p2 = (unit(method.predictor(method.online(view))) for view in batch.views)
     for z, p in ((z1, p2), (z2, p1)):
@@ -118,7 +114,7 @@ def test_no_image_is_ever_its_own_neighbor():
 
 
 def test_no_image_is_its_own_neighbor_where_all_of_the_support_set_are_neighbors():
-    method, batch = nnclr(num_neighbors=40), at(0)
+    method, batch = nnclr(num_neighbors=40), double_at(0)
     z1, _ = (view.detach() for view in embeddings(method, batch))
     method.support_set.enqueue(z1, batch.index)
     for _ in range(20):
@@ -139,7 +135,7 @@ def test_a_neighbor_is_drawn_evenly_from_the_nearest_and_from_nowhere_else():
 
 
 def test_only_first_views_join_the_support_set_once_and_after_the_loss():
-    method, batch = nnclr(symmetric="both"), at(0)
+    method, batch = nnclr(symmetric="both"), double_at(0)
     before = method.support_set.keys.clone()
     step = method(batch, 0.5)
     assert torch.equal(method.support_set.keys, before)

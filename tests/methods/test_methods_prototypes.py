@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from restated import sinkhorn
-from small import BATCH, SMALL, as_double, assert_same_gradient, batch_at, run, small
+from small import BATCH, SMALL, assert_same_gradient, double_at, run, small
 from torch import nn
 
 from nearkin.methods import METHODS
@@ -14,13 +14,9 @@ from nearkin.networks.branch import Backbone
 from nearkin.types import Batch
 
 
-def at(step, num_views=2):
-    return as_double(batch_at(step, num_views))
-
-
 def multi_crop(step):
     """Two large views and three small ones."""
-    batch = at(step, num_views=5)
+    batch = double_at(step, num_views=5)
     small_ones = tuple(view[..., :5, 1:6] for view in batch.views[2:])
     return Batch(batch.views[:2] + small_ones, batch.index, batch.label)
 
@@ -67,7 +63,7 @@ def test_prototypes_stay_as_they_are_until_they_are_released(name, scaled_again)
     for step in range(6):
         before = {n: p.clone() for n, p in method.named_parameters() if "prototypes" in n}
         start = (step, optimizer)
-        batches = lambda _, step: at(step)
+        batches = lambda _, step: double_at(step)
         _, optimizer = run(method, name, until=step + 1, total=10, start=start, batches=batches)
         now = dict(method.named_parameters())
         moved.append(any((now[n] - p).abs().max() > scaled_again for n, p in before.items()))
@@ -99,19 +95,21 @@ def earlier(method, batch):
 def trained_swav(**options):
     """After two steps, with 32 of 40 places in the queue filled."""
     method = small("swav", **dict(queue_size=40) | options).double()
-    run(method, "swav", start=(4, None), until=6, total=10, batches=lambda _, step: at(step))
+    run(
+        method, "swav", start=(4, None), until=6, total=10, batches=lambda _, step: double_at(step)
+    )
     return method
 
 
 def test_before_its_time_the_queue_is_of_no_use():
-    method, batch = trained_swav().eval(), at(0)
+    method, batch = trained_swav().eval(), double_at(0)
     result, (expected, _) = method(batch, 0.29).loss, swav_loss(method, batch)
     torch.testing.assert_close(result, expected)
 
 
 def test_the_queue_balances_codes_with_earlier_images_that_are_not_in_the_batch():
     """Neither its empty places count, nor what images of the batch left there."""
-    method, batch = trained_swav().eval(), at(0)
+    method, batch = trained_swav().eval(), double_at(0)
     rows = earlier(method, batch)
     assert 0 < len(rows) < int(method.queue.filled.sum()) < 40
     result, (expected, _) = method(batch, 0.3).loss, swav_loss(method, batch, rows)
@@ -121,11 +119,11 @@ def test_the_queue_balances_codes_with_earlier_images_that_are_not_in_the_batch(
 
 def test_an_empty_queue_changes_nothing():
     method = small("swav").double().eval()
-    assert torch.equal(method(at(0), 0.3).loss, method(at(0), 0.29).loss)
+    assert torch.equal(method(double_at(0), 0.3).loss, method(double_at(0), 0.29).loss)
 
 
 def test_gradients_reach_prototypes_and_views_and_no_code():
-    method, batch = trained_swav(), at(0)
+    method, batch = trained_swav(), double_at(0)
     rows = earlier(method, batch)
     result, (expected, _) = method(batch, 0.5).loss, swav_loss(method, batch, rows)
     assert_same_gradient(result, expected, method)
@@ -141,14 +139,14 @@ def test_prototypes_have_length_one_after_every_step():
     method, optimizer = small("swav").double(), None
     for step in range(8):
         start = (step, optimizer)
-        batches = lambda _, step: at(step)
+        batches = lambda _, step: double_at(step)
         _, optimizer = run(method, "swav", until=step + 1, total=8, start=start, batches=batches)
         lengths = method.prototypes.norm(dim=1)
         torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=1e-14)
 
 
 def test_the_queue_takes_both_large_views_side_by_side_after_the_step():
-    method, batch = small("swav").double().eval(), at(0)
+    method, batch = small("swav").double().eval(), double_at(0)
     step = method(batch, 0.5)
     assert not method.queue.filled.any()
     method.commit(step.memo, 0.5)
@@ -174,8 +172,7 @@ def dino_loss(method, batch, temperature):
 
 
 @pytest.mark.parametrize(
-    ("progress", "temperature"),
-    [(0.0, 0.04), (0.15, 0.055), (0.3, 0.07), (1.0, 0.07)],
+    ("progress", "temperature"), [(0.0, 0.04), (0.15, 0.055), (0.3, 0.07), (1.0, 0.07)]
 )
 def test_every_view_predicts_the_centered_and_sharpened_answer_to_each_other_large_one(
     progress, temperature
@@ -197,8 +194,8 @@ def test_the_center_is_a_moving_average_of_the_targets_answers():
     method = small("dino", center_momentum=0.8).double()
     expected = torch.zeros(12, dtype=torch.float64)
     for step in range(4):
-        _, mean = dino_loss(method, at(step), 0.07)
-        method.commit(method(at(step), 0.5).memo, 0.5)
+        _, mean = dino_loss(method, double_at(step), 0.07)
+        method.commit(method(double_at(step), 0.5).memo, 0.5)
         expected = 0.8 * expected + 0.2 * mean
         torch.testing.assert_close(method.center, expected)
     assert expected.abs().max() > 1e-3
@@ -209,6 +206,6 @@ def test_the_target_has_prototypes_of_its_own_that_follow():
     with torch.no_grad():
         method.prototypes.weight.normal_()
     before = method.target_prototypes.weight.clone()
-    method.commit(method(at(0), 0.0).memo, 0.0)
+    method.commit(method(double_at(0), 0.0).memo, 0.0)
     moved = 0.9 * before + 0.1 * method.prototypes.weight
     torch.testing.assert_close(method.target_prototypes.weight, moved)

@@ -9,13 +9,9 @@ from itertools import chain
 import pytest
 import torch
 import torch.nn.functional as F
-from small import as_double, assert_same_gradient, batch_at, small
+from small import assert_same_gradient, double_at, small
 
 from nearkin.training.optimizer import build_optimizer, set_learning_rates, warmup_cosine
-
-
-def at(step):
-    return as_double(batch_at(step))
 
 
 def scattered(method):
@@ -30,12 +26,9 @@ def gradients(loss, *modules):
     return torch.autograd.grad(loss, list(chain(*(m.parameters() for m in modules))))
 
 
-# A momentum that rises
-
-
 def measured_momentum(method, progress):
     """How much of itself the target keeps at a commit, measured."""
-    memo = scattered(method)(at(0), progress).memo
+    memo = scattered(method)(double_at(0), progress).memo
     online = next(method.online.parameters()).detach()
     before = next(method.target.parameters()) - online
     method.commit(memo, progress)
@@ -71,7 +64,7 @@ def byol_loss(method, batch):
 
 
 def test_byol_sums_the_squared_distances_of_both_directions():
-    method, batch = scattered(small("byol").double()), at(0)
+    method, batch = scattered(small("byol").double()), double_at(0)
     result, expected = method(batch, 0.5).loss, byol_loss(method, batch)
     assert 0 < result < 8
     assert_same_gradient(result, expected, method)
@@ -82,7 +75,7 @@ def test_the_batch_statistics_of_a_target_are_its_own():
     method = scattered(small("byol").double())
     alone = copy.deepcopy(method.target)
     for step in range(3):
-        batch = at(step)
+        batch = double_at(step)
         for view in batch.views:
             alone(view)
         method.commit(method(batch, 0.5).memo, 1.0)  # the target stays where it is
@@ -106,14 +99,14 @@ def simsiam_loss(method, batch):
 
 @pytest.mark.parametrize("predictor", [True, False])
 def test_simsiam_is_the_mean_negative_cosine_and_stops_the_gradient(predictor):
-    method, batch = small("simsiam", predictor=predictor).double(), at(0)
+    method, batch = small("simsiam", predictor=predictor).double(), double_at(0)
     result, expected = method(batch, 0.5).loss, simsiam_loss(method, batch)
     assert -1 < result < 1
     assert_same_gradient(result, expected, method)
 
 
 def test_without_a_predictor_stopping_the_gradient_halves_it_and_no_more():
-    batch, results = at(0), []
+    batch, results = double_at(0), []
     for stop in (True, False):
         method = small("simsiam", predictor=False, stop_gradient=stop).double()
         loss = method(batch, 0.5).loss

@@ -25,9 +25,6 @@ def single(direction, exponent):
     return torch.tensor(direction) * 10.0**exponent
 
 
-# Unit vectors
-
-
 @given(directions, st.integers(-5, 37))
 def test_a_unit_vector_has_length_one_and_points_the_same_way(direction, exponent):
     x = single(direction, exponent)
@@ -94,16 +91,8 @@ def test_every_leading_shape_is_of_vectors():
     assert unit(x[:0]).shape == (0, 4)
 
 
-# Alignment, of BYOL and SimSiam
-
-
 def byol(prediction, target):
     return alignment(unit(prediction), unit(target))
-
-
-def test_alignment_is_zero_two_and_four_at_the_quarters_of_the_circle():
-    for target, expected in [((5, 0), 0), ((0, 0.1), 2), ((-7, 0), 4)]:
-        agree(byol(rows((3, 0)), rows(target)), expected, rtol=1e-14, atol=1e-15)
 
 
 def test_alignment_divides_by_the_length_and_not_by_its_square():
@@ -131,27 +120,10 @@ def test_barlow_twins_of_uncorrelated_equal_views_is_zero():
     assert barlow_twins(ORTHOGONAL, ORTHOGONAL, 1.0) < 1e-9
 
 
-def test_barlow_twins_of_opposite_views_is_four_a_feature():
-    agree(barlow_twins(ORTHOGONAL, -ORTHOGONAL, 0.005), 12.0, rtol=2 * EPS)
-
-
-def test_barlow_twins_of_one_feature_many_times_is_the_weight_of_all_pairs():
-    z = ORTHOGONAL[:, :1].expand(4, 5)
-    agree(barlow_twins(z, z, 0.005), 0.005 * 20, rtol=3 * EPS, atol=1e-8)
-
-
 def test_barlow_twins_of_a_collapsed_network_is_one_a_feature_and_finite():
     z = vectors(1, 6).expand(5, 6)
     agree(barlow_twins(z, z, 0.005), 6.0, rtol=1e-6)
     assert gradients(lambda z: barlow_twins(z, z, 0.005), [z])[0].isfinite().all()
-
-
-# Variance, invariance and covariance, of VICReg
-
-
-def test_vicreg_of_spread_uncorrelated_equal_views_is_zero():
-    z = 2 * ORTHOGONAL
-    agree(vicreg(z, z, invariance=1.0, variance=1.0, covariance=1.0), 0.0, rtol=0, atol=1e-12)
 
 
 def test_vicreg_of_a_collapsed_network_is_its_missing_spread():
@@ -160,12 +132,6 @@ def test_vicreg_of_a_collapsed_network_is_its_missing_spread():
     loss = lambda z: vicreg(z, z, invariance=25.0, variance=25.0, covariance=1.0)
     agree(loss(z), 25 * 0.99, rtol=1e-12)
     assert gradients(loss, [z])[0].abs().max() < 1e-10
-
-
-def test_vicreg_of_one_feature_many_times_is_its_shared_variance():
-    """Variance 4/3 in each of 5 features, of 2 views: 2 * (5 * 4) (4/3)^2 / 5."""
-    z = ORTHOGONAL[:, :1].expand(4, 5)
-    agree(vicreg(z, z, invariance=1.0, variance=1.0, covariance=1.0), 8 * 16 / 9, rtol=1e-12)
 
 
 def test_vicreg_of_one_feature_has_nothing_to_share():

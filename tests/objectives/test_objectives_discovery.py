@@ -49,9 +49,6 @@ def supervised(query, key, queue, t, label, labels):
     return soft_match(logits, class_targets(logits, label, labels, usable))
 
 
-# Golden values of neighborhoods
-
-
 @pytest.mark.parametrize(
     ("rows_of", "t", "official", "expected"),
     [
@@ -74,9 +71,6 @@ def test_the_supervised_small_case_is_the_golden_value():
     """An entry without a class, -1, is never a positive."""
     label, labels = torch.tensor([0, 1]), torch.tensor([0, 1, 0, -1])
     agree(supervised(QUERY, KEY, QUEUE, 1.0, label, labels), 1.6374329, rtol=0, atol=1e-7)
-
-
-# Targets
 
 
 def targets(logits, usable=None, **options):
@@ -121,9 +115,6 @@ def test_of_equally_near_neighbors_any_will_do(k):
     ]
     result = neighborhood(query, key, queue, 0.2, k, own_weight=0.25)
     agree(result, restated.mean(expected), rtol=1e-12)
-
-
-# Pairs
 
 
 def test_ranks_are_counted_to_the_last_one_under_autocast():
@@ -223,14 +214,6 @@ def test_pairwise_bce_of_half_precision_probabilities_is_finite():
     assert pairwise_bce(p, p, torch.zeros(1, 1).bool()).isfinite()
 
 
-# Consistency and its ramp
-
-
-def test_consistency_of_the_small_case_is_the_golden_value():
-    agree(consistency(P, Q), 0.04, rtol=1e-12)
-    assert consistency(P, P) == 0
-
-
 def test_the_ramp_has_the_golden_values():
     for weight, until, at, expected in [
         *[(50.0, 150.0, 0.0, 0.33690), (50.0, 150.0, 75.0, 14.32524), (50.0, 150.0, 150.0, 50.0)],
@@ -247,14 +230,6 @@ def test_the_ramp_is_the_papers_and_never_falls(early, late, until):
     assert math.exp(-5) * 0.999999 <= ramp(early, until) <= ramp(late, until) <= 1
 
 
-# Classes of all images
-
-
-def test_cross_entropy_of_the_small_case_is_the_golden_value():
-    logits = rows((2, 0, 0), (7, 1e4, 0))
-    agree(classify(logits, torch.tensor([0, -1])), 0.2395448, rtol=1e-6)
-
-
 @given(st.lists(st.lists(st.floats(-30, 30), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_entropy_is_largest_where_all_classes_get_as_much(logits):
     """Which every row does, if each comes once in every rotation."""
@@ -269,9 +244,6 @@ def test_entropy_of_sure_predictions_is_that_of_their_classes():
     agree(mean_entropy(certain), math.log(3) - 2 / 3 * math.log(2), rtol=1e-6)
     assert gradients(mean_entropy, [certain])[0].isfinite().all()
     assert mean_entropy(torch.eye(3)[[1, 1]]) == 0
-
-
-# Hard negatives
 
 
 def mixing(seed, uniform=False):
@@ -307,9 +279,6 @@ def test_what_is_left_of_opposite_keys_is_finite_and_no_longer_than_one():
         keys = [torch.tensor([[0.0, 1.0]]), -key, torch.tensor([[1.0, 0.0]])]
         assert mixed(*keys).abs() <= 1, angle
         assert all(g.isfinite().all() for g in gradients(lambda *x: mixed(*x).sum(), keys)), angle
-
-
-# Nothing, and next to nothing
 
 
 def test_no_image_costs_exactly_nothing():

@@ -5,7 +5,6 @@ import math
 import pytest
 import restated
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from restated import agree, gradients, rows, vectors
@@ -27,17 +26,6 @@ IMAGES = rows(
 def scores(images, prototypes, seed=0):
     """Cosine similarities of random unit vectors."""
     return vectors(images, 8, seed) @ vectors(prototypes, 8, seed + 100).T
-
-
-# The two halves of the equation
-
-
-def test_the_match_of_a_single_target_is_the_golden_cross_entropy():
-    """log(1 + 2 exp(-2))."""
-    agree(soft_match(rows((2, 0, 0)), rows((1, 0, 0))), 0.2395448, rtol=1e-6)
-    logits, label = 5 * vectors(6, 4), torch.tensor([0, 3, 2, 2, 1, 0])
-    expected = F.cross_entropy(logits, label).item()
-    agree(soft_match(logits, F.one_hot(label, 4).double()), expected, rtol=1e-13)
 
 
 def test_a_collapsed_network_matches_as_badly_as_chance():
@@ -67,9 +55,6 @@ def test_the_match_of_no_image_is_exactly_zero_with_an_empty_gradient():
     assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
 
 
-# Golden codes
-
-
 def test_the_golden_codes_of_two_images():
     pair = rows((1, 0), (0.5, 0))
     three = [[0.6223578796, 0.3776421204], [0.3774392279, 0.6225607721]]
@@ -93,9 +78,6 @@ def test_the_golden_codes_of_six_images():
     agree(codes.sum(dim=0), [2.7481, 1.6092, 1.6427], rtol=0, atol=1e-4)
     agree(sinkhorn(IMAGES, 0.05, 100).sum(dim=0), [2.0, 2.0, 2.0], rtol=1e-9)
     agree((IMAGES / 0.05).softmax(1).sum(dim=0), [5.88, 0.12, 0.005], rtol=0, atol=0.01)
-
-
-# Theorems of codes
 
 
 @settings(max_examples=25)

@@ -6,16 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from browser import (
-    HOSTILE,
-    Kept,
-    OpenPage,
-    page_of,
-    serving,
-    sheet,
-    small_map,
-    tile_color,
-)
+from browser import HOSTILE, Kept, OpenPage, page_of, serving, sheet, small_map, tile_color
 
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring
@@ -46,10 +37,7 @@ def opened(browser, tmp_path):
         assert len([url for url in page.requests if url.startswith("file:")]) == 1
 
 
-# ---------------------------------------------------------------- the map
-
-
-def test_every_class_has_its_color_where_its_images_lie(opened):
+def test_every_class_of_a_coloring_has_its_color_where_its_images_lie(opened):
     page = opened()
     colors = [page.color(*page.spot(SMALL, row)) for row in (21, 28, 38)]
     assert colors == [BLUE, ORANGE, GREEN]
@@ -58,10 +46,6 @@ def test_every_class_has_its_color_where_its_images_lie(opened):
     assert page.text("#map-count") == "300 images"
     assert page.texts("#map-legend bdi") == ["new-1", "new-2", "dog"]
     assert page.texts("#map-legend li span") == ["105", "105", "90"]
-
-
-def test_another_coloring_changes_colors_and_legend(opened):
-    page = opened()
     page.find("#map-coloring").select_option(label="Upper")
     assert page.texts("#map-legend bdi") == ["yes", "unknown"]
     assert page.color(*page.spot(SMALL, 28)) == BLUE
@@ -85,7 +69,7 @@ def test_it_is_dark_by_night(opened):
     assert page.color(x, y) == BLUE
 
 
-def test_zoomed_in_points_become_images(opened):
+def test_zoomed_in_points_become_images_and_dragging_moves_the_map(opened):
     page = opened()
     at = page.spot(SMALL, 149)
     assert page.color(*at) == ORANGE
@@ -96,20 +80,13 @@ def test_zoomed_in_points_become_images(opened):
     page.turns(at, tile_color(149))
     page.find("#map-fit").click()
     page.turns(at, ORANGE)
-
-
-def test_dragging_moves_the_map(opened):
-    page = opened()
-    x, y = page.spot(SMALL, 149)
+    x, y = at
     page.page.mouse.move(x, y)
     page.page.mouse.down()
     page.page.mouse.move(x + 90, y + 50, steps=3)
     page.page.mouse.up()
     assert page.color(x + 90, y + 50) == ORANGE
     assert page.find("#map-panel h3").count() == 0
-
-
-# ---------------------------------------------------------------- an image
 
 
 def expected(row):
@@ -122,7 +99,7 @@ def near(page):
     return [label.rsplit(", ", 1) for label in labels]
 
 
-def test_a_click_shows_the_image_and_its_neighbors_in_order(opened):
+def test_a_click_shows_the_image_its_neighbors_in_order_and_its_class_the_surest_first(opened):
     page = opened()
     page.click(SMALL, 47)
     assert page.text("#map-panel h3") == "animals/047.jpg"
@@ -131,24 +108,24 @@ def test_a_click_shows_the_image_and_its_neighbors_in_order(opened):
     assert list(names) == expected(47)
     assert similarity == ("0.95", "0.80", "0.65", "0.50", "0.35", "0.20")
     assert page.page.url.endswith("#image=104")
-    page.find("#map-panel .map-tiles").first.locator("button").nth(2).click()
-    assert page.text("#map-panel h3") == expected(47)[2]
-    assert [name for name, _ in near(page)] == expected(int(SMALL.neighbors[47, 2]))
-
-
-def test_its_class_is_shown_the_surest_first(opened):
-    page = opened()
-    page.click(SMALL, 47)
     assert page.texts("#map-panel h4") == ["Nearest neighbors", "More of new-2"]
     tiles = page.find("#map-panel .map-tiles").nth(1).locator("button")
     members = [row for row in range(300) if SMALL.colorings[0].values[row] == 1 and row != 47]
     assert tiles.count() == 60
     assert tiles.first.get_attribute("title") == SMALL.names[members[-1]]
+    page.find("#map-panel .map-tiles").first.locator("button").nth(2).click()
+    assert page.text("#map-panel h3") == expected(47)[2]
+    assert [name for name, _ in near(page)] == expected(int(SMALL.neighbors[47, 2]))
 
 
-def test_the_address_keeps_the_open_image(opened):
+def test_the_address_keeps_the_open_image_whose_tiles_are_those_of_the_images(opened):
     page = opened(after="#image=104")
     assert page.text("#map-panel h3") == "animals/047.jpg"
+    assert page.find("#map-served").inner_html() == ""  # what needs a server
+    assert page.find("input[type=file], form, #map-classes").count() == 0
+    boxes = [tile.bounding_box() for tile in page.find("#map-panel .tile").all()[:7]]
+    for row, box in zip((47, *SMALL.neighbors[47].tolist()), boxes, strict=True):
+        page.turns((box["x"] + box["width"] / 2, box["y"] + 10), tile_color(row))
     page.page.evaluate("location.hash = '#image=106'")
     page.settle()
     assert page.text("#map-panel h3") == "animals/048.jpg"
@@ -157,17 +134,7 @@ def test_the_address_keeps_the_open_image(opened):
     assert page.text("#map-panel h3") == "animals/048.jpg"
 
 
-def test_tiles_in_the_panel_are_those_of_the_images(opened):
-    page = opened(after="#image=104")
-    boxes = [tile.bounding_box() for tile in page.find("#map-panel .tile").all()[:7]]
-    for row, box in zip((47, *SMALL.neighbors[47].tolist()), boxes, strict=True):
-        page.turns((box["x"] + box["width"] / 2, box["y"] + 10), tile_color(row))
-
-
-# ---------------------------------------------------------------- filter, legend, table
-
-
-def test_the_filter_hides_all_others(opened):
+def test_the_filter_and_the_legend_hide_and_show(opened):
     page = opened()
     page.find("#map-filter").fill("/04")
     page.settle()
@@ -178,10 +145,8 @@ def test_the_filter_hides_all_others(opened):
     assert page.find("#map-panel h3").count() == 0
     page.find("#map-filter").fill("DOG")
     assert page.text("#map-count") == "90 of 300 images"
-
-
-def test_the_legend_hides_and_shows_classes(opened):
-    page = opened()
+    page.find("#map-filter").fill("")
+    page.settle()
     first = page.find("#map-legend li button").first
     first.click()
     assert first.get_attribute("aria-pressed") == "false"
@@ -216,9 +181,6 @@ def test_the_table_is_sorted_and_turned_over(opened):
     assert page.text("#map-panel h3") == "animals/002.jpg"
 
 
-# ---------------------------------------------------------------- selection
-
-
 def draw_lasso(page, image_map, corners):
     """Half an image beyond the corners, so that they are inside."""
     points = np.array([page.spot(image_map, row) for row in corners])
@@ -240,7 +202,7 @@ def saved(page, tmp_path):
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
-def test_a_lasso_selects_what_is_inside_and_nothing_else(opened, tmp_path):
+def test_a_lasso_or_shift_selects_what_is_inside_and_not_hidden(opened, tmp_path):
     page = opened()
     page.find("#map-lasso").click()
     draw_lasso(page, SMALL, (45, 48, 108, 105))
@@ -254,19 +216,13 @@ def test_a_lasso_selects_what_is_inside_and_nothing_else(opened, tmp_path):
     assert by_number["104"] == ["animals/047.jpg", "new-2", "yes", "0.1566667"]
     page.find("#map-selection").get_by_text("Clear").click()
     assert not page.find("#map-selection").is_visible()
-
-
-def test_shift_draws_too_and_hidden_images_are_left_out(opened):
-    page = opened()
+    page.find("#map-lasso").click()
     page.find("#map-legend li button").nth(1).click()
     page.page.keyboard.down("Shift")
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     page.page.keyboard.up("Shift")
     assert page.text("#map-selection h3") == "8 images selected"
     assert page.find("#map-selection .map-tiles li").count() == 8
-
-
-# ---------------------------------------------------------------- by keyboard alone
 
 
 def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
@@ -339,9 +295,6 @@ def test_the_map_glides_unless_the_reader_wants_no_motion(opened, motion):
     assert (soon == shot()) == (motion == "reduce")
 
 
-# ---------------------------------------------------------------- names from strangers
-
-
 def strange(**changes):
     """A map with hostile names of images and classes."""
     count = len(HOSTILE)
@@ -362,7 +315,7 @@ def elements(page):
     return set(page.page.evaluate(every))
 
 
-def test_hostile_names_and_classes_stay_text(opened):
+def test_hostile_names_and_classes_stay_text_and_no_cell_of_a_table_is_a_formula(opened, tmp_path):
     page = opened(strange())
     for row, name in enumerate(HOSTILE):
         page.page.evaluate(f"location.hash = '#image={10 + 2 * row}'")
@@ -374,21 +327,13 @@ def test_hostile_names_and_classes_stay_text(opened):
         assert page.find("#map-panel dd").first.text_content() == escaped
     plain = strange(names=[str(row) for row in range(len(HOSTILE))], colorings=SMALL_CLASSES)
     assert elements(page) == elements(opened(plain, after="#image=10"))
-    page.find("#map-filter").fill("<img")
-    assert page.text("#map-count") == "1 of 12 images"
-
-
-def test_no_cell_of_a_table_is_a_formula(opened, tmp_path):
-    page = opened(strange())
-    elements(page)
     head, *rows = saved(page, tmp_path)
     assert head == ["number", "path", "'=class"]
     assert len(rows) == len(HOSTILE)
     assert not any(cell.startswith(tuple("=+-@\t\r")) for row in rows for cell in row)
     assert ["'" + HOSTILE[9]] * 2 in [row[1:] for row in rows]
-
-
-# ---------------------------------------------------------------- every screen, every size
+    page.find("#map-filter").fill("<img")
+    assert page.text("#map-count") == "1 of 12 images"
 
 
 def test_a_telephone_needs_no_sideways_scrolling(opened):
@@ -413,12 +358,6 @@ def test_open_tables_of_a_telephone_scroll_by_themselves(browser, tmp_path):
     page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.context.close()
-
-
-def test_from_a_file_nothing_is_offered_that_needs_a_server(opened):
-    page = opened(after="#image=104")
-    assert page.find("#map-served").inner_html() == ""
-    assert page.find("input[type=file], form, #map-classes").count() == 0
 
 
 def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
@@ -453,9 +392,6 @@ def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
     assert "A sample of 20,000 of 50,000 images" in page.text("#map")
 
 
-# ---------------------------------------------------------------- with a server
-
-
 @pytest.fixture
 def served(browser):
     """Opens the small map from a server: the page, and the site."""
@@ -469,14 +405,6 @@ def served(browser):
     assert page.complaints == site.log == []
     own = f"http://127.0.0.1:{server.port}/"
     assert all(url.startswith((own, "blob:")) for url in page.requests)
-
-
-def test_images_are_shown_large(served):
-    page, site = served
-    page.click(SMALL, 47)
-    assert page.find("#map-panel img").get_attribute("src") == "/image/104"
-    page.until("document.querySelector('#map-panel img').naturalWidth === 300")
-    assert site.shown == {(104, True)}
 
 
 def name(page, cluster, text):
@@ -547,7 +475,7 @@ def test_what_the_server_refuses_is_told_as_text(served):
     assert page.complaints.pop().startswith("Failed to load resource")  # the browser's own words
 
 
-def test_an_image_from_outside_is_searched_for(served):
+def test_an_image_from_outside_is_searched_for_and_what_is_found_is_shown_large(served):
     page, site = served
     site.found = {
         "xy": [5.0, -5.0],
@@ -569,3 +497,6 @@ def test_an_image_from_outside_is_searched_for(served):
     assert page.find("#map-panel li img").get_attribute("src") == "/thumbnail/7"
     tiles.first.click()
     assert page.text("#map-panel h3") == "animals/047.jpg"
+    assert page.find("#map-panel img").get_attribute("src") == "/image/104"
+    page.until("document.querySelector('#map-panel img').naturalWidth === 300")
+    assert (104, True) in site.shown

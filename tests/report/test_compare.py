@@ -79,17 +79,16 @@ def test_settings_are_shown_short_and_kept_whole(tmp_path):
     assert cells["method"] == ["own.py:Mine", "moco"]
 
 
-@pytest.mark.parametrize(
-    ("values", "best"),
-    [((0.9, 0.8, 0.85), 0), ((0.85, 0.9), 1), ((0.9, 0.89), None), ((0.9, 0.9), None)],
-)
-def test_the_best_is_marked_where_the_next_lies_outside_its_interval(tmp_path, values, best):
-    runs = [training(tmp_path / str(n), value) for n, value in enumerate(values)]
-    comparison = compare(runs)
-    assert of(comparison, "kNN top-1")["best"] == best
-    assert of(comparison, "mean cosine")["best"] is None  # it has no interval
-    marked = [line for line in comparison.lines() if "*" in line]
-    assert len(marked) == (best is not None)
+def test_the_best_is_marked_where_the_next_lies_outside_its_interval(tmp_path):
+    cases = [((0.9, 0.8, 0.85), 0), ((0.85, 0.9), 1), ((0.9, 0.89), None), ((0.9, 0.9), None)]
+    for values, best in cases:
+        comparison = compare(
+            [training(tmp_path / f"{values} {n}", x) for n, x in enumerate(values)]
+        )
+        assert of(comparison, "kNN top-1")["best"] == best, values
+        assert of(comparison, "mean cosine")["best"] is None  # it has no interval
+        marked = [line for line in comparison.lines() if "*" in line]
+        assert len(marked) == (best is not None), values
 
 
 def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path):
@@ -149,21 +148,18 @@ LOG = """2026-01-01 10:00:00 nearkin 0.1.0 | cpu | seed 0 | writing /runs/a
 """
 
 
-@pytest.mark.parametrize(
-    ("log", "time"),
-    [
+def test_the_time_is_that_of_a_run_made_in_one_go(tmp_path):
+    runs = [training(tmp_path / "a"), training(tmp_path / "b")]
+    for log, time in (
         (LOG, "1:02:03"),
         (LOG.replace("data  ", "resuming after step 3 of 9"), ""),
         (LOG + LOG.replace("data ", "already complete"), "1:02:03"),
         ("no log of ours\n", ""),
-    ],
-)
-def test_the_time_is_that_of_a_run_made_in_one_go(tmp_path, log, time):
-    runs = [training(tmp_path / "a"), training(tmp_path / "b")]
-    RunFolder(runs[0]).log.write_text(log)
-    comparison = compare(runs)
-    assert [run.time for run in comparison.runs] == [time, ""]
-    assert any(line.startswith("time") for line in comparison.lines()) == bool(time)
+    ):
+        RunFolder(runs[0]).log.write_text(log)
+        comparison = compare(runs)
+        assert [run.time for run in comparison.runs] == [time, ""], log
+        assert any(line.startswith("time") for line in comparison.lines()) == bool(time)
 
 
 def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path):
@@ -190,9 +186,6 @@ def test_from_the_command_line(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"][0]["name"] == "a"
     assert (tmp_path / "c.html").exists()
     assert call("compare", runs[0]) == 2
-
-
-# Image by image
 
 
 def with_embeddings(path, wrong, *, names="img", **settings):

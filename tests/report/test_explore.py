@@ -55,7 +55,9 @@ def data(tmp_path_factory):
 def trained(tmp_path_factory, data):
     """A run; its data are a folder, a row per image."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    settings = "--epochs=1 --batch-size=8 --backbone=tiny --image-size=32 --workers=0 -q"
+    settings = (
+        "--epochs=1 --batch-size=8 --backbone=tiny --image-size=32 --workers=0 --optimizer=sgd -q"
+    )
     assert call("train", data, "-o", out, *settings.split()) == 0
     return out
 

@@ -4,8 +4,6 @@ import base64
 import hashlib
 import io
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -17,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from PIL import Image
-from processes import SECONDS, environment
 
 from nearkin.data.opening import open_images
 from nearkin.report.image_map import thumbnails
@@ -127,9 +124,6 @@ PAGES = {
 every_page = pytest.mark.parametrize("discovery", PAGES.values(), ids=PAGES)
 
 
-# ---------------------------------------------------------------- text stays text
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
     page = report_page(report(name))
@@ -159,9 +153,6 @@ def test_every_value_of_a_template_is_escaped_once():
     assert template.render(a='"', b=text("<"), c="&\x1b") == '<p class="&quot;">&lt;&amp;\\x1b</p>'
     with pytest.raises(UndefinedError):
         template.render(a="", b="")
-
-
-# ---------------------------------------------------------------- one file
 
 
 @every_page
@@ -198,20 +189,6 @@ def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(di
     assert "<" not in style
 
 
-def test_pages_are_made_without_torch_or_numpy():
-    code = (
-        "import sys, nearkin.report.page.html; print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), check=True, timeout=SECONDS
-    )
-    assert done.stdout.strip() == "set()"
-
-
-# ---------------------------------------------------------------- for everybody
-
-
 @every_page
 def test_pages_can_be_used_without_eyes_or_a_mouse(discovery):
     read = Read(report_page(discovery))
@@ -246,9 +223,6 @@ def test_the_image_of_a_class_is_shown_large_and_all_others_with_their_scores():
     assert read.texts_in("span").count("0.99") == 2 * 4
 
 
-# ---------------------------------------------------------------- what is said
-
-
 def words(discovery):
     return " ".join(data for _, data in Read(report_page(discovery)).texts)
 
@@ -268,9 +242,6 @@ def test_the_first_paragraph_says_what_was_asked_and_found():
         "estimated by silhouette; the interval is 2 to 4."
     )
     assert Read(report_page(discovery)).texts_in("h1") == ["2 novel classes in cats"]
-
-
-def test_where_known_classes_are_ruled_out_the_first_paragraph_says_so():
     content = words(PAGES["disjoint"])
     assert "All unlabeled images were assumed novel and clustered into 1 novel class." in content
     assert "assigned to known" not in content
@@ -330,9 +301,6 @@ def test_a_matrix_too_large_to_be_seen_at_once_is_folded():
         assert (read.texts_in("summary") == ["Confusion matrix"]) == (many > 20)
 
 
-# ---------------------------------------------------------------- charts
-
-
 @given(
     st.lists(st.floats(-1e9, 1e9).map(lambda x: x + 0.0), min_size=1)
     | st.lists(st.integers(-1000, 1000), min_size=1)
@@ -369,16 +337,13 @@ def test_points_stand_where_their_values_are():
     assert ticks == ["0", "2", "4", "6", "8", "10"] * 2
 
 
-def test_points_that_are_not_finite_are_left_out():
+def test_points_that_are_not_finite_are_left_out_and_any_others_are_drawn():
     holes = [(0, 1.0), (1, float("nan")), (2, float("inf")), (3, 0.5)]
     assert len(places(drawn({"loss": holes}))) == 2
     for series in ({}, {"loss": []}, {"loss": [(0, float("nan"))]}):
         chart = Chart("Loss", "epoch", "loss", series)
         assert line_chart(chart) == ""
         assert "Training curves" not in Read(report_page(bare(curves=(chart,)))).texts_in("h2")
-
-
-def test_a_single_point_and_equal_values_are_drawn():
     for points in ([(3, 0.7)], [(1, 0.7), (2, 0.7)], [(0, 1e-12), (1, 1 + 1e-12)]):
         assert np.isfinite(places(drawn({"loss": points}))).all()
 
@@ -398,7 +363,7 @@ def test_the_chosen_number_is_marked_and_the_interval_lies_around_it():
     assert float(band["width"]) > 0
 
 
-def test_several_lines_differ_in_more_than_color_and_have_a_legend():
+def test_several_lines_differ_in_more_than_color_and_have_a_legend_and_a_table():
     points = [(0, 0.0), (1, 1.0)]
     read = drawn(dict.fromkeys("abcd", points))
     assert len({line["class"] for line in read.of("polyline")}) == 4
@@ -406,15 +371,9 @@ def test_several_lines_differ_in_more_than_color_and_have_a_legend():
     assert len({dot["class"] for dot in dots}) == len({dot["d"] for dot in dots}) == 4
     assert read.texts_in("li") == list("abcd")
     assert drawn({"a": points}).of("li") == []
-
-
-def test_the_numbers_of_a_chart_can_be_read():
     read = drawn({"a": [(1, 0.5), (2, 0.25)], "b": [(2, 123456.0)]})
     assert read.texts_in("th") == ["epoch", "a", "b", "1", "2"]
     assert read.texts_in("td") == ["0.5", "0.25", "1.235e+05"]
-
-
-# ---------------------------------------------------------------- in a browser
 
 
 def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(browser, tmp_path):

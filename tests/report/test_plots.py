@@ -19,13 +19,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.sections import (
-    ClassView,
-    Confusion,
-    DiscoveryReport,
-    RunInfo,
-    Tile,
-)
+from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, RunInfo, Tile
 from nearkin.report.plots import (
     COLORS,
     confusion_plot,
@@ -77,9 +71,6 @@ def image_map(xy, *colorings):
     )
 
 
-# Charts
-
-
 def test_each_line_has_a_color_and_a_dash_of_its_own(tmp_path):
     series = {name: [(0, level), (5, level + 0.1)] for level, name in enumerate("abc")}
     path = curves([Chart("Title", "epoch", "share", series)], tmp_path / "chart.png")
@@ -112,9 +103,6 @@ def test_the_settings_of_matplotlib_and_its_warnings_stay_as_they_were(tmp_path)
     assert warnings.filters == filters
 
 
-# Curves of a training
-
-
 def run_of(tmp_path, rows, summary=None):
     folder = RunFolder(tmp_path)
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -134,7 +122,7 @@ FLOORS = {
 }
 
 
-def test_curves_are_the_columns_that_have_values(tmp_path):
+def test_curves_are_columns_with_values_beside_floors_and_keep_their_ends(tmp_path):
     rows = [
         {"step": 1, "epoch": 0.5, "loss": 3.0},
         {"step": 2, "epoch": 1, "loss": 2.0, "knn": 0.7},
@@ -144,23 +132,14 @@ def test_curves_are_the_columns_that_have_values(tmp_path):
         "loss": {"Training loss": [(0.5, 3.0), (1.0, 2.0)]},
         "knn": {"kNN accuracy": [(1.0, 0.7)]},
     }
-
-
-def test_the_accuracy_stands_beside_the_floors_that_were_measured(tmp_path):
     rows = [{"epoch": epoch, "knn": epoch / 10} for epoch in (2, 4, 6)]
     series = training_curves(run_of(tmp_path, rows, FLOORS))["knn"].series
     assert list(series) == ["kNN accuracy", "untrained encoder"]
     assert series["untrained encoder"] == [(2.0, 0.4), (6.0, 0.4)]
-
-
-def test_a_long_curve_keeps_its_ends(tmp_path):
     rows = [{"epoch": step / 100, "loss": step} for step in range(1, 5001)]
     points = training_curves(run_of(tmp_path, rows))["loss"].series["Training loss"]
     assert len(points) == MAX_POINTS
     assert (points[0], points[-1]) == ((0.01, 1.0), (50.0, 5000.0))
-
-
-# The map
 
 
 @pytest.mark.parametrize(
@@ -203,9 +182,6 @@ def test_numbers_are_drawn_with_a_scale_and_no_coloring_in_one_color(tmp_path):
     assert has_color(pixels_of(map_plot(image_map(place), tmp_path / "n.png")), COLORS[0])
 
 
-# The confusion
-
-
 @pytest.mark.parametrize(("truth", "predicted"), [(1, 1), (2, 5), (99, 160)])
 def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
     counts = np.random.default_rng(0).integers(0, 30, (truth, predicted))
@@ -222,9 +198,6 @@ def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
     assert [has_color(pixels[:, :450], "#08306B") for pixels in drawn] == [True, False]
     means = [pixels[200:500, 150:450].mean() for pixels in drawn]
     assert means[0] != means[1]
-
-
-# Sheets
 
 
 def test_a_shortened_name_is_short_and_can_be_seen():
@@ -292,9 +265,6 @@ def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkey
     assert saved["headings"][-1] == ["epoch 4", "view 3", "(8 px)"]
 
 
-# Neighbors
-
-
 def digits(rows):
     return open_images("digits").subset(np.array(rows))
 
@@ -353,9 +323,6 @@ def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_
     for name in ("sheet.unknown", "absent/sheet.png", "sheet"):
         with pytest.raises(OutputError, match=r"cannot write .*give --sheet a name\.png"):
             contact_sheet(near, images, tmp_path / name)
-
-
-# All of a discovery
 
 
 def discovery(images):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import save_digits
 from nearkin_command import run as call
 from PIL import Image
 
@@ -35,7 +36,7 @@ def trained(trained_run, tmp_path_factory):
 @pytest.fixture(scope="module")
 def discovered(tmp_path_factory, digits_file, trained):
     settings = DiscoverConfig(
-        known="0,1,2,3,4", truth="data", classes=5, mode="ncd", known_epochs=5, epochs=2,
+        known="0,1,2,3,4", truth="data", classes=5, mode="ncd", known_epochs=1, epochs=1,
         num_views=2, objective="ncl", pair_rate=1.0, train_layers="top",
         from_run=str(trained.path),
     )  # fmt: skip
@@ -58,14 +59,15 @@ def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained_run, tra
     assert trained.report.read_bytes() == page
 
 
-def test_a_training_without_a_page_gets_it_later(digits_file, tmp_path):
-    settings = TrainConfig(epochs=1, batch_size=32, backbone="tiny", report=False)
-    folder = train(digits_file, settings, out=tmp_path / "run").folder
-    train(digits_file, settings, out=folder.path, resume=True)  # nothing is left to do
+def test_a_training_without_a_page_gets_it_later(tmp_path):
+    data = save_digits(tmp_path / "few.npz", 32, 8)
+    settings = TrainConfig(epochs=1, batch_size=32, backbone="tiny", optimizer="sgd", report=False)
+    folder = train(data, settings, out=tmp_path / "run").folder
+    train(data, settings, out=folder.path, resume=True)  # nothing is left to do
     assert folder.summary.exists()
     assert not folder.report.exists()
     assert not folder.map.exists()
-    train(digits_file, replace(settings, report=True), out=folder.path, resume=True)
+    train(data, replace(settings, report=True), out=folder.path, resume=True)
     assert folder.report.exists()
 
 
@@ -161,6 +163,8 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
 def test_no_page_without_what_it_needs(trained, discovered, tmp_path):
     with pytest.raises(UsageError, match="no run folder"):
         write_report(tmp_path)
+    with pytest.raises(UsageError):
+        images_of(RunFolder(tmp_path / "nothing"))
     with pytest.raises(OutputError, match="choose another"):
         write_report(trained.path, output=tmp_path / "no" / "page.html")
     with pytest.raises(DataError, match="no such"):
@@ -189,12 +193,9 @@ def test_images_that_are_gone_are_left_out_of_the_map(trained):
     assert layout.number.tolist() == list(range(len(few)))
 
 
-def test_the_command_prints_where_the_page_is(trained, capsys):
+def test_the_command_prints_where_the_page_is_in_which_pixels_stand(trained, capsys):
     assert call("report", trained.path) == 0
     assert capsys.readouterr().out.strip() == str(trained.report.resolve())
-
-
-def test_pixels_stand_in_the_page_itself(trained):
     (sheet,) = packed(trained.report.read_text())["sheets"]
     assert base64.b64decode(sheet)[8:12] == b"WEBP"
 
@@ -235,11 +236,6 @@ def test_vectors_have_a_page_too(trained, digits_file, tmp_path, refusal):
     assert {file.name for file in (tmp_path / "page_files").iterdir()} == {"0.js", "0.webp"}
     assert "give DATA, their images, and -o, the page" in refusal(2, "report", parts)
     refusal(4, "report", parts, digits_file, "-o", tmp_path / "no" / "page.html")
-
-
-def test_a_folder_is_asked_for_that_is_a_run(tmp_path):
-    with pytest.raises(UsageError):
-        images_of(RunFolder(tmp_path / "nothing"))
 
 
 def test_the_first_paragraph_says_what_labels_were_used_for(trained, tmp_path):

@@ -75,9 +75,10 @@ def textual(kind):
 
 
 def headers(fingerprint):
-    for spelling in [*(each.format("Net") for each in SPELLINGS), "os:abort"]:
+    """One name in all uses; the others each in some, since one place reads them all."""
+    for number, spelling in enumerate([*(each.format("Net") for each in SPELLINGS), "os:abort"]):
         files = run_of(TrainConfig(image_size=16), fingerprint=fingerprint, backbone=spelling)
-        for command in USING:
+        for command in USING[number - 1 :: 4] if number else USING:
             yield f"header {spelling}: {command}", files, command, *UNTRUSTED
 
 
@@ -135,7 +136,7 @@ def test_no_name_in_a_file_is_imported(place):
     folder_of(place / "good", run_of(TrainConfig(image_size=16), fingerprint=fingerprint))
     cases = [("warm", {}, "embed good images -o x.npz", {0}, "")]
     cases += [*headers(fingerprint), *configs(), *runs(fingerprint), *others()]
-    assert sum(says == UNTRUSTED[1] for *_, says in cases) > 100
+    assert sum(says == UNTRUSTED[1] for *_, says in cases) > 70
     assert_harmless(place, cases, answers_to(place, cases))
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from builders import pixels as images
-from kills import AIMS, differences, finish, resumed_steps, set_up, start
-from nearkin_command import run
+from kills import AIMS, differences, finish, resumed_steps, set_up, start, unbroken
 from small import SIDE, SMALL, batch_for, of_two_processes, shares
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -192,9 +191,6 @@ def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own(kind):
         assert trunk == pytest.approx(expected)
 
 
-# Several processes, chunks, bfloat16
-
-
 SHARED = ("swav", "moco_v3", "simgcd")
 FROZEN = dict(frozen=0.25, until=4)
 
@@ -257,9 +253,6 @@ def test_chunks_and_bfloat16_take_the_same_options(kind):
     assert torch.isfinite(done[1].loss)
 
 
-# Runs
-
-
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory):
     """Encoders of a residual network at 16 px and of a vision transformer at 224 px."""
@@ -276,12 +269,7 @@ def encoders(tmp_path_factory):
 def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, tmp_path, log):
     source = encoders / "tiny.safetensors"
     run = nearkin.train(
-        images(16),
-        out=tmp_path / "run",
-        init_from=source,
-        batch_size=8,
-        epochs=3,
-        reporter=log,
+        images(16), out=tmp_path / "run", init_from=source, batch_size=8, epochs=3, reporter=log
     )
     kept, trained = load(RunFolder(run.path).start), load(run.path)
     expected = load(source)
@@ -327,19 +315,17 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_without_the_source(encod
     data, source = tmp_path / "data.npz", tmp_path / "source.safetensors"
     np.savez(data, x=images(24, 32))
     shutil.copy(encoders / "vit2.safetensors", source)
-    settings = "--batch-size 8 --epochs 6 --evaluate-every 0 --save-every 2 --device cpu -q "
+    settings = "--batch-size 8 --epochs 4 --evaluate-every 0 --save-every 2 --device cpu -q "
     settings += "--lora 2 --drop-path 0.2 --grad-checkpointing --layer-decay 0.6 --freeze-epochs 2"
-    command = ["train", data, "--init-from", source, *settings.split()]
     killed, whole = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole")
-    shot = start(
-        [str(word) for word in [*command, "-o", killed.path]],
-        lambda: set_up(AIMS["before pruning"], "simclr", 2),
-    )
+    command = ["train", str(data), "--init-from", str(source), *settings.split(), "-o"]
+    first = [*command, str(killed.path)]
+    shot = start(first, lambda: set_up(AIMS["before pruning"], "simclr", 2))
     assert finish(shot) == -signal.SIGKILL
     assert not killed.encoder.exists()
-    assert run(*command, "-o", whole.path) == 0
+    unbroken([*command, str(whole.path)], whole.path)
     source.unlink()  # a run that goes on needs it no more
-    assert run(*command, "-o", killed.path, "--resume") == 0
+    unbroken([*first, "--resume"], killed.path)
     (step,) = resumed_steps(killed.path)
     assert step > 0
     assert differences(whole.path, killed.path) == []
@@ -419,20 +405,18 @@ def test_a_size_is_the_encoders_own_or_as_much_as_the_images_have(encoders):
 
 def test_the_start_of_an_attempt_that_failed_is_not_that_of_the_next_one(tmp_path):
     """Settings that do not fit are found after the start is there, and then corrected."""
-    pixels = images(32)
-    settings = {"backbone": "tiny", "epochs": 1, "batch_size": 16}
-    first, second = (tmp_path / name for name in ("first", "second"))
-    for seed, out in enumerate((first, second)):
-        nearkin.train(pixels, out=out, seed=seed, **settings)
+    first, second = (tmp_path / f"{name}.safetensors" for name in ("first", "second"))
+    for file in (first, second):
+        write_encoder(file, build_backbone("tiny", 16), {"backbone": "tiny", "image_size": 16})
+    settings = {"backbone": "tiny", "epochs": 1, "batch_size": 16, "optimizer": "sgd"}
 
-    def failed(out):
+    def fail_and_resume(name, **start):
+        again = {**settings, "out": tmp_path / name, "report": False}
         with pytest.raises(UsageError, match="chunks of 7"):
-            nearkin.train(pixels, out=out, init_from=str(first), chunk_size=7, **settings)
+            nearkin.train(images(32), init_from=str(first), chunk_size=7, **again)
+        return nearkin.train(images(32), **again, **start, resume=True)
 
-    failed(tmp_path / "continued")
-    again = {**settings, "out": tmp_path / "continued", "resume": True}
-    run = nearkin.train(pixels, init_from=str(second), **again)
+    run = fail_and_resume("continued", init_from=str(second))
     assert load(run.folder.start).digest == load(second).digest
-    failed(tmp_path / "anew")
-    run = nearkin.train(pixels, **{**again, "out": tmp_path / "anew"})
+    run = fail_and_resume("anew")
     assert set(run.summary["measures"]) == {"encoder", "untrained", "pixels"}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from builders import pixels
 from small import small, spawn
 
@@ -78,9 +77,6 @@ def disk():
     yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)
-
-
-# Disks
 
 
 def test_a_disk_that_is_full_for_a_while_costs_warnings_and_nothing_else(
@@ -217,9 +213,6 @@ def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
             pass
 
 
-# Memory
-
-
 @pytest.mark.slow
 def test_too_little_memory_is_one_line_with_advice(images, tmp_path):
     program = (
@@ -285,14 +278,3 @@ def test_the_documentation_names_the_free_settings():
     documented = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
     for name in FREE:
         assert f"`--{name.replace('_', '-')}`" in documented
-
-
-def test_two_exports_of_one_run_are_the_same_file(whole, tmp_path):
-    from nearkin.encoders.encoder import load, write_encoder
-
-    encoder = load(whole)
-    for name in ("a", "b"):
-        write_encoder(tmp_path / name, encoder.backbone, {"backbone": "tiny", "image_size": 16})
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert all(p.isfinite().all() for p in encoder.parameters())
-    assert torch.equal(encoder(torch.ones(1, 3, 16, 16)), load(whole)(torch.ones(1, 3, 16, 16)))

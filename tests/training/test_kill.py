@@ -3,17 +3,10 @@
 `make faults` does it for every method, by the thousand.
 """
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from kills import AIMS, aims_of
-
-HARNESS = Path(__file__).parents[1] / "kills.py"
-
+from kills import AIMS, aims_of, harness
 
 METHODS = ("moco", "ncl", "seed")
 """With a queue and a target; with labels and two queues; with a teacher."""
@@ -32,21 +25,6 @@ def share(method: str) -> list[str]:
     return aims_of(method)[others.index(method) :: len(others)]
 
 
-@pytest.fixture(scope="module")
-def harness():
-    """Asks a process that has imported everything, once for all methods."""
-    command = [sys.executable, str(HARNESS)]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with subprocess.Popen(command, **pipes) as process:
-
-        def ask(**request):
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield ask
-
-
 def test_the_methods_together_are_killed_at_every_aim():
     assert {aim for method in METHODS for aim in share(method)} == AIMS.keys()
 
@@ -54,12 +32,10 @@ def test_the_methods_together_are_killed_at_every_aim():
 @pytest.mark.parametrize(
     "method", [*METHODS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 )
-def test_kills_and_resumes_end_where_the_unbroken_run_ends(method, harness, tmp_path):
+def test_kills_and_resumes_end_where_the_unbroken_run_ends(method, tmp_path):
     aims = share(method)
     kills = math.ceil(len(aims) * PERIOD / (PERIOD - 1))
-    how = dict(kills=kills, seed=0, folder=str(tmp_path), aims=aims, period=PERIOD)
-    report = harness(method=method, **how)
-    assert "failed" not in report, report["failed"]
+    report = harness(method, kills, seed=0, folder=str(tmp_path), aims=aims, period=PERIOD)
     assert report["kills"] == kills
     assert all(report["aims"][aim] == 1 for aim in aims)
     assert report["in_write"] >= sum(AIMS[aim].where == "half" for aim in aims)

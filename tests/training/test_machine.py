@@ -32,7 +32,7 @@ def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypa
     assert note_machine(path, CPU, 9) == ""
 
 
-SETTINGS = "--backbone tiny --batch-size 16 --epochs 2"
+SETTINGS = "--backbone tiny --batch-size 16 --epochs 2 --optimizer sgd"
 
 
 def train(folder, *options, program=("-m", "nearkin"), **environment):
@@ -42,9 +42,6 @@ def train(folder, *options, program=("-m", "nearkin"), **environment):
     arguments = [sys.executable, *program, *command]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
     return done.stderr
-
-
-# A run has no other clock than its steps, and no other order than that of bytes
 
 
 def filled(folder):
@@ -93,10 +90,7 @@ TURKISH = {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "PYTHONOPTIMIZE": "1"
 
 @pytest.mark.parametrize(
     ("program", "environment"),
-    [
-        (("-c", JUMPING), AWAY),
-        pytest.param(("-m", "nearkin"), TURKISH, marks=pytest.mark.slow),
-    ],
+    [(("-c", JUMPING), AWAY), pytest.param(("-m", "nearkin"), TURKISH, marks=pytest.mark.slow)],
     ids=["a clock that jumps and no UTF-8", "another language and no assertions"],
 )
 def test_what_surrounds_a_run_does_not_change_a_bit(program, environment, usual, tmp_path):

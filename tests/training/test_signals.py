@@ -1,20 +1,14 @@
-"""Signals make a run stop, save or wait; none of them changes one bit of its result.
+"""Signals make a run stop, save or wait; none of them changes one bit of its result."""
 
-As a program, `PYTHONPATH=tests python tests/training/test_signals.py FOLDER`, it sends them to real runs, which it forks.
-"""
-
-import json
 import mmap
 import os
 import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
+import kills
 import pytest
 
 METHOD = "moco"
@@ -28,10 +22,7 @@ NOTED = 1_000_000
 class Sender:
     """Starts runs and sends them signals at chosen steps, at a random moment of each."""
 
-    def __init__(self, folder: Path) -> None:
-        import kills
-
-        self.kills = kills
+    def __init__(self, folder):
         self.commit = kills.of(METHOD, kills.COMMIT)
         self.whole, self.broken = folder / "whole", folder / "broken"
         self.data = kills.write_data(folder)
@@ -39,34 +30,30 @@ class Sender:
         self.shared = mmap.mmap(-1, 8)
         kills.unbroken(self.command(self.whole), self.whole)
 
-    def command(self, out: Path) -> list[str]:
+    def command(self, out):
         """A run that saves when it is asked to, and at its end."""
-        return self.kills.arguments(METHOD, self.data, out, save_every=100_000)
+        return kills.arguments(METHOD, self.data, out, save_every=100_000)
 
     @property
-    def step(self) -> int:
+    def step(self):
         """The step under way, counted from 1, which is about to be written down by the method."""
         return int.from_bytes(self.shared[:], "big")
 
-    def note(self) -> None:
-        """Let a run tell the step under way."""
+    def note(self, hangup=signal.SIG_DFL):
+        """Let a run tell the step under way; `nohup` lets it ignore that the terminal is closed."""
 
         def noting(commit):
             def call(method, memo, progress):
-                step = round(progress * self.kills.TOTAL) + 1
+                step = round(progress * kills.TOTAL) + 1
                 self.shared[:] = step.to_bytes(8, "big")
                 return commit(method, memo, progress)
 
             return call
 
-        self.kills.replace(self.commit, noting)
+        signal.signal(signal.SIGHUP, hangup)
+        kills.replace(self.commit, noting)
 
-    def ignore_hangup(self) -> None:
-        """What `nohup` does."""
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self.note()
-
-    def never_end(self) -> None:
+    def never_end(self):
         """Let the third step last for ever, and tell once a signal has been noted.
 
         From then on signals do again what they do outside of a training.
@@ -82,14 +69,18 @@ class Sender:
 
             return call
 
-        self.kills.replace(self.commit, sleeping)
+        kills.replace(self.commit, sleeping)
         self.note()
 
-    def start(self, prepare) -> int:
-        self.shared[:] = bytes(8)
-        return self.kills.start(self.command(self.broken), prepare)
+    def start(self, prepare):
+        shutil.rmtree(self.broken, ignore_errors=True)
+        return self.go_on(prepare)
 
-    def send(self, child: int, number: signal.Signals, step: int) -> tuple[int, int]:
+    def go_on(self, prepare):
+        self.shared[:] = bytes(8)
+        return kills.start(self.command(self.broken), prepare)
+
+    def send(self, child, number, step):
         """Send it in or soon after a step; returns between which steps it was."""
         while self.step < step:
             time.sleep(0.001)
@@ -99,130 +90,81 @@ class Sender:
         os.kill(child, number)
         return before, self.step
 
-    def saved(self) -> list[int]:
+    def saved(self):
         """Steps of the checkpoints, each of which is sound."""
         paths = sorted((self.broken / "checkpoints").iterdir())
-        assert all(self.kills.tables.read_sealed(path) is not None for path in paths)
+        assert all(kills.tables.read_sealed(path) is not None for path in paths)
         return [int(re.fullmatch(r"ckpt-(\d+)\.pt", path.name)[1]) for path in paths]
 
-    def differing(self) -> list[str]:
+    def logged(self, words):
+        """The steps that stand in the log after these words."""
+        log = (self.broken / "train.log").read_text()
+        return [int(step) for step in re.findall(rf"{words} (\d+)", log)]
+
+    def differing(self):
         """Bring what was interrupted to its end, and compare."""
-        self.kills.unbroken(self.command(self.broken), self.broken)
-        differences = self.kills.differences(self.whole, self.broken)
-        shutil.rmtree(self.broken)
-        return differences
-
-    def stopped(self, name: str) -> dict[str, object]:
-        """Stop a run, by SIGTERM again and again."""
-        stops = []
-        for step in STEPS[name]:
-            child = self.start(self.note)
-            before, after = self.send(child, signal.Signals[name], step)
-            code = self.kills.finish(child)
-            stops.append([code, before, self.saved()[-1], after + 1])
-        log = (self.broken / "train.log").read_text()
-        logged = [int(step) for step in re.findall(rf"stopped by {name} after step (\d+)", log)]
-        return {"stops": stops, "logged": logged, "differing": self.differing()}
-
-    def stopped_at_once(self, name: str) -> list[object]:
-        """The exit code after a second signal during a step that would not end."""
-        child = self.start(self.never_end)
-        for step in (3, NOTED):
-            self.send(child, signal.Signals[name], step)
-        code, saved = self.kills.finish(child), self.saved()
-        shutil.rmtree(self.broken)
-        return [code, saved]
-
-    def stopped_between(self) -> list[object]:
-        """Stop a run in the moment after it has decided that no checkpoint is due."""
-        kills, after = self.kills, "nearkin.training.checkpoint.Checkpointer.after"
-        aim = kills.Aim(after, after, "before")
-        stop = lambda: os.kill(os.getpid(), signal.SIGTERM)
-        child = self.start(lambda: kills.set_up(aim, METHOD, 5, stop))
-        code, saved = kills.finish(child), self.saved()
-        log = (self.broken / "train.log").read_text()
-        shutil.rmtree(self.broken)
-        return [code, saved, int(re.search(r"after step (\d+), which", log)[1])]
-
-    def harmless(self, name: str) -> list[object]:
-        """The exit code of a run that goes on, and what differs."""
-        child = self.start(self.ignore_hangup)
-        for step in (3, 9):
-            self.send(child, signal.Signals[name], step)
-            if name == "SIGSTOP":
-                time.sleep(0.1)
-                os.kill(child, signal.SIGCONT)
-        return [self.kills.finish(child), self.differing()]
-
-    def asked_to_save(self) -> dict[str, object]:
-        """Where checkpoints were asked for, and where they are."""
-        child = self.start(self.note)
-        times = [self.send(child, signal.SIGUSR1, step) for step in (3, 12)]
-        code, saved = self.kills.finish(child), self.saved()
-        return {"code": code, "times": times, "saved": saved, "differing": self.differing()}
-
-    def all(self) -> dict[str, object]:
-        """What every signal does."""
-        return {
-            "stopped": {name: self.stopped(name) for name in STOPPING},
-            "at once": {name: self.stopped_at_once(name) for name in STOPPING},
-            "between": self.stopped_between(),
-            "harmless": {name: self.harmless(name) for name in ("SIGSTOP", "SIGHUP")},
-            "asked": self.asked_to_save(),
-        }
+        kills.unbroken(self.command(self.broken), self.broken)
+        return kills.differences(self.whole, self.broken)
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """What happened, in a process that had imported everything and forked for every run."""
-    command = [sys.executable, __file__, str(tmp_path_factory.mktemp("signals"))]
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def sender(tmp_path_factory):
+    return Sender(tmp_path_factory.mktemp("signals"))
 
 
 @pytest.mark.parametrize("name", STOPPING)
-def test_a_run_that_is_asked_to_stop_saves_the_step_under_way_or_the_next(name, report):
+def test_a_run_that_is_asked_to_stop_saves_the_step_under_way_or_the_next(name, sender):
     """And ends, when it is resumed, where the unbroken run ends."""
-    result = report["stopped"][name]
-    assert len(result["stops"]) == len(STEPS[name])
-    for code, before, saved, after in result["stops"]:
-        assert code == STOPPING[name]
-        assert before <= saved <= after
-    assert result["logged"] == [saved for _, _, saved, _ in result["stops"]]
-    assert result["differing"] == []
+    stopped = []
+    for step in STEPS[name]:
+        child = sender.go_on(sender.note) if stopped else sender.start(sender.note)
+        before, after = sender.send(child, signal.Signals[name], step)
+        assert kills.finish(child) == STOPPING[name]
+        stopped.append(sender.saved()[-1])
+        assert before <= stopped[-1] <= after + 1
+    assert sender.logged(f"stopped by {name} after step") == stopped
+    assert sender.differing() == []
 
 
-def test_a_second_signal_acts_at_once_and_saves_nothing(report):
-    assert report["at once"] == {name: [code, []] for name, code in STOPPING.items()}
+@pytest.mark.parametrize("name", STOPPING)
+def test_a_second_signal_acts_at_once_and_saves_nothing(name, sender):
+    """In a step that would not end."""
+    child = sender.start(sender.never_end)
+    for step in (3, NOTED):
+        sender.send(child, signal.Signals[name], step)
+    assert kills.finish(child) == STOPPING[name]
+    assert sender.saved() == []
 
 
-def test_a_run_never_says_that_a_step_is_saved_which_is_not(report):
-    code, saved, logged = report["between"]
-    assert code == 143
-    assert saved == [logged]
+def test_a_run_never_says_that_a_step_is_saved_which_is_not(sender):
+    """It is stopped in the moment after it has decided that no checkpoint is due."""
+    after = "nearkin.training.checkpoint.Checkpointer.after"
+    stop = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    aim = kills.Aim(after, after, "before")
+    child = sender.start(lambda: kills.set_up(aim, METHOD, 5, stop))
+    assert kills.finish(child) == STOPPING["SIGTERM"]
+    assert len(sender.saved()) == 1
+    assert sender.logged("after step") == sender.saved()
 
 
-def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(report):
-    assert report["harmless"] == {"SIGSTOP": [0, []], "SIGHUP": [0, []]}
+@pytest.mark.parametrize("name", ["SIGSTOP", "SIGHUP"])
+def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(name, sender):
+    child = sender.start(lambda: sender.note(signal.SIG_IGN))
+    for step in (3, 9):
+        sender.send(child, signal.Signals[name], step)
+        if name == "SIGSTOP":
+            time.sleep(0.1)
+            os.kill(child, signal.SIGCONT)
+    assert kills.finish(child) == 0
+    assert kills.differences(sender.whole, sender.broken) == []
 
 
-def test_a_run_that_is_asked_to_save_does_so_and_goes_on(report):
-    run = report["asked"]
-    assert run["code"] == 0
-    *middle, last = run["saved"]
-    assert len(middle) == 2
-    assert all(before <= step <= after + 1 for step, (before, after) in zip(middle, run["times"]))
+def test_a_run_that_is_asked_to_save_does_so_and_goes_on(sender):
+    child = sender.start(sender.note)
+    times = [sender.send(child, signal.SIGUSR1, step) for step in (3, 12)]
+    assert kills.finish(child) == 0
+    *middle, last = sender.saved()
+    assert len(middle) == len(times)
+    assert all(before <= step <= after + 1 for step, (before, after) in zip(middle, times))
     assert last > middle[-1]
-    assert run["differing"] == []
-
-
-if __name__ == "__main__":
-    import torch
-
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # or in the background of a script
-    json.dump(Sender(Path(sys.argv[1])).all(), sys.stdout)
+    assert kills.differences(sender.whole, sender.broken) == []

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders import pixels
 from nearkin_command import run
 
 from nearkin.commands.train import train
@@ -31,11 +32,7 @@ CPU = torch.device("cpu")
 BATCH = 8
 
 
-def pixels(count=24, side=16):
-    return np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
-
-
-IMAGES = open_images(pixels())
+IMAGES = open_images(pixels(24))
 
 
 def write_teacher(file, size=16, origin=None):
@@ -89,9 +86,6 @@ def assert_sees(taught, shown, steps, tolerance=1e-6):
         close(batch.teacher, expected(encoder, seen.views), tolerance)
 
 
-# The teacher sees what the student sees
-
-
 def test_a_teacher_of_the_same_size_sees_the_very_pixels_of_the_student(tmp_path, teacher):
     batches = student("strong", "weak")
     fed, encoder = feed(tmp_path, batches, teacher, views=0)
@@ -117,7 +111,7 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
 
 
 def test_the_blur_of_a_larger_view_is_larger():
-    images = open_images(pixels(side=32))
+    images = open_images(pixels(24, 32))
     batches = student(View(blur=1.0, sigma=(1.0, 1.0)), images=images, size=32)
     large = batches.enlarged(96, batches.order)
     rows = np.arange(4)
@@ -137,9 +131,6 @@ def test_small_views_are_seen_at_the_teachers_one_size(tmp_path, teacher):
     assert batches.sizes == [16, 8]
     taught = feed(tmp_path, batches, teacher, views=0)
     assert_sees(taught, batches.enlarged(16, batches.order), 2)
-
-
-# Features that are computed once
 
 
 @pytest.mark.parametrize("size", [16, 32])
@@ -236,9 +227,6 @@ def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(
         list(kept.between(0, 6))
 
 
-# Whole runs
-
-
 @pytest.fixture(scope="module")
 def distilled(tmp_path_factory):
     """A finished run, its data and its settings."""
@@ -253,7 +241,7 @@ def distilled(tmp_path_factory):
     return train(str(data), config, out=folder / "run"), data, config
 
 
-def test_the_table_has_the_teacher_and_the_share_that_is_kept(distilled):
+def test_the_table_has_the_teacher_and_its_share_and_the_settings_the_number_of_views(distilled):
     run, *_ = distilled
     measures, kept = run.summary["measures"], run.summary["kept"]["shares"]
     assert list(measures) == ["encoder", "teacher", "untrained", "pixels"]
@@ -265,10 +253,6 @@ def test_the_table_has_the_teacher_and_the_share_that_is_kept(distilled):
     assert "of its teacher's kNN top-1" in "\n".join(run.lines())
     assert "teacher" in run.lines()[0]
     assert "of its teacher's kNN" in html.unescape(run.folder.report.read_text())
-
-
-def test_the_settings_that_a_run_keeps_have_the_number_of_views(distilled):
-    run, *_ = distilled
     config, _ = run.folder.settings()
     assert config.teacher_views == 2
     assert len(list(run.folder.teacher_features.iterdir())) == 2
@@ -298,7 +282,7 @@ def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_
     shutil.move(config.teacher, moved)
     try:
         train(str(data), replace(config, report=False), out=out, resume=True)
-        assert run("evaluate", out, "--json") == 0
+        assert run("evaluate", out, "--protocol", "knn") == 0
     finally:
         shutil.move(moved, config.teacher)
     assert "resuming after step" in RunFolder(out).log.read_text()
@@ -330,7 +314,7 @@ REFUSED = [
 
 def test_what_does_not_fit_is_one_line(tmp_path, refusal):
     data, out = tmp_path / "data.npz", tmp_path / "run"
-    np.savez(data, x=pixels())
+    np.savez(data, x=pixels(24))
     for typed, message in REFUSED:
         assert message in refusal(2, "train", data, "-o", out, "--backbone", "tiny", *typed)
     discovery = ["discover", "digits", "--known", "0,1", "--method", "seed", "-o", out]

@@ -4,6 +4,8 @@ There is no GPU here, so operations are watched that would ask one, and tensors 
 `tests/training/test_cuda.py` lets CUDA watch by itself.
 """
 
+from dataclasses import fields
+
 import pytest
 import torch
 from builders import pixels
@@ -14,6 +16,7 @@ from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
+from nearkin.data.views import View
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
 
@@ -83,7 +86,24 @@ def test_a_search_for_neighbors_asks_a_gpu_for_nothing(k):
     assert [(x.shape, x.device.type) for x in neighbors] == [((256, k), "cuda")] * 2
 
 
-@pytest.mark.parametrize("preset", AUGMENTATIONS)
+PRESETS = ("simclr", "swav", "byol_additive", "solo_cifar", "ncl_cifar", "characters")
+
+
+def test_presets_here_do_all_that_any_does():
+    def done_by(presets):
+        views = [view for preset in presets for view in views_of(preset)]
+        names = [part.name for part in fields(View)]
+        return {
+            name
+            for view in views
+            for name in names
+            if getattr(view, name) != getattr(View(), name)
+        }
+
+    assert done_by(PRESETS) == done_by(AUGMENTATIONS)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_views_are_given_to_a_gpu_without_waiting(preset):
     gpu, images, waited = torch.device("cuda:0"), open_images(pixels(16, 32)), []
 
