@@ -210,7 +210,7 @@ def build_optimizer(
     equal singular values, a convolution's weights as a matrix with a row per output channel, and
     biases, norms and matrices with a side below 4 as NAdamW does. Its steps are as long as usual
     ones of AdamW (Liu et al. 2025, arXiv:2502.16982, eq. 4), whose learning rates serve here too.
-    They are computed in bfloat16: another number of processes or threads changes them by up to a
+    On a GPU they are computed in bfloat16: another number of processes changes them by up to a
     percent, where it changes other optimizers' steps by rounding in float32. Divided matrices
     (FSDP) round otherwise, and where a batch has fewer images than a matrix has rows, directions
     that hold nothing but rounding are amplified: steps differ by up to a third.
@@ -249,7 +249,7 @@ def build_optimizer(
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return torch.optim.AdamW(groups, lr, betas=BETAS, fused=True)
         case "muon":
-            from timm.optim import Muon
+            from nearkin.training.muon import Muon
 
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             muon: Optimizer = Muon(groups, lr, nesterov=True, betas=BETAS)
