@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
@@ -19,6 +20,11 @@ def noise(seed: int = 0, size: tuple[int, int] = (20, 10)) -> np.ndarray:
 def pixels(count: int, side: int = 16, seed: int = 0) -> np.ndarray:
     """Square RGB images of random pixels."""
     return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Features drawn from a normal law."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def soft(seed: int, size: tuple[int, int]) -> Image.Image:
@@ -95,6 +101,18 @@ def digits(each: int, classes: int = 10, seed: int = 0) -> tuple[np.ndarray, np.
 def digit_pixels(images: np.ndarray) -> np.ndarray:
     """Scikit-learn's digits, of 0 to 16, as bytes."""
     return np.rint(images * (255 / 16)).astype(np.uint8)
+
+
+def write_network(path: Path, name: str = "tiny", seed: int = 0, size: int = 16) -> Path:
+    """Write an encoder that has learned nothing, and the folder that it is in."""
+    from nearkin.encoders.encoder import write_encoder  # see nearkin_command.py
+    from nearkin.networks.backbone import build_backbone
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        write_encoder(path, build_backbone(name, size), {"backbone": name, "image_size": size})
+    return path
 
 
 def save_digits(path: Path, train: int, test: int = 0) -> Path:

@@ -50,10 +50,10 @@ def write_rows(path: Path, written: list[dict[str, str]]) -> None:
         writer.writerows(written)
 
 
-def table(path: Path, written: object) -> Path:
+def table(path: Path, written: object, delimiter: str = ",") -> Path:
     """A table of labels."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("path", "label"), *written])
+        csv.writer(file, delimiter=delimiter).writerows([("path", "label"), *written])
     return path
 
 

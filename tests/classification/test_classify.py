@@ -1,9 +1,11 @@
 """`nearkin classify` from labels to files: real commands on real digits, with a small encoder."""
 
+import itertools
 import json
 import re
 import shutil
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import kills
 import numpy as np
 import pytest
 import torch
+from builders import write_network
 from discoveries import rows, strict_json
 from kills import Aim
 from nearkin_command import run
@@ -23,29 +26,32 @@ from nearkin.classification.data import open_labeled_data
 from nearkin.classification.report import lines
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
-from nearkin.data.rng import seeded
 from nearkin.discovery.classifier import read_classifier
-from nearkin.encoders.encoder import load, write_encoder
-from nearkin.networks.backbone import build_backbone
+from nearkin.encoders.encoder import load
+from nearkin.measures import attentive, probe
 from nearkin.run.folder import RunFolder
 
 TRAININGS = ("linear", "attentive", "last:1", "all")
 RESULT = ("classifier.safetensors", "encoder.safetensors", "assignments.csv")
+QUICK = ("--no-baselines", "--workers", "0", "-q")
 SLOW = pytest.mark.slow
 each_training = pytest.mark.parametrize(
     "layers", [*TRAININGS[:3], pytest.param("all", marks=SLOW)]
 )
 
 
-def write_network(path: Path, name: str = "tiny", seed: int = 0, size: int = 8) -> Path:
-    with seeded(seed, torch.device("cpu")):
-        write_encoder(path, build_backbone(name, size), {"backbone": name, "image_size": size})
-    return path
+@pytest.fixture(scope="module", autouse=True)
+def few_steps():
+    """A tenth of the usual steps for each probe, of which a training fits dozens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "STEPS", 30)
+        patch.setattr(attentive, "STEPS", 15)
+        yield
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
-    return write_network(tmp_path_factory.mktemp("encoder") / "encoder.safetensors")
+    return write_network(tmp_path_factory.mktemp("encoder") / "encoder.safetensors", size=8)
 
 
 @pytest.fixture(scope="module")
@@ -84,24 +90,22 @@ def measured(out: Path, name: str) -> float:
 
 
 @each_training
-def test_every_training_learns_digits(trained, layers):
+def test_every_training_learns_digits_and_assign_gives_the_same_classes(trained, data, layers):
+    """The files hold all that the predictions come from."""
     # Six steps of fine-tuning are enough to be far from chance, not to be good.
     least = 0.75 if layers in ("linear", "attentive") else 0.2
     assert measured(trained(layers), "accuracy") > least
     assert measured(trained(layers), "balanced accuracy") > least - 0.05
-    assert len(rows(trained(layers) / "assignments.csv")) == 60
-
-
-@each_training
-def test_assign_gives_the_classes_and_scores_of_the_run(trained, data, layers):
-    """The files hold all that the predictions come from."""
     assigned = nearkin.assign(trained(layers), str(data), workers=0).to_dicts()
-    now = {row["path"]: row for row in assigned}
-    for row in rows(trained(layers) / "assignments.csv"):
+    now, written = (
+        {row["path"]: row for row in assigned},
+        rows(trained(layers) / "assignments.csv"),
+    )
+    assert len(written) == 60
+    for row in written:
         same = now[row["path"]]
-        assert same["cluster"] == row["cluster"]
+        assert (same["cluster"], same["nearest_known"]) == (row["cluster"], row["nearest_known"])
         assert same["score"] == pytest.approx(float(row["score"]), abs=2e-4)
-        assert same["nearest_known"] == row["nearest_known"]
 
 
 @pytest.mark.parametrize(
@@ -132,12 +136,11 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(trained, encoder):
 def test_low_layers_learn_the_more_slowly_the_smaller_the_decay(trained, data, encoder, tmp_path):
     """The lowest layer learns at .75 to the power of its depth, or at a tenth to that power."""
     usual, slow = trained("all"), classify(data, encoder, tmp_path / "run", "all", layer_decay=0.1)
-    before = load_file(encoder)["0.weight"]
-    moved = [
-        (load_file(out / "encoder.safetensors")["0.weight"] - before).abs().mean().item()
-        for out in (usual, slow)
-    ]
-    assert 0 < moved[1] < moved[0] / 20
+    before, after, less = (
+        load_file(path)["0.weight"]
+        for path in (encoder, usual / "encoder.safetensors", slow / "encoder.safetensors")
+    )
+    assert 0 < (less - before).abs().mean() < (after - before).abs().mean() / 20
 
 
 @pytest.mark.parametrize(
@@ -154,8 +157,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(trained, data, encoder, tmp_path
     """Without the encoder that it was started from, which is elsewhere and may be gone."""
     out, source = tmp_path / "run", tmp_path / "source.safetensors"
     shutil.copy(encoder, source)
-    command = ["classify", str(data), "--from", str(source), "--train-layers", layers, "-q"]
-    command += ["--no-baselines", "--workers", "0", "--out", str(out)]
+    command = ["classify", str(data), "--from", str(source), "--train-layers", layers]
+    command += [*QUICK, "--out", str(out)]
     tuned = layers in ("last:1", "all")
     if tuned:  # saving changes nothing, so the unbroken run may save less often
         command += ["--epochs", "2", "--lr", "0.001", "--batch-size", "32", "--save-every", "2"]
@@ -172,25 +175,21 @@ def test_a_killed_run_goes_on_to_the_same_bytes(trained, data, encoder, tmp_path
     assert [step for step, total in resumed if step != total] == (["2"] if tuned else [])
 
 
-def few_labels(data: Path, path: Path, per_class: int, stray: bool = False) -> Path:
+def few_labels(data: Path, path: Path, per_class: int, *stray: str) -> Path:
     """A table that labels some training images of each class, and all test images."""
-    images, counts = open_images(str(data)), dict[int, int]()
-    with path.open("w", encoding="utf-8") as file:
-        file.write("path,label\n")
-        for name, label, side in zip(images.names, images.labels.tolist(), images.splits):
-            counts[label] = counts.get(label, 0) + (side == "train")
-            if side == "test" or counts[label] <= per_class:
-                file.write(f"{name},d{label}\n")
-        if stray:
-            file.write("elsewhere/1.png,d1\n")
+    images, counts, written = open_images(str(data)), Counter(), ["path,label", *stray]
+    for name, label, side in zip(images.names, images.labels.tolist(), images.splits):
+        counts[label] += side == "train"
+        if side == "test" or counts[label] <= per_class:
+            written.append(f"{name},d{label}")
+    path.write_text("\n".join([*written, ""]), encoding="utf-8")
     return path
 
 
 def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, tmp_path):
     table = few_labels(data, tmp_path / "labels.csv", 2)
-    lines = table.read_text().splitlines()
-    learned = [x for x in lines if not (x.startswith("train") and x.endswith(",d0"))]
-    table.write_text("\n".join(learned) + "\n")
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(x for x in lines if not re.match("train.*,d0", x)))
     opened = open_labeled_data(str(data), ClassifyConfig(labels=str(table)))
     assert opened.classes == tuple(f"d{digit}" for digit in range(1, 10))
     assert opened.images.classes[-1] == "d0"
@@ -198,16 +197,18 @@ def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, 
 
 def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     """The floors, the page and the JSON."""
-    table, out = few_labels(data, tmp_path / "labels.csv", 3, stray=True), tmp_path / "run"
+    table, out = (
+        few_labels(data, tmp_path / "labels.csv", 3, "elsewhere/1.png,d1"),
+        tmp_path / "run",
+    )
     command = ["classify", data, "--from", encoder, "--labels", table, "--out", out, "--report"]
     assert run(*command, "--workers", "0", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["sizes"] == {"train": 30, "test": 60, "unlabeled": 90}
     assert len(rows(out / "assignments.csv")) == 150
     measures = summary["measures"]
-    assert {*measures} == {
-        "classifier", "kNN, frozen features", "untrained encoder", "raw pixels", "majority class",
-    }  # fmt: skip
+    floors = {"kNN, frozen features", "untrained encoder", "raw pixels", "majority class"}
+    assert measures.keys() == {"classifier", *floors}
     assert measures["majority class"]["accuracy"]["value"] < 0.25
     assert measures["classifier"]["accuracy"]["value"] > 0.5
     assert summary["calibration"]["num_images"] == 30
@@ -226,8 +227,8 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
 def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_path, refusal):
     data = builders.save_digits(tmp_path / "digits.npz", 120)
     source, out = tmp_path / "source", tmp_path / "run"
-    made = nearkin.embed(encoder, str(data), out=source, val=0.25, workers=0)
-    command = ["classify", data, "--from", source, "--out", out, "--no-baselines", "-q"]
+    made = nearkin.embed(encoder, str(data), out=source, val=0.25, workers=0, report=False)
+    command = ["classify", data, "--from", source, "--out", out, *QUICK]
     assert "--val 0.1, but " in refusal(2, *command, "--val", "0.1")
     assert not out.exists()
     assert run(*command) == 0
@@ -238,18 +239,16 @@ def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_pat
     assert run(*command, "--resume") == 0
 
 
-def test_labels_that_change_are_not_resumed_with(data, encoder, tmp_path, refusal):
+def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resumed_with(
+    data, encoder, tmp_path, refusal
+):
     table = few_labels(data, tmp_path / "labels.csv", 2)
     command = ["classify", data, "--from", encoder, "--labels", table, "--out", tmp_path / "run"]
-    command += ["--no-baselines", "--workers", "0", "-q"]
-    assert run(*command) == 0
+    assert run(*command, *QUICK) == 0
     few_labels(data, table, 3)
-    assert "the labels have changed" in refusal(5, *command, "--resume")
-
-
-def test_one_image_of_each_class_is_enough(data, encoder, tmp_path):
+    assert "the labels have changed" in refusal(5, *command, *QUICK, "--resume")
     table = few_labels(data, tmp_path / "labels.csv", 1)
-    out = classify(data, encoder, tmp_path / "run", "linear", labels=str(table))
+    out = classify(data, encoder, tmp_path / "few", "linear", labels=str(table))
     assert read_classifier(out / "classifier.safetensors").calibration is None
     assert "the default" in strict_json(out / "summary.json")["protocol"]
     assert "10 classes with one training image" in (out / "train.log").read_text()
@@ -269,7 +268,6 @@ REFUSED = [
     ([*FROM, "--lables", "x"], 2, "lables"),
     ([*FROM, "--labels", "ONE", "--labeled", "ONE"], 2, "exclude each other"),
 ]
-"""Arguments, the exit code, and what is said."""
 
 
 def test_what_cannot_be_done_is_said_in_one_line(data, encoder, tmp_path, refusal):
@@ -282,26 +280,22 @@ def test_what_cannot_be_done_is_said_in_one_line(data, encoder, tmp_path, refusa
         assert says in line, more
 
 
-@pytest.mark.parametrize("layers", ["linear", "attentive"])
-@pytest.mark.parametrize(
-    ("name", "seed", "size"),
-    [("small", 0, 8), ("tiny", 1, 8), ("tiny", 0, 16)],
-    ids=["features", "weights", "preprocessing"],
-)
-def test_another_encoder_is_refused(trained, data, tmp_path, refusal, layers, name, seed, size):
-    out = tmp_path / "run"
-    shutil.copytree(trained(layers), out)
-    write_network(out / "encoder.safetensors", name, seed, size)
-    line = refusal(5, "assign", out, data, "-o", tmp_path / "a.csv")
-    assert "classifier.safetensors is of another encoder" in line
-    assert "classify again" in line
-    assert not (tmp_path / "a.csv").exists()
+def test_another_encoder_is_refused(trained, data, tmp_path, refusal):
+    """By its architecture, its weights or its preprocessing."""
+    for layers, other in itertools.product(
+        TRAININGS[:2], (("small", 0, 8), ("tiny", 1, 8), ("tiny", 0, 16))
+    ):
+        out = shutil.copytree(trained(layers), tmp_path / "run", dirs_exist_ok=True)
+        write_network(out / "encoder.safetensors", *other)
+        line = refusal(5, "assign", out, data, "-o", tmp_path / "a.csv")
+        assert "classifier.safetensors is of another encoder" in line, (layers, other)
+        assert "classify again" in line
+        assert not (tmp_path / "a.csv").exists()
 
 
 def test_a_classifier_that_names_no_encoder_is_read(linear, data, tmp_path):
     """As those of format 1; it may be applied to any that has as many features."""
-    out = tmp_path / "run"
-    shutil.copytree(linear, out)
+    out = shutil.copytree(linear, tmp_path / "run")
     path = out / "classifier.safetensors"
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["nearkin"])
@@ -312,22 +306,14 @@ def test_a_classifier_that_names_no_encoder_is_read(linear, data, tmp_path):
     assert now.to_dicts() == before.to_dicts()
 
 
-def test_images_like_none_of_the_classes_are_flagged(linear):
+def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_read_back(linear):
     noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
     flags = [row["flag"] for row in nearkin.assign(linear, noise, workers=0).to_dicts()]
     own = [row["flag"] for row in rows(linear / "assignments.csv")]
     assert flags.count("unlike") > 30
     assert own.count("unlike") < 10
-
-
-def test_a_summary_counts_the_images_of_each_flag(linear):
-    summary = strict_json(linear / "summary.json")
-    printed = lines(summary | {"flags": {"unlike": 1, "border": 2}})
-    assert {"unlike: 1 image", "border: 2 images"} <= {*printed}
-
-
-def test_settings_of_a_run_read_back(linear):
+    counted = strict_json(linear / "summary.json") | {"flags": {"unlike": 1, "border": 2}}
+    assert {"unlike: 1 image", "border: 2 images"} <= {*lines(counted)}
     config, _ = RunFolder(linear).any_settings()
     assert isinstance(config, ClassifyConfig)
-    assert config.train_layers == "linear"
-    assert RunFolder(linear).kind == "classification"
+    assert (config.train_layers, RunFolder(linear).kind) == ("linear", "classification")

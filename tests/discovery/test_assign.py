@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 
 import numpy as np
-import pytest
+from builders import write_files
 from discoveries import close, names, rows, save
 from nearkin_command import run
 from safetensors import safe_open
@@ -31,9 +31,9 @@ def test_images_of_a_discovery_are_assigned_as_they_were(discovery, flat, tmp_pa
     for name in ("path", "cluster", "score", "margin", "entropy", "agreement"):
         assert [row[name] for row in mine] == [row[name] for row in known]
     assert unlike(mine) == unlike(known)
-    estimate = {line.rsplit(maxsplit=1)[0].strip(): int(line.rsplit(maxsplit=1)[1])
-               for line in capsys.readouterr().out.splitlines()}  # fmt: skip
-    assert estimate == Counter(row["cluster"] for row in everything)
+    printed = [line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    counts = {name.strip(): int(count) for name, count in printed}
+    assert counts == Counter(row["cluster"] for row in everything)
     for row in everything:
         copy = copies / row["cluster"].replace(" ", "_") / row["path"]
         assert copy.read_bytes() == (flat / row["path"]).read_bytes()
@@ -61,13 +61,17 @@ def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_l
     close(mine, [expected[row["path"]] for row in mine])
 
 
-def test_a_single_image_can_be_assigned(discovery, flat, tmp_path, capsys):
+def test_a_single_image_can_be_assigned_and_none_that_can_be_read_is_refused(
+    discovery, flat, tmp_path, capsys, refusal
+):
     shutil.copy(flat / "3-00.png", tmp_path)
     assert run("assign", discovery, tmp_path, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)
     expected = {each["path"]: each for each in rows(discovery / "assignments.csv")}["3-00.png"]
     assert (row["path"], row["cluster"]) == ("3-00.png", expected["cluster"])
     assert row["purity"] is None  # there is no other image
+    broken = write_files(tmp_path / "cut", {"cut.png": cut(flat / "4-00.png")})
+    assert "cannot be read" in refusal(3, "assign", discovery, broken)
 
 
 def strangers(folder):
@@ -86,8 +90,7 @@ def test_images_like_no_class_are_flagged(discovery, tmp_path):
 
 def test_a_classifier_without_a_reference_flags_nothing(discovery, flat, tmp_path):
     """As earlier discoveries have written it."""
-    out = tmp_path / "run"
-    shutil.copytree(discovery, out)
+    out = shutil.copytree(discovery, tmp_path / "run")
     path = out / "classifier.safetensors"
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["nearkin"])
@@ -104,32 +107,19 @@ def test_a_classifier_without_a_reference_flags_nothing(discovery, flat, tmp_pat
     assert kept[0] == kept[1]
 
 
-# What is refused
-
-
-def test_new_images_none_of_which_can_be_read_are_refused(discovery, flat, tmp_path, refusal):
-    (tmp_path / "cut.png").write_bytes(cut(flat / "4-00.png"))
-    assert "cannot be read" in refusal(3, "assign", discovery, tmp_path)
-
-
-@pytest.mark.parametrize("damage", ["cut", "empty", "text", "zeros"])
 def test_a_damaged_classifier_is_one_line_and_exit_code_5(
-    damage, discovery, flat, tmp_path, refusal
+    discovery, flat, encoder, tmp_path, refusal
 ):
+    for no_discovery in (encoder, tmp_path, tmp_path / "missing"):
+        assert "nearkin discover" in refusal(2, "assign", no_discovery, flat)
     for name in ("config.toml", "encoder.safetensors", "classifier.safetensors"):
         shutil.copy(discovery / name, tmp_path)
     path = tmp_path / "classifier.safetensors"
     whole = path.read_bytes()
-    broken = {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"no classifier",
-              "zeros": bytes(len(whole))}[damage]  # fmt: skip
-    path.write_bytes(broken)
-    line = refusal(5, "assign", tmp_path, flat)
-    assert "classifier.safetensors cannot be used" in line
-
-
-def test_without_a_finished_discovery_nothing_is_assigned(encoder, flat, tmp_path, refusal):
-    for no_discovery in (encoder, tmp_path, tmp_path / "missing"):
-        assert "nearkin discover" in refusal(2, "assign", no_discovery, flat)
+    for broken in (whole[: len(whole) // 2], b"", b"no classifier", bytes(len(whole))):
+        path.write_bytes(broken)
+        line = refusal(5, "assign", tmp_path, flat)
+        assert "classifier.safetensors cannot be used" in line, broken[:20]
 
 
 def test_assigning_does_not_replace_the_data(discovery, flat, tmp_path, refusal):

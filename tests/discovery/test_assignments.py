@@ -36,21 +36,17 @@ def some(n=80, *, seed=0, dim=6):
     return predict(rng.normal(size=(n, dim)), softmax(logits), label, by_view=views.argmax(axis=2))
 
 
-def heaps(sizes, *, labeled=10, apart=8.0, dim=10, seed=0):
+def heaps(sizes, *, labeled=10, dim=10):
     """Features around an axis for each class, images with labels first, all of them sure."""
-    rng = np.random.default_rng(seed)
     label = [c for c in range(KNOWN) for _ in range(labeled)]
     number = np.array(label + [c for c, size in enumerate(sizes) for _ in range(size)])
-    features = apart * np.eye(dim)[number] + rng.normal(size=(len(number), dim))
+    features = 8 * np.eye(dim)[number] + np.random.default_rng(0).normal(size=(len(number), dim))
     label = np.array(label + [UNKNOWN] * sum(sizes))
     return predict(features, 0.02 + 0.9 * np.eye(len(sizes))[number], label)
 
 
 def flags(predictions):
     return dict(zip(assign(predictions).paths, assign(predictions).flag))
-
-
-# The columns
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -77,21 +73,16 @@ def test_the_columns_are_what_they_say(seed):
         assert assigned.similarity[i] == pytest.approx(max(likeness))
 
 
-def test_an_impossible_class_does_not_count_for_the_entropy():
+def test_an_impossible_class_does_not_count_and_a_single_possible_one_is_certain():
     evenly = [[0.0, 0.0, 1 / 3, 1 / 3, 1 / 3]] * 3
     assigned = assign(predict(np.eye(3), evenly, [UNKNOWN] * 3))
     assert assigned.entropy == pytest.approx(1)
     assert assigned.margin == pytest.approx(0)
-
-
-@pytest.mark.parametrize("classes", [1, 3])
-def test_a_single_possible_class_is_certain(classes):
-    only = np.eye(classes)[[classes - 1] * 4]
-    assigned = assign(predict(np.eye(4), only, [UNKNOWN] * 4, num_known=classes - 1))
-    np.testing.assert_array_equal(assigned.score, 1)
-    np.testing.assert_array_equal(assigned.margin, 1)
-    np.testing.assert_array_equal(assigned.entropy, 0)
-    np.testing.assert_array_equal(assigned.purity, 1)
+    for classes in (1, 3):
+        only = np.eye(classes)[[classes - 1] * 4]
+        assigned = assign(predict(np.eye(4), only, [UNKNOWN] * 4, num_known=classes - 1))
+        for column, value in (("score", 1), ("margin", 1), ("entropy", 0), ("purity", 1)):
+            np.testing.assert_array_equal(getattr(assigned, column), value)
 
 
 def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
@@ -105,45 +96,33 @@ def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
     np.testing.assert_allclose(calibrated.score, honest.max(axis=1))
 
 
-def test_a_known_class_without_a_labeled_image_is_nobodys_nearest():
+def test_a_known_class_without_a_labeled_image_is_nobodys_nearest_and_without_labels_none_is():
     label = [0, 0, UNKNOWN, UNKNOWN]
     features = [[1, 0], [1, 0], [-1, 0.1], [-1, 0]]
     assigned = assign(predict(features, np.eye(CLASSES)[[0, 0, 2, 2]], label))
     assert assigned.nearest_known.tolist() == [0, 0]
     assert (assigned.similarity < -0.9).all()
+    predictions = predict(np.eye(4), softmax(np.eye(4)), [UNKNOWN] * 4, num_known=0)
+    assigned = assign(predictions)
+    assert assigned.nearest_known.tolist() == [UNKNOWN] * 4
+    assert np.isnan(assigned.similarity).all()
+    assert "maybe-known" not in assigned.flag
+    for row in assigned.table():
+        named = dict(zip(COLUMNS, row))
+        assert (named["nearest_known"], named["similarity"]) == ("", None)
 
 
-# Flags
-
-
-def test_a_sure_image_among_its_own_is_core():
+def test_a_image_is_core_or_on_the_border_by_its_views_its_margin_and_its_neighbors():
     assert set(flags(heaps([12, 12, 30, 30, 30])).values()) == {"core"}
-
-
-def test_a_image_whose_views_disagree_is_on_the_border():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.by_view[:3, 20] = 4  # of class 2, and 5 of 8 views are left
-    predictions.by_view[:2, 21] = 4
+    predictions.by_view[:2, 21] = 4  # 6 of 8: neither core nor border
+    predictions.probability[23] = [0.0, 0.0, 0.55, 0.45, 0.0]
+    predictions.probability[24] = [0.0, 0.0, 0.65, 0.35, 0.0]
+    predictions.features[25] = predictions.features[60]  # of class 2, in the middle of class 3
     flag = flags(predictions)
-    assert flag["20.png"] == "border"
-    assert flag["21.png"] == ""  # 6 of 8: neither core nor border
-    assert flag["22.png"] == "core"
-
-
-def test_a_image_with_a_small_margin_is_on_the_border():
-    predictions = heaps([0, 0, 30, 30, 30])
-    predictions.probability[20] = [0.0, 0.0, 0.55, 0.45, 0.0]
-    predictions.probability[21] = [0.0, 0.0, 0.65, 0.35, 0.0]
-    flag = flags(predictions)
-    assert flag["20.png"] == "border"
-    assert flag["21.png"] == ""
-
-
-def test_a_image_among_another_class_is_not_core():
-    predictions = heaps([0, 0, 30, 30, 30])
-    predictions.features[20] = predictions.features[60]  # of class 2, in the middle of class 3
-    flag = flags(predictions)
-    assert flag["20.png"] == ""
+    expected = ["border", "", "core", "border", "", ""]
+    assert [flag[f"{row}.png"] for row in range(20, 26)] == expected
 
 
 def test_a_image_that_lies_with_a_known_class_may_be_known():
@@ -187,9 +166,8 @@ def test_labels_of_images_that_were_not_learned_from_decide_nothing():
     assert list(one.table()) != list(assign(predictions).table())
 
 
-@pytest.mark.parametrize(
-    ("sizes", "tiny"),
-    [
+def test_tiny_is_below_five_or_a_tenth_of_the_usual():
+    for sizes, tiny in (
         ([0, 0, 30, 30, 4], {4}),
         ([0, 0, 30, 30, 5], set()),
         ([0, 0, 80, 80, 7], {4}),
@@ -199,19 +177,11 @@ def test_labels_of_images_that_were_not_learned_from_decide_nothing():
         ([3, 0, 30, 30, 30], set()),  # a known class may have few
         ([3, 0, 0, 0, 0], set()),
         ([0, 0, 30, 0, 0], set()),  # empty classes are not usual ones
-    ],
-)
-def test_tiny_is_below_five_or_a_tenth_of_the_usual(sizes, tiny):
-    assigned = assign(heaps(sizes, dim=12))
-    flagged = {
-        int(c) for c, flag in zip(assigned.cluster, assigned.flag) if flag == "tiny-cluster"
-    }
-    assert flagged == tiny
-    for number in tiny:
-        assert (np.array(assigned.flag)[assigned.cluster == number] == "tiny-cluster").all()
-
-
-# Images like no class
+    ):
+        assigned = assign(heaps(sizes, dim=12))
+        flagged = np.array([flag == "tiny-cluster" for flag in assigned.flag])
+        assert set(assigned.cluster[flagged].tolist()) == tiny, sizes
+        assert flagged[np.isin(assigned.cluster, [*tiny])].all(), sizes
 
 
 def pixels(classes, rows=slice(0, 40)):
@@ -244,10 +214,7 @@ def test_new_images_of_the_classes_are_rarely_flagged_and_others_nearly_always()
     assert 0 < rate < 0.05
     transposed = genuine.reshape(-1, 8, 8).transpose(0, 2, 1).reshape(genuine.shape)
     assert reference.unlike(torch.from_numpy(transposed)).mean() > 0.9
-
-
-def test_few_images_say_nothing_of_what_is_unlike():
-    features, cluster = pixels(range(2), slice(0, 9))
+    features, cluster = pixels(range(2), slice(0, 9))  # which are too few to say anything
     assert not reference_of(features, cluster, 2).unlike(torch.from_numpy(-features)).any()
 
 
@@ -260,34 +227,17 @@ def test_an_image_like_no_class_is_flagged_whatever_else_it_is():
     assert "unlike" not in flags(predictions).values()
 
 
-# Extremes
-
-
-def test_without_labels_no_class_is_known():
-    predictions = predict(np.eye(4), softmax(np.eye(4)), [UNKNOWN] * 4, num_known=0)
-    assigned = assign(predictions)
-    assert assigned.nearest_known.tolist() == [UNKNOWN] * 4
-    assert np.isnan(assigned.similarity).all()
-    assert "maybe-known" not in assigned.flag
-    for row in assigned.table():
-        named = dict(zip(COLUMNS, row))
-        assert (named["nearest_known"], named["similarity"]) == ("", None)
-
-
 def test_no_image_without_a_label_gives_no_rows():
     assigned = assign(predict(np.eye(3), np.eye(3), [0, 1, 0]))
     assert [*assigned.paths, *assigned.flag, *assigned.table()] == []
     assert assigned.cluster.shape == assigned.purity.shape == assigned.similarity.shape == (0,)
 
 
-def test_one_image_has_no_neighbors():
+def test_one_image_has_no_neighbors_and_equal_and_empty_features_are_no_reason_to_fail():
     assigned = assign(predict(np.eye(3), np.eye(3), [0, 1, UNKNOWN]))
     assert np.isnan(assigned.purity).all()
     assert assigned.flag == ("tiny-cluster",)
     assert dict(zip(COLUMNS, next(assigned.table())))["purity"] is None
-
-
-def test_equal_and_empty_features_are_no_reason_to_fail():
     predictions = predict(np.ones((6, 3)), softmax(np.eye(6)[:, :4]), [0, 1] + [UNKNOWN] * 4)
     for features in (predictions.features, np.zeros((6, 3))):
         predictions.features[:] = features
@@ -320,17 +270,16 @@ def test_a_typical_image_of_each_novel_class_is_to_be_labeled_before():
     assert label_first(assignments, learned).tolist() == [1, 5, 3, 0, 4]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_table_holds_plain_values_of_four_digits(dtype, tmp_path):
-    p = some()
-    p = replace(p, probability=p.probability.astype(dtype), features=p.features.astype(dtype))
-    assigned = assign(p)
-    write_csv(tmp_path / "assignments.csv", COLUMNS, assigned.table())
-    read = list(read_csv(tmp_path / "assignments.csv"))
-    assert [row["path"] for row in read] == assigned.paths
-    assert [row["cluster"] for row in read] == [p.classes[c] for c in assigned.cluster]
-    for name in ("score", "margin", "entropy", "agreement", "purity", "similarity"):
-        assert max(len(row[name].lstrip("-")) for row in read) <= len("0.1234")
-        np.testing.assert_allclose(
-            [float(row[name]) for row in read], getattr(assigned, name), atol=6e-5
-        )
+def test_the_table_holds_plain_values_of_four_digits(tmp_path):
+    for dtype in (np.float32, np.float64):
+        p = some()
+        p = replace(p, probability=p.probability.astype(dtype), features=p.features.astype(dtype))
+        assigned = assign(p)
+        write_csv(tmp_path / "assignments.csv", COLUMNS, assigned.table())
+        read = list(read_csv(tmp_path / "assignments.csv"))
+        assert [row["path"] for row in read] == assigned.paths
+        assert [row["cluster"] for row in read] == [p.classes[c] for c in assigned.cluster]
+        for name in ("score", "margin", "entropy", "agreement", "purity", "similarity"):
+            assert max(len(row[name].lstrip("-")) for row in read) <= len("0.1234")
+            cells = [float(row[name]) for row in read]
+            np.testing.assert_allclose(cells, getattr(assigned, name), atol=6e-5)

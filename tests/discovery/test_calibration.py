@@ -17,13 +17,12 @@ from nearkin.discovery.classifier import (
     fit_temperature,
 )
 from nearkin.errors import DataError
+from nearkin.measures import probe
 from nearkin.measures.probe import train_validated_probe
 
 
 def softmaxes(n, classes=6, *, scale=1.0, seed=0):
-    logits = scale * np.random.default_rng(seed).normal(size=(n, classes))
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return p / p.sum(axis=1, keepdims=True)
+    return softmax(scale * np.random.default_rng(seed).normal(size=(n, classes)), axis=1)
 
 
 def as_often_right_as_promised(p, seed=1):
@@ -45,11 +44,11 @@ def at(temperature):
     return Calibration(temperature, num_images=1, error_before=0.0, error_after=0.0)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0, 4.0, 20.0])
-def test_probabilities_are_raised_to_a_power_and_scaled(temperature):
+def test_probabilities_are_raised_to_a_power_and_scaled():
     p = softmaxes(20)
-    expected = [heated(row, temperature) for row in p.tolist()]
-    np.testing.assert_allclose(at(temperature).apply(p), expected, atol=1e-12)
+    for temperature in (0.05, 0.3, 1.0, 4.0, 20.0):
+        expected = [heated(row, temperature) for row in p.tolist()]
+        np.testing.assert_allclose(at(temperature).apply(p), expected, atol=1e-12)
 
 
 @given(temperature=st.floats(0.05, 20), scale=st.floats(0.1, 30), seed=st.integers(0, 99))
@@ -62,29 +61,30 @@ def test_rows_sum_to_one_and_classes_keep_their_order(temperature, scale, seed):
     assert (np.diff(in_order, axis=1) >= 0).all()
 
 
-def test_an_impossible_class_stays_impossible():
+def test_an_impossible_class_stays_impossible_and_what_no_temperature_changes_has_one():
     p = np.array([[0.0, 0.7, 0.3], [0.0, 1.0, 0.0]], dtype=np.float32)
     q = at(20.0).apply(p)
     assert q[0].min() == 0
     assert 0.3 < q[0, 2] < q[0, 1]
     np.testing.assert_array_equal(q[1], [0, 1, 0])
+    certain = np.eye(3)[[0, 1, 2, 0]]
+    fitted = fit_calibration(certain, np.array([True, False, True, True]))
+    assert fitted == Calibration(1.0, num_images=4, error_before=0.25, error_after=0.25)
+    assert fit_calibration(np.ones((2, 1)), np.array([True, True])).temperature == 1
 
 
-def test_what_is_calibrated_is_left_alone():
-    p = softmaxes(20_000)
-    fitted = fit_calibration(p, as_often_right_as_promised(p))
+def test_the_temperature_undoes_what_made_probabilities_too_sharp_or_too_flat():
+    """And leaves alone what is calibrated."""
+    honest = softmaxes(20_000)
+    correct = as_often_right_as_promised(honest)
+    fitted = fit_calibration(honest, correct)
     assert fitted.temperature == pytest.approx(1, abs=0.05)
     assert fitted.num_images == 20_000
     assert fitted.error_before < 0.02
-
-
-@pytest.mark.parametrize("sharpness", [0.25, 4.0])
-def test_the_temperature_undoes_what_made_probabilities_too_sharp_or_too_flat(sharpness):
-    honest = softmaxes(20_000)
-    correct = as_often_right_as_promised(honest)
-    fitted = fit_calibration(at(1 / sharpness).apply(honest), correct)
-    assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
-    assert fitted.error_after < 0.02 < 0.1 < fitted.error_before
+    for sharpness in (0.25, 4.0):
+        fitted = fit_calibration(at(1 / sharpness).apply(honest), correct)
+        assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
+        assert fitted.error_after < 0.02 < 0.1 < fitted.error_before
 
 
 def drawn_loss(p, correct, temperature):
@@ -94,13 +94,13 @@ def drawn_loss(p, correct, temperature):
     return len(p) * log_loss(p, correct, temperature) + more + math.log(temperature) ** 2 / 2
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_temperature_has_a_smaller_loss(seed):
-    p = softmaxes(40, scale=3, seed=seed)
-    correct = np.random.default_rng(seed).random(40) < [0.2, 0.5, 0.8, 0.95][seed]
-    least = drawn_loss(p, correct, fit_calibration(p, correct).temperature)
-    losses = [drawn_loss(p, correct, t) for t in np.geomspace(0.0501, 19.9, 200)]
-    assert least <= min(losses) + 1e-4
+def test_no_temperature_has_a_smaller_loss():
+    for seed, share in enumerate((0.2, 0.5, 0.8, 0.95)):
+        p = softmaxes(40, scale=3, seed=seed)
+        correct = np.random.default_rng(seed).random(40) < share
+        least = drawn_loss(p, correct, fit_calibration(p, correct).temperature)
+        losses = [drawn_loss(p, correct, t) for t in np.geomspace(0.0501, 19.9, 100)]
+        assert least <= min(losses) + 1e-4
 
 
 def test_all_right_is_cold_and_all_wrong_is_hot_the_more_so_the_more_images():
@@ -109,36 +109,20 @@ def test_all_right_is_cold_and_all_wrong_is_hot_the_more_so_the_more_images():
 
     assert 0.05 < temperature(3000, True) < temperature(30, True) < 1
     assert 1 < temperature(30, False) < temperature(3000, False) < 20
-
-
-def test_a_dozen_images_that_are_all_right_do_not_make_scores_certain():
     p = np.tile([0.6, 0.4], (12, 1))
     fitted = fit_calibration(p, np.ones(12, dtype=bool))
     # By Laplace's rule of succession, the next one is right with probability 13/14.
     assert fitted.apply(p)[0, 0] == pytest.approx(13 / 14, abs=0.03)
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_one_image_is_enough(right):
-    fitted = fit_calibration(np.array([[0.6, 0.3, 0.1]]), np.array([right]))
-    assert 0.05 <= fitted.temperature <= 20
-    assert fitted.error_before == pytest.approx(0.4 if right else 0.6)
-    assert math.isfinite(fitted.error_after)
-
-
-def test_where_no_temperature_changes_anything_it_is_one():
-    certain = np.eye(3)[[0, 1, 2, 0]]
-    fitted = fit_calibration(certain, np.array([True, False, True, True]))
-    assert fitted == Calibration(1.0, num_images=4, error_before=0.25, error_after=0.25)
-    assert fit_calibration(np.ones((2, 1)), np.array([True, True])).temperature == 1
-
-
-def test_without_a_image_there_is_nothing_to_learn():
+def test_one_image_is_enough_and_none_is_refused():
+    for right, error in ((True, 0.4), (False, 0.6)):
+        fitted = fit_calibration(np.array([[0.6, 0.3, 0.1]]), np.array([right]))
+        assert 0.05 <= fitted.temperature <= 20
+        assert fitted.error_before == pytest.approx(error)
+        assert math.isfinite(fitted.error_after)
     with pytest.raises(DataError, match="hide at least one known class"):
         fit_calibration(np.empty((0, 3)), np.empty(0, dtype=bool))
-
-
-# With the true classes
 
 
 def true_loss(p, target):
@@ -149,30 +133,27 @@ def drawn_classes(p, seed):
     return (np.random.default_rng(seed).random((len(p), 1)) > p.cumsum(axis=1)).sum(axis=1)
 
 
-@pytest.mark.parametrize("n", [10, 30, 100, 300])
+@pytest.mark.parametrize("n", [10, 100])
 def test_few_images_of_a_calibrated_classifier_change_little(n):
-    """New images lose by the temperature at most some thousandths, on average of 60 draws."""
+    """New images lose by the temperature at most some thousandths, on average of 40 draws."""
     new = softmaxes(2_000, scale=2, seed=999)
     truth, losses = drawn_classes(new, 998), []
-    for seed in range(60):
+    for seed in range(40):
         p = softmaxes(n, scale=2, seed=seed)
         fitted = fit_temperature(p, drawn_classes(p, seed + 60), np.arange(n))
         losses.append(true_loss(fitted.apply(new), truth))
     assert np.mean(losses) < true_loss(new, truth) + 0.005
 
 
-@pytest.mark.parametrize("sharpness", [0.25, 4.0])
-def test_true_classes_undo_what_made_probabilities_too_sharp_or_too_flat(sharpness):
-    honest = softmaxes(5_000)
-    skewed, truth = at(1 / sharpness).apply(honest), drawn_classes(honest, 1)
-    fitted = fit_temperature(skewed, truth, np.arange(len(honest)))
-    assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
-
-
-def test_images_that_are_all_right_do_not_ask_for_certainty():
+def test_true_classes_undo_what_made_probabilities_too_sharp_or_too_flat_and_no_more():
     p = np.full((30, 3), 0.05) + 0.85 * np.eye(3)[np.arange(30) % 3]
     assert fit_temperature(p, np.arange(30) % 3, np.arange(30)).temperature > 0.5
     assert fit_temperature(p[:1], np.array([1]), np.arange(1)).temperature == 1
+    honest = softmaxes(5_000)
+    truth, groups = drawn_classes(honest, 1), np.arange(len(honest))
+    for sharpness in (0.25, 4.0):
+        fitted = fit_temperature(at(1 / sharpness).apply(honest), truth, groups)
+        assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
 
 
 def test_images_of_one_group_do_not_vouch_for_each_other():
@@ -189,24 +170,22 @@ def test_images_of_one_group_do_not_vouch_for_each_other():
 
 
 @pytest.mark.parametrize("n", [100, pytest.param(300, marks=pytest.mark.slow)])
-def test_a_linear_probe_has_no_more_loss_on_new_images(n):
+def test_a_linear_probe_has_no_more_loss_on_new_images(n, monkeypatch):
     """On average of several subsets of digits."""
+    monkeypatch.setattr(probe, "STEPS", 50)
     x, y = load_digits(return_X_y=True)
     changes = []
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(x))
         features = torch.from_numpy(x[order]).float()
         labels, truth = y[order[:n]], y[order[n:]]
-        probe, held_out = train_validated_probe(features[:n], labels, seed=seed, predict_all=True)
+        fit, held_out = train_validated_probe(features[:n], labels, seed=seed, predict_all=True)
         assert len(held_out.rows) == n
         held_out_p = softmax(held_out.logits, axis=1)
         fitted = fit_temperature(held_out_p, held_out.target, held_out.rows)
-        p = softmax(probe.logits(features[n:]).double().numpy(), axis=1).clip(1e-12)
+        p = softmax(fit.logits(features[n:]).double().numpy(), axis=1).clip(1e-12)
         changes.append(true_loss(fitted.apply(p).clip(1e-12), truth) - true_loss(p, truth))
     assert np.mean(changes) < 0
-
-
-# The error
 
 
 def test_the_error_is_the_mean_distance_over_ten_bins():

@@ -1,5 +1,6 @@
 """The classes that were found: their columns restated, and which of them may be one class."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -48,22 +49,16 @@ def describe(predictions, others=()):
     return describe_clusters(assign(predictions), others)
 
 
-# The columns
-
-
 def silhouette(x, cluster):
     """Rousseeuw 1987, with the distance 1 - cosine, image by image."""
-    distance = 1 - x @ x.T
-    values = []
+    distance, values = 1 - x @ x.T, np.zeros(len(cluster))
     for i, own in enumerate(cluster):
         mates = [j for j in np.flatnonzero(cluster == own) if j != i]
-        if not mates:
-            values.append(0.0)
-            continue
-        inside = distance[i, mates].mean()
-        outside = min(distance[i, cluster == c].mean() for c in set(cluster) - {own})
-        values.append((outside - inside) / max(inside, outside))
-    return np.array(values)
+        if mates:
+            inside = distance[i, mates].mean()
+            outside = min(distance[i, cluster == c].mean() for c in set(cluster) - {own})
+            values[i] = (outside - inside) / max(inside, outside)
+    return values
 
 
 def jaccard(a, b):
@@ -100,18 +95,13 @@ def test_the_columns_are_what_they_say():
         assert cluster.nearest_known == predictions.classes[int(np.argmax(likeness))]
 
 
-def test_classes_found_again_under_other_numbers_are_stable():
+def test_classes_found_again_under_other_numbers_are_stable_and_halves_half_so():
     predictions = blobs([0, 0, 20, 30, 9])
     cluster = assign(predictions).cluster
     assert [c.stability for c in describe(predictions, [7 - cluster, cluster])] == [1, 1, 1]
     assert [c.stability for c in describe(predictions)] == [None, None, None]
-
-
-def test_a_class_another_seed_cut_in_halves_is_half_stable():
-    predictions = blobs([0, 0, 20, 30, 10])
-    other = assign(predictions).cluster.copy()
-    other[:10] = 7  # half of the first class
-    assert [c.stability for c in describe(predictions, [other])] == [0.5, 1, 1]
+    halved = np.where(np.arange(len(cluster)) < 10, 7, cluster)  # half of the first class
+    assert [c.stability for c in describe(predictions, [halved])] == [0.5, 1, 1]
 
 
 def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
@@ -140,21 +130,17 @@ def test_the_most_typical_come_first_and_the_medoid_before_all():
         assert (np.diff(x @ unit(x.mean(axis=0))) <= 1e-12).all()
 
 
-# Small ones
-
-
-@pytest.mark.parametrize(
-    "sizes", [(0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 2, 1), (1, 0, 2, 2)]
-)
-def test_classes_of_no_one_or_two_images_are_described(sizes):
-    described = describe(blobs(sizes))
-    assert [c.size for c in described] == [s for c, s in enumerate(sizes) if s or c >= KNOWN]
-    several = sum(s > 0 for s in sizes) > 1
-    for c in described:
-        assert (c.score is None) == (c.medoid is None) == (c.nearest_known == "") == (c.size == 0)
-        assert (c.silhouette is not None) == (c.size >= 2 and several)
-        assert c.silhouette is None or math.isfinite(c.silhouette)
-        assert c.merge == ()
+def test_classes_of_no_one_or_two_images_are_described():
+    for sizes in ((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 2, 1), (1, 0, 2, 2)):
+        described = describe(blobs(sizes))
+        assert [c.size for c in described] == [s for c, s in enumerate(sizes) if s or c >= KNOWN]
+        several = sum(s > 0 for s in sizes) > 1
+        for c in described:
+            empty = c.size == 0
+            assert (c.score is None) == (c.medoid is None) == (c.nearest_known == "") == empty
+            assert (c.silhouette is not None) == (c.size >= 2 and several)
+            assert c.silhouette is None or math.isfinite(c.silhouette)
+            assert c.merge == ()
 
 
 def test_a_dead_class_has_empty_cells(tmp_path):
@@ -171,19 +157,12 @@ def test_a_dead_class_has_empty_cells(tmp_path):
     assert float(first["silhouette"]) == round(described[0].silhouette, 4)
 
 
-def test_without_labels_no_known_class_is_near():
+def test_without_labels_no_known_class_is_near_and_without_others_all_novel_ones_are_empty():
     x = np.random.default_rng(0).normal(size=(30, 4))
     described = describe(by_direction(x, np.eye(4), [UNKNOWN] * 30, num_known=0))
     assert [c.nearest_known for c in described] == [""] * 4
-
-
-def test_no_images_without_a_label_leave_all_novel_classes_empty():
-    x = np.eye(4)
-    described = describe(predict(x, x, [0, 1, 0, 1]), [np.empty(0, dtype=int)])
+    described = describe(predict(np.eye(4), np.eye(4), [0, 1, 0, 1]), [np.empty(0, dtype=int)])
     assert [(c.size, c.stability) for c in described] == [(0, None), (0, None)]
-
-
-# Merging
 
 
 def halved(seed, *, dim=16, n=120, parts=((1, 0), (-1, 0))):
@@ -201,35 +180,30 @@ def suggested(predictions):
     return {c.name: set(c.merge) for c in describe(predictions) if c.merge}
 
 
-@pytest.mark.parametrize("dim", [8, 64, 256])
-@pytest.mark.parametrize("seed", range(5))
-def test_two_halves_of_one_blob_may_be_one_class_and_separate_blobs_may_not(seed, dim):
-    predictions = halved(seed, dim=dim)
-    sizes = np.bincount(assign(predictions).cluster)
-    assert sizes[4:].min() > 20
-    assert suggested(predictions) == {"new-3": {"new-4"}, "new-4": {"new-3"}}
-
-
-def test_three_parts_of_one_blob_may_all_be_one_class():
+def test_two_halves_of_one_blob_may_be_one_class_and_separate_blobs_may_not():
+    for seed, dim in itertools.product(range(3), (8, 64, 256)):
+        predictions = halved(seed, dim=dim)
+        assert np.bincount(assign(predictions).cluster)[4:].min() > 20
+        assert suggested(predictions) == {"new-3": {"new-4"}, "new-4": {"new-3"}}, (seed, dim)
     corners = [(math.cos(t), math.sin(t)) for t in (0, 2 * math.pi / 3, 4 * math.pi / 3)]
-    names = {"new-3", "new-4", "new-5"}
+    names = {"new-3", "new-4", "new-5"}  # of three parts all may be one class
     for seed in range(3):
         suggestions = suggested(halved(seed, n=400, parts=corners))
         assert suggestions == {name: names - {name} for name in names}
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_blobs_that_do_not_touch_are_kept_apart_even_if_each_is_the_others_second_choice(seed):
+def test_blobs_that_do_not_touch_are_kept_apart_even_if_each_is_the_others_second_choice():
     """A pair nearer to each other than to all else."""
-    rng = np.random.default_rng(seed)
-    axes = 20.0 * np.eye(8)[:4]
-    axes[3] = axes[2] + 6 * np.eye(8)[3]
-    number = np.repeat([0, 1, 2, 3], 60)
-    x = axes[number] + rng.normal(size=(240, 8))
-    predictions = by_direction(x, axes, [*number[:120], *[UNKNOWN] * 120])
-    second = predictions.probability[120:].argsort(axis=1)[:, -2]
-    assert (second == np.repeat([3, 2], 60)).mean() > 0.9
-    assert suggested(predictions) == {}
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        axes = 20.0 * np.eye(8)[:4]
+        axes[3] = axes[2] + 6 * np.eye(8)[3]
+        number = np.repeat([0, 1, 2, 3], 60)
+        x = axes[number] + rng.normal(size=(240, 8))
+        predictions = by_direction(x, axes, [*number[:120], *[UNKNOWN] * 120])
+        second = predictions.probability[120:].argsort(axis=1)[:, -2]
+        assert (second == np.repeat([3, 2], 60)).mean() > 0.9
+        assert suggested(predictions) == {}
 
 
 def test_halves_that_are_nobodys_second_choice_are_not_suggested():
@@ -237,9 +211,7 @@ def test_halves_that_are_nobodys_second_choice_are_not_suggested():
     p = predictions.probability
     p[:] = 0.8 * np.eye(6)[p.argmax(axis=1)] + 0.2 * np.eye(6)[0]
     assert suggested(predictions) == {}
-
-
-def test_who_is_certain_has_no_second_choice():
+    # Who is certain has no second choice.
     x = np.array([5.0, 0, 0]) + np.random.default_rng(0).normal(size=(80, 3))
     predictions = by_direction(x, np.array([[5, 2, 0], [5, -2, 0]]), [UNKNOWN] * 80, num_known=0)
     assert suggested(predictions) == {"new-1": {"new-2"}, "new-2": {"new-1"}}
@@ -247,17 +219,13 @@ def test_who_is_certain_has_no_second_choice():
     assert suggested(predictions) == {}
 
 
-def test_only_novel_classes_are_suggested():
+def test_only_novel_classes_are_suggested_in_whatever_order_classes_and_images_are():
     """The halves get known numbers: what is known is two classes, however alike they look."""
     predictions = halved(0)
-    order = [4, 5, 0, 1, 2, 3]
     label = np.where(predictions.label == UNKNOWN, UNKNOWN, predictions.label + 2)
     label = np.where(label < KNOWN, label, UNKNOWN)
-    swapped = replace(predictions, probability=predictions.probability[:, order], label=label)
-    assert suggested(swapped) == {}
-
-
-def test_the_suggestion_does_not_depend_on_the_order_of_classes_and_images():
+    swapped = predictions.probability[:, [4, 5, 0, 1, 2, 3]]
+    assert suggested(replace(predictions, probability=swapped, label=label)) == {}
     predictions = halved(1)
     order, shuffled = [0, 1, 5, 3, 4, 2], np.random.default_rng(0).permutation(600)
     permuted = replace(
@@ -269,21 +237,20 @@ def test_the_suggestion_does_not_depend_on_the_order_of_classes_and_images():
     assert suggested(permuted) == {"new-1": {"new-3"}, "new-3": {"new-1"}}
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_collapsed_features_make_every_pair_of_second_choices_one_class(value):
-    predictions = blobs([0, 0, 20, 20])
-    predictions.features[:] = value * unit(np.ones(8))
-    predictions.probability[:, :KNOWN] = 0
-    assert suggested(predictions) == {"new-1": {"new-2"}, "new-2": {"new-1"}}
+def test_collapsed_features_make_every_pair_of_second_choices_one_class():
+    for value in (0.0, 1.0):
+        predictions = blobs([0, 0, 20, 20])
+        predictions.features[:] = value * unit(np.ones(8))
+        predictions.probability[:, :KNOWN] = 0
+        assert suggested(predictions) == {"new-1": {"new-2"}, "new-2": {"new-1"}}
 
 
-@pytest.mark.parametrize("sd", [1.0, 5.0])
-@pytest.mark.parametrize("draw", ["normal", "laplace", "uniform", "triangular"])
-def test_a_heap_cut_in_the_middle_is_one_class(draw, sd):
+def test_a_heap_cut_in_the_middle_is_one_class():
     rng = np.random.default_rng(0)
-    x = rng.triangular(-1, 0, 1, 4000) if draw == "triangular" else getattr(rng, draw)(size=4000)
-    x = 7 + sd * (x - np.median(x))
-    assert one_class(x[x > 7], x[x <= 7])
+    heaps = [draw(size=4000) for draw in (rng.normal, rng.laplace, rng.uniform)]
+    for heap, sd in itertools.product([*heaps, rng.triangular(-1, 0, 1, 4000)], (1.0, 5.0)):
+        x = 7 + sd * (heap - np.median(heap))
+        assert one_class(x[x > 7], x[x <= 7])
 
 
 @given(seed=st.integers(0, 9), sizes=st.tuples(st.integers(200, 900), st.integers(200, 900)))

@@ -27,14 +27,19 @@ from nearkin.run import settings as build
 DIGITS = ["digit 0", "digit 1", "digit 2"]
 
 
-def test_images_may_be_labeled_by_a_table(discovery, flat):
-    everything = {path.name for path in flat.iterdir()}
+def test_images_may_be_labeled_by_a_table_and_copies_are_sorted_into_the_classes(discovery, flat):
     labeled = {f"{n}-{row:02d}.png" for n in range(3) for row in range(8)}
-    assert names(discovery) == everything - labeled
+    assert names(discovery) == {path.name for path in flat.iterdir()} - labeled
     summary = strict_json(discovery / "summary.json")
-    assert summary["known"] == DIGITS
-    assert summary["labeled"] == 24
+    assert (summary["known"], summary["labeled"]) == (DIGITS, 24)
     assert set(summary["scores"]["nearkin"][0]) == {"name", "value", "low", "high", "protocol"}
+    copies = discovery.parent / "copies"
+    sizes = Counter(row["cluster"] for row in rows(discovery / "assignments.csv"))
+    written = {folder.name: len(list(folder.iterdir())) for folder in copies.iterdir()}
+    assert written == {name.replace(" ", "_"): size for name, size in sizes.items()}
+    for row in rows(discovery / "assignments.csv"):
+        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
+        assert copy.read_bytes() == (flat / row["path"]).read_bytes()
 
 
 def test_images_may_be_labeled_by_class_folders_inside_the_data(pixels, encoder, tmp_path):
@@ -68,40 +73,26 @@ def test_images_may_be_labeled_by_class_folders_outside_and_copies_are_recognize
     assert strict_json(out / "summary.json")["labeled"] == 3 * (4 + 2)
 
 
-def test_copies_are_sorted_into_the_classes(discovery, flat):
-    copies = discovery.parent / "copies"
-    sizes = Counter(row["cluster"] for row in rows(discovery / "assignments.csv"))
-    written = {folder.name: len(list(folder.iterdir())) for folder in copies.iterdir()}
-    assert written == {name.replace(" ", "_"): size for name, size in sizes.items()}
-    for row in rows(discovery / "assignments.csv"):
-        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
-        assert copy.read_bytes() == (flat / row["path"]).read_bytes()
-
-
-def test_images_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, encoder, tmp_path):
+def test_images_that_cannot_be_read_are_listed_and_not_assigned(
+    flat, labels, encoder, tmp_path, refusal
+):
     data, out = shutil.copytree(flat, tmp_path / "images"), tmp_path / "run"
     whole = (data / "4-00.png").read_bytes()
     (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
     (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    settings = ["--labeled", labels, "--from", encoder, *LEAST]
-    assert run("discover", data, "-o", out, *settings) == 0
+    settings = ["discover", data, "--labeled", labels, "--from", encoder, *LEAST]
+    assert run(*settings, "-o", out) == 0
     assert {row["path"] for row in rows(out / "bad_files.csv")} == {"cut.png", "text.png"}
     labeled = {row["path"] for row in rows(labels)}
     assert names(out) == {path.name for path in flat.iterdir()} - labeled
-
-
-def test_images_that_turn_out_unreadable_leave_enough_of_each_class(
-    flat, labels, encoder, tmp_path, refusal
-):
-    """Headers promise enough; the pixels of a whole known class cannot be decoded."""
-    data, out = shutil.copytree(flat, tmp_path / "images"), tmp_path / "run"
+    # Headers promise enough; the pixels of a whole known class cannot be decoded.
     for path in data.glob("2-0[0-7].png"):
         content = path.read_bytes()
         path.write_bytes(content[: content.index(b"IDAT") + 8])
-    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--max-bad", "0.2"]
-    line = refusal(3, "discover", data, "-o", out, *settings)
+    out = tmp_path / "other"
+    line = refusal(3, *settings, "-o", out, "--max-bad", "0.2")
     assert "all labeled images of 1 known class are held out ('digit 2') or cannot be read" in line
-    assert {row["path"][0] for row in rows(out / "bad_files.csv")} == {"2"}
+    assert {row["path"][0] for row in rows(out / "bad_files.csv")} == {"2", "c", "t"}
     assert not (out / "stages" / "known").exists()
 
 
@@ -137,9 +128,6 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     assert 0 < held == len(held_out(out / "stages" / "features"))
     own, final = (path / "encoder.safetensors" for path in (out / "stages" / "features", out))
     assert own.stat().st_size == pytest.approx(final.stat().st_size, rel=0.01)
-
-
-# Parts of the network
 
 
 TRAINED = ["--known-epochs", 1, "--epochs", 1]

@@ -2,15 +2,15 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
+from subprocess import PIPE, Popen
 
 import builders
 import numpy as np
 import pytest
 import torch
-from discoveries import rows
+from discoveries import rows, words
 from nearkin_command import run
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
@@ -21,12 +21,10 @@ from nearkin.run.folder import RunFolder
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch knows no processes"
 )
-SETTINGS = [
-    "--known", "0,1,2", "--val", "0", "--train-layers", "all", "--batch-size", "16", "--num-views", "2",
-    "--known-epochs", "1", "--epochs", "1", "--classes", "2", "--objective", "simgcd", "--entropy-weight", "1",
-    "--no-baselines",
-    "--device", "cpu",
-]  # fmt: skip
+SETTINGS = words(
+    "--known 0,1,2 --val 0 --train-layers all --batch-size 16 --num-views 2 --known-epochs 1 "
+    "--epochs 1 --classes 2 --objective simgcd --entropy-weight 1 --no-baselines --device cpu"
+)
 SHORT = """
 import sys
 import torch
@@ -71,13 +69,8 @@ def data(tmp_path_factory):
 
 def start(data, out, *more, launcher=(), **env):
     program = [*launcher, str(data.with_name("short.py")), "discover", str(data)]
-    return subprocess.Popen(
-        [sys.executable, *program, *SETTINGS, "--out", str(out), *more],
-        env=environment(**env),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = [sys.executable, *program, *SETTINGS, "--out", str(out), *more]
+    return Popen(command, env=environment(**env), text=True, stdout=PIPE, stderr=PIPE)
 
 
 def torchrun():
@@ -92,20 +85,15 @@ def srun():
 
 
 @pytest.fixture(scope="module")
-def alone(data, short, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "alone"
-    assert run("discover", data, *SETTINGS, "--out", out) == 0
-    return RunFolder(out)
-
-
-@pytest.fixture(scope="module")
 def both(data, short, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "both"
     assert run("discover", data, *SETTINGS, "--out", out, "--devices", 2) == 0
     return RunFolder(out)
 
 
-def test_two_processes_discover_what_one_discovers(alone, both):
+def test_two_processes_discover_what_one_discovers(data, both, tmp_path):
+    assert run("discover", data, *SETTINGS, "--out", tmp_path / "alone") == 0
+    alone = RunFolder(tmp_path / "alone")
     for name in STAGES:
         theirs, ours = rows(alone.stage(name).metrics), rows(both.stage(name).metrics)
         for column in ("loss", "feature_std"):
@@ -151,16 +139,14 @@ def test_a_killed_process_ends_a_discovery_and_torchrun_completes_it(data, both,
     assert [err.count("already complete") for _, _, err in done] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    "command", ["evaluate RUN", "embed RUN DATA -o vectors.npz", "assign RUN DATA"]
-)
-def test_what_takes_one_process_is_left_to_the_first(command, tmp_path, monkeypatch, capsys):
+def test_what_takes_one_process_is_left_to_the_first(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert run(*command.split()) == 0
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("this command takes one process")) == ("", 1)
+    for command in ("evaluate RUN", "embed RUN DATA -o vectors.npz", "assign RUN DATA"):
+        assert run(*command.split()) == 0
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("this command takes one process")) == ("", 1)
     assert not any(tmp_path.iterdir())
 
 

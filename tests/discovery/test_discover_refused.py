@@ -1,8 +1,8 @@
 """What `nearkin discover` refuses: in one line, and before anything is trained."""
 
+import itertools
 from pathlib import Path
 
-import pytest
 from discoveries import LEAST, once, table
 from nearkin_command import run
 
@@ -95,9 +95,8 @@ def test_a_share_that_the_run_of_the_encoder_did_not_hold_out_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("mode", ["gcd", "ncd"])
-def test_too_few_labels_or_images_are_refused_before_anything_is_trained(
-    mode, flat, parts, tmp_path, refusal
+def test_labels_that_leave_too_little_are_refused_before_anything_is_trained(
+    flat, parts, labels, tmp_path, refusal
 ):
     names, test = parts.images.names, {parts.images.names[row] for row in parts.test_rows}
     learned = [name for name in names if name not in test]
@@ -110,28 +109,18 @@ def test_too_few_labels_or_images_are_refused_before_anything_is_trained(
         (learned, "images to learn from have a label, so nothing is left to discover"),
         (learned[3:], "3 unlabeled images to learn from, and counting classes takes 4"),
         (two + held_out, "all labeled images of 1 known class are held out ('digit 4')"),
+        (["0-00.png", "1-00.png", "9-00.png"], "'9-00.png'"),
     ]
-    for labeled, says in cases:
+    stages = tmp_path / "run" / "stages"
+    for mode, (labeled, says) in itertools.product(("gcd", "ncd"), cases):
         written = [(name, f"digit {name[0]}") for name in labeled]
         settings = ["--labeled", table(tmp_path / "labels.csv", written), "--mode", mode, "-q"]
         assert says in refusal(3, "discover", flat, "-o", tmp_path / "run", *settings)
-        assert not (tmp_path / "run" / "stages").exists()
-
-
-def test_labels_of_files_that_do_not_exist_are_refused(flat, tmp_path, refusal):
-    written = [("0-00.png", "a"), ("1-00.png", "b"), ("9-00.png", "b")]
-    labeled = table(tmp_path / "labels.csv", written)
-    line = refusal(3, "discover", flat, "-o", tmp_path / "run", "-q", "--labeled", labeled)
-    assert "'9-00.png'" in line
-    assert not (tmp_path / "run" / "stages").exists()
-
-
-def test_known_classes_among_the_unlabeled_images_are_refused_where_all_are_to_be_novel(
-    flat, labels, tmp_path, refusal
-):
+        assert not stages.exists()
+    # Known classes among the unlabeled images are refused where all are to be novel.
     truth = table(tmp_path / "truth.csv", [(p.name, f"digit {p.name[0]}") for p in flat.iterdir()])
     settings = ["--labeled", labels, "--truth", truth, "--mode", "ncd", "-q"]
     line = refusal(3, "discover", flat, "-o", tmp_path / "run", *settings)
     assert "24 unlabeled images are of known classes" in line
     assert "--mode gcd" in line
-    assert not (tmp_path / "run" / "stages").exists()
+    assert not stages.exists()

@@ -91,43 +91,17 @@ def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
     assert [step for step, total in resumed if step == total], "finished stages were done again"
 
 
-def test_a_discovery_with_copies_can_be_asked_for_again(discovery, flat, labels, encoder, capsys):
-    """The copies of the first time do not stand in the way of the same command."""
-    settings = ["--labeled", labels, "--from", encoder, *LONGER, "--resume"]
-    copies = discovery.parent / "copies"
-    assert discover(flat, "-o", discovery, *settings, "--copy-to", copies) == 0
-    assert "error" not in capsys.readouterr().err
-
-
 def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
     discovery, unfinished, flat, labels, encoder, tmp_path, refusal
 ):
-    settings = ["-o", unfinished, "--labeled", labels, "--from", encoder, *LONGER, "--resume"]
-    typed = once("discover", flat, *settings)
-    assert "give a new folder" in refusal(4, *typed, "--copy-to", discovery.parent / "copies")
-    other = tmp_path / "copies"
+    """But the copies of the first time do not stand in the way of the same command."""
+    copies, other = discovery.parent / "copies", tmp_path / "copies"
+    settings = ["--labeled", labels, "--from", encoder, *LONGER, "--resume"]
+    assert discover(flat, "-o", discovery, *settings, "--copy-to", copies) == 0
+    typed = once("discover", flat, "-o", unfinished, *settings)
+    assert "give a new folder" in refusal(4, *typed, "--copy-to", copies)
     assert run(*typed, "--copy-to", other) == 0
     assert {path.name for path in other.rglob("*.png")} == names(unfinished)
-
-
-def test_a_run_is_not_resumed_with_other_labels(
-    discovery, unfinished, flat, labels, encoder, tmp_path, refusal
-):
-    """Its number of classes, its trials and its stages have been computed from the first ones."""
-    changed = tmp_path / "labels.csv"
-    shutil.rmtree(unfinished / "stages" / "simgcd-0")
-    swapped = {"digit 0": "digit 1", "digit 1": "digit 0", "digit 2": "digit 2"}
-    config = (unfinished / "config.toml").read_text(encoding="utf-8")
-    config = config.replace(str(labels), str(changed))
-    (unfinished / "config.toml").write_text(config, encoding="utf-8")
-    written = [(row["path"], row["label"]) for row in rows(labels)]
-    settings = ["--labeled", changed, "--from", encoder, *LONGER, "--resume"]
-    typed = once("discover", flat, "-o", unfinished, *settings, "--copy-to", tmp_path / "copies")
-    table(changed, [(path, swapped[name]) for path, name in written])
-    assert "the labels have changed since the run was started" in refusal(5, *typed)
-    table(changed, written)
-    assert run(*typed) == 0
-    assert bytes_of(unfinished, *RESULT) == bytes_of(discovery, *RESULT)
 
 
 def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
@@ -159,10 +133,25 @@ def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
     assert run("report", second) == 0
 
 
-def test_settings_of_another_discovery_are_not_resumed(discovery, flat, labels, encoder, refusal):
+def test_a_run_is_not_resumed_with_other_settings_or_labels(
+    discovery, flat, labels, encoder, refusal, unfinished, tmp_path
+):
     settings = ["--labeled", labels, "--from", encoder, *LONGER, "--epochs", 21, "--resume"]
     before = (discovery / "config.toml").read_bytes()
-    assert "--epochs 20 became 21" in refusal(
-        2, *once("discover", flat, "-o", discovery, *settings)
-    )
+    line = refusal(2, *once("discover", flat, "-o", discovery, *settings))
+    assert "--epochs 20 became 21" in line
     assert (discovery / "config.toml").read_bytes() == before
+    changed = tmp_path / "labels.csv"
+    shutil.rmtree(unfinished / "stages" / "simgcd-0")
+    swapped = {"digit 0": "digit 1", "digit 1": "digit 0", "digit 2": "digit 2"}
+    config = (unfinished / "config.toml").read_text(encoding="utf-8")
+    config = config.replace(str(labels), str(changed))
+    (unfinished / "config.toml").write_text(config, encoding="utf-8")
+    written = [(row["path"], row["label"]) for row in rows(labels)]
+    settings = ["--labeled", changed, "--from", encoder, *LONGER, "--resume"]
+    typed = once("discover", flat, "-o", unfinished, *settings, "--copy-to", tmp_path / "copies")
+    table(changed, [(path, swapped[name]) for path, name in written])
+    assert "the labels have changed since the run was started" in refusal(5, *typed)
+    table(changed, written)
+    assert run(*typed) == 0
+    assert bytes_of(unfinished, *RESULT) == bytes_of(discovery, *RESULT)

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from builders import write_network
 
 from nearkin.config import DiscoverConfig
-from nearkin.data.rng import seeded
 from nearkin.discovery.data import open_discovery_data
 from nearkin.discovery.pipeline import Pipeline
-from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import ResourceError
-from nearkin.networks.backbone import build_backbone
 from nearkin.run import failures
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
@@ -31,9 +29,7 @@ def data(tmp_path):
 @pytest.fixture
 def config(tmp_path):
     """Settings of a discovery, with an encoder at hand."""
-    path = tmp_path / "encoder.safetensors"
-    with seeded(0, CPU):
-        write_encoder(path, build_backbone("tiny", 16), {"backbone": "tiny", "image_size": 16})
+    path = write_network(tmp_path / "encoder.safetensors")
     return DiscoverConfig(
         from_run=str(path), known="cat,dog", classes=2, num_views=4, workers=0, augment="simclr",
         train_layers="top", val=0.25,

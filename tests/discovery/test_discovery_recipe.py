@@ -43,27 +43,23 @@ def classes_of(path):
     return numbered or settings["known"].split(","), settings["classes"]
 
 
-def test_there_is_a_recipe():
+def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it():
     assert "cifar10" in [path.stem for path in RECIPES]
+    for path in RECIPES:
+        head = path.read_text(encoding="utf-8").split("\n\n")[0]
+        fields = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
+        assert {"Source", "Published", "Hardware", "Time", "Result", "Commit"} <= fields.keys()
+        assert fields["Command"].startswith("nearkin ")
+        commands = re.findall(r"nearkin (\w+) .*--config (\S+)", head)
+        assert ("discover", f"recipe:discovery/{path.stem}") in commands
+        assert all(settings_file(Path(recipe)).is_file() for _, recipe in commands)
 
 
 @each_recipe
-def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
-    head = path.read_text(encoding="utf-8").split("\n\n")[0]
-    fields = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
-    for needed in ("Source", "Published", "Hardware", "Time", "Result", "Commit"):
-        assert fields[needed]
-    assert fields["Command"].startswith("nearkin ")
-    commands = re.findall(r"nearkin (\w+) .*--config (\S+)", head)
-    assert ("discover", f"recipe:discovery/{path.stem}") in commands
-    assert all(settings_file(Path(recipe)).is_file() for _, recipe in commands)
-
-
-@each_recipe
-def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
-    settings = read_toml(path, DiscoverConfig)
-    config = DiscoverConfig(**settings)
-    decided = (
+def test_a_recipe_leaves_nothing_to_chance_and_fits_its_data_set_also_with_classes_hidden(path):
+    settings, (known, _) = read_toml(path, DiscoverConfig), classes_of(path)
+    config, options = DiscoverConfig(**settings), settings["options"]
+    decided = [
         "classes",
         "mode",
         "train_layers",
@@ -71,25 +67,17 @@ def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
         "epochs",
         "batch_size",
         "augment",
-    )
-    decided += ("objective", OBJECTIVES[config.objective].setting, "num_seeds", "start")
-    decided += ("lr_milestones",) if path.stem in DROPS else ()
-    decided += ("known",) if path.stem not in NUM_KNOWN else ()
+    ]
+    decided += ["objective", OBJECTIVES[config.objective].setting, "num_seeds", "start"]
+    decided += ["lr_milestones"] if path.stem in DROPS else []
+    decided += ["known"] if path.stem not in NUM_KNOWN else []
     assert all(settings[name] != "auto" for name in decided)
-    assert (
-        checked_options(OBJECTIVE_METHODS[config.objective], config.options) == settings["options"]
-    )
-
-
-@each_recipe
-def test_a_recipe_fits_its_data_set_as_it_stands_and_with_classes_hidden(path):
-    settings, (known, _) = read_toml(path, DiscoverConfig), classes_of(path)
+    method = OBJECTIVE_METHODS[config.objective]
+    assert checked_options(method, config.options) == options
     hidden = {len(fold) for fold in folds(len(known), settings["classes"], seed=0)}
-    method = OBJECTIVE_METHODS[settings["objective"]]
     for count in {settings["classes"], *hidden}:
         sizes = count * PER_CLASS[path.stem], settings["batch_size"] // 2
-        used = method_options(method, settings["options"], *sizes)
-        assert settings["options"].items() <= used.items()
+        assert options.items() <= method_options(method, options, *sizes).items()
 
 
 def small(path):
@@ -122,13 +110,8 @@ def learning(path, tmp_path):
     task = DiscoveryTask(dataset.label, dataset.parts.train_rows, len(dataset.classes), novel)
     assert (task.num_known, len(task.labeled)) == (len(known), len(known) * EACH)
     shared = ("epochs", "lr_milestones", "augment", "batch_size", "seed")
-    base = TrainConfig(
-        **{name: getattr(config, name) for name in shared},
-        image_size=SIDE,
-        precision="fp32",
-        workers=0,
-        cache="off",
-    )
+    fixed = dict(image_size=SIDE, precision="fp32", workers=0, cache="off")
+    base = TrainConfig(**{name: getattr(config, name) for name in shared}, **fixed)
     encoder = FinetunedEncoder(pretrained, dataset.images, config, base, CPU)
     before = known_stage(encoder, task, base).method
     chosen = chosen_of(config)
@@ -144,47 +127,33 @@ def test_the_base_loss_of_a_recipe_is_its_method_without_the_contrastive_terms()
     contrastive = {"novel_weight": 0.0, "known_weight": 0.0, "joint_weight": 0.0}
     assert baselines["base loss"] == own | contrastive
     assert baselines["rank statistics"] == own | contrastive | {"pseudo_labels": "ranks"}
-
-
-def test_baselines_beside_another_method_have_no_options_of_it():
+    # Beside another method they have no options of it.
     baselines = baseline_options(Candidate("simgcd", 2.0), {"entropy_weight": 2.0}, 5)
     rate = Candidate("ncl", OBJECTIVES["ncl"].default).options("ncd", 5)
-    without = {"novel_weight": 0.0, "known_weight": 0.0, "joint_weight": 0.0}
-    assert baselines["base loss"] == rate | without
+    assert baselines["base loss"] == rate | contrastive
 
 
 @each_recipe
 def test_a_recipe_trains_the_end_of_its_network_and_slows_down_when_it_should(path, learning):
     """Two steps: the last one before the rate drops, or half-way, and the one after it."""
     config, method, feed = learning.config, learning.method, learning.feed
-    settings = read_toml(path, DiscoverConfig)
+    settings, per_epoch = read_toml(path, DiscoverConfig), feed.order.steps_per_epoch
     assert config.epochs == settings["epochs"]
-    total = config.epochs * feed.order.steps_per_epoch
-    drop = DROPS.get(path.stem, config.epochs // 2) * feed.order.steps_per_epoch
-    optimizer = optimizer_for(method, config)
-    before = {name: value.clone() for name, value in method.backbone.body.state_dict().items()}
-    rates = []
-    for _, output in steps(
-        method,
-        optimizer,
-        feed.between(drop - 1, drop + 1),
-        start=drop - 1,
-        total=total,
-        schedule=schedule_for(config),
-        seed=config.seed,
-    ):
+    total, drop = config.epochs * per_epoch, DROPS.get(path.stem, config.epochs // 2) * per_epoch
+    optimizer, body = optimizer_for(method, config), method.backbone.body
+    before = {name: value.clone() for name, value in body.state_dict().items()}
+    rates, two = [], feed.between(drop - 1, drop + 1)
+    how = dict(start=drop - 1, total=total, schedule=schedule_for(config), seed=config.seed)
+    for _, output in steps(method, optimizer, two, **how):
         assert output.loss.isfinite()
         rates.append([group["lr"] for group in optimizer.param_groups])
     cosine = [0.05 * (1 + math.cos(math.pi * step / total)) for step in (drop - 1, drop)]
     due = (0.1, 0.01) if path.stem in DROPS else cosine
     for rate, expected in zip(rates, due, strict=True):
         assert rate == pytest.approx([expected] * len(rate))
-    changed = {
-        name
-        for name, value in method.backbone.body.state_dict().items()
-        if not torch.equal(value, before[name])
-    }
-    statistics = {name for name, _ in method.backbone.body.named_buffers()}
+    after = body.state_dict()
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    statistics = {name for name, _ in body.named_buffers()}
     learned = {name for name in before if name.startswith(settings["train_layers"])}
     assert 0 < len(learned) < len(before) / 2
     assert changed == learned | statistics

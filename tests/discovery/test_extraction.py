@@ -51,6 +51,9 @@ def test_features_are_a_function_of_the_seed(encoder, images):
     assert torch.equal(one.center, other.center)
     assert not torch.equal(one.views, other.views)
     assert not torch.equal(one.views[0], one.views[1])
+    none = features(encoder, images, 0)  # without views
+    assert none.views.shape == (0, 40, 128)
+    assert torch.equal(none.center, one.center)
 
 
 def test_features_are_in_the_order_of_the_images(encoder, images):
@@ -64,15 +67,9 @@ def test_features_are_in_the_order_of_the_images(encoder, images):
     assert own.mean() > others.mean()
 
 
-def test_without_views_there_are_the_features_of_images_as_they_are(encoder, images):
-    none = features(encoder, images, 0)
-    assert none.views.shape == (0, 40, 128)
-    assert torch.equal(none.center, features(encoder, images, 1).center)
-
-
 def test_a_stopped_extraction_goes_on_with_the_images_that_are_missing(encoder, files, tmp_path):
-    drawn = ViewSettings("characters", 2, 0)
-    whole, bad = Extraction(encoder, files, drawn, CPU, 0).compute()
+    given = encoder, files, ViewSettings("characters", 2, 0), CPU, 0
+    whole, bad = Extraction(*given).compute()
     assert list(bad) == [BAD]
 
     def stop(done, total, text):
@@ -80,16 +77,14 @@ def test_a_stopped_extraction_goes_on_with_the_images_that_are_missing(encoder, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Extraction(encoder, files, drawn, CPU, 0, stop).compute_in(tmp_path / "parts")
+        Extraction(*given, stop).compute_in(tmp_path / "parts")
     [kept] = (tmp_path / "parts").iterdir()
     written, computed = kept.stat().st_mtime_ns, []
 
     def progress(done, total, text):
         computed.append((done, total))
 
-    features, same_bad = Extraction(encoder, files, drawn, CPU, 0, progress).compute_in(
-        tmp_path / "parts"
-    )
+    features, same_bad = Extraction(*given, progress).compute_in(tmp_path / "parts")
     assert computed[-1] == (3 * 40, 3 * 40)
     assert kept.stat().st_mtime_ns == written
     assert same_bad == bad

@@ -34,46 +34,32 @@ def predicted(sizes, *, num_known, features=None, labeled=40):
     return build_predictions(features, np.eye(len(sizes))[number], label, num_known, num_views=2)
 
 
-def texts(sizes, *, num_known=2, mode="gcd", **options):
+def texts(sizes, *, num_known=2, mode="gcd", features=None, **options):
     """The warnings by kind; a kind that came twice would show."""
-    pairs = [
-        (f.kind, f.text)
-        for f in late_findings(predicted(sizes, num_known=num_known), mode=mode, **options)
-    ]
+    table = predicted(sizes, num_known=num_known, features=features)
+    pairs = [(f.kind, f.text) for f in late_findings(table, mode=mode, **options)]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 
 
-@pytest.mark.parametrize("mode", ["gcd", "ncd"])
-def test_a_good_discovery_warns_of_nothing(mode):
-    sizes = [0, 0, 40, 60, 50] if mode == "ncd" else [30, 30, 40, 60, 50]
-    assert texts(sizes, mode=mode, positive_rate=0.3, silhouettes=(0.2, 0.3)) == {}
+def test_a_good_discovery_warns_of_nothing():
+    for mode, known in (("ncd", [0, 0]), ("gcd", [30, 30]), ("gcd", [0, 0])):
+        sizes, options = [*known, 40, 60, 50], dict(positive_rate=0.3, silhouettes=(0.2, 0.3))
+        assert texts(sizes, mode=mode, **options) == {}
 
 
-def test_novel_classes_without_images_are_dead():
+def test_novel_classes_without_images_are_dead_small_ones_tiny_and_large_ones_may_be_several():
     assert texts([30, 30, 100, 0, 90, 80, 0]) == {
         "dead": "no image is in 2 of 5 novel classes (new-2, new-5), so there may be fewer; "
         "try fewer --classes, or another --seed"
     }
-    assert (
-        "4 of 7 novel classes (new-1, new-2, new-3, 1 more)"
-        in texts([0, 0, 0, 0, 0, 70, 70, 0, 70])["dead"]
-    )
-
-
-def test_known_classes_without_images_are_not_dead():
-    assert texts([0, 0, 50, 50, 50]) == {}
-
-
-def test_novel_classes_of_fewer_than_five_images_are_tiny():
+    dead = texts([0, 0, 0, 0, 0, 70, 70, 0, 70])["dead"]
+    assert "4 of 7 novel classes (new-1, new-2, new-3, 1 more)" in dead
     assert texts([30, 30, 50, 4, 50, 1]) == {
         "tiny": "fewer than 5 images are in 2 of 4 novel classes (new-2, new-4), too few to "
         "judge these; look at them, or try fewer --classes"
     }
     assert texts([30, 30, 50, 5, 50, 5]) == {}
-
-
-def test_a_novel_class_of_more_than_three_even_shares_may_be_several():
     assert texts([500, 30, 310, 30, 30, 30]) == {
         "merged": "310 of 400 images in novel classes are in new-1, 3.1 times an even share, so "
         "it may be several classes in one; look at it, or try more --classes"
@@ -88,42 +74,34 @@ def test_a_class_that_takes_nearly_all_is_a_collapse_and_nothing_else():
     }
     assert list(texts([181, 0, 10, 9])) == ["collapse"]
     assert "collapse" not in texts([0, 0, 180, 0, 3, 17], mode="ncd")
-
-
-def test_a_single_novel_class_may_take_all_that_must_be_novel():
+    # A single novel class may take all that must be novel.
     assert texts([0, 0, 200], mode="ncd") == {}
     assert list(texts([0, 0, 200], mode="gcd")) == ["collapse"]
 
 
 def test_features_that_differ_in_one_direction_only_have_collapsed():
-    def warnings(features):
-        table = predicted([30, 30, 30, 30], num_known=2, features=features)
-        return {finding.kind: finding.text for finding in late_findings(table, mode="gcd")}
-
-    line = spread(160, 1) * np.ones(16, dtype=np.float32)
-    assert warnings(line) == {
+    even, line = [30, 30, 30, 30], spread(160, 1) * np.ones(16, dtype=np.float32)
+    assert texts(even, features=line) == {
         "collapse": "the features of the unlabeled images have an effective rank of 1.0, too "
         "low to separate classes; train the encoder longer, or with stronger augmentations"
     }
-    assert "rank of 0.0" in warnings(np.ones((160, 16), dtype=np.float32))["collapse"]
-    assert warnings(np.pad(spread(160, 2), ((0, 0), (0, 14)))) == {}
+    constant = np.ones((160, 16), dtype=np.float32)
+    assert "rank of 0.0" in texts(even, features=constant)["collapse"]
+    assert texts(even, features=np.pad(spread(160, 2), ((0, 0), (0, 14)))) == {}
 
 
-@pytest.mark.parametrize("rate", [0.0099, 0.0, 0.901, 1.0])
-def test_pairs_that_never_or_always_agree_teach_nothing(rate):
-    text = texts([30, 30, *[40] * 5], positive_rate=rate)["positive rate"]
-    assert text.startswith(f"{rate:.1%} of the pairs")
-    assert "where even classes have 20.0%" in text
-    assert text.endswith(f"try a {'larger' if rate < 0.5 else 'smaller'} --pair-rate")
-
-
-@pytest.mark.parametrize("rate", [0.0101, 0.2, 0.899, None])
-def test_pairs_that_agree_at_times_are_fine(rate):
-    assert texts([30, 30, *[40] * 5], positive_rate=rate) == {}
-
-
-def test_all_pairs_of_a_single_novel_class_agree_rightly():
-    assert texts([30, 30, 40], positive_rate=1.0) == {}
+def test_pairs_that_never_or_always_agree_teach_nothing():
+    sizes = [30, 30, *[40] * 5]
+    for rate in (0.0099, 0.0, 0.901, 1.0):
+        text = texts(sizes, positive_rate=rate)["positive rate"]
+        assert text.startswith(f"{rate:.1%} of the pairs")
+        assert "where even classes have 20.0%" in text
+        assert text.endswith(f"try a {'larger' if rate < 0.5 else 'smaller'} --pair-rate")
+    for rate in (0.0101, 0.2, 0.899, None):
+        assert texts(sizes, positive_rate=rate) == {}
+    assert (
+        texts([30, 30, 40], positive_rate=1.0) == {}
+    )  # all pairs of a single class agree rightly
 
 
 def test_known_classes_that_blur_the_others_may_be_unrelated():
@@ -144,23 +122,11 @@ def test_few_images_are_fewer_than_twenty_for_each_novel_class():
     )
     assert few_images(100, 5) is None
     assert few_images(0, 1).kind == "few"
-    features = np.random.default_rng(0).normal(size=(39, 2))
-    label = np.full(39, UNKNOWN)
-    assert [f.kind for f in early_findings(features, label, [], num_novel=2, mode="gcd")] == [
-        "few"
-    ]
+    for mode, count, known in (("gcd", 39, []), ("gcd", 0, ["a", "b"]), ("ncd", 0, ["a", "b"])):
+        inputs = spread(count, 2), np.full(count, UNKNOWN), known
+        assert [f.kind for f in early_findings(*inputs, num_novel=2, mode=mode)] == ["few"]
+        assert list(texts([0, 0, 0, 0], mode=mode)) == ["dead"]
 
-
-@pytest.mark.parametrize("mode", ["gcd", "ncd"])
-def test_no_unlabeled_image_at_all_is_few(mode):
-    assert list(texts([0, 0, 0, 0], mode=mode)) == ["dead"]
-    nothing = np.zeros((0, 2)), np.zeros(0, np.int64)
-    assert [f.kind for f in early_findings(*nothing, ["a", "b"], num_novel=2, mode=mode)] == [
-        "few"
-    ]
-
-
-# Known classes among the unlabeled images
 
 SPLITS = [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (0, 2, 4, 6, 8), (7, 8, 9), (0, 1, 2, 3, 4, 5, 6, 7)]
 
@@ -178,28 +144,25 @@ def digits(known, seed, hidden_share):
 
 
 @pytest.mark.parametrize("known", SPLITS)
-def test_digits_that_are_all_novel_raise_no_warning(known):
+def test_digits_raise_a_warning_if_half_of_the_known_ones_are_hidden_and_none_if_all_are_novel(
+    known,
+):
     images, label, names, _ = digits(known, 0, hidden_share=0)
     assert hidden(images, label, names) is None
     for seed in range(3):  # fewer labels, and still no known digit among the others
-        images, label, names, _ = digits(known, seed, hidden_share=0)
         mask = (label == UNKNOWN) | (np.random.default_rng(seed).random(len(label)) < 0.3)
         assert hidden(images[mask], label[mask], names) is None
+    for seed in range(3):
+        images, label, names, truth = digits(known, seed, hidden_share=0.5)
+        warning = hidden(images, label, names)
+        match = re.search(r"about (\d+)% .* \(most of all (.*)\), but", warning.text)
+        share, likeliest = match.groups()
+        assert warning.kind == "hidden"
+        assert int(share) / 100 == pytest.approx(truth, abs=0.15)
+        assert set(likeliest.split(", ")) <= set(names)
 
 
-@pytest.mark.parametrize("known", SPLITS)
-@pytest.mark.parametrize("seed", range(3))
-def test_digits_half_of_whose_known_ones_are_hidden_raise_one(known, seed):
-    images, label, names, truth = digits(known, seed, hidden_share=0.5)
-    warning = hidden(images, label, names)
-    match = re.search(r"about (\d+)% .* \(most of all (.*)\), but", warning.text)
-    share, likeliest = match.groups()
-    assert warning.kind == "hidden"
-    assert int(share) / 100 == pytest.approx(truth, abs=0.15)
-    assert set(likeliest.split(", ")) <= set(names)
-
-
-def test_the_likeliest_class_is_the_one_that_is_hidden():
+def test_the_likeliest_class_is_the_one_that_is_hidden_and_all_may_be():
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
     rows = np.flatnonzero(label == 3)[::2]
     novel = np.flatnonzero(label == UNKNOWN)[:300]
@@ -209,18 +172,10 @@ def test_the_likeliest_class_is_the_one_that_is_hidden():
     assert text.startswith("about 2")
     assert "(most of all digit 3" in text
     assert text.endswith("look at them, and if they are of known classes, use --mode gcd")
-
-
-def test_unlabeled_images_may_all_be_of_known_classes():
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
     images, label = images[label != UNKNOWN], label[label != UNKNOWN]
     label[::2] = UNKNOWN
     assert re.match("about (9.|100)% ", hidden(images, label, names).text)
-
-
-def test_features_that_tell_no_classes_apart_raise_no_warning():
-    label = np.arange(600) % 6 - 1
-    assert hidden(spread(600), label, list("abcde")) is None
 
 
 def test_one_known_class_alone_can_be_hidden():
@@ -231,14 +186,10 @@ def test_one_known_class_alone_can_be_hidden():
     assert hidden(images[keep], label[keep], ["digit 0"]).kind == "hidden"
 
 
-def test_the_length_of_features_does_not_matter():
+def test_the_length_of_features_does_not_matter_and_many_images_are_thinned_out(monkeypatch):
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
     length = np.geomspace(0.01, 100, len(images), dtype=np.float32)[:, None]
     assert hidden(images * length, label, names) == hidden(images, label, names)
-
-
-def test_many_images_are_thinned_out_and_the_warning_stays(monkeypatch):
-    images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
     monkeypatch.setattr(module, "MAX_IMAGES", 700)
     thinned = hidden(images, label, names)
     monkeypatch.undo()
@@ -246,11 +197,11 @@ def test_many_images_are_thinned_out_and_the_warning_stays(monkeypatch):
     assert thinned.kind == "hidden"
 
 
-@pytest.mark.parametrize(
-    "label", [[-1] * 30, [0, 1] * 15, [0] + [-1] * 29, [0, 1] + [-1] * 28, [0, -1]]
-)
-def test_too_few_labels_raise_no_warning(label):
-    assert hidden(spread(len(label)), np.array(label), ["a", "b"]) is None
+def test_too_few_labels_or_features_that_tell_no_classes_apart_raise_no_warning():
+    assert hidden(spread(600), np.arange(600) % 6 - 1, list("abcde")) is None
+    few = [-1] * 30, [0, 1] * 15, [0] + [-1] * 29, [0, 1] + [-1] * 28, [0, -1]
+    for label in few:
+        assert hidden(spread(len(label)), np.array(label), ["a", "b"]) is None
 
 
 def test_only_ncd_warns_of_hidden_classes():

@@ -1,14 +1,15 @@
 """Known classes from folders, tables, archives and arrays; and a truth that only scores."""
 
-import csv
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
 
+import discoveries
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders import encoded, fill, noise, tar
+from builders import as_bytes, encoded, fill, noise, tar, write_files
 from PIL import Image
 from pyarrow import parquet
 
@@ -41,12 +42,7 @@ def data(tmp_path):
 def table(tmp_path):
     """Write a table of paths and labels, and return its path."""
 
-    def write(*rows, delimiter=","):
-        with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, delimiter=delimiter).writerows([("path", "label"), *rows])
-        return tmp_path / "t.csv"
-
-    return write
+    return lambda *rows, **how: discoveries.table(tmp_path / "t.csv", rows, **how)
 
 
 def known(tmp_path, *names):
@@ -73,9 +69,6 @@ def refused(call, *args, error=DataError):
     return str(raised.value)
 
 
-# ---------------------------------------------------------------- class folders
-
-
 def test_class_folders_elsewhere_are_added(tmp_path, data):
     folders = known(tmp_path, *PETS)
     images = label(data, folders)
@@ -89,24 +82,20 @@ def test_class_folders_elsewhere_are_added(tmp_path, data):
     assert images.notes == ()
 
 
-def test_class_folders_inside_the_data_add_nothing(data):
+def test_class_folders_inside_the_data_add_nothing_also_through_links(tmp_path, data, table):
     fill(data / "known", *PETS, seed=9)
     images, labeled = open_images(data), label(data, data / "known")
     assert labeled.names == images.names
     assert labeled.fingerprint == images.fingerprint
     assert own_images(labeled).all()
     assert labels_of(labeled) == {f"known/{name}": name[:3] for name in PETS}
-
-
-def test_links_to_the_data_are_seen_through(tmp_path, data, table):
-    fill(data / "known", *PETS, seed=9)
     (tmp_path / "link").symlink_to(data)
     assert own_images(label(tmp_path / "link", tmp_path / "link/known")).all()
     by = table((tmp_path / "link/1.png", "a"), (data / "known/../2.png", "b"))
     assert labels_of(label(data, by)) == {"1.png": "a", "2.png": "b"}
 
 
-def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
+def test_copies_of_the_data_are_recognized_by_content(tmp_path, data, table):
     folders = known(tmp_path, "cat/new.png", "dog/new.png")
     (folders / "cat/copy.png").write_bytes((data / "2.png").read_bytes())
     (folders / "cat/again.png").write_bytes((data / "2.png").read_bytes())
@@ -119,10 +108,7 @@ def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
     assert [own_images(images)[images.names.index(name)] for name in added] == [False, False]
     assert own_images(images).sum() == 6
     assert "2 images of the data are labeled as exact copies" in images.notes[0]
-
-
-def test_copies_within_the_data_share_a_label_that_a_path_gave(data, table):
-    (data / "same.png").write_bytes((data / "2.png").read_bytes())
+    # Copies within the data share a label that a path gave.
     labeled = label(data, table(("2.png", "cat"), ("3.png", "dog")))
     assert labels_of(labeled) == {"2.png": "cat", "same.png": "cat", "3.png": "dog"}
     assert "1 images of the data" in labeled.notes[0]
@@ -131,17 +117,12 @@ def test_copies_within_the_data_share_a_label_that_a_path_gave(data, table):
 def test_labels_of_the_data_themselves_stay_hidden(tmp_path):
     data = fill(tmp_path / "data", *BEASTS)
     assert open_images(data).classes == ("ant", "bee", "cat")
-    labeled = label(data, known(tmp_path, "p/1.png", "p/2.png", "q/1.png", "q/2.png"))
-    assert labeled.classes == ("p", "q")
+    labeled = label(data, known(tmp_path, "10/1.png", "10/2.png", "9/1.png", "9/2.png"))
+    assert labeled.classes == ("9", "10")  # numbered as numbers where they are
     assert (labeled.labels[own_images(labeled)] == UNKNOWN).all()
     labeled = label(data, names="cat,ant")
     assert labeled.classes == ("cat", "ant")
     assert labeled.labels.tolist() == [1, 1, UNKNOWN, UNKNOWN, 0, 0]
-
-
-def test_known_classes_are_numbered_as_numbers_where_they_are(tmp_path, data):
-    folders = known(tmp_path, "10/1.png", "10/2.png", "9/1.png", "9/2.png")
-    assert label(data, folders).classes == ("9", "10")
 
 
 def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
@@ -162,17 +143,15 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
     assert set(labels_of(inside)) >= {f"known/{name}/{name}.png" for name in odd}
 
 
-def test_damaged_labeled_images_are_bad_files_and_lend_no_class(tmp_path, data):
-    folders = known(tmp_path, *PETS)
-    (folders / "ox").mkdir()
-    (folders / "ox/bad.png").write_text("no image")
+def test_damaged_labeled_images_are_bad_files_and_a_class_of_one_image_is_a_note(tmp_path, data):
+    folders = write_files(known(tmp_path, *PETS), {"ox/bad.png": b"no image"})
     images = label(data, folders)
     assert images.classes == ("cat", "dog")
     assert [bad.name for bad in images.bad] == [f"{folders}/ox/bad.png"]
     assert [bad.name for bad in label(tmp_path, folders).bad] == ["known/ox/bad.png"]
-
-
-# ---------------------------------------------------------------- archives and arrays
+    few = fill(tmp_path / "few", "cat/1.png", "cat/2.png", "d\ng/1.png", seed=9)
+    images = label(data, few)
+    assert images.notes == (r"1 of 2 known classes have one image only, such as 'd\ng'",)
 
 
 def test_an_archive_of_class_folders_is_like_the_folder(tmp_path, data):
@@ -187,7 +166,58 @@ def test_an_archive_of_class_folders_is_like_the_folder(tmp_path, data):
     assert labeled.read(row) == encoded(11)
 
 
-def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
+def test_a_table_may_spell_the_images_of_the_data_in_many_ways(tmp_path, table):
+    data = fill(tmp_path / "data", *(f"x/{i}.png" for i in range(5)))
+    ways = (
+        "x/{}.png",
+        "./x/{}.png",
+        "x\\{}.png",
+        "{root}/x/{}.png",
+        "/{root}/x/{}.png",
+        "x//./{}.png",
+    )
+    for spelling, delimiter in itertools.product(ways, ",;"):
+        rows = [(spelling.format(i, root=data), "ab"[i % 2]) for i in range(4)]
+        labeled = label(data, table(*rows, delimiter=delimiter))
+        expected = {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
+        assert labels_of(labeled) == expected, (spelling, delimiter)
+        assert own_images(labeled).all()
+
+
+def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, data, table):
+    fill(tmp_path / "more", "6.png", "7.png", seed=9)
+    (tmp_path / "more/copy.png").write_bytes((data / "3.png").read_bytes())
+    rows = [
+        ("data/1.png", "a"),
+        ("2.png", "b"),
+        ("more/6.png", "a"),
+        (f"{tmp_path}/more/7.png", "b"),
+    ]
+    rows += [("data/../more/copy.png", "b"), ("data/4.png", ""), ("gone.png", "  ")]
+    labeled = label(data, table(*rows))
+    outside = {f"{tmp_path}/more/6.png": "a", f"{tmp_path}/more/7.png": "b"}
+    assert labels_of(labeled) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
+    assert len(labeled) == 7
+    for row, name in enumerate(labeled.names):
+        assert labeled.read(row) == (data / name).read_bytes()
+
+
+def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data, table):
+    """And one that the data pass over may be named."""
+    fill(tmp_path, "1.png", "2.png", seed=9)
+    labeled = label(data, table(("1.png", "a"), ("2.png", "b")))
+    assert labels_of(labeled) == {"1.png": "a", "2.png": "b"}
+    assert own_images(labeled).all()
+    fill(data, ".hidden/6.png", seed=9)
+    labeled = label(data, table(("1.png", "a"), (".hidden/6.png", "b")))
+    assert labels_of(labeled) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
+
+
+def test_arrays_may_be_labeled_by_a_table_of_their_numbers_or_by_arrays_that_are_added(tmp_path):
+    columns = {"path": ["0", "3"], "label": pa.array([7, 5], pa.int64())}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    x = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
+    assert labels_of(label(x, tmp_path / "t.parquet")) == {"0": "7", "3": "5"}
     x = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "data.npz", x=x[:5])
     np.savez(tmp_path / "known.npz", x=x[3:], y=np.array([0, 1, 1, 0, -1, 2]))
@@ -199,83 +229,19 @@ def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
     assert np.array_equal(labeled.read(labeled.names.index("4")), x[4])
 
 
-# ---------------------------------------------------------------- tables
-
-
-@pytest.mark.parametrize("delimiter", [",", ";"])
-@pytest.mark.parametrize(
-    "spelling",
-    ["x/{}.png", "./x/{}.png", "x\\{}.png", "{root}/x/{}.png", "/{root}/x/{}.png", "x//./{}.png"],
-)
-def test_a_table_may_spell_the_images_of_the_data_in_many_ways(
-    tmp_path, delimiter, spelling, table
-):
-    data = fill(tmp_path / "data", *(f"x/{i}.png" for i in range(5)))
-    rows = [(spelling.format(i, root=data), "ab"[i % 2]) for i in range(4)]
-    labeled = label(data, table(*rows, delimiter=delimiter))
-    assert labels_of(labeled) == {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
-    assert own_images(labeled).all()
-
-
-def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, data, table):
-    fill(tmp_path / "more", "6.png", "7.png", seed=9)
-    (tmp_path / "more/copy.png").write_bytes((data / "3.png").read_bytes())
-    by = table(
-        ("data/1.png", "a"),
-        ("2.png", "b"),
-        ("more/6.png", "a"),
-        (f"{tmp_path}/more/7.png", "b"),
-        ("data/../more/copy.png", "b"),
-        ("data/4.png", ""),
-        ("gone.png", "  "),
-    )
-    labeled = label(data, by)
-    outside = {f"{tmp_path}/more/6.png": "a", f"{tmp_path}/more/7.png": "b"}
-    assert labels_of(labeled) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
-    assert len(labeled) == 7
-    for row, name in enumerate(labeled.names):
-        assert labeled.read(row) == (data / name).read_bytes()
-
-
-def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data, table):
-    fill(tmp_path, "1.png", "2.png", seed=9)
-    labeled = label(data, table(("1.png", "a"), ("2.png", "b")))
-    assert labels_of(labeled) == {"1.png": "a", "2.png": "b"}
-    assert own_images(labeled).all()
-
-
-def test_a_table_may_name_what_the_data_pass_over(data, table):
-    fill(data, ".hidden/6.png", seed=9)
-    labeled = label(data, table(("1.png", "a"), (".hidden/6.png", "b")))
-    assert labels_of(labeled) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
-
-
-def test_a_parquet_table_labels_arrays_by_their_numbers(tmp_path):
-    columns = {"path": ["0", "3"], "label": pa.array([7, 5], pa.int64())}
-    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-    x = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
-    assert labels_of(label(x, tmp_path / "t.parquet")) == {"0": "7", "3": "5"}
-
-
-def test_the_table_that_lists_the_data_may_label_some_of_them(data, table):
+def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data, table):
     by = table(*((f"data/{name}", {"1": "a", "2": "b"}.get(name[0], "")) for name in FLAT[:4]))
     labeled = label(by, by)
     assert labels_of(labeled) == {"data/1.png": "a", "data/2.png": "b"}
     assert len(labeled) == 4
-
-
-def test_labeled_files_that_cannot_be_used_are_counted(tmp_path, data, table):
-    for name in ("data/bad.png", "bad2.png"):
-        (tmp_path / name).write_text("no image")
+    # Labeled files that cannot be used are counted.
+    write_files(tmp_path, {"data/bad.png": b"no image", "bad2.png": b"no image"})
     good = [("1.png", "a"), ("2.png", "b")]
     labeled = label(data, table(*good, ("bad.png", "c"), ("bad2.png", "d"), ("data", "e")))
     assert labels_of(labeled) == {"1.png": "a", "2.png": "b"}
     examples = f"'{tmp_path}/bad2.png', '{data}', 'bad.png'"
     assert labeled.notes[0] == f"3 labeled files cannot be used, such as {examples}"
     assert {bad.name for bad in labeled.bad} == {"bad.png", str(data), f"{tmp_path}/bad2.png"}
-
-
-# ---------------------------------------------------------------- refusals and warnings
 
 
 def test_class_folders_and_sets_that_cannot_label_are_refused(tmp_path, data):
@@ -300,25 +266,20 @@ def test_rows_that_cannot_label_are_refused(tmp_path, data, table):
     (data / "same.png").write_bytes((data / "1.png").read_bytes())
     (tmp_path / "bad.png").write_text("no image")
     all_of_them = [(name, "ab"[int(name[0]) % 2]) for name in FLAT]
-    for rows, says in (
-        ([("1.png", ""), ("2.png", " ")], ["none of 2 rows has a label; fill"]),
-        ([("bad.png", "a")], ["labeled as nothing; give at least two"]),
-        (all_of_them, ["labels all 6 images, so nothing is left to discover"]),
+    twice = f"'{data}/1.png' is labeled 'a' and, in another row, 'b'"
+    copies = "'1.png' ('a') and 'same.png' ('b'), which are exact copies"
+    nowhere = [("gone\n1.png", "b"), ("/no/where.png", "b"), ("x\0.png", "b")]
+    for rows, *says in (
+        ([("1.png", ""), ("2.png", " ")], "none of 2 rows has a label; fill"),
+        ([("bad.png", "a")], "labeled as nothing; give at least two"),
+        (all_of_them, "labels all 6 images, so nothing is left to discover"),
+        ([("1.png", "a"), (f"{data}/1.png", "b")], twice),
+        ([("1.png", "a"), ("same.png", "b")], copies),
         (
-            [("1.png", "a"), (f"{data}/1.png", "b")],
-            [f"'{data}/1.png' is labeled 'a' and, in another row, 'b'"],
-        ),
-        (
-            [("1.png", "a"), ("same.png", "b")],
-            ["'1.png' ('a') and 'same.png' ('b'), which are exact copies"],
-        ),
-        (
-            [("1.png", "a"), ("gone\n1.png", "b"), ("/no/where.png", "b"), ("x\0.png", "b")],
-            [
-                r"3 of 4 labeled files exist neither",
-                r"such as 'gone\n1.png', '/no/where.png', 'x\x00.png'",
-                "such as '1.png'",
-            ],
+            [("1.png", "a"), *nowhere],
+            "3 of 4 labeled files exist neither",
+            r"such as 'gone\n1.png', '/no/where.png', 'x\x00.png'",
+            "such as '1.png'",
         ),
     ):
         message = refused(label, data, table(*rows))
@@ -329,11 +290,11 @@ def test_class_names_that_read_the_same_are_refused_and_those_in_another_case_no
     tmp_path, data
 ):
     folders = known(tmp_path, "caf\u00e9/1.png", "cafe\u0301/1.png")
-    discover = DiscoverConfig(labeled=str(folders))
+    discover, classify = (of(labeled=str(folders)) for of in (DiscoverConfig, ClassifyConfig))
     message = refused(open_discovery_data, str(data), discover)
     assert r"read the same, 'cafe\u0301' and 'caf\xe9'; spell both in one way" in message
     (folders / "cafe\u0301").rename(folders / "caf\u00e9 ")
-    message = refused(open_labeled_data, str(data), ClassifyConfig(labeled=str(folders)))
+    message = refused(open_labeled_data, str(data), classify)
     assert r"read the same, 'caf\xe9' and 'caf\xe9 '" in message
     (folders / "caf\u00e9 ").rename(folders / "CAFE\u0301")
     dataset = open_discovery_data(str(data), discover)
@@ -342,38 +303,21 @@ def test_class_names_that_read_the_same_are_refused_and_those_in_another_case_no
     assert note.startswith("warning: the classes 'CAFE\u0301' and 'caf\u00e9' differ")
 
 
-def test_data_that_label_themselves_leave_nothing_to_discover(tmp_path):
-    classes = fill(tmp_path / "c", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
-    assert "labels all 4 images" in refused(label, classes, classes)
-
-
-def test_a_class_of_one_image_is_a_note(tmp_path, data):
-    images = label(data, known(tmp_path, "cat/1.png", "cat/2.png", "d\ng/1.png"))
-    assert images.notes == (r"1 of 2 known classes have one image only, such as 'd\ng'",)
-
-
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        ("ant", "at least two"),
-        ("ant,ant", "each once"),
-        ("ant, ant ,bee", "each once"),
-        (" , ", "--known A,B"),
-        ("ant,be", "be is no class of the data. Did you mean bee?"),
-        ("ant,bee,cat", "none is left to discover; omit some"),
-    ],
-)
-def test_names_that_cannot_be_known_are_refused(tmp_path, names, says):
-    assert says in refused(label, fill(tmp_path, *BEASTS), "", names, error=UsageError)
-
-
-def test_either_images_or_names_say_what_is_known(data):
-    for by, names in (("", ""), ("known", "a,b")):
-        message = refused(label, data, by, names, error=UsageError)
-        assert "either --labeled PATH, or --known A,B" in message
-
-
-# ---------------------------------------------------------------- the truth
+def test_names_that_cannot_be_known_are_refused(tmp_path):
+    data = fill(tmp_path, *BEASTS)
+    assert "labels all 6 images" in refused(label, data, data)
+    either = "either --labeled PATH, or --known A,B"
+    for by, names, says in (
+        ("", "ant", "at least two"),
+        ("", "ant,ant", "each once"),
+        ("", "ant, ant ,bee", "each once"),
+        ("", " , ", "--known A,B"),
+        ("", "ant,be", "be is no class of the data. Did you mean bee?"),
+        ("", "ant,bee,cat", "none is left to discover; omit some"),
+        ("", "", either),
+        ("known", "a,b", either),
+    ):
+        assert says in refused(label, data, by, names, error=UsageError), (by, names)
 
 
 @pytest.fixture
@@ -383,47 +327,41 @@ def classed(tmp_path, table):
     return open_images(data), label(data, table(("bee/1.png", "bee"), ("cat/1.png", "cat")))
 
 
-def test_the_truth_may_be_what_the_data_say(classed):
+def test_the_truth_may_be_what_the_data_say_or_a_table_that_says_less(classed, table):
     images, labeled = classed
     truth, names = truth_labels(labeled, "data", images)
     assert names == ("bee", "cat", "ant")
     assert truth.tolist() == [2, 2, 0, 0, 1, 1]
     assert labeled.labels.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN, 1, UNKNOWN]
-
-
-def test_the_truth_may_be_a_table_that_says_less(classed, table):
-    images, labeled = classed
     by = table(("ant\\1.png", "x"), ("cat/2.png", "cat"), ("bee/2.png", ""), ("gone.png", "y"))
     truth, names = truth_labels(labeled, str(by), images)
     assert names == ("bee", "cat", "x")
     assert truth.tolist() == [2, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 1]
 
 
-@pytest.mark.parametrize("folder", ["", "{}/"])  # the truth has class folders, the data not
-def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path, folder):
+def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path):
     classes = ["z", "a", "b", "z", "a", "b"]
-    paths = [f"{folder.format(name)}{row}.png" for row, name in enumerate(classes)]
-    images = open_images(fill(tmp_path / "data", *paths), labels="none")
-    by = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
-    labeled = label_images(images, str(by), "")
     folders = [f"{name}/{row}.png" for row, name in enumerate(classes)]
+    by = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
     other = fill(tmp_path / "truth", *folders, "z/more.png", seed=50)
-    truth, names = truth_labels(labeled, str(other), images)
-    assert names == ("a", "b", "z")
-    assert [names[truth[labeled.names.index(path)]] for path in paths] == classes
-    assert (truth[~own_images(labeled)] == UNKNOWN).all()
+    for data, paths in (("flat", [Path(path).name for path in folders]), ("same", folders)):
+        images = open_images(fill(tmp_path / data, *paths), labels="none")
+        labeled = label_images(images, str(by), "")
+        truth, names = truth_labels(labeled, str(other), images)
+        assert names == ("a", "b", "z")
+        assert [names[truth[labeled.names.index(path)]] for path in paths] == classes
+        assert (truth[~own_images(labeled)] == UNKNOWN).all()
 
 
-def test_the_truth_of_added_images_is_not_asked(tmp_path, data, table):
+def test_the_truth_of_added_images_is_not_asked_and_arrays_may_be_that_of_arrays(
+    tmp_path, data, table
+):
     by = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
     labeled, other = label(data, by), table(("1.png", "b"), ("2.png", "z"), (by / "a/1.png", "b"))
     truth, names = truth_labels(labeled, str(other), open_images(data))
     assert names == ("a", "b", "z")
     assert truth[own_images(labeled)].tolist() == [1, 2, UNKNOWN, UNKNOWN, UNKNOWN]
     assert (truth[~own_images(labeled)] == UNKNOWN).all()
-
-
-def test_arrays_may_be_the_truth_of_arrays(tmp_path, table):
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
     np.savez(tmp_path / "truth.npz", x=x, y=np.array([3, 3, 4, 4, 5, -1]))
     labeled = label(x, table(("0", "3"), ("4", "5")))
@@ -436,39 +374,36 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data, classed, table):
     images, labeled = classed
     other = fill(tmp_path / "other", "a/p.png", "a/q.png", "b/r\n.png", "b/s.png")
     twice = fill(tmp_path / "twice", "a/1.png", "b/1.png")
-    flat = open_images(data)
     for truth, of, says in (
-        ("data", flat, "carry no labels"),
+        ("data", open_images(data), "carry no labels"),
         (other, images, "'a/p.png', 'a/q.png', 'b/r\\n.png', but the data have 'ant/1.png'"),
-        (twice, flat, "'1.png' is of the classes 'a' and 'b'; give a table"),
-        (tmp_path / "gone.csv", images, "no such file"),
+        (twice, open_images(data), "'1.png' is of the classes 'a' and 'b'; give a table"),
+        (tmp_path / "gone.csv", images, "o such file"),
     ):
-        assert says in refused(truth_labels, labeled, str(truth), of).replace("No such", "no such")
-    renamed = table(("bee/1.png", "Bee"), ("cat/1.png", "cat"))
-    message = refused(truth_labels, labeled, str(renamed), images)
-    assert "the known class 'bee' 'Bee'; use one name" in message
-    message = refused(truth_labels, labeled, str(table(("x.png", "a"))), images)
-    assert "labels 'x.png'" in message
+        assert says in refused(truth_labels, labeled, str(truth), of)
+    for rows, says in (
+        ([("bee/1.png", "Bee"), ("cat/1.png", "cat")], "known class 'bee' 'Bee'; use one name"),
+        ([("x.png", "a")], "labels 'x.png'"),
+    ):
+        assert says in refused(truth_labels, labeled, str(table(*rows)), images)
 
 
 def test_added_images_leave_those_held_out_that_the_encoder_was_not_trained_on(tmp_path):
     """An added near-duplicate is named before its group, and joins the part that the group is in."""
     for row in range(60):
-        paths = [tmp_path / "data" / f"{row:02d}.png"]
-        paths += [tmp_path / "known" / f"{row % 2}" / f"{row:02d}.png"] * (row % 3 == 0)
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = noise(row, (16, 16)) // 2 + (path.parent.name != "data")
-            Image.fromarray(pixels.astype(np.uint8)).save(path)
+        files = {"data": 0} | ({f"known/{row % 2}": 1} if row % 3 == 0 else {})
+        for folder, more in files.items():
+            pixels = (noise(row, (16, 16)) // 2 + more).astype(np.uint8)
+            write_files(tmp_path / folder, {f"{row:02d}.png": as_bytes(Image.fromarray(pixels))})
     data, by = str(tmp_path / "data"), str(tmp_path / "known")
     alone = split_images(open_images(data), 0.2, 0)
+    held_out = {alone.images.names[row] for row in alone.test_rows}
     for parts in (
         open_discovery_data(data, DiscoverConfig(labeled=by, val=0.2)).parts,
         open_labeled_data(data, ClassifyConfig(labeled=by, val=0.2)).parts,
     ):
         names = [Path(parts.images.names[row]).name for row in parts.test_rows]
         own = own_images(parts.images)[parts.test_rows]
-        held_out = {alone.images.names[row] for row in alone.test_rows}
         assert {name for name, is_own in zip(names, own, strict=True) if is_own} == held_out
         added = {name for name, is_own in zip(names, own, strict=True) if not is_own}
         assert added == {name for name in held_out if int(name[:2]) % 3 == 0} != set()

@@ -42,8 +42,9 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def discover(data, encoder):
     def discover(out, *more, known="0,1,2,3,4"):
-        typed = ["--known", known, "--from", encoder, "-o", out, *SETTINGS, *more]
-        return run("discover", data, *typed)
+        return run(
+            "discover", data, "--known", known, "--from", encoder, "-o", out, *SETTINGS, *more
+        )
 
     return discover
 
@@ -64,11 +65,6 @@ def log_of(run):
     return (run / "train.log").read_text(encoding="utf-8")
 
 
-def accuracy(trial):
-    with np.load(trial) as file:
-        return float(file["accuracy"])
-
-
 def trials(run):
     """The trial of the network, and that of a layer on top."""
     (network,) = (run / "stages" / "calibration").iterdir()
@@ -84,7 +80,7 @@ def test_little_time_is_for_a_layer_on_frozen_features(discover, tmp_path):
 
 
 def test_with_time_enough_hidden_classes_decide(long):
-    network, frozen = map(accuracy, trials(long))
+    network, frozen = (float(np.load(trial)["accuracy"]) for trial in trials(long))
     better = network > frozen + GAIN
     assert settings_of(long)["train_layers"] == ("6,top" if better else "top")
     assert f"{network:.1%} accuracy on hidden known classes if 6 is trained too" in log_of(long)
@@ -95,8 +91,7 @@ def test_a_network_is_not_trained_unless_it_finds_hidden_classes_better(
     frozen, layers, long, discover, tmp_path
 ):
     """Stopped once the trials were there, and resumed with too little time to begin anew."""
-    out = tmp_path / "run"
-    shutil.copytree(long, out)
+    out = shutil.copytree(long, tmp_path / "run")
     for stage in ("known", "simgcd-0"):
         shutil.rmtree(out / "stages" / stage)
     (out / "summary.json").unlink()
@@ -104,8 +99,7 @@ def test_a_network_is_not_trained_unless_it_finds_hidden_classes_better(
     decided = f'train_layers = "{settings_of(long)["train_layers"]}"'
     (out / "config.toml").write_text(text.replace(decided, 'train_layers = "auto"'))
     trial = trials(out)[1]
-    with np.load(trial) as file:
-        content = dict(file)
+    content = dict(np.load(trial))
     np.savez(trial, **content | {"accuracy": frozen})
     assert discover(out, "--max-time", "1s", "--resume") == 0
     assert settings_of(out)["train_layers"] == layers
@@ -118,19 +112,17 @@ def test_a_network_is_not_trained_unless_it_finds_hidden_classes_better(
     assert (out / "encoder.safetensors").read_bytes() == weights
 
 
-def test_nothing_is_timed_where_no_class_can_be_hidden(discover, tmp_path):
+def test_nothing_is_timed_where_no_class_can_be_hidden(data, encoder, discover, tmp_path, refusal):
     out = tmp_path / "run"
     assert discover(out, known="0,1,2") == 0
     assert settings_of(out)["train_layers"] == "top"
     assert "--train-layers top: no known class can be hidden" in log_of(out)
     assert "plan   30m in all" in log_of(out)
-
-
-def test_a_time_with_nothing_to_plan_is_refused(data, encoder, tmp_path, refusal):
+    # And a time with nothing to plan is refused.
     more = ["--known", "0,1,2", "--from", encoder, "--max-time", "1h", "--train-layers", "top"]
-    line = refusal(2, "discover", data, "-o", tmp_path / "run", *more)
+    line = refusal(2, "discover", data, "-o", tmp_path / "other", *more)
     assert "--max-time 1h has nothing to plan" in line
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_time_that_is_planned():
@@ -141,15 +133,9 @@ def test_the_time_that_is_planned():
     assert planned_time(replace(config, from_run="run", train_layers="top"), CPU) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "block"),
-    [("tiny", "6"), ("resnet18", "layer4.1"), ("timm/vit_tiny_patch16_224", "blocks.11")],
-)
-def test_the_last_block_of_a_network(name, block):
-    assert last_block(build_backbone(name, 32)) == block
-
-
-def test_a_network_without_blocks_has_no_last_one():
+def test_the_last_block_of_a_network():
+    blocks = {"tiny": "6", "resnet18": "layer4.1", "timm/vit_tiny_patch16_224": "blocks.11"}
+    assert {name: last_block(build_backbone(name, 32)) for name in blocks} == blocks
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
     assert last_block(as_backbone(plain, 8)) == ""
 

@@ -50,12 +50,13 @@ def label(run_folder, label, number):
 
 
 def be_sure(run_folder):
-    """Put every third image into a novel class and flag it as core, as a longer training might."""
+    """Let the digits 3 be sure images of a novel class, as a longer training would."""
     assignments = rows(run_folder / "assignments.csv")
-    for number, row in enumerate(assignments):
-        row |= {"flag": ""} if number % 3 else {"flag": "core", "cluster": "new-1"}
+    for row in assignments:
+        row["flag"] = "core" if row["path"].startswith("3-") else ""
+        row["cluster"] = "new-1" if row["flag"] else row["cluster"]
     write_rows(run_folder / "assignments.csv", assignments)
-    return "new-1", {row["path"] for row in assignments if row["flag"] == "core"}
+    return "new-1", {row["path"] for row in assignments if row["flag"]}
 
 
 def test_named_classes_become_known_ones_round_by_round(accepted, flat, tmp_path):
@@ -103,44 +104,40 @@ def finished_by_hand(folder, written, named):
     return folder
 
 
-def test_only_sure_images_of_named_classes_are_accepted(tmp_path):
-    written = [("1.png", "new-1", "core"), ("2.png", "new-1", "border"), ("3.png", "new-2", "core"),
-               ("4.png", "new-3", "core"), ("5.png", "new-3", "")]  # fmt: skip
+def test_only_sure_images_of_named_classes_are_accepted_and_exact_copies_share_a_label(
+    tmp_path, flat
+):
+    written = [
+        ("1.png", "new-1", "core"),
+        ("2.png", "new-1", "border"),
+        ("3.png", "new-2", "core"),
+    ]
+    written += [("4.png", "new-3", "core"), ("5.png", "new-3", "")]
     named = [("new-1", " cat "), ("new-2", ""), ("new-3", "cat")]
     folder = finished_by_hand(tmp_path / "run", written, named)
     assert accepted_classes(folder) == {"1.png": "cat", "4.png": "cat"}
-
-
-def test_images_with_names_that_a_spreadsheet_would_take_for_formulas_are_accepted(tmp_path):
-    paths = ["-1.png", "+1.png", "=1.png", "@1.png", "'1.png", "'-1.png"]
-    written = [(path, "new-1", "core") for path in paths]
-    folder = finished_by_hand(tmp_path / "run", written, [("new-1", "cat")])
-    assert accepted_classes(folder) == dict.fromkeys(paths, "cat")
-
-
-def test_tables_are_read_as_they_were_written(tmp_path):
-    """The names of known classes that a table could not hold as they are."""
-    known, _ = Annotations(["-a", "b"], [], []).numbered()
-    folder = finished_by_hand(tmp_path / "run", [("1.png", known[0], "core")], [(known[0], "c")])
-    assert [dict(row)["name"] for row in read_csv(folder / "clusters.csv")] == ["c"]
-    assert accepted_classes(folder) == {"1.png": "c"}
-
-
-def test_exact_copies_share_the_label_of_a_single_image(flat, tmp_path):
     data = Path(shutil.copytree(flat, tmp_path / "images"))
     shutil.copy(data / "4-00.png", data / "4-same.png")
-    folder = finished_by_hand(tmp_path / "run", [], [("new-1", "")])
+    folder = finished_by_hand(tmp_path / "copies", [], [("new-1", "")])
     table(folder / "to_label.csv", [("4-00.png", "four")])
     labels, _ = accepted_labels(folder, split_images(open_images(str(data)), 0.1, 0), "data")
     assert labels == {"4-00.png": "four", "4-same.png": "four"}
 
 
+def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_as_they_were_written(tmp_path):
+    """Those of images, and those of known classes that a table could not hold as they are."""
+    paths = ["-1.png", "+1.png", "=1.png", "@1.png", "'1.png", "'-1.png"]
+    known, _ = Annotations(["-a", "b"], [], []).numbered()
+    written = [(path, known[0], "core") for path in paths]
+    folder = finished_by_hand(tmp_path / "run", written, [(known[0], "c")])
+    assert [dict(row)["name"] for row in read_csv(folder / "clusters.csv")] == ["c"]
+    assert accepted_classes(folder) == dict.fromkeys(paths, "c")
+
+
 def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(accepted, parts):
     """Only if another one has some; else there is nothing to go on with."""
-    be_sure(accepted)
-    (sure,) = {row["cluster"] for row in rows(accepted / "assignments.csv") if row["flag"]}
-    unsure = "new-1" if sure == "new-2" else "new-2"
-    name(accepted, {unsure: "vague"})
+    sure, _ = be_sure(accepted)
+    name(accepted, {"new-2": "vague"})
     with pytest.raises(DataError, match="no image of a class with a name is flagged as core"):
         accepted_labels(accepted, parts, "labels.csv")
     name(accepted, {sure: "clear"})
@@ -149,20 +146,14 @@ def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(accepted, p
     assert any("1 named classes is flagged as core, such as 'vague'" in each for each in notes)
 
 
-# What is refused
-
-
 def test_what_cannot_be_accepted_is_refused(discovery, flat, encoder, tmp_path, refusal):
     settings = ["discover", flat, "-o", tmp_path / "run", "--from", encoder, *LEAST]
     for no_discovery in (tmp_path / "missing", encoder):
         refusal(2, *settings, "--accept", no_discovery)
     assert "names no class" in refusal(2, *settings, "--accept", discovery)
     assert not (tmp_path / "run" / "stages").exists()
-
-
-def test_a_class_that_is_named_twice_is_refused(tmp_path):
     named = [("new-1", "cat"), ("new-1", "dog")]
-    folder = finished_by_hand(tmp_path / "run", [("1.png", "new-1", "core")], named)
+    folder = finished_by_hand(tmp_path / "twice", [("1.png", "new-1", "core")], named)
     with pytest.raises(DataError, match="'new-1' is named 'cat' and, in another row, 'dog'"):
         accepted_classes(folder)
 
@@ -182,22 +173,23 @@ CONTRADICTIONS = [
 """Names of classes, labels of images, options; the exit code, and what is said."""
 
 
-@pytest.mark.parametrize("case", CONTRADICTIONS, ids=lambda case: case[-1][:20])
 def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
-    case, accepted, flat, tmp_path, monkeypatch, refusal
+    discovery, flat, tmp_path, monkeypatch, refusal
 ):
-    clusters, images, more, code, says = case
     monkeypatch.chdir(tmp_path)
-    name(accepted, clusters)
-    with (accepted / "to_label.csv").open("a", encoding="utf-8") as file:
-        file.writelines(f"{path},{each},,,\n" for path, each in images.items())
-    if "4-same.png" in images:
-        flat = Path(shutil.copytree(flat, tmp_path / "images"))
-        shutil.copy(flat / "4-00.png", flat / "4-same.png")
-    before = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
-    out = "accepted" if "--overwrite" in more else "run"
-    assert says in refusal(
-        code, "discover", flat, "-o", out, "--accept", "accepted", *LEAST, *more
-    )
-    assert not Path("run", "stages").exists()
-    assert {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()} == before
+    copied = Path(shutil.copytree(flat, "images"))
+    shutil.copy(flat / "4-00.png", copied / "4-same.png")
+    accepted = Path(shutil.copytree(discovery, "accepted"))
+    for clusters, images, more, code, says in CONTRADICTIONS:
+        for file_name in ("clusters.csv", "to_label.csv"):
+            shutil.copy(discovery / file_name, accepted)
+        name(accepted, clusters)
+        with (accepted / "to_label.csv").open("a", encoding="utf-8") as file:
+            file.writelines(f"{path},{each},,,\n" for path, each in images.items())
+        data = copied if "4-same.png" in images else flat
+        before = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
+        typed = ["-o", "accepted" if "--overwrite" in more else "run", "--accept", "accepted"]
+        assert says in refusal(code, "discover", data, *typed, *LEAST, *more)
+        assert not Path("run", "stages").exists()
+        left = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
+        assert left == before, says

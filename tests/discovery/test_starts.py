@@ -77,28 +77,22 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, method):
 
 def test_training_finds_more_of_many_classes_than_from_a_random_start(init):
     encoder, task, truth, known, start = init
-    rest = task.label[task.rows] == UNKNOWN
-    accuracy = []
+    rest, accuracy = task.label[task.rows] == UNKNOWN, []
     for at in (start, None):
-        stage = class_stage(
-            encoder, task, BASE, StageInit(known, at), "ncl", {"positive_rate": 0.02}
-        )
+        given = StageInit(known, at)
+        stage = class_stage(encoder, task, BASE, given, "ncl", {"positive_rate": 0.02})
         stage.try_out()
         classes = classes_of(encoder, task, stage.method, disjoint=True)[rest]
         accuracy.append(cluster_accuracy(truth[task.rows][rest], classes)[0])
     assert accuracy[0] > accuracy[1]
 
 
-def test_a_start_depends_on_its_seed_and_no_other(init):
+def test_a_start_depends_on_its_seed_and_no_other_and_may_have_few_images(init):
     encoder, task, _, known, start = init
     torch.manual_seed(5)
     again = stage_init(encoder, known, task, 0, "clusters").heads
     assert torch.equal(again.novel, start.novel)
     assert torch.equal(again.joint, start.joint)
-
-
-def test_heads_of_fewer_images_than_classes_start_somewhere(init):
-    encoder, task, _, known, _ = init
     few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
     heads = stage_init(encoder, known, few, 0, "clusters").heads
     stage = class_stage(encoder, few, BASE, StageInit(known, heads), "ncl", {})

@@ -65,7 +65,15 @@ BASE = TrainConfig(
 
 def trials(folder, mode, cached, task, **base):
     encoder, settings = FrozenEncoder(cached, CPU), replace(BASE, **base)
-    return Trials(encoder, task, settings, mode, folder, {}, "clusters", train=shorter)
+    how = dict(train=shorter, known_epochs=40)
+    return Trials(encoder, task, settings, mode, folder, {}, "clusters", **how)
+
+
+def first_trial(folder, mode, *given, **base):
+    running = trials(folder, mode, *given, **base).run(TRIED[mode][:1])
+    first = next(running)
+    running.close()
+    return first
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -84,9 +92,6 @@ def same(one, other):
     )
 
 
-# Folds
-
-
 @given(st.integers(2, 60), st.integers(1, 300), st.integers(0, 2**32 - 1))
 def test_every_fold_hides_other_classes_and_leaves_two_or_more(num_known, num_novel, seed):
     splits = folds(num_known, num_novel, seed)
@@ -102,28 +107,11 @@ def test_every_fold_hides_other_classes_and_leaves_two_or_more(num_known, num_no
         assert set(fold.tolist()) <= set(range(num_known))
 
 
-@pytest.mark.parametrize(
-    ("num_known", "num_novel", "hidden"),
-    [(5, 5, 3), (136, 106, 60), (69, 30, 21), (8, 1, 2), (4, 4, 2), (10, 90, 6)],
-)
-def test_hidden_classes_are_to_the_others_as_novel_ones_to_known_ones(
-    num_known, num_novel, hidden
-):
+def test_hidden_classes_are_to_the_others_as_novel_ones_to_known_ones():
     """But for two at the least, and three fifths at the most."""
-    assert {len(fold) for fold in folds(num_known, num_novel, seed=0)} == {hidden}
-
-
-@pytest.mark.parametrize("num_known", [2, 3])
-def test_few_known_classes_are_not_hidden(num_known, tmp_path):
-    assert folds(num_known, num_known, seed=0) == []
-    cached, task = images()
-    few = replace(task, label=np.where(task.label < num_known, task.label, UNKNOWN))
-    few = replace(few, num_known=num_known)
-    assert list(trials(tmp_path, "ncd", cached, few).run(TRIED["ncd"])) == []
-    assert not list(tmp_path.iterdir())
-
-
-def test_other_seeds_hide_other_classes():
+    shares = (5, 5, 3), (136, 106, 60), (69, 30, 21), (8, 1, 2), (4, 4, 2), (10, 90, 6)
+    for known, novel, hidden in shares:
+        assert {len(fold) for fold in folds(known, novel, seed=0)} == {hidden}, known
     drawn = {tuple(folds(10, 4, seed)[0].tolist()) for seed in range(20)}
     assert len(drawn) > 5
 
@@ -132,9 +120,6 @@ def test_other_seeds_hide_other_classes():
 def test_no_class_is_hidden_twice_where_there_are_enough(num_known, seed):
     hidden = [number for fold in folds(num_known, 2, seed) for number in fold.tolist()]
     assert len(set(hidden)) == len(hidden) or len(hidden) > num_known
-
-
-# What is hidden
 
 
 def test_trials_find_hidden_classes_among_far_blobs(whole):
@@ -150,10 +135,7 @@ def test_trials_find_hidden_classes_among_far_blobs(whole):
     chance = {"ncd": 0.5, "gcd": 0.3}[mode]
     assert np.mean([trial.correct.mean() for trial in results]) > chance + 0.15
     assert np.mean([trial.accuracy for trial in results]) > 0.2 + 0.15  # all classes possible
-
-
-def test_a_trial_asks_for_hidden_classes_and_in_mode_gcd_for_half_of_the_others(whole):
-    mode, _, results = whole
+    # A trial asks for hidden classes, and in mode gcd for half of the others.
     counts = {len(trial.correct) for trial in results}
     if mode == "ncd":
         assert counts == {2 * LEARNED}
@@ -173,31 +155,23 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
     """
     mode, _, results = whole
     cached, task = images()
-    hidden = np.intersect1d(
-        task.rows, np.flatnonzero(np.isin(task.label, folds(KNOWN, task.num_novel, 0)[0]))
-    )
+    hides = np.isin(task.label, folds(KNOWN, task.num_novel, 0)[0])
+    hidden = np.intersect1d(task.rows, np.flatnonzero(hides))
     label = task.label.copy()
     label[hidden] = np.random.default_rng(1).permutation(label[hidden])
     assert (label != task.label).any()
-    ignore_progress = np.flatnonzero(label == UNKNOWN)
-    cached.center[ignore_progress], cached.views[:, ignore_progress] = torch.nan, torch.nan
-    rows = np.setdiff1d(task.rows, ignore_progress[:3])
-    other = replace(task, label=label, rows=rows)
-    running = trials(tmp_path, mode, cached, other).run(TRIED[mode][:1])
-    first = next(running)
-    running.close()
+    nobody = np.flatnonzero(label == UNKNOWN)
+    cached.center[nobody], cached.views[:, nobody] = torch.nan, torch.nan
+    other = replace(task, label=label, rows=np.setdiff1d(task.rows, nobody[:3]))
+    first = first_trial(tmp_path, mode, cached, other)
     assert np.array_equal(first.probability, results[0].probability)
     assert not np.array_equal(first.correct, results[0].correct)
-
-
-# Files
 
 
 def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
     """As it is after a stop within the last trial, whose file is not whole."""
     mode, folder, results = whole
-    for path in folder.iterdir():
-        shutil.copy(path, tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     last = tmp_path / f"{mode}-{FOLDS - 1}-{TRIED[mode][-1]}.npz"
     last.with_suffix(".tmp.npz").write_bytes(last.read_bytes()[:100])
     last.unlink()
@@ -209,17 +183,9 @@ def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert same(again, results)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
-
-
-def test_finished_trials_need_no_images(whole):
-    """They are read from their files: nothing is trained again."""
-    mode, folder, results = whole
-    cached, task = images()
+    # Finished trials need no images: nothing is trained again.
     gone = CachedFeatures(cached.center * torch.nan, cached.views * torch.nan)
     assert same(list(trials(folder, mode, gone, task).run(TRIED[mode])), results)
-
-
-# Few images
 
 
 @pytest.mark.parametrize(("mode", "count"), [("ncd", 3), ("gcd", 2)])
@@ -250,19 +216,6 @@ def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
     assert trial.fold == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_more_labeled_images_than_hidden_ones_fill_a_batch(mode, tmp_path):
-    """The usual batch is larger than a few small classes."""
-    cached, task = images()
-    trial = next(
-        trials(tmp_path, mode, cached, task, batch_size=64, epochs=1).run(TRIED[mode][:1])
-    )
-    assert np.isfinite(trial.probability).all()
-
-
-# The choice
-
-
 def trial(candidate, accuracy, fold=0):
     return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool))
 
@@ -270,35 +223,24 @@ def trial(candidate, accuracy, fold=0):
 UNO, LOW, HIGH = Candidate("uno", 1.0), Candidate("joint_ncl", 0.25), Candidate("joint_ncl", 0.5)
 
 
-def test_the_best_mean_over_the_folds_is_chosen():
-    results = [trial(LOW, 0.9), trial(LOW, 0.1, 1), trial(UNO, 0.6), trial(UNO, 0.6, 1)]
-    assert mean_accuracy(results, LOW) == pytest.approx(0.5)
-    assert best(results) == UNO
-    assert best(results[::-1]) == UNO
-
-
-def test_of_equally_good_candidates_the_first_is_chosen():
-    assert best([trial(LOW, 0.7), trial(HIGH, 0.7), trial(UNO, 0.2)]) == LOW
-
-
-def test_what_is_given_is_not_searched_for():
-    auto = candidates(DiscoverConfig(known="a,b", mode="ncd"))
-    values = OBJECTIVES["joint_ncl"].values
-    joint = [Candidate("joint_ncl", value) for value in values]
-    assert auto == [*joint, UNO]
+def test_what_is_given_is_not_searched_for_and_the_best_mean_over_the_folds_is_chosen():
+    joint = [Candidate("joint_ncl", value) for value in OBJECTIVES["joint_ncl"].values]
+    assert candidates(DiscoverConfig(known="a,b", mode="ncd")) == [*joint, UNO]
     given = DiscoverConfig(known="a,b", mode="ncd", objective="ncl", pair_rate=0.3)
-    assert candidates(given) == [Candidate("ncl", 0.3)]
+    assert candidates(given) == [usual(given)] == [Candidate("ncl", 0.3)]
     assert candidates(replace(given, objective="uno", balance=1.0)) == [UNO]
-
-
-def test_without_trials_the_usual_candidate_is_one_of_those_that_would_be_tried():
+    assert usual(replace(given, objective="uno", pair_rate="auto")) == UNO
     for mode, value in (("ncd", 0.5), ("gcd", 1.0)):
         config = DiscoverConfig(known="a,b", mode=mode)
         assert usual(config) in candidates(config)
         assert usual(config).value == value
-    given = DiscoverConfig(known="a,b", mode="ncd", objective="ncl", pair_rate=0.3)
-    assert usual(given) == Candidate("ncl", 0.3)
-    assert usual(replace(given, objective="uno", pair_rate="auto")) == UNO
+    truth, predicted = np.array([0] * 8 + [1] * 2), np.array([0] * 8 + [1, 0])
+    assert balanced_accuracy(truth, predicted, num_known=1) == pytest.approx((1 + 0.5) / 2)
+    results = [trial(LOW, 0.9), trial(LOW, 0.1, 1), trial(UNO, 0.6), trial(UNO, 0.6, 1)]
+    assert mean_accuracy(results, LOW) == pytest.approx(0.5)
+    assert best(results) == UNO
+    assert best(results[::-1]) == UNO
+    assert best([trial(LOW, 0.7), trial(HIGH, 0.7), trial(UNO, 0.2)]) == LOW
 
 
 @given(st.floats(0, 10), st.integers(1, 100))
@@ -308,13 +250,5 @@ def test_a_pair_rate_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_
     joint = Candidate("joint_ncl", value).options("ncd", k)
     assert joint == {"joint_weight": 1.0, "positive_rate": rate}
     assert Candidate("simgcd", value).options("gcd", k) == {"entropy_weight": value}
-
-
-def test_uno_labels_all_classes_where_unlabeled_images_may_be_of_known_ones():
-    assert UNO.options("ncd", 3) == {"balance": 1.0}
-    assert UNO.options("gcd", 3) == {"balance": 1.0, "unlabeled": "all"}
-
-
-def test_known_and_novel_images_count_alike_however_many_there_are():
-    truth, predicted = np.array([0] * 8 + [1] * 2), np.array([0] * 8 + [1, 0])
-    assert balanced_accuracy(truth, predicted, num_known=1) == pytest.approx((1 + 0.5) / 2)
+    assert UNO.options("ncd", k) == {"balance": 1.0}
+    assert UNO.options("gcd", k) == {"balance": 1.0, "unlabeled": "all"}

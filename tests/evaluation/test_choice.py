@@ -83,10 +83,8 @@ def test_a_ranking_has_the_measures_of_the_features_and_their_order(runs, data):
 
 
 def test_no_label_is_read(runs, data):
-    ranking = nearkin.rank(runs, workers=0).to_dict()
-    assert nearkin.rank(runs, PIXELS, workers=0).order == [
-        each["name"] for each in ranking["order"]
-    ]
+    ranking = nearkin.rank(runs, workers=0)
+    assert nearkin.rank(runs, PIXELS, workers=0).order == ranking.order
     encoder, images = load(runs[1]), open_images(str(data))
     settings = {"seed": 0, "workers": 0, "augment": "characters", "device": CPU}
     other = open_images((PIXELS, np.arange(60) % 7))
@@ -103,65 +101,72 @@ def test_all_see_the_same_views_whatever_they_were_trained_on(tmp_path, data):
     assert ranking.order == ["a", "b"]
 
 
-@pytest.mark.parametrize("by", CRITERIA)
-def test_the_best_value_is_first_and_what_was_not_measured_last(by):
-    name, _ = CRITERIA[by]
-    values = {"none": {}, "low": {name: 0.25}, "one": {name: 1.0}, "high": {name: 4.0}}
-    order = ["one", "low", "high"] if by == "alpha-req" else ["high", "one", "low"]
-    ranking = Ranking(by, values, "images", [])
-    assert ranking.order == [*order, "none"]
-    rows = [line.split() for line in ranking.lines()]
-    assert [row[0] for row in rows[1:5]] == ranking.order
-    assert ranking.lines()[0].startswith(f"by {name}")
-    assert rows[4][1:] == ["-"] * len(CRITERIA)
-
-
-def test_alpha_req_is_best_at_one():
+def test_the_best_value_is_first_and_what_was_not_measured_last():
+    for by, (name, _) in CRITERIA.items():
+        values = {"none": {}, "low": {name: 0.25}, "one": {name: 1.0}, "high": {name: 4.0}}
+        order = ["one", "low", "high"] if by == "alpha-req" else ["high", "one", "low"]
+        ranking = Ranking(by, values, "images", [])
+        assert ranking.order == [*order, "none"], by
+        rows = [line.split() for line in ranking.lines()]
+        assert [row[0] for row in rows[1:5]] == ranking.order
+        assert ranking.lines()[0].startswith(f"by {name}")
+        assert rows[4][1:] == ["-"] * len(CRITERIA)
     ranking = Ranking("alpha-req", {"a": {"alpha-ReQ": 0.5}, "b": {"alpha-ReQ": 1.4}}, "", [])
     assert ranking.best == "b"
 
 
-def test_features_without_a_spectrum_come_last(runs):
+def test_features_without_a_spectrum_come_last_and_different_dimensions_are_noted(
+    runs, tmp_path, data
+):
     ranking = nearkin.rank(runs, by="alpha-req", workers=0)
     assert "alpha-ReQ" in ranking.values["b"]
     assert "alpha-ReQ" not in ranking.values["a"]
     assert ranking.order == ["b", "a"]
+    wide = run(tmp_path / "wide", data, network(0))
+    folder = RunFolder(wide)
+    torch.manual_seed(0)
+    details = {"backbone": "small", "image_size": 8}
+    write_encoder(folder.encoder, build_backbone("small", 8), details)
+    assert "128 to 256 dimensions" in nearkin.rank([*runs, wide], workers=0).notes[0]
 
 
-def test_the_checkpoints_of_one_run_are_ranked(tmp_path, data):
+def test_the_checkpoints_of_one_run_are_ranked_but_for_damaged_ones(tmp_path, data):
     networks = [constant(), network(1), network(2)]
     path = run(tmp_path / "run", data, networks[-1], checkpoints=networks)
     ranking = nearkin.rank([path], by="rankme", workers=0)
-    images = open_images(str(data))
     assert list(ranking.values) == ["ckpt-00000001", "ckpt-00000002", "ckpt-00000003"]
     assert ranking.order[-1] == "ckpt-00000001"
+    images, last = open_images(str(data)), ranking.values["ckpt-00000003"]
     features = encode_images(load(path), images, device=CPU, workers=0).tensor
-    last = ranking.values["ckpt-00000003"]
     assert last["RankMe"] == pytest.approx(float(rankme(features)))
-    assert "alpha-ReQ" not in last or last["alpha-ReQ"] == pytest.approx(
-        float(alpha_req(features))
-    )
-
-
-def test_a_damaged_checkpoint_is_left_out(tmp_path, data):
-    path = run(tmp_path / "run", data, network(0), checkpoints=[network(n) for n in range(3)])
-    (RunFolder(path).checkpoints / "ckpt-00000002.pt").write_bytes(b"half")
-    assert len(nearkin.rank([path], workers=0).values) == 2
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_single_run_needs_several_checkpoints(tmp_path, data, count):
-    path = run(tmp_path / "run", data, network(0), checkpoints=[network(0)] * count)
-    with pytest.raises(UsageError, match=f"keeps {count} sound checkpoints"):
+    if "alpha-ReQ" in last:
+        assert last["alpha-ReQ"] == pytest.approx(float(alpha_req(features)))
+    for step in (2, 1):
+        assert len(nearkin.rank([path], workers=0).values) == step + 1
+        (RunFolder(path).checkpoints / f"ckpt-0000000{step}.pt").write_bytes(b"half")
+    with pytest.raises(UsageError, match="keeps 1 sound checkpoints"):
         nearkin.rank([path], workers=0)
+    none = run(tmp_path / "none", data, network(0))
+    with pytest.raises(UsageError, match="keeps 0 sound checkpoints"):
+        nearkin.rank([none], workers=0)
 
 
-def test_runs_that_are_not_of_the_same_images_are_refused(tmp_path, runs):
+def test_runs_that_are_not_of_the_same_images_or_no_trainings_are_refused(tmp_path, runs, data):
     other = run(tmp_path / "c", "x", network(2), pixels=PIXELS[:50])
     with pytest.raises(UsageError, match="are of different images"):
         nearkin.rank([*runs, other])
     with pytest.raises(UsageError, match="have changed"):
         nearkin.rank(runs, PIXELS[:50])
+    folder = RunFolder(tmp_path / "d")
+    folder.path.mkdir()
+    folder.classifier.touch()
+    folder.write_settings(DiscoverConfig(known="a,b"), str(data))
+    folder.write_summary({"novel": 3, "scores": {}})
+    folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))
+    with pytest.raises(UsageError, match="give runs of one kind"):
+        nearkin.rank([*runs, folder.path])
+    with pytest.raises(UsageError, match="is a discovery"):
+        nearkin.rank([folder.path])
 
 
 def test_runs_that_are_not_whole_are_refused(runs):
@@ -175,38 +180,13 @@ def test_runs_that_are_not_whole_are_refused(runs):
         nearkin.rank([])
 
 
-def test_a_discovery_is_refused(tmp_path, runs, data):
-    folder = RunFolder(tmp_path / "d")
-    folder.path.mkdir()
-    folder.classifier.touch()
-    folder.write_settings(DiscoverConfig(known="a,b"), str(data))
-    folder.write_summary({"novel": 3, "scores": {}})
-    folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))
-    with pytest.raises(UsageError, match="give runs of one kind"):
-        nearkin.rank([*runs, folder.path])
-    with pytest.raises(UsageError, match="is a discovery"):
-        nearkin.rank([folder.path])
-
-
-def test_features_of_different_dimensions_are_noted(tmp_path, runs, data):
-    wide = run(tmp_path / "wide", data, network(0))
-    folder = RunFolder(wide)
-    torch.manual_seed(0)
-    details = {"backbone": "small", "image_size": 8}
-    write_encoder(folder.encoder, build_backbone("small", 8), details)
-    assert "128 to 256 dimensions" in nearkin.rank([*runs, wide], workers=0).notes[0]
-
-
-def test_what_does_not_fit_is_refused_in_one_line(runs, refusal):
+def test_the_command_line_ranks_and_refuses_what_does_not_fit(runs, refusal, capsys):
     for arguments, says in (
         (["--rank-by", "rank"], "--rank-by"),
         (["--rank-by", "lidar", "-o", "x.html"], "makes no page"),
         (["--data", "photos"], "goes with --rank-by"),
     ):
         assert says in refusal(2, "compare", *runs, *arguments)
-
-
-def test_the_command_line_ranks(runs, capsys):
     assert command("compare", *runs, "--rank-by", "effective-rank", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in shown["order"]] == ["b", "a"]

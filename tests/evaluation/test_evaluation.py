@@ -2,13 +2,16 @@
 
 import json
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from builders import normal
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import normalize
 from torch import nn
 
@@ -36,10 +39,6 @@ def measured(train, test):
     return measures.measures["encoder"], measures.left_out
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def features(vectors, labels=None, second_view=None, rows=None):
     labels, view = np.full(len(vectors), -1) if labels is None else labels, None
     if second_view is not None:
@@ -51,15 +50,12 @@ def features(vectors, labels=None, second_view=None, rows=None):
 @pytest.fixture(scope="module")
 def digits():
     """Real handwritten digits, as RGB images: 1437 for training, 360 for tests."""
-    data = load_digits()
-    gray = (data.images * 255 / 16).astype(np.uint8)
-    images = torch.from_numpy(np.repeat(gray.reshape(-1, 1, 64), 3, axis=1)).flatten(1) / 255
-    labels = data.target.astype(np.int64)
-    order = np.random.default_rng(0).permutation(len(labels))
-    centered = images - images[order[:1437]].mean(dim=0)
-    return tuple(
-        features(unit(centered[rows]), labels[rows]) for rows in (order[:1437], order[1437:])
-    )
+    pixels, labels = load_digits(return_X_y=True)
+    gray = torch.from_numpy((pixels * 255 / 16).astype(np.uint8))
+    images, order = gray.repeat(1, 3) / 255, np.random.default_rng(0).permutation(len(labels))
+    train, test = order[:1437], order[1437:]
+    centered = unit(images - images[train].mean(dim=0))
+    return tuple(features(centered[rows], labels[rows]) for rows in (train, test))
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +64,7 @@ def table(digits):
     return (train.tensor, train.labels, test.tensor, test.labels)
 
 
-# Encoding and floors
-
-
-def test_an_encoder_is_left_as_it_was_found_and_batches_do_not_matter():
+def test_an_encoder_is_left_as_it_was_found_and_features_are_full_precision_and_can_be_learned_from():
     encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten())
     encoder[2].eval()  # someone froze a part
     images = normal(7, 3, 5, 5)
@@ -81,16 +74,10 @@ def test_an_encoder_is_left_as_it_was_found_and_batches_do_not_matter():
     assert [module.training for module in encoder] == [True, True, False, True]
     assert all(torch.equal(before[name], x) for name, x in encoder.state_dict().items())
     assert together.shape == (7, 36)
-
-
-def test_an_encoder_is_left_as_it_was_found_even_if_it_fails():
-    encoder = nn.Linear(4, 2)
+    fails = nn.Linear(4, 2)
     with pytest.raises(RuntimeError):
-        encode(encoder, [normal(2, 3, 5, 5)])
-    assert encoder.training
-
-
-def test_features_are_full_precision_and_can_be_learned_from():
+        encode(fails, [images])
+    assert fails.training
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 5)).bfloat16()
     features = encode(encoder, [normal(6, 3, 2, 2).bfloat16()])
     assert features.dtype == torch.float32
@@ -101,9 +88,7 @@ def test_features_are_full_precision_and_can_be_learned_from():
 class ClassToken(nn.Module):
     """Gives a view of its tokens, whose memory `arrays` refers to."""
 
-    def __init__(self):
-        super().__init__()
-        self.arrays = []
+    arrays: ClassVar = []
 
     def forward(self, images):
         tokens = np.ones((len(images), 50, 4), np.float32)
@@ -122,11 +107,6 @@ def test_of_each_batch_the_features_are_kept_and_nothing_else():
     assert torch.equal(encode(network, watched()), torch.ones(8, 4))
 
 
-def test_no_images_is_an_error_in_one_line():
-    with pytest.raises(DataError, match="no image to encode"):
-        encode(nn.Identity(), [])
-
-
 def test_raw_pixels_are_unit_vectors_of_what_differs_from_the_mean_of_the_first(monkeypatch):
     pixels = np.random.default_rng(0).integers(256, size=(8, 32, 32, 3), dtype=np.uint8)
     images = open_images(pixels)
@@ -139,18 +119,17 @@ def test_raw_pixels_are_unit_vectors_of_what_differs_from_the_mean_of_the_first(
     assert all(map(torch.equal, whole, pixel_features(parts, 0)))
 
 
-def test_features_that_are_not_finite_are_refused():
+def test_features_that_are_not_finite_are_refused_and_no_images():
     vectors = normal(4, 2)
     sound = features(vectors.clone(), np.zeros(4, int))
     vectors[2, 1] = torch.nan
     with pytest.raises(DivergedError, match="features of image 2 are not finite"):
         measured(sound, features(vectors, np.zeros(4, int)))
+    with pytest.raises(DataError, match="no image to encode"):
+        encode(nn.Identity(), [])
 
 
-# kNN
-
-
-def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(digits):
+def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(digits, table):
     measure = knn(*digits, k=20)
     assert 0.95 < measure.value < 0.99
     assert measure.low < measure.value < measure.high
@@ -158,46 +137,34 @@ def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(digits):
         "weighted kNN by cosine, k 20, temperature 0.1, "
         "bank of 1437 training images, 360 test images; interval as if images were independent"
     )
-
-
-def test_one_neighbor_is_the_nearest_neighbor_classifier(table):
-    from sklearn.neighbors import KNeighborsClassifier
-
     bank, labels, queries, truth = table
     nearest = KNeighborsClassifier(1, metric="cosine").fit(bank, labels)
-    measure = knn(features(bank, labels), features(queries, truth), k=1)
-    assert measure.value == pytest.approx(nearest.score(queries, truth))
+    assert knn(*digits, k=1).value == pytest.approx(nearest.score(queries, truth))
 
 
 def test_images_without_a_label_neither_vote_nor_count(table):
     bank, labels, queries, truth = table
-    bank_labeled, query_labeled = np.arange(len(labels)) % 3 > 0, np.arange(len(truth)) % 2 > 0
+    voting, counting = np.arange(len(labels)) % 3 > 0, np.arange(len(truth)) % 2 > 0
     hidden = knn(
-        features(bank, np.where(bank_labeled, labels, -1)),
-        features(queries, np.where(query_labeled, truth, -1)),
+        features(bank, np.where(voting, labels, -1)),
+        features(queries, np.where(counting, truth, -1)),
         k=20,
     )
     train, test = (
-        features(bank[bank_labeled], labels[bank_labeled]),
-        features(queries[query_labeled], truth[query_labeled]),
+        features(bank[voting], labels[voting]),
+        features(queries[counting], truth[counting]),
     )
     assert hidden == knn(train, test, k=20)
 
 
-def test_k_is_that_of_the_papers_where_there_are_enough_images():
+def test_k_is_that_of_the_papers_where_there_are_enough_images_and_no_more_than_the_bank():
     assert [num_neighbors(bank) for bank in (10, 9_999, 10_000)] == [20, 20, 200]
-
-
-def test_k_is_no_more_than_the_bank_and_unseen_classes_count_as_wrong():
     bank = torch.eye(3)
     train, test = features(bank, np.array([4, 4, 9])), features(bank, np.array([4, 4, 7]))
     measure = knn(train, test, k=200)
     assert measure.value == pytest.approx(2 / 3)
     assert "k 3," in measure.protocol
     assert ", 1 test classes without any training image count as wrong;" in measure.protocol
-
-
-# Linear probe
 
 
 def test_digits_are_recognized_from_raw_pixels_by_a_linear_classifier(digits):
@@ -207,7 +174,7 @@ def test_digits_are_recognized_from_raw_pixels_by_a_linear_classifier(digits):
 
 
 def test_the_labels_of_the_test_images_decide_nothing_but_the_score(table):
-    bank, labels, queries, truth = table[0][:500], table[1][:500], *table[2:]
+    bank, labels, queries, truth = table[0][:200], table[1][:200], *table[2:]
     shuffled = np.random.default_rng(0).permutation(truth)
     train = features(bank, labels)
     honest = linear_probe(train, features(queries, truth), seed=0)
@@ -215,9 +182,6 @@ def test_the_labels_of_the_test_images_decide_nothing_but_the_score(table):
     assert lost.value < 0.3
     assert lost.protocol == honest.protocol
     assert f"C {train_probe(bank, labels, seed=0).strength:g} chosen" in honest.protocol
-
-
-# Clusters and geometry
 
 
 def test_clusters_of_digits_are_those_of_scikit_learn(table):
@@ -233,12 +197,6 @@ def test_clusters_of_digits_are_those_of_scikit_learn(table):
     assert all(m.low < m.value < m.high and m.high - m.low < 0.25 for m in measures.values())
 
 
-def test_clusters_far_apart_are_found_without_error():
-    truth = np.repeat([5, -3, 8], 40)
-    far = torch.eye(3).repeat_interleave(40, dim=0) + 0.01 * normal(120, 3)
-    assert [str(m) for m in clusters(features(far, truth), seed=0)] == ["1.000 [1.000, 1.000]"] * 3
-
-
 def test_clusters_do_not_depend_on_the_length_of_the_features(table):
     _, _, queries, truth = table
     length = torch.linspace(0.01, 100, len(queries))[:, None]
@@ -248,7 +206,10 @@ def test_clusters_do_not_depend_on_the_length_of_the_features(table):
         assert [m.value for m in scaled] == pytest.approx([m.value for m in plain], abs=0.02)
 
 
-def test_collapsed_features_give_the_largest_class_and_no_agreement():
+def test_clusters_far_apart_are_found_and_collapsed_features_give_the_largest_class():
+    truth = np.repeat([5, -3, 8], 40)
+    far = torch.eye(3).repeat_interleave(40, dim=0) + 0.01 * normal(120, 3)
+    assert [str(m) for m in clusters(features(far, truth), seed=0)] == ["1.000 [1.000, 1.000]"] * 3
     truth = np.array([0] * 30 + [1] * 20)
     values = {m.name: m.value for m in clusters(features(torch.ones(50, 100), truth), seed=0)}
     assert values == {"cluster accuracy": 0.6, "NMI": 0.0, "ARI": 0.0}
@@ -265,25 +226,18 @@ def test_geometry_needs_no_labels_and_says_what_two_views_share():
     assert {name: two[name] for name in one} == one
 
 
-def test_geometry_looks_at_evenly_spaced_images(monkeypatch):
-    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 5)
-    x = normal(12, 3)
-    rows = geometry_rows(12)
-    assert rows.tolist() == [0, 2, 4, 7, 9]
-    result, expected = geometry(features(x)), geometry(features(x[rows]))
-    assert [m.value for m in result] == [m.value for m in expected]
-    assert all(m.protocol.endswith("5 of 12 test images") for m in result)
-
-
-def test_geometry_looks_at_the_images_that_have_a_second_view():
+def test_geometry_looks_at_evenly_spaced_images_or_at_those_with_a_second_view(monkeypatch):
     x, rows = normal(12, 3), np.array([1, 2, 5, 11])
     measures = geometry(features(x, second_view=x[rows] + 1, rows=rows))
     expected = geometry(features(x[rows], second_view=x[rows] + 1))
     assert [m.value for m in measures] == [m.value for m in expected]
     assert all(m.protocol.endswith("4 of 12 test images") for m in measures)
-
-
-# Everything together
+    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 5)
+    rows = geometry_rows(12)
+    assert rows.tolist() == [0, 2, 4, 7, 9]
+    result, expected = geometry(features(x)), geometry(features(x[rows]))
+    assert [m.value for m in result] == [m.value for m in expected]
+    assert all(m.protocol.endswith("5 of 12 test images") for m in result)
 
 
 def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
@@ -294,67 +248,58 @@ def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
     assert measures[0].name == "view retrieval"
     assert len(measures) == 8
     assert set(left_out) == {"kNN top-1", "linear probe", "clusters", "alpha-ReQ"}
-    assert (
-        left_out.pop("alpha-ReQ")
-        == "alpha-ReQ needs features of rank 32 or more; these have rank 6"
-    )
+    needs = left_out.pop("alpha-ReQ")
+    assert needs == "alpha-ReQ needs features of rank 32 or more; these have rank 6"
     assert all("label" in reason and "\n" not in reason for reason in left_out.values())
 
 
-def test_a_single_class_is_recognized_but_cannot_be_probed():
+def test_a_single_class_is_recognized_but_cannot_be_probed_and_two_images_are_enough():
     one = np.zeros(40, int)
     measures, left_out = measured(features(normal(40, 6), one), features(normal(40, 6), one))
     assert measures[0].value == 1
     assert set(left_out) == {"linear probe", "clusters", "alpha-ReQ"}
-
-
-def test_two_images_are_enough_not_to_fail():
     two = features(normal(2, 3), np.array([0, 1]), second_view=normal(2, 3, seed=1))
     measures, left_out = measured(two, two)
     assert len(measures) == 13
     assert set(left_out) == {"alpha-ReQ"}
 
 
-def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
-    bank, labels, queries, truth = table
-    known = labels < 7
-    measures, _ = measured(features(bank[known], labels[known]), features(queries, truth))
-    assert all("3 test classes" in m.protocol and m.value < 0.8 for m in measures[:2])
-
-
 @pytest.fixture(scope="module")
 def evaluation(digits):
+    """Of 300 training images, and a floor of 50 with tests without labels."""
     train, test = digits
-    unlabeled = features(test.tensor)
-    return evaluate_tables({"encoder": (train, test), "pixels": (train, unlabeled)}, seed=0)
+    few, fewer = train.subset(np.arange(300)), train.subset(np.arange(50))
+    return evaluate_tables({"encoder": (few, test), "pixels": (fewer, test.unlabeled())}, seed=0)
 
 
-def test_the_table_shows_each_measure_beside_its_floors(evaluation):
+def test_the_table_shows_each_measure_with_its_interval_beside_its_floors_and_survives_json(
+    evaluation,
+):
     heading, *rows = evaluation.rows()
     assert heading == ["measure", "encoder", "raw pixels"]
     first = evaluation.measures["encoder"][0]
     assert rows[0] == ["kNN top-1", f"{first.value:.3f} [{first.low:.3f}, {first.high:.3f}]", "-"]
     assert rows[-1][0] == "uniformity"
     assert rows[-1][1] == rows[-1][2]
-
-
-def test_the_sizes_are_those_of_the_encoder_though_a_floor_has_fewer_images(digits):
-    train, test = digits
-    few = features(train.tensor[:50], train.labels[:50])
-    measures = evaluate_tables({"encoder": (train, test), "pixels": (few, test)}, seed=0)
-    assert measures.sizes == {"train": 1437, "test": 360}
-    assert "bank of 50" in measures.measures["pixels"][0].protocol
-
-
-def test_an_evaluation_survives_json(evaluation):
     plain = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
-    assert plain["sizes"] == {"train": 1437, "test": 360}
+    assert plain["sizes"] == {"train": 300, "test": 360}
     assert plain["measures"]["encoder"]["NMI"]["value"] == evaluation.measures["encoder"][3].value
     assert plain["measures"]["encoder"]["effective rank"]["low"] is None
     lacking = {"kNN top-1", "linear probe", "clusters"}  # in one table: the other has labels
     assert set(plain["left_out"]) == {f"{title} of raw pixels" for title in lacking}
-
-
-def test_an_accuracy_is_shown_with_its_interval():
     assert str(accuracy("top-1", np.array([True] * 8 + [False] * 2), "")) == "0.800 [0.490, 0.943]"
     assert str(Measure("effective rank", 41.23, None, None, "")) == "41.2"
+
+
+def test_protocols_name_classes_that_training_never_showed_and_fewer_images_of_a_floor(
+    digits, table
+):
+    train, test = (part.subset(np.arange(90)) for part in digits)
+    fewer = train.subset(np.arange(50))
+    measures = evaluate_tables({"encoder": (train, test), "pixels": (fewer, test)}, seed=0)
+    assert measures.sizes == {"train": 90, "test": 90}
+    assert "bank of 50" in measures.measures["pixels"][0].protocol
+    bank, labels, queries, truth = table
+    known = np.flatnonzero(labels < 7)[:300]
+    measures, _ = measured(features(bank[known], labels[known]), features(queries, truth))
+    assert all("3 test classes" in m.protocol and m.value < 0.8 for m in measures[:2])

@@ -9,6 +9,7 @@ from colors import colors, tiny
 
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.evaluation import evaluate, floors
+from nearkin.measures import probe
 
 CPU = torch.device("cpu")
 
@@ -27,6 +28,7 @@ def folder(tmp_path, monkeypatch):
     """The cache, in which floors of any number of images are stored."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(evaluate, "FEWEST", 0)
+    monkeypatch.setattr(probe, "STEPS", 30)
     return tmp_path / "nearkin" / "floors"
 
 
@@ -78,51 +80,32 @@ def test_what_could_not_be_measured_is_stored_with_its_reason(split):
     assert seen(again) == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "files"),
-    [({"seed": 1}, 4), ({"augment": "characters"}, 4), ({"untrained": tiny(2)}, 3)],
-    ids=["seed", "augment", "untrained"],
-)
-def test_with_another_setting_floors_are_measured_again(
-    split, folder, monkeypatch, settings, files
-):
+def test_with_another_setting_floors_are_measured_again(split, folder, monkeypatch):
     evaluated(split)
-    assert evaluated(split, **settings) == without_files(split, monkeypatch, **settings)
-    assert stored(folder) == files
+    more = ({"seed": 1}, 4), ({"augment": "characters"}, 6), ({"untrained": tiny(2)}, 7)
+    for settings, files in more:
+        assert evaluated(split, **settings) == without_files(split, monkeypatch, **settings)
+        assert stored(folder) == files, settings
 
 
-def changed(split, kind):
-    images = split.images
-    if kind == "labels":
-        return replace(split, images=replace(images, labels=(images.labels + 1) % 2))
-    if kind == "groups":
-        return replace(split, images=replace(images, groups=np.arange(36) // 2))
-    if kind == "split":
-        return replace(split, train_rows=np.arange(20), test_rows=np.arange(20, 36))
+def others(split):
+    """The same images with other labels, groups, parts or pixels."""
+    images, rows = split.images, np.arange(36)
     pixels = np.random.default_rng(1).permutation(images.source.pixels)
-    return replace(split, images=replace(images, source=replace(images.source, pixels=pixels)))
+    yield replace(split, images=replace(images, labels=(images.labels + 1) % 2))
+    yield replace(split, train_rows=rows[:20], test_rows=rows[20:])
+    yield replace(split, images=replace(images, source=replace(images.source, pixels=pixels)))
+    yield replace(split, images=replace(images, groups=rows // 2))  # by which no neighbor differs
 
 
-@pytest.mark.parametrize("kind", ["labels", "groups", "split", "pixels"])
-def test_of_other_images_floors_are_measured_again(split, folder, monkeypatch, kind):
-    before = evaluated(split)
-    other = changed(split, kind)
-    after = evaluated(other)
-    assert after == without_files(other, monkeypatch)
-    assert stored(folder) == 4
-    if kind != "groups":  # by which no neighbor differs
-        assert after["measures"]["pixels"] != before["measures"]["pixels"]
-
-
-def test_with_another_number_of_threads_floors_are_measured_again(split, folder):
-    evaluated(split)
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        evaluated(split)
-    finally:
-        torch.set_num_threads(before)
-    assert stored(folder) == 4
+def test_of_other_images_floors_are_measured_again(split, folder, monkeypatch):
+    before, files = evaluated(split), 2
+    for other in others(split):
+        after, files = evaluated(other), files + 2
+        assert after == without_files(other, monkeypatch)
+        assert stored(folder) == files
+        differs = after["measures"]["pixels"] != before["measures"]["pixels"]
+        assert differs == (other.images.groups is split.images.groups)
 
 
 def test_with_another_source_of_the_package_floors_are_measured_again(split, monkeypatch):
@@ -136,24 +119,29 @@ def test_with_another_source_of_the_package_floors_are_measured_again(split, mon
     assert floors.conditions(split.images, rows, **settings) != now
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
-def test_a_damaged_file_is_measured_and_written_again(split, folder, damage):
+def test_a_damaged_file_is_measured_and_written_again(split, folder):
     fresh = evaluated(split)
     contents = {path: path.read_bytes() for path in folder.iterdir()}
-    for path, content in contents.items():
-        middle = len(content) // 2
-        damaged = {
-            "cut": content[:middle],
-            "flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
-            "empty": b"",
-        }
-        path.write_bytes(damaged[damage])
-    assert evaluated(split) == fresh
-    assert {path: path.read_bytes() for path in folder.iterdir()} == contents
+    for damage in ("cut", "flipped", "empty"):
+        for path, whole in contents.items():
+            half, middle = whole[: len(whole) // 2], bytes([whole[len(whole) // 2] ^ 1])
+            flipped = half + middle + whole[len(half) + 1 :]
+            path.write_bytes({"cut": half, "flipped": flipped, "empty": b""}[damage])
+        assert evaluated(split) == fresh
+        assert {path: path.read_bytes() for path in folder.iterdir()} == contents, damage
 
 
-def test_where_nothing_can_be_written_floors_are_measured_each_time(split, tmp_path, monkeypatch):
+def test_with_another_number_of_threads_or_nowhere_to_write_floors_are_measured_again(
+    split, tmp_path, monkeypatch, folder
+):
     fresh = evaluated(split)
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        evaluated(split)
+    finally:
+        torch.set_num_threads(before)
+    assert stored(folder) == 4
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert evaluated(split) == evaluated(split) == fresh

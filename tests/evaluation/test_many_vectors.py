@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,10 +62,8 @@ def close(ours, theirs, images=0):
         assert a.protocol.removeprefix("vectors of length one, ") == b.protocol
 
 
-# One process
-
-
-def test_vectors_have_the_measures_of_the_same_features_in_memory(tables):
+def test_vectors_have_the_measures_of_the_same_features_in_memory(tables, monkeypatch):
+    """And blocks of any size have the same."""
     train, test, *pair = tables
     evaluation = nearkin.evaluate(test, train=train, protocol=PROTOCOL)
     expected = evaluate_tables({"encoder": tuple(pair)}, seed=0, k=20, protocol=PROTOCOL)
@@ -73,18 +72,11 @@ def test_vectors_have_the_measures_of_the_same_features_in_memory(tables):
     assert evaluation.left_out == expected.left_out == {}
     protocols = [measure.protocol for measure in evaluation.measures["encoder"]]
     assert all(each.startswith("vectors of length one, ") for each in protocols)
-
-
-def test_blocks_of_any_size_have_the_same_measures(tables, monkeypatch):
-    train, test, *pair = tables
-    whole = evaluate_tables({"encoder": tuple(pair)}, seed=0, k=20, protocol="quick,knn")
-    for module, name, size in (
-        (probe, "BLOCK", 37 * DIM), (probe, "HELD", 0), (kmeans, "BLOCK", 23 * DIM),
-        (measures, "TALLIED", 2_000),
-    ):  # fmt: skip
+    small = (probe, "BLOCK", 37 * DIM), (probe, "HELD", 0), (kmeans, "BLOCK", 23 * DIM)
+    for module, name, size in (*small, (measures, "TALLIED", 2_000)):
         monkeypatch.setattr(module, name, size)
-    blocks = nearkin.evaluate(test, train=train, protocol="quick,knn")
-    close(blocks.measures["encoder"], whole.measures["encoder"], images=1)
+    blocks = nearkin.evaluate(test, train=train, protocol=PROTOCOL)
+    close(blocks.measures["encoder"], expected.measures["encoder"], images=1)
 
 
 def test_a_probe_in_blocks_has_the_same_weights(monkeypatch):
@@ -105,25 +97,9 @@ def test_kmeans_moves_from_given_centers_as_scikit_learns_does(monkeypatch):
     start = x[:CLASSES]
     expected = KMeans(CLASSES, init=start, n_init=1, tol=0, max_iter=100).fit(x)
     assert (lloyd(x, start) == expected.labels_).all()
-
-
-def test_a_center_without_rows_stays():
     x = np.array([[0.0, 0], [1, 0], [9, 0]], np.float32)
     far = np.array([[0.0, 0], [9, 0], [0, 99]], np.float32)
-    assert lloyd(x, far).tolist() == [0, 0, 1]
-
-
-def test_of_many_images_kmeans_starts_on_some(tables, monkeypatch):
-    *_, test = tables
-    every = measures.clusters(test, seed=0)
-    monkeypatch.setattr(measures, "SAMPLE", 200)
-    some = measures.clusters(test, seed=0)
-    assert "10 starts on 200 of them, the best of which moves on all" in some[0].protocol
-    assert some[0].value == pytest.approx(every[0].value, abs=0.05)
-    assert some[0].value > 0.8
-
-
-# Tables
+    assert lloyd(x, far).tolist() == [0, 0, 1]  # a center without rows stays
 
 
 def test_a_run_table_is_divided_by_its_splits(tables, tmp_path):
@@ -135,27 +111,34 @@ def test_a_run_table_is_divided_by_its_splits(tables, tmp_path):
         classes=train.classes,
         splits=np.repeat(["test", "train"], [len(test), len(train)]),
     )
+    expected = evaluate_tables({"encoder": (train, test)}, seed=0, k=20, protocol="linear")
     for name in ("vectors.npz", "vectors.parquet"):
         write_embeddings(tmp_path / name, both)
         ours = nearkin.evaluate(tmp_path / name, protocol="linear")
-        expected = evaluate_tables({"encoder": (train, test)}, seed=0, k=20, protocol="linear")
         close(ours.measures["encoder"], expected.measures["encoder"], images=0.1)
 
 
-def test_without_training_vectors_there_are_clusters_and_no_accuracy(tables):
+def test_without_training_vectors_there_are_clusters_for_which_kmeans_starts_on_some(
+    tables, monkeypatch
+):
     train, *_ = tables
     evaluation = nearkin.evaluate(train)
     names = {measure.name for measure in evaluation.measures["encoder"]}
     assert {"NMI", "RankMe"} <= names
     assert "needs labeled training images" in evaluation.left_out["kNN top-1"]
     assert evaluation.sizes == {"train": 0, "test": 450}
+    *_, test = tables
+    every = measures.clusters(test, seed=0)
+    monkeypatch.setattr(measures, "SAMPLE", 200)
+    some = measures.clusters(test, seed=0)
+    assert "10 starts on 200 of them, the best of which moves on all" in some[0].protocol
+    assert some[0].value == pytest.approx(every[0].value, abs=0.05)
+    assert some[0].value > 0.8
 
 
 def test_images_without_a_label_are_left_out_where_others_have_one(tables, tmp_path):
     *_, train, test = tables
-    labels = np.where(np.arange(len(test)) % 5 == 0, -1, test.labels)
-    few = Embeddings(test.vectors, labels, paths=test.paths, classes=test.classes,
-                     splits=test.splits)  # fmt: skip
+    few = replace(test, labels=np.where(np.arange(len(test)) % 5 == 0, -1, test.labels))
     write_embeddings(tmp_path / "some.parquet", few)
     write_embeddings(tmp_path / "none.parquet", few.unlabeled())
     some = nearkin.evaluate(tmp_path / "some.parquet", train=tables[0], protocol="knn")
@@ -169,20 +152,23 @@ def test_images_without_a_label_are_left_out_where_others_have_one(tables, tmp_p
 def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
     train, test, *pair = tables
     other = write_parts(tmp_path / "other", pair[1], encoder="another")
-    with pytest.raises(CheckpointError, match="of different encoders; embed all by one"):
-        nearkin.evaluate(other, train=train)
-    with pytest.raises(UsageError, match="are vectors, whose images are not read"):
-        nearkin.evaluate(test, "digits", train=train)
-    with pytest.raises(UsageError, match="--train is for vectors, and dinov2-small is an enc"):
-        nearkin.evaluate("dinov2-small", "digits", train=train)
-    narrow = Embeddings(pair[0].vectors[:, :9], pair[0].labels, paths=pair[0].paths,
-                        splits=pair[0].splits, classes=pair[0].classes)  # fmt: skip
-    write_embeddings(tmp_path / "narrow.parquet", narrow)
-    with pytest.raises(CheckpointError, match="have 70 and 9 features; embed all by one encoder"):
-        nearkin.evaluate(test, train=tmp_path / "narrow.parquet")
-    write_embeddings(tmp_path / "void.parquet", pair[1].subset(np.arange(0)))
-    with pytest.raises(DataError, match=r"void.parquet has no image"):
-        nearkin.evaluate(tmp_path / "void.parquet")
+    narrow, void = tmp_path / "narrow.parquet", tmp_path / "void.parquet"
+    write_embeddings(narrow, replace(pair[0], vectors=pair[0].vectors[:, :9]))
+    write_embeddings(void, pair[1].subset(np.arange(0)))
+    for error, says, given, more in (
+        (CheckpointError, "of different encoders; embed all by one", [other], {"train": train}),
+        (CheckpointError, "have 70 and 9 features; embed all by one e", [test], {"train": narrow}),
+        (UsageError, "are vectors, whose images are not read", [test, "digits"], {"train": train}),
+        (
+            UsageError,
+            "--train is for vectors, and d",
+            ["dinov2-small", "digits"],
+            {"train": train},
+        ),
+        (DataError, r"void.parquet has no image", [void], {}),
+    ):
+        with pytest.raises(error, match=says):
+            nearkin.evaluate(*given, **more)
 
 
 def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, log):
@@ -194,8 +180,6 @@ def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, l
     with pytest.raises(ResourceError, match=r"retrieval of 450 .* MB are free; give fewer images"):
         nearkin.evaluate(test, train=train, protocol="retrieval")
 
-
-# Several processes
 
 with_processes = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch knows no processes"

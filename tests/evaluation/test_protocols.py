@@ -11,18 +11,20 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 from nearkin.config import PROTOCOLS
+from nearkin.data.corruptions import CORRUPTIONS
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation import measures, robustness, views
+from nearkin.evaluation.attentive import attentive_probe
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, pixel_features
 from nearkin.evaluation.measures import few_shot, knn, knn_grid, retrieval
 from nearkin.evaluation.protocols import ENTRIES, chosen
 from nearkin.evaluation.views import pixel_encoder
+from nearkin.measures import attentive, probe
 from nearkin.measures.intervals import wilson
 from nearkin.networks.branch import as_backbone
-from nearkin.objectives import unit
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
@@ -36,48 +38,52 @@ def blobs(n, classes=4, dim=6, seed=0, spread=1.5):
     return Embeddings(vectors, labels)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few():
+    """Fewer draws, corruptions and steps than there are, since each costs the same again."""
+    with pytest.MonkeyPatch.context() as patch:
+        some = {name: CORRUPTIONS[name] for name in ("fog", "contrast", "pixelate")}
+        patch.setattr(robustness, "CORRUPTIONS", some)
+        patch.setattr(robustness, "SEVERITIES", (2, 4))
+        patch.setattr(measures, "DRAWS", 2)
+        patch.setattr(probe, "STEPS", 30)
+        patch.setattr(attentive, "STEPS", 15)
+        yield
+
+
 def named(result):
     return {measure.name: measure for measure in result}
 
 
-# Names
-
-
 def test_each_name_of_the_settings_has_its_measures():
     assert list(ENTRIES) == list(PROTOCOLS)
-    everything = {entry for entries in ENTRIES.values() for entry in entries}
-    assert set(chosen("full")) == everything
-    assert chosen("linear, quick,linear") == (ENTRIES["linear"] + chosen("quick,linear"))[
-        :1
-    ] + tuple(entry for entry in ENTRIES["quick"] if entry not in ENTRIES["linear"])
+    assert set(chosen("full")) == {entry for entries in ENTRIES.values() for entry in entries}
+    others = [entry for entry in ENTRIES["quick"] if entry not in ENTRIES["linear"]]
+    assert chosen("linear, quick,linear") == (chosen("linear")[0], *others)
+    for name in ("", "knm", "quick,", "Full"):
+        with pytest.raises(UsageError, match=r"^--protocol .* is none of quick, knn, .*full\."):
+            chosen(name)
 
 
-@pytest.mark.parametrize("name", ["", "knm", "quick,", "Full"])
-def test_an_unknown_name_is_refused(name):
-    with pytest.raises(UsageError, match=r"^--protocol .* is none of quick, knn, .*full\."):
-        chosen(name)
-
-
-def test_nothing_else_is_measured_than_was_chosen(monkeypatch):
-    monkeypatch.setattr(measures, "DRAWS", 2)
+def test_nothing_else_is_measured_than_was_chosen_and_what_cannot_be_says_why():
     train, test = blobs(80), blobs(40, seed=1)
-    result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol="retrieval,fewshot")
-    names = [measure.name for measure in result.measures["encoder"]]
-    assert names[0] == "retrieval mAP"
-    assert names[-1] == "10-shot logistic"
+
+    def measured(protocol, test=test):
+        result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol=protocol)
+        return [measure.name for measure in result.measures["encoder"]], result.left_out
+
+    names, left_out = measured("retrieval,fewshot")
+    assert (names[0], names[-1]) == ("retrieval mAP", "10-shot logistic")
     assert len(names) == 3 + 8
-    assert not result.left_out
-
-
-def test_measures_that_need_images_say_so():
-    train, test = blobs(80), blobs(40, seed=1)
-    result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol="robustness,attentive")
-    assert not result.measures["encoder"]
-    assert set(result.left_out) == {"robustness", "attentive probe"}
-    assert all("needs the images" in reason for reason in result.left_out.values())
-
-
-# kNN
+    assert not left_out
+    names, left_out = measured("robustness,attentive")
+    assert not names
+    assert set(left_out) == {"robustness", "attentive probe"}
+    assert all("needs the images" in reason for reason in left_out.values())
+    for protocol in ("knn", "fewshot", "retrieval"):
+        names, left_out = measured(protocol, test.unlabeled())
+        assert not names
+        assert "labeled" in next(iter(left_out.values())), protocol
 
 
 def test_the_grid_of_knn_is_one_search_with_the_results_of_many():
@@ -97,25 +103,27 @@ def test_the_grid_of_knn_is_one_search_with_the_results_of_many():
 def test_no_more_neighbors_are_asked_than_there_are(monkeypatch):
     monkeypatch.setattr(measures, "TALLIED", 7)  # several pieces
     train, test = blobs(25), blobs(10, seed=1)
-    assert {name.split(",")[0] for name in named(knn_grid(train, test))} == {
-        "kNN k 10",
-        "kNN k 20",
-    }
+    asked = {name.split(",")[0] for name in named(knn_grid(train, test))}
+    assert asked == {"kNN k 10", "kNN k 20"}
     few = named(knn_grid(blobs(8), test))
     assert set(few) == {"kNN k 8, t 0.07", "kNN k 8, t 0.1", "kNN k 8, majority"}
 
 
-# Few-shot
-
-
-def test_classes_far_apart_are_learned_from_one_image():
+def test_classes_far_apart_are_learned_from_one_image_and_those_with_too_few_are_counted():
     result = few_shot(blobs(80, spread=0.01), blobs(40, seed=1, spread=0.01), seed=0)
     assert [measure.value for measure in result] == [1.0] * 8
     assert all((measure.low, measure.high) == (1.0, 1.0) for measure in result)
+    train = blobs(80)
+    train = train.subset(np.flatnonzero((train.labels != 2) | (np.arange(80) < 12)))
+    result = named(few_shot(train, blobs(40, seed=1), seed=0))
+    assert "have fewer" not in result["2-shot logistic"].protocol
+    assert "1 classes have fewer and give all they have" in result["5-shot logistic"].protocol
 
 
 def test_the_interval_of_few_shots_is_that_of_the_mean_over_draws(monkeypatch):
+    monkeypatch.setattr(measures, "DRAWS", 10)
     monkeypatch.setattr(measures, "SHOTS", (1,))
+    monkeypatch.setattr(measures, "logistic_regression", measures.nearest_class_mean)
     train, test = blobs(80), blobs(200, seed=1)
     whole = named(few_shot(train, test, seed=0))["1-shot class mean"]
     # Each draw alone: draws differ, so that their mean moves as this interval says.
@@ -133,57 +141,29 @@ def test_the_interval_of_few_shots_is_that_of_the_mean_over_draws(monkeypatch):
     assert "interval of this mean over draws" in whole.protocol
 
 
-def test_classes_with_too_few_images_are_counted():
-    train = blobs(80)
-    train = train.subset(np.flatnonzero((train.labels != 2) | (np.arange(80) < 12)))
-    result = named(few_shot(train, blobs(40, seed=1), seed=0))
-    assert "have fewer" not in result["2-shot logistic"].protocol
-    assert "1 classes have fewer and give all they have" in result["5-shot logistic"].protocol
-
-
-# Labels of test images decide nothing but the scores
-
-
 @pytest.mark.parametrize("measure", [knn_grid, few_shot, retrieval], ids=lambda m: m.__name__)
-def test_no_label_of_a_test_image_moves_the_score_of_another(measure, monkeypatch):
-    monkeypatch.setattr(measures, "DRAWS", 2)
+def test_no_label_of_a_test_image_moves_the_score_of_another(measure):
     train, test = blobs(90), blobs(60, seed=1)
     seed = {} if measure is knn_grid else {"seed": 0}
-    half = np.arange(60) < 24
+    half, labels = np.arange(60) < 24, test.labels
     whole, first, second = (
-        named(
-            measure(train, Embeddings(test.vectors, np.where(rows, test.labels, UNKNOWN)), **seed)
-        )
+        named(measure(train, Embeddings(test.vectors, np.where(rows, labels, UNKNOWN)), **seed))
         for rows in (np.ones(60, bool), half, ~half)
     )
     for name, value in whole.items():
         assert value.value == pytest.approx(0.4 * first[name].value + 0.6 * second[name].value)
 
 
-@pytest.mark.parametrize("measure", ["knn", "fewshot", "retrieval"])
-def test_without_test_labels_there_is_a_reason(measure):
-    train, test = blobs(80), blobs(40, seed=1).unlabeled()
-    result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol=measure)
-    assert not result.measures["encoder"]
-    assert "labeled" in next(iter(result.left_out.values()))
-
-
-def test_a_few_perfect_scores_are_not_certain():
+def test_images_of_the_own_group_are_not_retrieved_and_a_few_perfect_scores_are_not_certain():
     train, test = blobs(40, spread=0.01), blobs(4, seed=1, spread=0.01)
     measure = retrieval(train, test, seed=0)[0]
     assert measure.value == pytest.approx(1)
     assert measure.low == pytest.approx(wilson(4, 4)[0])
-
-
-def test_images_of_the_own_group_are_not_retrieved():
     train = blobs(40)
     copies = Embeddings(train.vectors, train.labels, groups=np.arange(40))
     result = named(retrieval(copies, copies, seed=0))
     assert named(retrieval(train, train, seed=0))["retrieval recall@1"].value == 1
     assert result["retrieval recall@1"].value < 1
-
-
-# With images
 
 
 @pytest.fixture(scope="module")
@@ -192,25 +172,13 @@ def split():
 
 
 def evaluated(split, protocol, floors=None):
-    evaluation, _ = evaluate_split(
-        tiny(),
-        split,
-        floors=floors or {},
-        seed=0,
-        workers=0,
-        augment="simclr_cifar",
-        device=CPU,
-        protocol=protocol,
-    )
-    return evaluation
+    how = dict(floors=floors or {}, seed=0, workers=0, augment="simclr_cifar", device=CPU)
+    return evaluate_split(tiny(), split, **how, protocol=protocol)[0]
 
 
 @pytest.fixture(scope="module")
-def full(split):
-    with pytest.MonkeyPatch.context() as patch:  # a few seconds
-        patch.setattr(robustness, "SEVERITIES", (2, 4))
-        patch.setattr(measures, "DRAWS", 2)
-        return evaluated(split, "full", {"untrained": tiny()})
+def full(split, few):
+    return evaluated(split, "full", {"untrained": tiny()})
 
 
 def test_all_tables_get_all_measures(full):
@@ -242,28 +210,26 @@ def test_robustness_is_the_mean_over_corruptions_relative_to_clean_images(full):
     assert of["kNN, uncorrupted"].value == clean
 
 
+def views_of(encoder, split, seed=0):
+    return views.ImageViews(encoder, split.train, split.test, seed, 0, "simclr_cifar", CPU)
+
+
 def test_raw_pixels_as_an_encoder_are_those_of_the_floor(split):
     features = pixel_features([split.train, split.test], 0)
-    encoder = pixel_encoder(split.train, 32, 0)
-    views_of = views.ImageViews(encoder, split.train, split.test, 0, 0, "simclr_cifar", CPU)
-    clean = views_of.corrupted(100, "", 1)
+    of = views_of(pixel_encoder(split.train, 32, 0), split)
+    clean = of.corrupted(100, "", 1)
     assert torch.allclose(clean.tensor, features[1], atol=1e-5)
     assert torch.allclose(clean.tensor.norm(dim=1), torch.ones(12))
-    assert not np.allclose(
-        views_of.corrupted(100, "contrast", 5).vectors, clean.vectors, atol=1e-3
-    )
+    assert not np.allclose(of.corrupted(100, "contrast", 5).vectors, clean.vectors, atol=1e-3)
 
 
 def test_views_of_an_image_differ_and_the_first_is_the_second_view(split):
-    encoder = tiny()
-    of = views.ImageViews(encoder, split.train, split.test, 3, 0, "simclr_cifar", CPU)
-    augmented = of.augmented(5, 4)
+    encoder, few = tiny(), split.test.spread(5)
+    augmented = views_of(encoder, split, seed=3).augmented(5, 4)
     assert augmented.shape == (5, 4, 8)
     assert len({tuple(row) for row in augmented[0].tolist()}) == 4
-    few = split.test.spread(5)
-    view = views.second_view(
-        encoder, few, np.arange(5), seed=3, augment="simclr_cifar", device=CPU
-    )
+    how = dict(seed=3, augment="simclr_cifar", device=CPU)
+    view = views.second_view(encoder, few, np.arange(5), **how)
     assert torch.allclose(augmented[:, 0], view.tensor, atol=1e-6)
 
 
@@ -282,17 +248,8 @@ def test_a_network_without_tokens_has_no_attentive_probe(split):
             return x.flatten(1)[:, ::31]
 
     encoder = Encoder(as_backbone(Flat(), 16), 16, {"backbone": "flat"})
-    of = views.ImageViews(encoder, split.train, split.test, 0, 0, "simclr_cifar", CPU)
-    from nearkin.evaluation.attentive import attentive_probe
-
-    embedded = [
+    both = [
         views.encode_images(encoder, x, device=CPU, workers=0) for x in (split.train, split.test)
     ]
     with pytest.raises(DataError, match="neither tokens nor a feature map"):
-        attentive_probe(of, *embedded, seed=0)
-
-
-def test_features_of_unit_length_or_not_are_retrieved_alike():
-    train, test = blobs(60), blobs(30, seed=1)
-    scaled = Embeddings(unit(test.tensor).numpy() * 7, test.labels)
-    assert retrieval(train, test, seed=0)[0].value == retrieval(train, scaled, seed=0)[0].value
+        attentive_probe(views_of(encoder, split), *both, seed=0)

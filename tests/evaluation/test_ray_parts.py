@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-import torch
+from builders import write_network
 from nearkin_command import run
 from processes import SECONDS, ended, environment, free_port
 from pyarrow import parquet
@@ -18,10 +18,8 @@ from ray_cluster import RayCluster
 from torch import nn
 
 from nearkin.commands.embed import embed_parts
-from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import ResourceError, UsageError
 from nearkin.evaluation.ray_parts import ActorPool, PartActor, PartJob
-from nearkin.networks.backbone import build_backbone
 
 IMAGES, SHARD, PARTS = 40, 3, 14
 SLOW = """
@@ -43,9 +41,7 @@ class load:
 def folder(tmp_path_factory):
     """An encoder, images, and the parts of one process; read, never written."""
     folder = tmp_path_factory.mktemp("ray")
-    torch.manual_seed(1)
-    details = {"backbone": "tiny", "image_size": 16}
-    write_encoder(folder / "encoder.safetensors", build_backbone("tiny", 16), details)
+    write_network(folder / "encoder.safetensors")
     (folder / "slow.py").write_text(SLOW)
     assert run(*arguments(folder, folder / "expected", engine="local")) == 0
     return folder
@@ -61,17 +57,13 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# How the work is divided
-
-
 def nodes_of(*nodes):
     """Nodes with these numbers of CPUs and GPUs, as Ray has them."""
     return [{"memory": 1e9, "CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "parts", "device", "pool"),
-    [
+def test_one_actor_per_gpu_or_of_the_cpus_of_the_smallest_node():
+    for nodes, parts, device, pool in (
         ([(8, 0), (8, 0)], 100, "auto", (2, 8, 0)),
         ([(8, 0), (16, 0), (0, 0)], 100, "auto", (3, 8, 0)),  # a head often has no CPUs
         ([(3, 0), (7, 0)], 100, "cpu", (3, 3, 0)),
@@ -79,36 +71,19 @@ def nodes_of(*nodes):
         ([(16, 0), (16, 4), (6, 2)], 100, "auto", (6, 3, 1)),
         ([(16, 4)], 100, "cpu", (1, 16, 0)),
         ([(1, 4)], 100, "cuda", (4, 0, 1)),
-    ],
-)
-def test_one_actor_per_gpu_or_of_the_cpus_of_the_smallest_node(nodes, parts, device, pool):
-    assert ActorPool.of(nodes_of(*nodes), parts, device) == ActorPool(*pool)
-
-
-@pytest.mark.parametrize(
-    ("node", "device", "kind"),
-    [((8, 0), "cuda", "GPU"), ((0, 1), "cpu", "CPU"), ((0.5, 0.5), "auto", "CPU")],
-)
-def test_a_cluster_without_what_is_needed_is_refused(node, device, kind):
-    with pytest.raises(ResourceError, match=f"has a {kind}"):
-        ActorPool.of([{"memory": 1e9}, *nodes_of(node)], 3, device)
-
-
-# What an actor does, without Ray
+    ):
+        assert ActorPool.of(nodes_of(*nodes), parts, device) == ActorPool(*pool), (nodes, device)
+    refused = ((8, 0), "cuda", "GPU"), ((0, 1), "cpu", "CPU"), ((0.5, 0.5), "auto", "CPU")
+    for node, device, kind in refused:
+        with pytest.raises(ResourceError, match=f"has a {kind}"):
+            ActorPool.of([{"memory": 1e9}, *nodes_of(node)], 3, device)
 
 
 def job(folder, output):
     return PartJob(
-        encoder="encoder.safetensors",
-        data="slow.py:load",
-        output=str(output),
-        folder=str(folder),
-        labels="auto",
-        image_size="auto",
-        allow_partial=False,
-        device="cpu",
-        workers=0,
-    )
+        encoder="encoder.safetensors", data="slow.py:load", output=str(output), folder=str(folder),
+        labels="auto", image_size="auto", allow_partial=False, device="cpu", workers=0,
+    )  # fmt: skip
 
 
 def asked(job, *numbers):
@@ -135,18 +110,14 @@ def test_an_actor_that_sees_other_files_says_on_which_node(folder, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     own = job(folder, folder / "expected")
     np.savez(tmp_path / "other.npz", x=np.zeros((5, 8, 8, 3), np.uint8))
-    cases = {
-        "DataError": replace(own, data=str(tmp_path / "other.npz")),
-        "UsageError": replace(own, output=str(tmp_path)),
-    }
-    for kind, case in cases.items():
+    for kind, case in (
+        ("DataError", replace(own, data=str(tmp_path / "other.npz"))),
+        ("UsageError", replace(own, output=str(tmp_path))),
+    ):
         (event,) = asked(case, 0)
         assert event["error"] == kind
         assert event["text"].startswith(f"on node {os.uname().nodename}: ")
     assert contents(tmp_path).keys() == {"other.npz"}
-
-
-# What is refused
 
 
 def test_without_ray_the_extra_is_named(folder, tmp_path, monkeypatch, refusal):
@@ -156,19 +127,16 @@ def test_without_ray_the_extra_is_named(folder, tmp_path, monkeypatch, refusal):
     assert not (tmp_path / "v").exists()
 
 
-def test_a_cluster_that_does_not_answer_is_one_line_at_once(
+def test_a_cluster_that_does_not_answer_or_has_no_address_is_one_line_at_once(
     folder, tmp_path, monkeypatch, refusal
 ):
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
     line = refusal(9, *arguments(folder, tmp_path / "v"))
     assert "no Ray cluster answers at RAY_ADDRESS=127.0.0.1" in line
-    assert not (tmp_path / "v").exists()
-
-
-def test_what_is_no_address_is_refused(folder, tmp_path, monkeypatch, refusal):
     for address in ("here", "127.0.0.1", ":6379", "host:port", "h:99999", "[::1"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         assert f"{address} is no address" in refusal(2, *arguments(folder, tmp_path / "v"))
+    assert not (tmp_path / "v").exists()
 
 
 def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refusal):
@@ -177,22 +145,14 @@ def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refu
     assert "-o FOLDER/" in refusal(2, *alone)
     assert "is one file" in refusal(2, *alone, "-o", "x.npz")
     assert "--part 1/2 both divide" in refusal(2, *command, "--part", "1/2")
+    for given in ({"data": np.zeros((5, 8, 8, 3), np.uint8)}, {"backbone": nn.Identity()}):
+        given = {"run": folder / "encoder.safetensors", "data": "digits", **given}
+        with pytest.raises(UsageError, match="names that all nodes know"):
+            embed_parts(output=tmp_path / "v", engine="ray", **given)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "2 processes both divide" in refusal(2, *command)
     assert not (tmp_path / "v").exists()
-
-
-@pytest.mark.parametrize(
-    "given", [{"data": np.zeros((5, 8, 8, 3), np.uint8)}, {"backbone": nn.Identity()}]
-)
-def test_what_has_no_name_stays_here(given, folder, tmp_path):
-    given = {"run": folder / "encoder.safetensors", "data": "digits", **given}
-    with pytest.raises(UsageError, match="names that all nodes know"):
-        embed_parts(output=tmp_path / "v", engine="ray", **given)
-
-
-# Real clusters
 
 
 def start(folder, output, cluster):

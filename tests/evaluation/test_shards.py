@@ -13,7 +13,7 @@ import kills
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
+from builders import write_files, write_network
 from kills import Aim
 from nearkin_command import run as nearkin_command
 from pyarrow import dataset, parquet
@@ -22,24 +22,14 @@ import nearkin
 from nearkin.cli.train import EmbedOptions
 from nearkin.commands.embed import embed, embed_parts
 from nearkin.config import field_docs
-from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import SHARD
-from nearkin.networks.backbone import build_backbone
 from nearkin.tables import whole, writing
 
 PICTURES, BAD = 26, ["cat/03.png", "cat/06.png", "cat/07.png", "cat/08.png", "dog/02.png"]
 """Of which 06 to 08 are a whole part by threes; dog/02 already shows in its header."""
 SHARD_OF_3 = 9
 """Parts of three images, without the one that is no image."""
-
-
-def write_run(path, seed=1):
-    torch.manual_seed(seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    details = {"backbone": "tiny", "image_size": 16}
-    write_encoder(path, build_backbone("tiny", 16), details)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +45,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return write_run(tmp_path_factory.mktemp("run") / "encoder.safetensors")
+    return write_network(tmp_path_factory.mktemp("run") / "encoder.safetensors")
 
 
 def arguments(run, images, output, *more):
@@ -92,9 +82,6 @@ def times(files):
     return {path: path.stat().st_mtime_ns for path in files}
 
 
-# What is written
-
-
 def test_the_parts_are_one_table_with_the_rows_of_the_single_file(parts, run, images, tmp_path):
     embed(run, images, output=tmp_path / "one.parquet", workers=0)
     one = parquet.read_table(tmp_path / "one.parquet")
@@ -123,12 +110,8 @@ def test_a_part_has_so_many_images_less_those_that_cannot_be_read(parts):
     assert [f.name for f in files] == [f"part-{n:06}.parquet" for n in range(SHARD_OF_3)]
     rows = [parquet.read_metadata(file).num_rows for file in files]
     assert rows == [3, 2, 0, 3, 3, 3, 3, 3, 1]
-    assert {parquet.read_schema(f).field("vector").type for f in files} == {
-        pa.list_(pa.field("element", pa.float32()), 128)
-    }
-
-
-def test_images_that_cannot_be_read_are_listed_with_the_reason(parts):
+    vectors = pa.list_(pa.field("element", pa.float32()), 128)
+    assert {parquet.read_schema(f).field("vector").type for f in files} == {vectors}
     with (parts / "_bad_files.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted(row["path"] for row in rows) == BAD
@@ -136,21 +119,18 @@ def test_images_that_cannot_be_read_are_listed_with_the_reason(parts):
     assert not set(BAD) & set(parquet.read_table(parts)["path"].to_pylist())
 
 
-def test_data_without_bad_images_leave_no_list_of_them(run, images, tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    shutil.copy(images / "cat" / "00.png", folder)
+def test_data_without_bad_images_leave_no_list_of_them_and_nothing_else_is_an_error(
+    run, images, tmp_path, refusal
+):
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for folder, names in ((good, ["cat/00.png"]), (bad, BAD[:2])):
+        folder.mkdir()
+        for name in names:
+            shutil.copy(images / name, folder)
     (tmp_path / "there").mkdir()  # a folder that exists needs no / behind its name
-    assert nearkin_command("embed", run, folder, "-o", tmp_path / "there") == 0
+    assert nearkin_command("embed", run, good, "-o", tmp_path / "there") == 0
     assert set(contents(tmp_path / "there")) == {"_parts.json", "part-000000.parquet"}
-
-
-def test_images_none_of_which_can_be_read_are_an_error(run, images, tmp_path, refusal):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for name in BAD[:2]:
-        shutil.copy(images / name, folder)
-    line = refusal(3, "embed", run, folder, "-o", f"{tmp_path / 'out'}/")
+    line = refusal(3, "embed", run, bad, "-o", f"{tmp_path / 'out'}/")
     assert "none of the 2 images can be read" in line
 
 
@@ -158,15 +138,9 @@ def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
     made = nearkin.embed_parts(run, images, tmp_path / "vectors", shard=3)
     assert made.missing == 0
     assert contents(tmp_path / "vectors") == contents(parts)
-
-
-def test_the_command_line_has_the_default_of_the_function():
-    assert EmbedOptions().shard is None  # then it is the function's
+    assert EmbedOptions().shard is None  # then the command has the default of the function
     assert inspect.signature(embed_parts).parameters["shard"].default == SHARD
     assert f"{SHARD:,}" in field_docs(EmbedOptions)["shard"]
-
-
-# Kills
 
 
 WRITE = "nearkin.evaluation.table.PartFolder.write"
@@ -175,10 +149,9 @@ WRITE = "nearkin.evaluation.table.PartFolder.write"
 def test_a_command_that_was_killed_goes_on_and_ends_with_the_same_bytes(
     parts, run, images, tmp_path
 ):
-    folder, aim = tmp_path / "vectors", Aim(WRITE, WRITE, "before")
-    killed = kills.start(
-        arguments(run, images, folder), lambda: kills.set_up(aim, "simclr", nth=4)
-    )
+    folder, typed = tmp_path / "vectors", arguments(run, images, tmp_path / "vectors")
+    aim = Aim(WRITE, WRITE, "before")
+    killed = kills.start(typed, lambda: kills.set_up(aim, "simclr", nth=4))
     assert kills.finish(killed) == -9
     before = times(folder.glob("part-*"))
     assert len(before) == 3
@@ -187,19 +160,19 @@ def test_a_command_that_was_killed_goes_on_and_ends_with_the_same_bytes(
     assert times(before) == before
 
 
-def test_a_part_that_was_being_written_is_no_part_and_goes_in_the_end(parts, copied, run, images):
-    torn = copied / ".part-000004.parquet.partial.123"
-    torn.write_bytes((copied / "part-000004.parquet").read_bytes()[:100])
-    (copied / "part-000004.parquet").unlink()
+def test_a_part_that_was_being_written_is_no_part_and_goes_in_the_end(
+    parts, copied, run, images, refusal
+):
+    torn, sound = copied / ".part-000004.parquet.partial.123", copied / "part-000004.parquet"
+    torn.write_bytes(sound.read_bytes()[:100])
+    sound.unlink()
+    (copied / "_bad_files.csv").unlink()  # which a kill prevented, and is written later
     assert parquet.read_table(copied).num_rows == PICTURES - len(BAD) - 3
     assert embedded(run, images, copied) == 0
     assert contents(copied) == contents(parts)
-
-
-def test_a_list_of_bad_images_that_a_kill_prevented_is_written_later(parts, copied, run, images):
-    (copied / "_bad_files.csv").unlink()
-    assert embedded(run, images, copied) == 0
-    assert contents(copied) == contents(parts)
+    sound.write_bytes(b"PAR1 no more PAR1")
+    line = refusal(5, *arguments(run, images, copied))
+    assert "part-000004.parquet cannot be used" in line
 
 
 def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(tmp_path):
@@ -216,14 +189,6 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(tmp_
         write()
     assert contents(tmp_path) == {"file": b"old"}
 
-
-def test_a_damaged_part_is_named_when_the_others_are_made(copied, run, images, refusal):
-    (copied / "part-000004.parquet").write_bytes(b"PAR1 no more PAR1")
-    line = refusal(5, *arguments(run, images, copied))
-    assert "part-000004.parquet cannot be used" in line
-
-
-# Several processes
 
 TORCHRUN = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
 SRUN = [
@@ -252,16 +217,17 @@ def test_two_processes_at_once_make_what_one_makes(parts, run, images, tmp_path)
     assert contents(folder) == contents(parts)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_each_process_makes_every_second_part(first, run, images, tmp_path, monkeypatch, capsys):
-    for name, value in TORCHRUN[first].items():
-        monkeypatch.setenv(name, value)
-    assert embedded(run, images, tmp_path) == 0
-    assert sorted(path.name for path in tmp_path.glob("part-*")) == [
-        f"part-{number:06}.parquet" for number in range(first, SHARD_OF_3, 2)
-    ]
-    assert not (tmp_path / "_bad_files.csv").exists()
-    assert ("4 parts are still missing" in capsys.readouterr().out) == (first == 0)
+def test_each_process_makes_every_second_part(run, images, tmp_path, monkeypatch, capsys):
+    for first in (0, 1):
+        for name, value in TORCHRUN[first].items():
+            monkeypatch.setenv(name, value)
+        folder = tmp_path / f"{first}"
+        assert embedded(run, images, folder) == 0
+        assert sorted(path.name for path in folder.glob("part-*")) == [
+            f"part-{number:06}.parquet" for number in range(first, SHARD_OF_3, 2)
+        ]
+        assert not (folder / "_bad_files.csv").exists()
+        assert ("4 parts are still missing" in capsys.readouterr().out) == (first == 0)
 
 
 def test_the_jobs_of_an_array_make_what_one_makes(parts, run, images, tmp_path):
@@ -272,9 +238,6 @@ def test_the_jobs_of_an_array_make_what_one_makes(parts, run, images, tmp_path):
     assert missing == [2, 6]
     assert embedded(run, images, folder, "--part", "3/4") == 0
     assert contents(folder) == contents(parts)
-
-
-# What is refused
 
 
 def test_shares_that_make_no_sense_are_refused(run, images, tmp_path, monkeypatch, refusal):
@@ -296,7 +259,7 @@ def test_folders_of_something_else_are_refused_and_left_alone(
     parts, run, images, tmp_path, refusal
 ):
     before = contents(parts)
-    other = write_run(tmp_path / "encoder.safetensors", seed=2)
+    other = write_network(tmp_path / "encoder.safetensors", seed=2)
     assert "another encoder;" in refusal(4, *arguments(other, images, parts))
     fewer = shutil.copytree(images, tmp_path / "fewer")
     (fewer / "cat" / "00.png").unlink()
@@ -304,9 +267,7 @@ def test_folders_of_something_else_are_refused_and_left_alone(
     line = refusal(4, "embed", run, images, "-o", parts, "--shard", 4)
     assert "another --shard, 3;" in line
     assert contents(parts) == before
-
-
-def test_other_labels_are_refused(run, images, tmp_path, refusal):
+    # Other labels are other data.
     table = images.parent / "table.csv"
     names = sorted(path.relative_to(images.parent) for path in images.rglob("*.png"))
     command = arguments(run, table, tmp_path / "v")
@@ -316,24 +277,19 @@ def test_other_labels_are_refused(run, images, tmp_path, refusal):
     assert "another data;" in refusal(4, *command)
 
 
-def test_a_folder_that_holds_anything_else_is_refused(run, images, tmp_path, refusal):
-    (tmp_path / "part-000000.parquet").write_text("mine")
-    assert "is not empty" in refusal(4, *arguments(run, images, tmp_path))
-    assert contents(tmp_path) == {"part-000000.parquet": b"mine"}
+def test_a_folder_that_holds_anything_else_or_a_damaged_note_is_refused(
+    run, images, tmp_path, refusal, copied
+):
+    write_files(tmp_path / "other", {"part-000000.parquet": b"mine"})
+    assert "is not empty" in refusal(4, *arguments(run, images, tmp_path / "other"))
+    assert contents(tmp_path / "other") == {"part-000000.parquet": b"mine"}
     assert "is not empty" in refusal(4, "embed", run, images, "-o", images)
     (tmp_path / "file").write_text("mine")
     assert "cannot write" in refusal(4, *arguments(run, images, tmp_path / "file"))
-
-
-CHANGES = [
-    {"shard": 0}, {"shard": -3}, {"shard": "x"}, {"shard": None}, {"images": 10**30},
-    {"images": float("inf")}, {"images": 0},
-]  # fmt: skip
-
-
-def test_a_damaged_note_is_refused(copied, run, images, refusal):
     note = json.loads((copied / "_parts.json").read_text())
-    texts = [json.dumps(note | change) for change in CHANGES]
+    changes = [{"shard": value} for value in (0, -3, "x", None)]
+    changes += [{"images": value} for value in (10**30, float("inf"), 0)]
+    texts = [json.dumps(note | change) for change in changes]
     for text in [*texts, "", "[]", "{}", "[" * 100_000, "\xff", "[1, 2, 3, 4]"]:
         (copied / "_parts.json").write_text(text, encoding="latin-1")
         line = refusal(5, *arguments(run, images, copied))

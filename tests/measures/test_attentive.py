@@ -70,20 +70,16 @@ def test_few_images_still_choose_the_regularization():
     assert len(validated.rows) == 18
     assert probe.strength in STRENGTHS
     weight, bias = probe.layer()
-    torch.testing.assert_close(
-        features @ weight.T + bias, probe.logits(features), atol=1e-4, rtol=1e-4
-    )
+    logits = features @ weight.T + bias
+    torch.testing.assert_close(logits, probe.logits(features), atol=1e-4, rtol=1e-4)
 
 
-def test_with_an_image_of_each_class_nothing_is_chosen():
+def test_with_an_image_of_each_class_nothing_is_chosen_and_one_class_is_refused():
     features = torch.eye(4)
     probe, validated = train_validated_probe(features, np.arange(4), seed=0)
     assert not validated.choice_size
     assert not len(validated.rows)
     assert (probe.predict(features) == np.arange(4)).all()
-
-
-def test_one_class_is_refused():
     with pytest.raises(DataError, match="two classes"):
         train_attentive_probe(torch.zeros(3, 2, 4), np.zeros(3, np.int64), seed=0)
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from builders import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
@@ -29,16 +30,9 @@ from nearkin.measures.neighbors import nearest, neighbor_agreement, tally
 from nearkin.objectives import unit
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def cosine(x, y):
     dot, lengths = sum(a * b for a, b in zip(x, y)), math.hypot(*x) * math.hypot(*y)
     return dot / lengths if lengths else 0.0
-
-
-# Nearest neighbors
 
 
 def plain_nearest(bank, query, k, leave_out=None):
@@ -62,31 +56,31 @@ def plain_vote(bank, labels, query, k, temperature, num_classes):
     return [score / sum(scores) for score in scores]
 
 
-@pytest.mark.parametrize("k", [1, 3, 40])
-def test_neighbors_are_those_of_a_plain_search(k, monkeypatch):
+def test_neighbors_are_those_of_a_plain_search(monkeypatch):
     monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", 100)  # several chunks
     bank, queries = normal(30, 5), normal(11, 5, seed=1)
-    similarity, index = nearest(bank, queries, k)
-    assert index.tolist() == [plain_nearest(bank, q, k) for q in queries.tolist()]
-    for row, q, ids in zip(similarity.tolist(), queries.tolist(), index.tolist()):
-        assert row == pytest.approx([cosine(bank[i].tolist(), q) for i in ids], abs=1e-6)
+    for k in (1, 3, 40):
+        similarity, index = nearest(bank, queries, k)
+        assert index.tolist() == [plain_nearest(bank, q, k) for q in queries.tolist()]
+        for row, q, ids in zip(similarity.tolist(), queries.tolist(), index.tolist()):
+            assert row == pytest.approx([cosine(bank[i].tolist(), q) for i in ids], abs=1e-6)
 
 
-@pytest.mark.parametrize("similarities", [1, 17, 100, 10**6])
-def test_no_row_is_its_own_neighbor_whatever_the_chunks(similarities, monkeypatch):
-    monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
+def test_no_row_is_its_own_neighbor_whatever_the_chunks(monkeypatch):
     bank = normal(17, 4)
-    _, index = nearest(bank, bank, 5, exclude_self=True)
-    assert index.tolist() == [plain_nearest(bank, q, 5, i) for i, q in enumerate(bank.tolist())]
+    expected = [plain_nearest(bank, q, 5, i) for i, q in enumerate(bank.tolist())]
+    for similarities in (1, 17, 100, 10**6):
+        monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
+        _, index = nearest(bank, bank, 5, exclude_self=True)
+        assert index.tolist() == expected
+    with pytest.raises(DataError, match="no image to compare with"):
+        nearest(normal(1, 3), normal(1, 3), 5, exclude_self=True)
 
 
-def test_equal_neighbors_come_in_the_order_of_the_bank():
+def test_equal_neighbors_come_in_the_order_of_the_bank_in_rows_of_any_length():
     bank = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]).repeat(500, 1)
     _, index = nearest(bank, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 7)
     assert index.tolist() == [[1, 2, 4, 5, 7, 8, 10], [0, 3, 6, 9, 12, 15, 18]]
-
-
-def test_equal_similarities_keep_their_order_in_rows_of_any_length():
     rows = [(777, 1), (1000, 3), (4999, 19), (700, 20), (9, 9)]
     for (bank, k), values in itertools.product(rows, (1, 2, 10, 10**6)):
         generator = torch.Generator().manual_seed(bank)
@@ -97,11 +91,6 @@ def test_equal_similarities_keep_their_order_in_rows_of_any_length():
         result, index = neighbors._largest(similarity, k)
         assert torch.equal(index, expected), (bank, k, values)
         assert torch.equal(result, similarity.gather(1, expected))
-
-
-def test_a_bank_with_nothing_to_offer_is_an_error():
-    with pytest.raises(DataError, match="no image to compare with"):
-        nearest(normal(1, 3), normal(1, 3), 5, exclude_self=True)
 
 
 def test_one_near_neighbor_against_two_farther_ones_depends_on_the_temperature():
@@ -125,20 +114,13 @@ def test_votes_are_those_of_a_plain_count_whatever_the_length_of_the_features(
     seed, k, temperature, scale
 ):
     bank, queries = normal(10, 3, seed=seed), normal(4, 3, seed=seed + 1)
-    labels = np.random.default_rng(seed).integers(3, size=10)
-    scores = vote(
-        bank * scale, labels, queries / scale, k=k, temperature=temperature, num_classes=3
-    )
+    labels, how = np.random.default_rng(seed).integers(3, size=10), dict(k=k, num_classes=3)
+    scores = vote(bank * scale, labels, queries / scale, temperature=temperature, **how)
     for row, query in zip(scores.tolist(), queries.tolist()):
         expected = plain_vote(bank, labels, query, k, temperature, 3)
         assert row == pytest.approx(expected, abs=1e-4)
-
-
-def test_votes_are_finite_at_the_smallest_temperatures():
-    scores = vote(
-        normal(9, 4), np.arange(9) % 2, normal(5, 4), k=9, temperature=1e-6, num_classes=2
-    )
-    assert torch.allclose(scores.sum(dim=1), torch.ones(5))
+    coldest = vote(bank, labels, queries, temperature=1e-6, **how)
+    assert torch.allclose(coldest.sum(dim=1), torch.ones(4))  # finite
 
 
 def test_agreement_is_the_mean_overlap_of_plain_neighbor_sets():
@@ -149,27 +131,11 @@ def test_agreement_is_the_mean_overlap_of_plain_neighbor_sets():
     ]
     assert 0.2 < sum(overlaps) / 20 < 0.9
     assert float(neighbor_agreement(a, b, 4)) == pytest.approx(sum(overlaps) / 20)
-
-
-def test_a_rotated_view_agrees_wholly_and_an_unrelated_one_by_chance():
-    a = normal(400, 8)
-    rotation = torch.linalg.qr(normal(8, 8, seed=1)).Q
+    # A rotated view agrees wholly, and an unrelated one by chance.
+    a, rotation = normal(400, 8), torch.linalg.qr(normal(8, 8, seed=1)).Q
     assert float(neighbor_agreement(a, 3 * a @ rotation, 10)) > 0.999
-    chance = 10 / 399
-    assert float(neighbor_agreement(a, normal(400, 8, seed=2), 10)) == pytest.approx(
-        chance, abs=0.01
-    )
-
-
-# Spectrum and hypersphere
-
-
-@pytest.mark.parametrize("rank", [1, 2, 5])
-def test_the_effective_rank_counts_equal_dimensions_exactly(rank):
-    corners = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=rank)))
-    basis = torch.linalg.qr(normal(20, rank)).Q.T
-    features = corners @ basis + normal(20, seed=1)  # the mean must not count
-    assert float(effective_rank(features)) == pytest.approx(rank, rel=1e-4)
+    unrelated = float(neighbor_agreement(a, normal(400, 8, seed=2), 10))
+    assert unrelated == pytest.approx(10 / 399, abs=0.01)
 
 
 def test_the_effective_rank_is_the_exponential_of_the_entropy_of_the_spectrum():
@@ -179,38 +145,36 @@ def test_the_effective_rank_is_the_exponential_of_the_entropy_of_the_spectrum():
     expected = math.exp(-sum(p * math.log(p) for p in share))
     assert float(effective_rank(x)) == pytest.approx(expected, rel=1e-5)
     assert float(effective_rank(1000 * x)) == pytest.approx(expected, rel=1e-5)
+    for rank in (1, 2, 5):  # it counts equal dimensions exactly
+        corners = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=rank)))
+        basis = torch.linalg.qr(normal(20, rank)).Q.T
+        features = corners @ basis + normal(20, seed=1)  # the mean must not count
+        assert float(effective_rank(features)) == pytest.approx(rank, rel=1e-4)
 
 
-def test_features_that_are_all_alike_have_rank_and_spread_zero():
+def test_features_that_are_all_alike_have_rank_and_spread_zero_and_directions_drawn_alike_one():
     for value, images in itertools.product((0.0, 0.1, -1234.5), (1, 1001)):
         features = torch.full((images, 7), value)
         assert float(effective_rank(features)) == 0
         assert float(feature_std(features)) == pytest.approx(0, abs=1e-4)
         assert float(uniformity(features)) == pytest.approx(0, abs=1e-5)
-
-
-def test_directions_drawn_alike_have_spread_one_and_no_common_direction():
     features = 5 * normal(20_000, 16)
     assert float(feature_std(features)) == pytest.approx(1, abs=0.01)
     assert float(mean_cosine(features)) == pytest.approx(0, abs=0.001)
     assert float(uniformity(features[:3000])) == pytest.approx(-3.5, abs=0.1)  # 16 dimensions
 
 
-def test_the_mean_cosine_is_that_of_all_pairs():
+def test_mean_cosine_and_uniformity_are_those_of_all_pairs_whatever_the_chunks(monkeypatch):
     x = normal(15, 4) + 0.7
     pairs = [cosine(a, b) for a, b in itertools.combinations(x.tolist(), 2)]
     assert float(mean_cosine(x)) == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
     assert float(mean_cosine(x[:1])) == 0
-
-
-@pytest.mark.parametrize("similarities", [1, 40, 10**6])
-def test_uniformity_is_that_of_all_pairs_whatever_the_chunks(similarities, monkeypatch):
-    monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
     x = normal(15, 4) + 0.3
-    pairs = [
-        math.exp(-2 * (2 - 2 * cosine(a, b))) for a, b in itertools.combinations(x.tolist(), 2)
-    ]
-    assert float(uniformity(x)) == pytest.approx(math.log(sum(pairs) / len(pairs)), abs=1e-5)
+    pairs = itertools.combinations(x.tolist(), 2)
+    expected = math.log(np.mean([math.exp(-2 * (2 - 2 * cosine(a, b))) for a, b in pairs]))
+    for similarities in (1, 40, 10**6):
+        monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
+        assert float(uniformity(x)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_alignment_goes_from_zero_for_the_same_direction_to_four_for_the_opposite():
@@ -220,9 +184,6 @@ def test_alignment_goes_from_zero_for_the_same_direction_to_four_for_the_opposit
     y = normal(10, 3, seed=1)
     plain = [2 - 2 * cosine(a, b) for a, b in zip(x.tolist(), y.tolist())]
     assert float(alignment(x, y)) == pytest.approx(sum(plain) / 10, rel=1e-5)
-
-
-# Matching
 
 
 def plain_accuracy(labels, clusters):
@@ -242,18 +203,14 @@ small_clusterings = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(small_clusterings)
-def test_cluster_accuracy_is_the_best_of_all_matches(pairs):
+def test_cluster_accuracy_is_the_best_of_all_matches_and_nmi_and_ari_are_those_of_scikit_learn(
+    pairs,
+):
     labels, clusters = (np.array(column) for column in zip(*pairs))
     accuracy, mapping = cluster_accuracy(labels, clusters)
     assert accuracy == pytest.approx(plain_accuracy(labels.tolist(), clusters.tolist()))
     assert len(set(mapping.values())) == len(mapping)
     assert accuracy == pytest.approx(np.mean([mapping.get(c) == y for y, c in pairs]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(small_clusterings)
-def test_nmi_and_ari_are_those_of_scikit_learn(pairs):
-    labels, clusters = (np.array(column) for column in zip(*pairs))
     for ours, theirs in (
         (adjusted_rand_index, adjusted_rand_score),
         (normalized_mutual_information, normalized_mutual_info_score),
@@ -268,18 +225,12 @@ def test_splitting_a_class_into_two_clusters_costs_the_smaller_one():
     assert cluster_accuracy(np.array([], int), np.array([], int)) == (0.0, {})
 
 
-# Intervals
-
-
-@pytest.mark.parametrize(("successes", "total"), [(0, 12), (1, 3), (45, 60), (9964, 10_000)])
-def test_the_ends_of_wilsons_interval_lie_at_the_quantile_of_the_score_test(successes, total):
-    for end in wilson(successes, total):
-        if 0 < end < 1:
-            z = abs(successes / total - end) / math.sqrt(end * (1 - end) / total)
-            assert z == pytest.approx(1.959964, abs=1e-4)
-
-
-def test_wilsons_interval_stays_within_reason():
+def test_the_ends_of_wilsons_interval_lie_at_the_quantile_of_the_score_test():
+    for successes, total in ((0, 12), (1, 3), (45, 60), (9964, 10_000)):
+        for end in wilson(successes, total):
+            if 0 < end < 1:
+                z = abs(successes / total - end) / math.sqrt(end * (1 - end) / total)
+                assert z == pytest.approx(1.959964, abs=1e-4)
     assert wilson(0, 0) == (0.0, 1.0)
     assert wilson(0, 20)[0] == pytest.approx(0, abs=1e-12)
     assert wilson(20, 20)[1] == pytest.approx(1)
@@ -287,37 +238,34 @@ def test_wilsons_interval_stays_within_reason():
     assert wide[0] < narrow[0] < 0.6 < narrow[1] < wide[1]
 
 
-def test_the_bootstrap_error_of_a_mean_is_the_textbook_one():
+def test_the_bootstrap_error_of_a_mean_is_the_textbook_one_and_repeats_itself():
     sample = np.random.default_rng(0).normal(0.5, 0.1, size=400)
     low, high = bootstrap(lambda rows: float(sample[rows].mean()), 400, seed=1, resamples=2000)
     assert (low + high) / 2 == pytest.approx(sample.mean())
     assert high - low == pytest.approx(2 * 1.96 * sample.std() / 20, rel=0.05)
-
-
-def test_the_bootstrap_repeats_itself_and_keeps_within_bounds():
     correct = np.arange(20) != 0
     run = lambda seed: bootstrap(lambda rows: float(correct[rows].mean()), 20, seed=seed)
     assert run(3) == run(3) != run(4)
     assert run(3)[1] == 1.0
 
 
-@pytest.mark.parametrize("bank_size", [40_000, 33_000, 16_385])
-def test_blocks_of_a_large_bank_have_the_neighbors_of_the_whole(bank_size):
+def test_blocks_of_a_large_bank_have_the_neighbors_of_the_whole():
     # Whole numbers, so that products are exact and many similarities are equal.
-    rng = torch.Generator().manual_seed(0)
-    bank = torch.randint(-2, 3, (bank_size, 3), generator=rng).float()
-    bank[:, 0] += 5
-    queries = bank[:: bank_size // 7]
-    similarity, index = nearest(bank, queries, 50)
-    cosine = unit(queries) @ unit(bank).T
-    order = cosine.argsort(dim=1, descending=True, stable=True)[:, :50]
-    torch.testing.assert_close(similarity, cosine.gather(1, order), rtol=0, atol=1e-6)
-    assert (similarity[:, :-1] >= similarity[:, 1:]).all()
-    equal = similarity[:, :-1] == similarity[:, 1:]
-    assert (index[:, :-1] < index[:, 1:])[equal].all()
+    for bank_size in (40_000, 33_000, 16_385):
+        rng = torch.Generator().manual_seed(0)
+        bank = torch.randint(-2, 3, (bank_size, 3), generator=rng).float()
+        bank[:, 0] += 5
+        queries = bank[:: bank_size // 7]
+        similarity, index = nearest(bank, queries, 50)
+        cosine = unit(queries) @ unit(bank).T
+        order = cosine.argsort(dim=1, descending=True, stable=True)[:, :50]
+        torch.testing.assert_close(similarity, cosine.gather(1, order), rtol=0, atol=1e-6)
+        assert (similarity[:, :-1] >= similarity[:, 1:]).all()
+        equal = similarity[:, :-1] == similarity[:, 1:]
+        assert (index[:, :-1] < index[:, 1:])[equal].all()
 
 
-def test_masks_reach_every_block_of_a_large_bank():
+def test_masks_reach_every_block_of_a_large_bank_and_no_row_is_its_own_neighbor():
     bank = normal(40_000, 4)
     ignored = torch.rand(5, 40_000, generator=torch.Generator().manual_seed(0)) < 0.5
     _, index = nearest(bank, bank[:5], 30, ignored=ignored)
@@ -325,9 +273,6 @@ def test_masks_reach_every_block_of_a_large_bank():
     cosine = (unit(bank[:5]) @ unit(bank).T).masked_fill(ignored, -torch.inf)
     best = cosine.topk(30, dim=1).values
     torch.testing.assert_close(cosine.gather(1, index), best, rtol=0, atol=1e-6)
-
-
-def test_no_row_of_a_large_bank_is_its_own_neighbor():
     bank = normal(17_000, 4)
     _, index = nearest(bank, bank, 2, exclude_self=True)
     assert not (index == torch.arange(len(bank))[:, None]).any()

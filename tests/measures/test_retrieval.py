@@ -3,39 +3,31 @@
 import numpy as np
 import pytest
 import torch
+from builders import normal
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.neighbors import NearestCentroid
 
 from nearkin.measures import neighbors
-from nearkin.measures.fewshot import (
-    centered,
-    draw_shots,
-    logistic_regression,
-    nearest_class_mean,
-)
+from nearkin.measures.fewshot import centered, draw_shots, logistic_regression, nearest_class_mean
 from nearkin.measures.retrieval import retrieve
 from nearkin.objectives import unit
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def labels(n, classes, seed=0):
     return np.random.default_rng(seed).integers(classes, size=n)
 
 
-@pytest.mark.parametrize("similarities", [1, 10**6], ids=["rows", "whole"])
-def test_average_precision_is_that_of_scikit_learn(similarities, monkeypatch):
-    monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
+def test_average_precision_is_that_of_scikit_learn(monkeypatch):
     bank, queries, y, truth = normal(60, 4), normal(9, 4, seed=1), labels(60, 3), labels(9, 3)
-    result = retrieve(bank, y, queries, truth)
     cosine = (unit(queries) @ unit(bank).T).numpy()
     expected = [average_precision_score(y == t, row) for t, row in zip(truth, cosine)]
-    assert result.rows.tolist() == list(range(9))
-    assert result.average_precision == pytest.approx(expected, abs=1e-6)
-    assert result.first_correct.tolist() == (y[cosine.argmax(axis=1)] == truth).tolist()
+    for similarities in (1, 10**6):  # row by row, or as a whole
+        monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
+        result = retrieve(bank, y, queries, truth)
+        assert result.rows.tolist() == list(range(9))
+        assert result.average_precision == pytest.approx(expected, abs=1e-6)
+        assert result.first_correct.tolist() == (y[cosine.argmax(axis=1)] == truth).tolist()
 
 
 def test_precision_at_r_stops_at_the_number_of_relevant_images():
@@ -51,7 +43,7 @@ def test_precision_at_r_stops_at_the_number_of_relevant_images():
     assert (result.average_precision_at_r <= result.average_precision + 1e-12).all()
 
 
-def test_ties_do_not_depend_on_the_order_of_the_bank():
+def test_ties_do_not_depend_on_the_order_and_queries_without_a_relevant_image_are_not_scored():
     bank = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     y, query = np.array([0, 1, 1, 1]), torch.tensor([[1.0, 0.1]])
     values = [
@@ -61,9 +53,6 @@ def test_ties_do_not_depend_on_the_order_of_the_bank():
     assert values == pytest.approx([1 / 3, 1 / 3])  # the last of three equals
     whole = average_precision_score(y == 0, [1, 1, 0, 1])
     assert values[0] == pytest.approx(whole)
-
-
-def test_queries_without_a_relevant_image_are_not_scored():
     result = retrieve(normal(5, 2), np.zeros(5, int), normal(3, 2), np.array([0, 7, 0]))
     assert result.rows.tolist() == [0, 2]
     empty = retrieve(normal(5, 2), np.zeros(5, int), normal(1, 2), np.array([7]))
@@ -77,16 +66,12 @@ def test_images_of_the_own_group_are_not_ranked():
     for place, row in enumerate(result.rows):
         others = torch.from_numpy(np.flatnonzero(groups != own[row]))
         alone = retrieve(bank[others], y[others], queries[row][None], truth[row][None])
-        assert result.average_precision[place] == pytest.approx(alone.average_precision[0])
-        assert result.average_precision_at_r[place] == pytest.approx(
-            alone.average_precision_at_r[0]
-        )
+        for name in ("average_precision", "average_precision_at_r"):
+            expected = pytest.approx(getattr(alone, name)[0])
+            assert getattr(result, name)[place] == expected
 
 
-# Few-shot
-
-
-def test_so_many_images_of_each_class_are_drawn_and_more_contain_fewer():
+def test_so_many_images_of_each_class_are_drawn_equally_often_and_more_contain_fewer():
     y = np.repeat([0, 1, 2], [20, 3, 7])
     few, more = (draw_shots(y, shots, 0, 4) for shots in (2, 5))
     assert np.bincount(y[few]).tolist() == [2, 2, 2]
@@ -95,9 +80,6 @@ def test_so_many_images_of_each_class_are_drawn_and_more_contain_fewer():
     assert draw_shots(y, 2, 0, 4).tolist() == few.tolist()
     others = {tuple(draw_shots(y, 2, seed, draw)) for seed in range(3) for draw in range(3)}
     assert len(others) == 9
-
-
-def test_every_image_is_drawn_equally_often():
     y = np.repeat([0, 1], [10, 30])
     counts = np.zeros(40)
     for draw in range(600):

@@ -3,7 +3,6 @@
 from itertools import combinations
 
 import numpy as np
-import pytest
 import torch
 
 from nearkin.measures import selection
@@ -23,21 +22,17 @@ def one_by_one(x, threshold):
     return place, cosine[np.arange(len(x)), place]
 
 
-@pytest.mark.parametrize(
-    ("held", "threshold"), [(1, 0.9), (25, 0.3), (25, 1.0), (400, -0.5), (400, 0.9), (2**22, 0.3)]
-)
-def test_copies_are_those_of_the_first_kept_row_in_blocks_of_any_size(
-    held, threshold, monkeypatch
-):
-    monkeypatch.setattr(selection, "held_at_once", lambda _: held)
+def test_copies_are_those_of_the_first_kept_row_in_blocks_of_any_size(monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    x = unit(torch.randn(60, 3, generator=generator)).repeat(2, 1)[
-        torch.randperm(120, generator=generator)
-    ]
-    place, cosine = keep_one(x, threshold)
-    wanted, wanted_cosine = one_by_one(x, threshold - 1e-6)
-    assert place.tolist() == wanted.tolist()
-    np.testing.assert_allclose(cosine, wanted_cosine.clip(max=1), atol=1e-6)
+    rows = unit(torch.randn(60, 3, generator=generator)).repeat(2, 1)
+    x = rows[torch.randperm(120, generator=generator)]
+    cases = (1, 0.9), (25, 0.3), (25, 1.0), (400, -0.5), (400, 0.9), (2**22, 0.3)
+    for held, threshold in cases:
+        monkeypatch.setattr(selection, "held_at_once", lambda _, held=held: held)
+        place, cosine = keep_one(x, threshold)
+        wanted, wanted_cosine = one_by_one(x, threshold - 1e-6)
+        assert place.tolist() == wanted.tolist(), (held, threshold)
+        np.testing.assert_allclose(cosine, wanted_cosine.clip(max=1), atol=1e-6)
 
 
 def test_a_chain_is_not_one_cluster_and_no_two_kept_rows_are_copies():
@@ -50,20 +45,18 @@ def test_a_chain_is_not_one_cluster_and_no_two_kept_rows_are_copies():
     assert len(kept) > 15
 
 
-@pytest.mark.parametrize(("seed", "num_labeled"), [(0, 0), (1, 2), (2, 2)])
-def test_k_center_greedy_is_at_most_twice_as_wide_as_the_best(seed, num_labeled):
+def test_k_center_greedy_is_at_most_twice_as_wide_as_the_best():
     """Gonzalez 1985, by trying all sets of centers."""
-    x = unit(torch.randn(11, 3, generator=torch.Generator().manual_seed(seed)).double())
-    distance = torch.cdist(x, x).numpy()
-    labeled, num = np.arange(num_labeled), 3
-    chosen = diverse(x, labeled, num, seed=seed)
-    assert len(set(chosen.tolist()) | set(labeled.tolist())) == num + num_labeled
-
-    def radius(centers):
-        return distance[:, [*labeled, *centers]].min(axis=1).max()
-
-    best = min(radius(each) for each in combinations(range(num_labeled, 11), num))
-    assert radius(chosen) <= 2 * best + 1e-9
+    for seed, num_labeled in ((0, 0), (1, 2), (2, 2)):
+        x = unit(torch.randn(11, 3, generator=torch.Generator().manual_seed(seed)).double())
+        distance, labeled, num = torch.cdist(x, x).numpy(), np.arange(num_labeled), 3
+        chosen = diverse(x, labeled, num, seed=seed)
+        assert len(set(chosen.tolist()) | set(labeled.tolist())) == num + num_labeled
+        radius, *others = (
+            distance[:, [*labeled, *centers]].min(axis=1).max()
+            for centers in (chosen, *combinations(range(num_labeled, 11), num))
+        )
+        assert radius <= 2 * min(others) + 1e-9
 
 
 def clusters(sizes, seed=0):
@@ -76,7 +69,7 @@ def clusters(sizes, seed=0):
     return torch.tensor(x, dtype=torch.float32), label, starts
 
 
-def test_typical_rows_are_one_of_each_cluster_the_largest_first_and_near_its_middle():
+def test_typical_rows_are_of_each_cluster_the_largest_first_and_the_least_certain_come_in_turn():
     x, label, starts = clusters([40, 10, 30, 20])
     order = typical(x, np.zeros(0, np.int64), 4, seed=0)
     assert label[order[:4]].tolist() == [0, 2, 3, 1]
@@ -85,38 +78,28 @@ def test_typical_rows_are_one_of_each_cluster_the_largest_first_and_near_its_mid
     middle = from_middle[order[:4].copy()].numpy()
     usual = np.array([from_middle[label == of].median().item() for of in label[order[:4]]])
     assert (middle < usual).all()
-
-
-def test_clusters_with_labels_come_last():
-    x, label, _ = clusters([40, 10, 30, 20])
-    labeled = np.flatnonzero(label == 0)[:1]
+    labeled = np.flatnonzero(label == 0)[:1]  # clusters with labels come last
     order = typical(x, labeled, 3, seed=0)
     assert label[order[:3]].tolist() == [2, 3, 1]
     assert not np.isin(labeled, order).any()
-
-
-def test_the_least_certain_of_each_class_come_in_turn():
     margin = np.array([0.1, 0.2, 0.3, 0.05, 0.9])
     assert least_certain(margin, np.array([0, 0, 0, 1, 2])).tolist() == [3, 0, 4, 1, 2]
 
 
-@pytest.mark.parametrize("rule", ["typical", "diverse", "uncertain", "mixture", "random"])
-def test_rules_select_unlabeled_rows_each_once_and_the_same_again(rule):
+def test_rules_select_unlabeled_rows_each_once_and_the_same_again():
     x, label, _ = clusters([20, 20, 20])
     labeled, margin = np.array([0, 5, 59]), np.linspace(0, 1, 60)
     margin[30] = np.nan
-    known = {"margin": margin, "cluster": label}
-    order = ranked(rule, x, labeled, 10, seed=3, **known)
-    again = ranked(rule, x, labeled, 10, seed=3, **known)
-    assert order.tolist() == again.tolist()
-    assert len(np.unique(order)) == len(order) >= 10
-    assert not np.isin(labeled, order).any()
-    if rule == "uncertain":
-        assert 30 not in order
-
-
-def test_all_rows_can_be_selected_of_equal_ones_too():
-    x = torch.ones(7, 2)
     nothing = np.zeros(0, np.int64)
-    for rule in ("typical", "diverse", "random", "mixture"):
-        assert sorted(ranked(rule, x, nothing, 7, seed=0).tolist()) == list(range(7))
+    for rule in ("typical", "diverse", "uncertain", "mixture", "random"):
+        order, again = (
+            ranked(rule, x, labeled, 10, seed=3, margin=margin, cluster=label) for _ in range(2)
+        )
+        assert order.tolist() == again.tolist(), rule
+        assert len(np.unique(order)) == len(order) >= 10
+        assert not np.isin(labeled, order).any()
+        if rule == "uncertain":
+            assert 30 not in order
+        else:  # all rows can be selected, of equal ones too
+            every = ranked(rule, torch.ones(7, 2), nothing, 7, seed=0)
+            assert sorted(every.tolist()) == list(range(7))

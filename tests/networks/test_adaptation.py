@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torchvision
 from timm.layers import DropPath as TimmDropPath
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import nn
@@ -24,9 +25,6 @@ def vit(depth: int = 4, **options) -> VisionTransformer:
     return VisionTransformer(depth=depth, **sizes | options)
 
 
-# Drop path
-
-
 def rates(body: nn.Module) -> list[float]:
     return [module.rate for module in body.modules() if isinstance(module, DropPath)]
 
@@ -38,19 +36,19 @@ NETWORKS = {
     "convnext": lambda: build_backbone("timm/convnext_atto", 32).body,
     "torchvision": lambda: build_backbone("torchvision:convnext_tiny", 32).body,
 }
+BLOCKS = {"own": 3, "resnet": 8, "vit": 4, "convnext": 12, "torchvision": 18}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_drop_path_rises_in_a_line_to_the_top_block_and_leaves_the_state(name):
-    body = NETWORKS[name]()
+    body, blocks, side = NETWORKS[name](), BLOCKS[name], 16 if name == "vit" else 32
     keys = list(body.state_dict())
-    blocks = {"own": 3, "resnet": 8, "vit": 4, "convnext": 12, "torchvision": 18}[name]
     twice = 2 if name == "vit" else 1  # attention and perceptron
     set_drop_path(body, 0.3, name)
     expected = [0.3 * block / (blocks - 1) for block in range(1, blocks)]
     assert rates(body) == pytest.approx([rate for rate in expected for _ in range(twice)])
     assert list(body.state_dict()) == keys
-    x = torch.randn(8, 3, 32 if name != "vit" else 16, 32 if name != "vit" else 16)
+    x = torch.randn(8, 3, side, side)
     torch.manual_seed(0)
     dropped, whole = body.train()(x), body.eval()(x)
     assert dropped.shape == whole.shape
@@ -78,24 +76,18 @@ def test_a_branch_is_dropped_for_whole_images_and_keeps_its_mean():
     assert drop.eval()(x) is x
 
 
-def test_momentum_encoders_drop_nothing():
+def test_momentum_encoders_drop_nothing_and_networks_without_residual_branches_have_none():
     body = vit()
     set_drop_path(body, 0.3, "vit")
     branch = Branch(as_backbone(body, 16), 8)
     assert {rate > 0 for rate in rates(branch)} == {True}
     assert {*rates(frozen_copy(branch))} == {0.0}
     assert max(rates(branch)) == 0.3
-
-
-def test_a_network_without_residual_branches_has_none_to_drop():
     plain = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     set_drop_path(plain, None, "plain")
     set_drop_path(plain, 0.0, "plain")
     with pytest.raises(UsageError, match="backbone plain has no drop path"):
         set_drop_path(plain, 0.1, "plain")
-
-
-# Gradient checkpointing
 
 
 @pytest.mark.parametrize(
@@ -127,11 +119,11 @@ def test_blocks_keep_their_input_alone():
     def held(body):
         sizes = []
 
-        def pack(tensor):
-            sizes.append(tensor.nelement())
-            return tensor
+        def pack(x):
+            sizes.append(x.nelement())
+            return x
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             body(torch.randn(2, 3, 16, 16))
         return sum(sizes)
 
@@ -139,9 +131,6 @@ def test_blocks_keep_their_input_alone():
     before = held(body)
     recompute_blocks(body, "vit")
     assert held(body) < before / 4
-
-
-# LoRA
 
 
 def moved(backbone):
@@ -198,9 +187,6 @@ def test_a_layer_whose_weights_are_read_from_outside_gets_no_lora():
     assert learning == {f"called.lora_{each}.default.weight" for each in "AB"}
 
 
-# Other sizes
-
-
 def test_position_embeddings_at_another_size_are_those_of_timms_own_loading(tmp_path):
     name = "timm:vit_tiny_patch16_224"
     torch.manual_seed(0)
@@ -220,57 +206,42 @@ def test_position_embeddings_at_another_size_are_those_of_timms_own_loading(tmp_
 
 
 def test_torchvisions_transformer_takes_another_size():
-    from torchvision.models import VisionTransformer as Torchvision
-
-    torch.manual_seed(0)
-    body = Torchvision(32, 8, 1, 2, 16, 32, num_classes=3)
+    body = torchvision.models.VisionTransformer(32, 8, 1, 2, 16, 32, num_classes=3)
     body.heads = nn.Identity()
     assert patch_size(body) == 8
     resize_input(body, 48, "vit")
     assert body.encoder.pos_embedding.shape == (1, 37, 16)
     assert body(torch.randn(2, 3, 48, 48)).shape == (2, 16)
-    with pytest.raises(
-        UsageError, match="patches of 8 px that vit takes; give --image-size 48 or"
-    ):
+    with pytest.raises(UsageError, match="of 8 px that vit takes; give --image-size 48 or"):
         resize_input(body, 50, "vit")
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "size", "word"),
-    [
+def test_an_encoder_at_another_size_can_be_built_again_from_its_name(tmp_path):
+    for name, own, size, word in (
         ("timm/vit_tiny_patch16_224", 32, 96, "timm/vit_tiny_patch16_224?built_for=32"),
         ("timm/vit_tiny_patch16_224", 64, 96, "timm/vit_tiny_patch16_224"),
         ("resnet18", 32, 64, "resnet18?built_for=32"),
         ("tiny", 16, 24, "tiny"),
-    ],
-)
-def test_an_encoder_at_another_size_can_be_built_again_from_its_name(
-    name, own, size, word, tmp_path
-):
-    start = Encoder(build_backbone(name, own), own, {"backbone": name})
-    write_encoder(tmp_path / "a.safetensors", start.backbone, {**start.details, "image_size": own})
-    other = load(tmp_path / "a.safetensors", image_size=size)
-    assert other.details["backbone"] == word
-    write_encoder(tmp_path / "b.safetensors", other.backbone, other.details, other.preprocessing)
-    again, x = load(tmp_path / "b.safetensors"), torch.randn(1, 3, size, size)
-    assert torch.equal(again(x), other(x))
-    assert patch_size(again.backbone.body) == patch_size(start.backbone.body)
+    ):
+        start = build_backbone(name, own)
+        first, second = (tmp_path / f"{each}.safetensors" for each in "ab")
+        write_encoder(first, start, {"backbone": name, "image_size": own})
+        other = load(first, image_size=size)
+        assert other.details["backbone"] == word
+        write_encoder(second, other.backbone, other.details, other.preprocessing)
+        again, x = load(second), torch.randn(1, 3, size, size)
+        assert torch.equal(again(x), other(x)), word
+        assert patch_size(again.backbone.body) == patch_size(start.body)
 
 
-def test_windows_are_as_many_as_another_size_has():
+def test_windows_are_as_many_as_another_size_has_and_weights_for_one_size_alone_refused():
     name = "timm:swin_tiny_patch4_window7_224?depths=[1,1]&embed_dim=24&num_heads=[2,2]"
     larger = resized(Encoder(build_backbone(name, 56), 56, {"backbone": name}), 112)
     assert larger(torch.randn(1, 3, 112, 112)).shape == (1, 48)
-
-
-def test_weights_that_are_for_one_size_alone_are_refused_at_others():
+    body = build_backbone("timm/vit_tiny_patch16_224", 16).body
+    for size in (8, 12):  # views of less than a patch
+        assert body(torch.randn(1, 3, size, size)).shape == (1, 192)
     name = "timm:mixer_s32_224"  # mixes as many patches as there are
     start = Encoder(build_backbone(name, 224), 224, {"backbone": name})
     with pytest.raises(UsageError, match="for images of 224 px, and do not fit those of 96 px"):
         resized(start, 96)
-
-
-@pytest.mark.parametrize("size", [8, 12])
-def test_transformers_take_smaller_views_than_their_own(size):
-    body = build_backbone("timm/vit_tiny_patch16_224", 16).body
-    assert body(torch.randn(1, 3, size, size)).shape == (1, 192)

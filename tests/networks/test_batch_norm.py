@@ -1,7 +1,6 @@
 """Batch norm over groups: what as many plain ones would do apart, on any number of processes."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +9,7 @@ from torch import nn
 
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
-from nearkin.networks.batch_norm import (
-    GroupedBatchNorm,
-    normalize_all_groups,
-    normalize_in_groups,
-)
+from nearkin.networks.batch_norm import GroupedBatchNorm, normalize_all_groups, normalize_in_groups
 
 BATCH = 24
 
@@ -64,16 +59,6 @@ def close(result, expected):
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
-# One process
-
-
-def test_one_group_in_one_process_is_left_to_the_usual_batch_norm():
-    net = network()
-    before = list(net)
-    normalize_in_groups(net, 1)
-    assert all(now is then for now, then in zip(net, before))
-
-
 @pytest.mark.parametrize(("groups", "affine"), [(2, True), (3, False), (12, True)])
 def test_groups_do_what_a_plain_network_does_with_each_part(groups, affine):
     x, weight = images()
@@ -113,74 +98,21 @@ def test_all_groups_in_one_pass_are_what_each_is_by_itself(memory_format, groups
     close(gradients, {name: p.grad for name, p in plain.named_parameters()})
     rows = x.movedim(1, -1).reshape(groups, -1, 4)
     close(statistics, torch.stack([rows.mean(dim=1), rows.var(dim=1)], dim=1))
+    if groups == 4:  # both ways of one batch norm on the CPU update running statistics alike
+        norm = grouped(4, affine=affine)[1]
+        result, running = norm._all_groups(x, 4)
+        normal, each = zip(*map(norm._one_group, x.chunk(4)))
+        close(result, torch.cat(normal))
+        close(running, torch.stack(each))
 
 
-def test_one_pass_in_bfloat16_keeps_its_statistics_in_float32():
+def test_bfloat16_goes_in_and_comes_out_and_statistics_keep_float32():
     x = images()[0].bfloat16()
     result, statistics = normalize_all_groups(x, 4, None, 1e-5)
     wide, expected = normalize_all_groups(x.float(), 4, None, 1e-5)
     assert (result.dtype, statistics.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(result, wide.bfloat16())
     assert torch.equal(statistics, expected)
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_a_gpu_updates_running_statistics_as_a_cpu_does(affine):
-    """Both ways of one batch norm on the CPU, which by itself takes one of them."""
-    x = images()[0].repeat(1, 2, 1, 1)[:, :4]
-    norm = grouped(4, affine=affine)[1]
-    result, running = norm._all_groups(x, 4)
-    normal, each = zip(*map(norm._one_group, x.chunk(4)))
-    close(result, torch.cat(normal))
-    close(running, torch.stack(each))
-
-
-def test_evaluation_does_not_know_of_groups():
-    plain, net = network(), grouped(4)
-    outcome(net, *images())
-    plain.load_state_dict(net.state_dict())
-    x, _ = images()
-    with torch.no_grad():
-        assert torch.equal(net.eval()(x), plain.eval()(x))
-        alone = torch.cat([net(row) for row in x.split(1)])
-    close(alone, plain(x).detach())
-
-
-def test_parameters_and_statistics_stay_the_same_objects_under_the_same_names():
-    net = network()
-    before = net.state_dict(keep_vars=True)
-    normalize_in_groups(net, 2)
-    after = net.state_dict(keep_vars=True)
-    assert list(after) == list(before)
-    assert all(after[name] is before[name] for name in before)
-
-
-def test_frozen_batch_norms_stay_frozen_and_groups_once_given_stay():
-    net = network()
-    net[1].eval()
-    normalize_in_groups(net, 4)
-    normalize_in_groups(net, 2)
-    assert [module.training for module in net] == [True, False, True, True, True, True]
-    assert [net[i].groups for i in (1, 5)] == [4, 4]
-
-
-def test_a_copy_has_statistics_of_its_own_and_every_batch_is_counted_once():
-    net = grouped(4)
-    twin = copy.deepcopy(net)
-    before = copy.deepcopy(twin.state_dict())
-    results = [outcome(net, *images()) for _ in range(3)]
-    assert all(torch.equal(twin.state_dict()[name], before[name]) for name in before)
-    close(outcome(twin, *images())["output"], results[0]["output"])
-    assert [net[i].num_batches_tracked.item() for i in (1, 5)] == [3, 3]
-
-
-@pytest.mark.parametrize("options", [dict(momentum=None), dict(track_running_stats=False)])
-def test_batch_norms_without_a_moving_average_are_refused(options):
-    with pytest.raises(UsageError, match="need a momentum and running statistics"):
-        normalize_in_groups(nn.Sequential(nn.BatchNorm1d(3, **options)), 2)
-
-
-def test_bfloat16_goes_in_and_comes_out_and_statistics_keep_float32():
     plain, net = network().float(), grouped(2).float()
     x = images()[0].float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -191,15 +123,53 @@ def test_bfloat16_goes_in_and_comes_out_and_statistics_keep_float32():
     assert net[1].running_var.dtype == torch.float32
 
 
+def test_a_copy_has_statistics_of_its_own_and_evaluation_does_not_know_of_groups():
+    plain, net = network(), grouped(4)
+    outcome(net, *images())
+    plain.load_state_dict(net.state_dict())
+    x, _ = images()
+    with torch.no_grad():
+        assert torch.equal(net.eval()(x), plain.eval()(x))
+        alone = torch.cat([net(row) for row in x.split(1)])
+    close(alone, plain(x).detach())
+    net = grouped(4)
+    twin = copy.deepcopy(net)
+    before = copy.deepcopy(twin.state_dict())
+    results = [outcome(net, *images()) for _ in range(3)]
+    assert all(torch.equal(twin.state_dict()[name], before[name]) for name in before)
+    close(outcome(twin, *images())["output"], results[0]["output"])
+    assert [net[i].num_batches_tracked.item() for i in (1, 5)] == [3, 3]
+
+
+def test_parameters_names_and_groups_once_given_stay_and_what_is_frozen_stays_frozen():
+    net = network()
+    net[1].eval()
+    before, modules = net.state_dict(keep_vars=True), list(net)
+    normalize_in_groups(net, 1)  # is left to the usual batch norm
+    assert all(now is then for now, then in zip(net, modules))
+    normalize_in_groups(net, 4)
+    normalize_in_groups(net, 2)
+    after = net.state_dict(keep_vars=True)
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert [module.training for module in net] == [True, False, True, True, True, True]
+    assert [net[i].groups for i in (1, 5)] == [4, 4]
+
+
+def test_batch_norms_without_a_moving_average_are_refused():
+    for options in (dict(momentum=None), dict(track_running_stats=False)):
+        with pytest.raises(UsageError, match="need a momentum and running statistics"):
+            normalize_in_groups(nn.Sequential(nn.BatchNorm1d(3, **options)), 2)
+
+
 def test_networks_of_timm_keep_their_activations_and_names():
     """Its batch norms activate as well. Groups are as good as batches of their own, to the end."""
     torch.manual_seed(0)
     plain = build_backbone("timm/efficientnet_b0", 32).double()
     net = copy.deepcopy(plain)
     normalize_in_groups(net, 2)
-    assert any(
-        isinstance(m.act, nn.SiLU) for m in net.modules() if isinstance(m, GroupedBatchNorm)
-    )
+    grouped = [module for module in net.modules() if isinstance(module, GroupedBatchNorm)]
+    assert any(isinstance(module.act, nn.SiLU) for module in grouped)
     assert list(net.state_dict()) == list(plain.state_dict())
     x = torch.randn(8, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
@@ -208,8 +178,6 @@ def test_networks_of_timm_keep_their_activations_and_names():
         plain.load_state_dict(net.state_dict())
         assert torch.equal(net.eval()(x), plain.eval()(x))
 
-
-# Several processes
 
 CASES = [(2, 1), (2, 4), (4, 2)]
 """Numbers of processes and of groups."""
@@ -230,26 +198,17 @@ def on_rank(rank: int, out: str) -> None:
             torch.save(result, f"{out}/{world}-{groups}-{rank}.pt")
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("processes")
-    spawn(on_rank, str(folder), processes=4)
-    return folder
-
-
-@pytest.mark.parametrize(("world", "groups"), CASES)
-def test_processes_together_do_what_one_does_alone(world, groups, out: Path):
-    expected = outcome(grouped(groups), *images())
-    parts = [torch.load(out / f"{world}-{groups}-{rank}.pt") for rank in range(world)]
-    for what in ("output", "input"):
-        close(torch.cat([part[what] for part in parts]), expected[what])
-    for name, gradient in expected["gradients"].items():
-        close(torch.stack([part["gradients"][name] for part in parts]).sum(dim=0), gradient)
-    for part in parts:
-        close(part["state"], expected["state"])
-
-
-def test_groups_that_processes_cannot_share_evenly_are_refused(out: Path):
+def test_processes_together_do_what_one_does_alone(tmp_path):
+    spawn(on_rank, str(tmp_path), processes=4)
+    for world, groups in CASES:
+        expected = outcome(grouped(groups), *images())
+        parts = [torch.load(tmp_path / f"{world}-{groups}-{rank}.pt") for rank in range(world)]
+        for what in ("output", "input"):
+            close(torch.cat([part[what] for part in parts]), expected[what])
+        for name, gradient in expected["gradients"].items():
+            close(torch.stack([part["gradients"][name] for part in parts]).sum(dim=0), gradient)
+        for part in parts:
+            close(part["state"], expected["state"])
     for rank in range(3):
-        message = torch.load(out / f"3-2-{rank}.pt")
+        message = torch.load(tmp_path / f"3-2-{rank}.pt")
         assert message.startswith("3 processes cannot share 2 groups of batch statistics evenly")

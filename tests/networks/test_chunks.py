@@ -1,7 +1,6 @@
 """A batch in chunks: the gradients, statistics and memories of the whole one, in less memory."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +9,10 @@ from small import (
     as_double,
     assert_same_state,
     batch_for,
-    in_group,
+    of_two_processes,
     run,
-    shard,
+    shares,
     small,
-    spawn,
 )
 from torch import nn
 from torch.func import functional_call
@@ -50,10 +48,6 @@ def grouped(name):
     return method
 
 
-def doubled(rank=0, world=1):
-    return lambda name, step: as_double(shard(batch_for(name, step), rank, world))
-
-
 def gradients(method, batch):
     torch.manual_seed(0)
     method.train()(batch, progress=0.5).loss.backward()
@@ -64,8 +58,8 @@ def gradients(method, batch):
 def test_chunks_train_as_the_whole_batch_with_as_many_groups_does(name):
     """Losses, weights, running statistics, momentum branches and memories, over some steps."""
     result, expected = chunked(name).double(), grouped(name).double()
-    losses, _ = run(result, name, until=3, batches=doubled())
-    expected_losses, _ = run(expected, name, until=3, batches=doubled())
+    losses, _ = run(result, name, until=3, batches=shares())
+    expected_losses, _ = run(expected, name, until=3, batches=shares())
     assert losses == pytest.approx(expected_losses, rel=1e-10)
     assert_same_state(result.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-10)
 
@@ -83,11 +77,16 @@ def test_gradients_are_those_of_the_whole_batch(name):
 
 @some_methods
 def test_statistics_move_in_the_forward_pass_alone(name):
-    method = chunked(name)
+    """And no more than a chunk of images is shown to a backbone."""
+    method, rows = chunked(name), []
+    for branch in [module for module in method.modules() if isinstance(module, Branch)]:
+        branch.backbone.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     loss = method.train()(batch_for(name, 0), progress=0.5).loss
-    before = copy.deepcopy(method.state_dict())
+    before, forward = copy.deepcopy(method.state_dict()), len(rows)
     loss.backward()
     assert_same_state(method.state_dict(), before, rtol=0, atol=0)
+    assert set(rows) == {SIZE}
+    assert forward < len(rows) <= 2 * forward  # with gradient once more, momentum branches not
 
 
 @some_methods
@@ -97,19 +96,6 @@ def test_names_stay_and_a_second_time_changes_nothing(name):
     set_chunk_size(method, SIZE, BATCH)
     assert all(now is then for now, then in zip(method.modules(), before, strict=True))
     assert list(method.state_dict()) == list(small(name).state_dict())
-
-
-@some_methods
-def test_no_more_than_a_chunk_of_images_is_shown_to_a_backbone(name):
-    rows = []
-    method = chunked(name)
-    for branch in [module for module in method.modules() if isinstance(module, Branch)]:
-        branch.backbone.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    loss = method.train()(batch_for(name, 0), progress=0.5).loss
-    forward = len(rows)
-    loss.backward()
-    assert set(rows) == {SIZE}
-    assert forward < len(rows) <= 2 * forward  # with gradient once more, momentum branches not
 
 
 def branch(*layers, dim=6):
@@ -188,66 +174,48 @@ def test_views_of_two_sizes_are_in_chunks_of_one_size_each_and_projected_in_all_
     assert_same_state(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_evaluation_knows_no_chunks():
+def test_evaluation_knows_no_chunks_and_features_are_what_the_projector_is_given():
     plain, parts = branch(), branch()
     set_chunk_size(parts, 4, 12)
     assert torch.equal(parts.eval()(images(7)), plain.eval()(images(7)))
-
-
-def test_features_are_what_the_projector_is_given():
-    parts = branch().double()
-    set_chunk_size(parts, 4, 12)
+    parts = parts.train().double()
     h = parts.features(images(12).double())
     assert h.shape == (12, 6)
     assert torch.equal(h[:4], parts.backbone(images(12)[:4].double()))
 
 
 def test_sizes_that_do_not_fit_are_refused():
+    parts = branch()
     for size in (5, 24, 1, 0, -4):
-        with pytest.raises(
-            UsageError, match=f"chunks of {size} images do not divide a batch of 12"
-        ):
-            set_chunk_size(branch(), size, 12)
+        says = f"chunks of {size} images do not divide a batch of 12"
+        with pytest.raises(UsageError, match=says):
+            set_chunk_size(parts, size, 12)
     with pytest.raises(UsageError, match="8 chunks cannot have 4 groups"):
         set_chunk_size(small("moco"), 2, BATCH)
-    parts = branch()
     set_chunk_size(parts, 4, 12)
     with pytest.raises(UsageError, match="10 rows are not chunks of 4"):
         parts(images(10))
 
 
-# Two processes
+def train_on_rank(rank: int):
+    """What every method has learned, and what is said of a chunk on two processes."""
+    learned = {}
+    for name in SOME:
+        method = chunked(name).double()
+        losses, _ = run(method, name, until=3, batches=shares(rank, 2))
+        learned[name] = losses, method.state_dict()
+    with pytest.raises(UsageError) as refused:
+        set_chunk_size(small("simclr"), BATCH, BATCH)
+    return learned, str(refused.value)
 
 
-def train_on_rank(rank: int, world: int, out: str) -> None:
-    with in_group(rank, world, f"{out}/rendezvous"):
-        for name in SOME:
-            method = chunked(name).double()
-            losses, _ = run(method, name, until=3, batches=doubled(rank, world))
-            torch.save((losses, method.state_dict()), f"{out}/{name}-{rank}.pt")
-        try:
-            set_chunk_size(small("simclr"), BATCH, BATCH)
-        except UsageError as error:
-            Path(out, f"refused-{rank}").write_text(str(error))
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chunks")
-    spawn(train_on_rank, 2, str(folder))
-    return folder
-
-
-@some_methods
-def test_two_processes_do_what_one_does(name, out):
-    alone = chunked(name).double()
-    expected, _ = run(alone, name, until=3, batches=doubled())
-    for rank in (0, 1):
-        losses, state = torch.load(out / f"{name}-{rank}.pt")
-        assert losses == pytest.approx(expected, rel=1e-9)
-        assert_same_state(state, alone.state_dict(), rtol=1e-9, atol=1e-10)
-
-
-def test_a_chunk_on_two_processes_is_refused(out):
-    for rank in (0, 1):
-        assert "a batch of 16 over 2 processes" in (out / f"refused-{rank}").read_text()
+def test_two_processes_do_what_one_does(tmp_path):
+    ranks = of_two_processes(train_on_rank, tmp_path)
+    for name in SOME:
+        alone = chunked(name).double()
+        expected, _ = run(alone, name, until=3, batches=shares())
+        for learned, said in ranks:
+            losses, state = learned[name]
+            assert losses == pytest.approx(expected, rel=1e-9)
+            assert_same_state(state, alone.state_dict(), rtol=1e-9, atol=1e-10)
+            assert "a batch of 16 over 2 processes" in said

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from nearkin.errors import UsageError
@@ -11,9 +12,8 @@ from nearkin.networks.branch import Branch, as_backbone, frozen_copy, mlp
 from nearkin.networks.heads import CosineHead
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "features"),
-    [
+def test_networks_by_name_give_the_features_they_say():
+    for name, size, features in (
         ("tiny", 16, 128),
         ("small", 32, 256),
         ("resnet18", 32, 512),
@@ -22,64 +22,54 @@ from nearkin.networks.heads import CosineHead
         ("vit_tiny_patch16_224", 32, 192),
         ("vit_tiny_patch16_224", 96, 192),
         ("convnext_atto", 64, 320),
-    ],
-)
-def test_networks_by_name_give_the_features_they_say(name, size, features):
-    backbone = build_backbone(name, size).eval()
-    assert backbone.feature_dim == features
-    assert backbone(torch.zeros(2, 3, size, size)).shape == (2, features)
+    ):
+        backbone = build_backbone(name, size).eval()
+        assert backbone.feature_dim == features, name
+        assert backbone(torch.zeros(2, 3, size, size)).shape == (2, features)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
-def test_small_images_are_not_shrunk_by_the_stem(name):
-    def stem(size):
-        return build_backbone(name, size).body
-
-    assert stem(32).conv1.stride == (1, 1)
-    assert isinstance(stem(32).maxpool, nn.Identity)
-    assert stem(64).conv1.stride == (2, 2)
+def test_small_images_are_not_shrunk_by_the_stem():
+    for name in ("resnet18", "timm/resnet18"):
+        small, large = (build_backbone(name, size).body for size in (32, 64))
+        assert small.conv1.stride == (1, 1)
+        assert isinstance(small.maxpool, nn.Identity)
+        assert large.conv1.stride == (2, 2)
 
 
-def test_a_name_two_libraries_have_means_torchvision_s():
-    import torchvision
-
+def test_a_name_two_libraries_have_means_torchvision_s_and_unknown_ones_are_refused():
     assert isinstance(build_backbone("resnet18", 64).body, torchvision.models.ResNet)
-
-
-def test_unknown_names_are_refused_with_a_suggestion():
     with pytest.raises(UsageError, match=r"Did you mean resnet18\?"):
         build_backbone("resnet81", 32)
 
 
 def test_any_network_can_be_a_backbone_and_keeps_its_mode():
+    """Also that of frozen parts."""
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(2))
-    before = network[1].running_mean.clone()
-    backbone = as_backbone(network, 16)
-    assert backbone.feature_dim == 16  # flattened: 4 channels of 2 x 2
-    assert network.training
-    assert torch.equal(network[1].running_mean, before)
+    for frozen in (False, True):
+        network[1].train(not frozen)
+        before = network[1].running_mean.clone()
+        backbone = as_backbone(network, 16)
+        assert backbone.feature_dim == 16  # flattened: 4 channels of 2 x 2
+        assert [module.training for module in network] == [True, not frozen, True]
+        assert network.training
+        assert torch.equal(network[1].running_mean, before)
 
 
-def test_running_a_network_once_leaves_frozen_parts_frozen():
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
-    network[1].eval()
-    as_backbone(network, 8)
-    assert [module.training for module in network] == [True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("vit_b_32", 100),
-        ("timm/swin_s3_tiny_224", 100),
-        ("timm/mixer_s32_224", 100),
-        ("torchvision/alexnet", 8),
-    ],
-)
-def test_networks_made_for_another_size_are_refused_in_one_line(name, size):
-    with pytest.raises(UsageError, match=f"{name} cannot take images of {size} px") as e:
-        build_backbone(name, size)
-    assert "\n" not in str(e.value)
+def test_networks_made_for_another_size_or_that_give_no_features_are_refused_in_one_line():
+    names = {"vit_b_32": 100, "timm/swin_s3_tiny_224": 100, "timm/mixer_s32_224": 100}
+    for name, size in (names | {"torchvision/alexnet": 8}).items():
+        with pytest.raises(UsageError, match=f"{name} cannot take images of {size} px") as e:
+            build_backbone(name, size)
+        assert "\n" not in str(e.value)
+    for result, message in [
+        (lambda x: x.mean(), r"Gives gives \[\] for two images"),
+        (lambda x: x.flatten()[:5][None], r"Gives gives \[1, 5\] for two images"),
+        (lambda x: (x, x), "Gives gives tuple for two images"),
+        (lambda x: x @ torch.ones(7, 7), "Gives cannot take images of 16 px"),
+        (lambda x: x.features, "Gives cannot take images of 16 px"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            as_backbone(Gives(result), 16)
 
 
 class Gives(nn.Module):
@@ -93,19 +83,14 @@ class Gives(nn.Module):
         return self.result(images)
 
 
-def test_networks_of_ones_own_that_give_no_features_are_refused():
-    for result, message in [
-        (lambda x: x.mean(), r"Gives gives \[\] for two images"),
-        (lambda x: x.flatten()[:5][None], r"Gives gives \[1, 5\] for two images"),
-        (lambda x: (x, x), "Gives gives tuple for two images"),
-        (lambda x: x @ torch.ones(7, 7), "Gives cannot take images of 16 px"),
-        (lambda x: x.features, "Gives cannot take images of 16 px"),
-    ]:
-        with pytest.raises(UsageError, match=message):
-            as_backbone(Gives(result), 16)
-
-
-def test_a_frozen_copy_is_apart_and_gets_no_gradient():
+def test_projectors_have_the_norms_they_are_asked_for_and_a_frozen_copy_is_apart():
+    plain = mlp(6, 5, 4, norm=False)
+    assert [type(layer) for layer in plain] == [nn.Linear, nn.ReLU, nn.Linear]
+    full = mlp(6, 5, 4, last_norm=True)
+    kinds = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d]
+    assert [type(layer) for layer in full] == kinds
+    assert full[-1].weight is None
+    assert [layer.bias is None for layer in full if isinstance(layer, nn.Linear)] == [True, True]
     branch = Branch(as_backbone(nn.Flatten(), 2), 8, 4)
     copy = frozen_copy(branch)
     assert not any(p.requires_grad for p in copy.parameters())
@@ -114,36 +99,22 @@ def test_a_frozen_copy_is_apart_and_gets_no_gradient():
     assert next(copy.parameters()).abs().sum() > 0
 
 
-def test_projectors_have_the_norms_they_are_asked_for():
-    plain = mlp(6, 5, 4, norm=False)
-    assert [type(layer) for layer in plain] == [nn.Linear, nn.ReLU, nn.Linear]
-    full = mlp(6, 5, 4, last_norm=True)
-    kinds = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d]
-    assert [type(layer) for layer in full] == kinds
-    assert full[-1].weight is None
-    assert [layer.bias is None for layer in full if isinstance(layer, nn.Linear)] == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("name", "num_blocks", "last"),
-    [
+def test_parts_cover_a_network_in_order():
+    bare = ("cls_token", "pos_embed", "class_token", "encoder.pos_embedding")
+    for name, num_blocks, last in (
         ("small", 3, "8"),
         ("resnet18", 8, "layer4.1"),
         ("timm:vit_tiny_patch16_224", 12, "norm"),
         ("torchvision:vit_b_32", 12, "encoder.ln"),
         ("timm:convnext_atto", 12, "head"),
-    ],
-)
-def test_parts_cover_a_network_in_order(name: str, num_blocks: int, last: str) -> None:
-    body = build_backbone(name, 64).body
-    parts = network_parts(body)
-    assert sum(part.is_block for part in parts) == num_blocks
-    assert parts[-1].name == last
-    for parameter, _ in body.named_parameters():
-        holders = [part for part in parts if parameter.startswith(f"{part.name}.")]
-        assert len(holders) == (
-            parameter not in ("cls_token", "pos_embed", "class_token", "encoder.pos_embedding")
-        )
+    ):
+        body = build_backbone(name, 64).body
+        parts = network_parts(body)
+        assert sum(part.is_block for part in parts) == num_blocks
+        assert parts[-1].name == last
+        for parameter, _ in body.named_parameters():
+            holders = [part for part in parts if parameter.startswith(f"{part.name}.")]
+            assert len(holders) == (parameter not in bare), (name, parameter)
 
 
 def degrees_turned(head, steps, lr):
