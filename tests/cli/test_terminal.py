@@ -31,7 +31,7 @@ def on_terminal(work, *, columns, interrupt="", encoding="utf-8", **env):
     child, ours = pty.fork()
     if not child:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        os._exit(_at_a_terminal(work, encoding, {"TERM": "xterm"} | env))
+        _at_a_terminal(work, encoding, {"TERM": "xterm"} | env)
     written = b""
     while piece := _read(ours):
         written += piece
@@ -43,7 +43,7 @@ def on_terminal(work, *, columns, interrupt="", encoding="utf-8", **env):
 
 
 def _at_a_terminal(work, encoding, env):
-    """The exit code of a function as the only one of a new process."""
+    """Call a function as all that a new process does, and end with its exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` ignores it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the limit of the test is not for this process
     signal.alarm(kills.PATIENCE)
@@ -51,16 +51,18 @@ def _at_a_terminal(work, encoding, env):
         del os.environ[name]
     os.environ.update(env)
     err.is_interactive = True  # which rich decides when it is imported
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding=encoding) for number in (1, 2))
     code = 1
     try:
+        sys.stdout = os.fdopen(1, "w", encoding=encoding)
+        sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace")
         code = work()
     except KeyboardInterrupt:
         code = 130
     except BaseException:
         traceback.print_exc()
-    sys.stderr.flush()
-    return code
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # or the tests would go on twice
 
 
 def _read(terminal):

@@ -127,12 +127,13 @@ def test_every_command_takes_a_source_from_a_file(tmp_path, capsys):
     file.write_text(OWN_FILE)
     file.with_name("seed.txt").write_text("0")
     data, out = f"{file}:Slides", tmp_path / "run"
-    assert run("check", data) == 0
-    assert "images    16" in capsys.readouterr().out
     train = ("train", data, *QUICK, "--workers", "0", "--evaluate-every", "0", "--out", out)
     assert run(*train) == 0
+    assert run("embed", out, data, "-o", tmp_path / "vectors.npz") == 0
+    assert np.load(tmp_path / "vectors.npz")["vector"].shape[0] == 16
     assert run(*train, "--resume") == 0
     assert "already complete" in (out / "train.log").read_text()
+    capsys.readouterr()
     evaluate = ("evaluate", out, "--protocol", "knn", "--trust-remote-code", "--json")
     assert run(*evaluate) == 0
     assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["sizes"]["train"] == 15
