@@ -127,13 +127,13 @@ def trainings(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     stopped = partial(train, data, out / "stopped", 10_000)
     return {
-        60: on_terminal(partial(train, data, out / "whole", 8), columns=60),
+        60: on_terminal(partial(train, data, out / "whole", 4), columns=60),
         120: on_terminal(stopped, columns=120, interrupt="epoch 2/"),
     }
 
 
 def train(data, out, epochs):
-    settings = ["--batch-size", 8, "--evaluate-every", 8, "--backbone", "tiny"]
+    settings = ["--batch-size", 8, "--evaluate-every", 4, "--backbone", "tiny"]
     return run("train", data, *settings, "--epochs", epochs, "-o", out)
 
 
@@ -154,7 +154,7 @@ def test_a_whole_training_leaves_its_lines_in_order(trainings):
     rows, _, _ = screen(written, 60)
     assert code == 0
     assert [row.split("  ")[0] for row in rows if row.startswith("epoch")] == [
-        f"epoch {number}/8" for number in range(1, 9)
+        f"epoch {number}/4" for number in range(1, 5)
     ]
     assert rows[-3].startswith("neighbor agreement")
     assert rows[-2].startswith("alpha-ReQ: not measured, ")
@@ -173,12 +173,12 @@ def test_what_is_no_terminal_gets_a_line_per_epoch_and_no_escape_sequence(
     data, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert train(data, tmp_path / "run", 3) == 0
+    assert train(data, tmp_path / "run", 2) == 0
     out, err = capfd.readouterr()
     assert "\x1b" not in out + err
     assert "\r" not in out + err
     assert [line.split("  ")[0] for line in err.splitlines() if "img/s" in line] == [
-        f"epoch {number}/3" for number in range(1, 4)
+        f"epoch {number}/2" for number in range(1, 3)
     ]
 
 
