@@ -44,7 +44,7 @@ STAGES = ("features", "known", "simgcd-0")
 def short():
     """In float32 whatever the processor, and not long enough for rounding to grow into chaos.
 
-    By SGD: steps of Muon, in bfloat16, and of AdamW, where gradients are tiny, enlarge rounding.
+    By SGD: steps of Muon, and of AdamW where gradients are tiny, enlarge rounding.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "native_precision", lambda _: torch.float32)
