@@ -69,9 +69,8 @@ def test_the_parametric_baseline_is_the_cross_entropy_of_a_linear_layer():
     with torch.no_grad():
         method.weights.mul_(1 + torch.rand(NUM_IMAGES, 1))
     batch = double_at(0, 1)
-    expected = F.cross_entropy(
-        unit(method.online(batch.views[0])) @ method.weights.T / 0.3, batch.index
-    )
+    v = unit(method.online(batch.views[0]))
+    expected = F.cross_entropy(v @ method.weights.T / 0.3, batch.index)
     assert_same_gradient(method(batch, 0.5).loss, expected, method)
 
 

@@ -105,11 +105,8 @@ def restated(method, batch, progress):
 def test_the_loss_is_the_papers_term_by_term_and_so_is_its_gradient(targets, pseudo_labels):
     """Keys, queues and pseudo-labels are constants."""
     options = dict(targets=targets, pseudo_labels=pseudo_labels, threshold=0.5, top_ranks=1)
-    options["positive_rate"] = 0.3
-    method, batch = (
-        ncl(**options, num_hard=0, known_weight=0.3, novel_weight=0.7),
-        double_for("ncl"),
-    )
+    options |= dict(positive_rate=0.3, num_hard=0, known_weight=0.3, novel_weight=0.7)
+    method, batch = ncl(**options), double_for("ncl")
     result, (expected, same) = method(batch, 0.1), restated(method, batch, 0.1)
     share = result.metrics["positive_rate"].item()
     for name in TERMS:

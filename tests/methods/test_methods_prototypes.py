@@ -99,14 +99,13 @@ def trained_swav():
 
 
 def test_the_queue_balances_codes_with_earlier_images_that_are_not_in_the_batch():
-    """Neither its empty places count, nor what images of the batch left there; none before its time."""
+    """But not before its time; neither empty places count, nor what images of the batch left."""
     method, batch = trained_swav().eval(), double_at(0)
     rows = earlier(method, batch)
     assert 0 < len(rows) < int(method.queue.filled.sum()) < 40
     for progress, balancing in ((0.29, None), (0.3, rows)):
-        torch.testing.assert_close(
-            method(batch, progress).loss, swav_loss(method, batch, balancing)
-        )
+        expected = swav_loss(method, batch, balancing)
+        torch.testing.assert_close(method(batch, progress).loss, expected)
     assert not torch.isclose(method(batch, 0.3).loss, method(batch, 0.29).loss, rtol=1e-6)
     method = small("swav").double().eval()  # with an empty one
     assert torch.equal(method(batch, 0.3).loss, method(batch, 0.29).loss)
