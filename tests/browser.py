@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from builders import as_bytes
 from PIL import Image
 
 from nearkin.errors import OutputError
@@ -54,9 +55,7 @@ def chromium() -> "Iterator[Browser]":
 
 
 @contextmanager
-def opened(
-    browser: "Browser", file: Path, *, width: int = 1280, **options: object
-) -> "Iterator[Page]":
+def opened(browser: "Browser", file: Path, *, width: int = 1280, **options) -> "Iterator[Page]":
     """A page that is one file: it loads nothing else, and the browser complains of nothing."""
     complaints, requests = [], []
     with browser.new_context(viewport={"width": width, "height": 900}, **options) as context:
@@ -82,14 +81,12 @@ def tile_color(number):
 
 def sheet(tiles, columns):
     """Tiles side by side, as WebP."""
-    side = tiles.shape[1]
-    rows = -(-len(tiles) // columns)
+    side, rows = tiles.shape[1], -(-len(tiles) // columns)
     whole = np.zeros((rows * columns, side, side, 3), np.uint8)
     whole[: len(tiles)] = tiles
     grid = whole.reshape(rows, columns, side, side, 3).swapaxes(1, 2)
-    file = io.BytesIO()
-    Image.fromarray(grid.reshape(rows * side, columns * side, 3)).save(file, "webp", quality=80)
-    return file.getvalue()
+    image = Image.fromarray(grid.reshape(rows * side, columns * side, 3))
+    return as_bytes(image, "WEBP", quality=80)
 
 
 def small_map(names=None, count=300, **changes):
@@ -123,15 +120,10 @@ def small_map(names=None, count=300, **changes):
 
 
 def page_of(image_map, *, served=False, files=""):
-    return document(
-        title="What was learned",
-        kicker="nearkin train",
-        lead="A test.",
-        sections=[("Map", map_section(image_map, files))],
-        script=script(),
-        served=served,
-        files=bool(files),
-    )
+    texts = {"title": "What was learned", "kicker": "nearkin train", "lead": "A test."}
+    sections = [("Map", map_section(image_map, files))]
+    how = {"script": script(), "served": served, "files": bool(files)}
+    return document(**texts, sections=sections, **how)
 
 
 class OpenPage:
@@ -151,9 +143,8 @@ class OpenPage:
 
     def settle(self):
         """Wait until the changes have been drawn."""
-        self.page.evaluate(
-            "() => new Promise((f) => requestAnimationFrame(() => requestAnimationFrame(f)))"
-        )
+        twice = "requestAnimationFrame(() => requestAnimationFrame(f))"
+        self.page.evaluate(f"() => new Promise((f) => {twice})")
 
     def until(self, truth):
         """Wait for it; the page's policy keeps a browser from asking again by itself."""
@@ -217,10 +208,8 @@ class Kept(RunSite):
     def __init__(self, image_map):
         self.page, self.policy = page_of(image_map, served=True), policy(script(), served=True)
         self.gray = sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1)
-        self.rows = [
-            {"cluster": name, "name": "", "kind": kind, "size": 100}
-            for name, kind in (("new-1", "novel"), ("new-2", "novel"), ("dog", "known"))
-        ]
+        kinds = {"new-1": "novel", "new-2": "novel", "dog": "known"}.items()
+        self.rows = [{"cluster": c, "name": "", "kind": kind, "size": 100} for c, kind in kinds]
         names = [self.rows[of]["cluster"] for of in image_map.colorings[0].values.tolist()]
         self.cluster_of = dict(zip(map(str, image_map.number.tolist()), names, strict=True))
         self.requests, self.shown, self.log = [], set(), []

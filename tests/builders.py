@@ -1,6 +1,7 @@
 """Images, tables and folders that tests are about: drawn, or taken from scikit-learn."""
 
 import io
+import os
 import tarfile
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -52,6 +53,19 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
     return root
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, by their paths in it."""
+    paths = [path for path in folder.rglob("*") if not path.is_dir()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def exchange(path: Path, content: bytes = b"") -> None:
+    """Put other bytes behind the same name, size and time: only who reads them can notice."""
+    state = path.stat()
+    path.write_bytes(content or b"x" * state.st_size)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
 def fill(root: Path, *names: str, seed: int = 0, size: tuple[int, int] = (20, 10)) -> Path:

@@ -205,14 +205,12 @@ def serve(judge: Judge, seeds: Iterable[int], report: int, seconds: float) -> No
 def start(judge: Judge, seeds: Iterable[int], seconds: float) -> tuple[int, IO[str]]:
     """Fork a process for these seeds; returns its number and the file that it reports to."""
     report = tempfile.TemporaryFile("r+", encoding="utf-8")  # noqa: SIM115  (finish closes it)
-    child = os.fork()
-    if child == 0:
-        code = 1
+    if (child := os.fork()) == 0:
         try:
             serve(judge, seeds, report.fileno(), seconds)
-            code = 0
+            os._exit(0)
         finally:
-            os._exit(code)
+            os._exit(1)
     return child, report
 
 
@@ -246,20 +244,10 @@ def fuzz(judge: Judge, seeds: range, seconds: float = SECONDS) -> dict[str, obje
     """The verdicts on all seeds, counted."""
     results = verdicts(judge, seeds, seconds)
     hangs = sorted(seed for seed, verdict in results.items() if verdict == HUNG)
-    crashes = {
-        seed: verdict
-        for seed, verdict in sorted(results.items())
-        if verdict.startswith(("raised", "ended"))
-    }
+    crashes = {s: v for s, v in sorted(results.items()) if v.startswith(("raised", "ended"))}
     usual = Counter(v for s, v in results.items() if s not in hangs and s not in crashes)
-    accepted = usual.pop("accepted", 0)
-    return {
-        "images": len(results),
-        "accepted": accepted,
-        "refused": dict(usual.most_common()),
-        "crashes": crashes,
-        "hangs": hangs,
-    }
+    counts = {"images": len(results), "accepted": usual.pop("accepted", 0)}
+    return counts | {"refused": dict(usual.most_common()), "crashes": crashes, "hangs": hangs}
 
 
 if __name__ == "__main__":

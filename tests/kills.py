@@ -29,16 +29,14 @@ import sklearn.metrics  # noqa: F401
 import timm.optim  # noqa: F401
 import torch
 import torch._dynamo
+from builders import write_network
 from small import same
 
 import nearkin.commands.train  # noqa: F401
 from nearkin import tables
 from nearkin.cli import main
 from nearkin.config import option
-from nearkin.data.rng import seeded
-from nearkin.encoders.encoder import write_encoder
 from nearkin.methods import METHODS, parameters
-from nearkin.networks.backbone import build_backbone
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.plots import curves
 from nearkin.run.folder import RunFolder
@@ -190,9 +188,10 @@ def set_up(aim: Aim, method: str, nth: int, act: Callable[[], None] = die) -> No
     replace(of(method, aim.within), arming(aim.counts, nth, armed))
 
 
-def arming(
-    counts: Callable[..., bool], nth: int, armed: list[bool]
-) -> Callable[[Callable], Callable]:
+Wrapper = Callable[[Callable], Callable]
+
+
+def arming(counts: Callable[..., bool], nth: int, armed: list[bool]) -> Wrapper:
     """What tells the function within the wrapped one that its time has come."""
     count = itertools.count(1)
 
@@ -207,9 +206,7 @@ def arming(
     return wrap
 
 
-def acting(
-    where: str, act: Callable[[], None], armed: list[bool]
-) -> Callable[[Callable], Callable]:
+def acting(where: str, act: Callable[[], None], armed: list[bool]) -> Wrapper:
     """What lets the wrapped function act in its next call once it is told so."""
 
     def wrap(function):
@@ -275,12 +272,7 @@ def differences(whole: Path, broken: Path) -> list[str]:
 
 def write_data(folder: Path) -> Path:
     """Images of noise, of three classes, and beside them the encoder that teaches."""
-    with seeded(0, torch.device("cpu")):
-        write_encoder(
-            folder / "teacher.safetensors",
-            build_backbone("tiny", 16),
-            {"backbone": "tiny", "image_size": 16},
-        )
+    write_network(folder / "teacher.safetensors")
     images = np.random.default_rng(0).integers(0, 256, (PICTURES, 16, 16, 3), dtype=np.uint8)
     np.savez(folder / "data.npz", x=images, y=np.arange(PICTURES) % 3)
     return folder / "data.npz"
@@ -342,10 +334,8 @@ def harness(
             tally["in_write"] += half or bool(temporary(broken) - before)
         unbroken(command, broken)
         compare()
-    return {
-        "kills": kills, "resumes": 0, "in_write": 0, **tally,
-        "differing": sorted(differing), "aims": counts,
-    }  # fmt: skip
+    counted = {"kills": kills, "resumes": 0, "in_write": 0, **tally}
+    return counted | {"differing": sorted(differing), "aims": counts}
 
 
 def warm_up() -> None:

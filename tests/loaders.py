@@ -6,7 +6,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.order import Order
-from nearkin.types import Batch
+from nearkin.types import UNKNOWN, Batch
 
 
 def batches(images: Images, batch_size: int = 4, size: int = 32, **options) -> Batches:
@@ -14,6 +14,11 @@ def batches(images: Images, batch_size: int = 4, size: int = 32, **options) -> B
     order, kinds = Order(len(images), batch_size, 0), views_of("simclr_cifar")
     where = {"image_size": size, "device": torch.device("cpu")}
     return Batches(images, kinds, order=order, **where, **options)
+
+
+def labels_of(images: Images) -> list[str]:
+    """Their classes by name; "" where there is none."""
+    return [images.classes[i] if i != UNKNOWN else "" for i in images.labels]
 
 
 def same(a: Batch, b: Batch) -> bool:

@@ -2,6 +2,9 @@
 
 import os
 import socket
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 SECONDS = 300
@@ -14,9 +17,24 @@ def environment(**more: str) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", **more}
 
 
+def srun(rank: int, job: str) -> dict[str, str]:
+    """What srun tells each of two processes."""
+    here = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_JOB_ID": job}
+    return here | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+
+
 def ended(process) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=SECONDS)
     return process.returncode, out, err
+
+
+def wait_until(truth: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
+    """Wait for it, for as long as the process runs that is to bring it about."""
+    limit = time.monotonic() + SECONDS
+    while not truth():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def free_port() -> str:

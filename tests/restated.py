@@ -42,12 +42,8 @@ def mismatch(query, key, others, temperature):
 def info_nce(query, key, negatives, temperature, same=None):
     """He et al. 2020, equation 1, where `same` are not negatives."""
     same = same or [[False] * len(negatives)] * len(query)
-    return mean(
-        [
-            mismatch(q, k, [n for n, own in zip(negatives, row) if not own], temperature)
-            for q, k, row in zip(query, key, same)
-        ]
-    )
+    others = [[n for n, own in zip(negatives, row) if not own] for row in same]
+    return mean([mismatch(*pair, rest, temperature) for *pair, rest in zip(query, key, others)])
 
 
 def relational_distillation(student, teacher, keys, student_temperature, teacher_temperature):
@@ -64,11 +60,8 @@ def relational_distillation(student, teacher, keys, student_temperature, teacher
 
 def in_batch(query, key, temperature):
     """The same where the negatives are the other keys of the batch."""
-    losses = []
-    for i in range(len(query)):
-        others = [key[j] for j in range(len(key)) if j != i]
-        losses.append(mismatch(query[i], key[i], others, temperature))
-    return mean(losses)
+    own = [[i == j for j in range(len(key))] for i in range(len(key))]
+    return info_nce(query, key, key, temperature, own)
 
 
 def nt_xent(a, b, temperature):
@@ -114,9 +107,8 @@ def nce(query, key, noise, temperature, normalizer, num_images):
     losses = []
     for q, k in zip(query, key):
         own = math.log1p(expected / p(k, q))  # -log h, with h = P / (P + m P_n)
-        losses.append(
-            own + math.fsum(math.log1p(p(v, q) / expected) for v in noise)
-        )  # -log(1 - h)
+        others = math.fsum(math.log1p(p(v, q) / expected) for v in noise)  # -log(1 - h)
+        losses.append(own + others)
     return mean(losses)
 
 
@@ -125,9 +117,8 @@ def nce(query, key, noise, temperature, normalizer, num_images):
 
 def alignment(prediction, target):
     """Grill et al. 2020, equation 2, as a squared distance of unit vectors."""
-    return mean(
-        [math.fsum((a - b) ** 2 for a, b in zip(p, z)) for p, z in zip(prediction, target)]
-    )
+    pairs = zip(prediction, target)
+    return mean([math.fsum((a - b) ** 2 for a, b in zip(p, z)) for p, z in pairs])
 
 
 def byol(prediction, target):
@@ -205,12 +196,8 @@ def same_ranks(features, top):
 
 def pairwise_bce(a, b, same):
     """Zhong et al. 2021, equation 3, over all ordered pairs, with the 1e-7 of its code."""
-    losses = []
-    for p, row in zip(a, same):
-        for q, alike in zip(b, row):
-            together = dot(p, q)
-            losses.append(-math.log((together if alike else 1 - together) + 1e-7))
-    return mean(losses)
+    pairs = [(dot(p, q), alike) for p, row in zip(a, same) for q, alike in zip(b, row)]
+    return mean([-math.log((x if alike else 1 - x) + 1e-7) for x, alike in pairs])
 
 
 def consistency(a, b):

@@ -105,6 +105,10 @@ def as_double(batch: Batch) -> Batch:
     return batch.map(lambda x: x.double() if x.is_floating_point() else x)
 
 
+def double_for(name: str, step: int = 0) -> Batch:
+    return as_double(batch_for(name, step))
+
+
 def double_at(step: int, num_views: int = 2) -> Batch:
     return as_double(batch_at(step, num_views))
 
@@ -126,6 +130,14 @@ def begin_elsewhere(method: Method, rank: int) -> None:
 
 
 PRELOADED = ["pytest", "torch._dynamo", "nearkin.training.loop"]
+
+
+@torch.no_grad()
+def scattered(method):
+    """With a target that is not a copy any more."""
+    for parameter in method.target.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    return method
 
 
 def spawn(function, *args, processes=2, method="forkserver"):

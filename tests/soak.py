@@ -57,9 +57,7 @@ def soak(steps: int) -> dict[str, float]:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         train(images, config, out=Path(folder) / "run", reporter=watch)
-    done, memory, files, threads = (
-        np.array(column) for column in zip(*watch.samples, strict=True)
-    )
+    done, memory, files, threads = np.array(watch.samples).T
     slope = np.polyfit(done / 1000, memory, 1)[0]
     return {
         "steps": int(done[-1]),

@@ -19,16 +19,9 @@ PIXELS = pixels(24, 8)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return nearkin.train(
-        PIXELS,
-        out=tmp_path_factory.mktemp("runs") / "run",
-        backbone="tiny",
-        epochs=1,
-        batch_size=8,
-        report=False,
-        options={"temperature": 0.3, "dim": 8},
-        dim=16,
-    ).path
+    out, settings = tmp_path_factory.mktemp("runs") / "run", {"epochs": 1, "batch_size": 8}
+    settings |= {"backbone": "tiny", "report": False, "options": {"temperature": 0.3, "dim": 8}}
+    return nearkin.train(PIXELS, out=out, **settings, dim=16).path
 
 
 def test_options_by_name_and_in_a_dictionary_are_both_used(run):

@@ -3,7 +3,7 @@
 The plain loop, the loader and the method of one's own are run by the tests of those parts.
 """
 
-import importlib.util
+import runpy
 import subprocess
 import sys
 import warnings
@@ -25,12 +25,9 @@ from nearkin.networks.backbone import build_backbone
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def example(name):
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example(name, function="train"):
+    """A function of an example."""
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))[function]
 
 
 def network():
@@ -39,9 +36,7 @@ def network():
 
 
 def learned(before, after):
-    return any(
-        not torch.equal(x, y) for x, y in zip(before.parameters(), after.parameters(), strict=True)
-    )
+    return not all(map(torch.equal, before.parameters(), after.parameters()))
 
 
 @pytest.mark.needs("lightning")
@@ -50,7 +45,7 @@ def test_lightning_trains_a_method(tmp_path):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, of versions of torch
-        loss = example("lightning_loop").train(
+        loss = example("lightning_loop")(
             backbone, images, max_epochs=1, accelerator="cpu", enable_checkpointing=False,
             default_root_dir=tmp_path, **quiet,
         )  # fmt: skip
@@ -64,7 +59,7 @@ def test_accelerate_trains_a_method():
 
     backbone = network()
     images = torch.randint(0, 256, (48, 3, 32, 32), dtype=torch.uint8)
-    loss = example("accelerate_loop").train(accelerate.Accelerator(cpu=True), backbone, images, 1)
+    loss = example("accelerate_loop")(accelerate.Accelerator(cpu=True), backbone, images, 1)
     assert 0 < loss < 10
     assert learned(network(), backbone)
 
@@ -81,7 +76,7 @@ def encoder(tmp_path_factory):
 
 
 def test_faster_rcnn_takes_an_encoder_and_learns(encoder):
-    model = example("detection").detector(str(encoder), 3, min_size=64, max_size=64)
+    model = example("detection", "detector")(str(encoder), 3, min_size=64, max_size=64)
     stored = build_backbone("resnet18", 64).body.state_dict().keys()
     kept = model.backbone.body.state_dict()
     assert kept["bn1.running_mean"].eq(0.5).all()
@@ -120,9 +115,8 @@ def test_spark_computes_the_features_of_nearkin(encoder, tmp_path):
     vectors = torch.nn.functional.normalize(torch.tensor(rows["vector"]))
     np.testing.assert_allclose(vectors, expected.vectors, atol=1e-6)
     assert rows["label"] == expected.class_names.tolist()
-    assert [path.removeprefix(f"file:{tmp_path}/images/") for path in rows["path"]] == [
-        *expected.paths
-    ]
+    paths = [path.removeprefix(f"file:{tmp_path}/images/") for path in rows["path"]]
+    assert paths == list(expected.paths)
     for part in (tmp_path / "vectors").glob("*.parquet"):  # nearkin searches each
         hits = nearkin.neighbors(encoder, [tmp_path / "images/cat/0.png"], vectors=part, top=1)
         assert len(hits) == 1

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 import tomllib
 from dataclasses import fields
@@ -145,9 +146,7 @@ def test_a_method_in_a_file_is_trained_evaluated_reported_and_resumed(folder, ca
     for command in ("evaluate", "report"):
         assert run(command, "run") == 0
     assert nearkin.load(folder / "run").dim == 128
-    line = refusal(2, *train, "--resume")
-    assert line.startswith("error: method ")
-    assert "there is no file" in line
+    assert re.match("error: method .*there is no file", refusal(2, *train, "--resume"))
 
 
 def test_help_and_config_and_the_page_show_the_options_of_a_method_in_a_file(folder, capsys):
@@ -225,8 +224,8 @@ def test_backbones_augmentations_and_sources_in_files(folder, refusal):
         assert run(*command, "--trust-remote-code") == 0
     assert run(*resume, *own) == 0
     for option in ("--backbone", "--augment"):
-        line = refusal(2, "train", "data.npz", option, "parts.py:nothing", "-o", "run3")
-        assert "parts.py:nothing" in line
+        command = ("train", "data.npz", option, "parts.py:nothing", "-o", "run3")
+        assert "parts.py:nothing" in refusal(2, *command)
 
 
 @pytest.fixture
@@ -270,9 +269,9 @@ def test_an_installed_package_declares_its_parts_as_entry_points(folder, install
 
 def test_a_name_that_is_taken_is_refused_and_its_owners_are_named(folder, install, refusal):
     install(methods="moco = their_parts:Pairs")
+    says = "error: the method name moco is taken by nearkin and their-parts"
     for command in (["train", "data.npz", "--method", "moco", *SHORT], ["methods"]):
-        line = refusal(2, *command)
-        assert line.startswith("error: the method name moco is taken by nearkin and their-parts")
+        assert refusal(2, *command).startswith(says)
 
 
 def test_a_reference_holds_from_any_folder(folder, monkeypatch):

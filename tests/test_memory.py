@@ -17,12 +17,6 @@ def visits(start, count, dim=3):
     return index[:, None].expand(count, dim).float(), index
 
 
-def contents(queue):
-    """The queue's entries, oldest first."""
-    order = oldest_first(queue)
-    return queue.keys[order], queue.index[order]
-
-
 def oldest_first(queue):
     return torch.arange(len(queue.keys)).roll(-int(queue.cursor))
 
@@ -32,10 +26,8 @@ def test_a_new_queue_is_full_of_unit_vectors_of_no_image():
     torch.testing.assert_close(queue.keys.norm(dim=1), torch.ones(50))
     assert queue.index.tolist() == [UNKNOWN] * 50
     assert not same_image_mask(torch.arange(50), queue.index).any()
-
-
-def test_the_random_keys_of_a_new_queue_point_in_all_directions_alike():
-    """E exp(q.k / .07) over the sphere in 128 dimensions is 0F1(64; 1 / (4 x .07^2)) = 2.208652."""
+    # They point in all directions alike: over the sphere in 128 dimensions E exp(q.k / .07) is
+    # 0F1(64; 1 / (4 x .07^2)) = 2.208652.
     queue = Queue(size=65_536, dim=128)
     query = unit(torch.randn(16, 128))
     mean = (query @ queue.keys.T / 0.07).exp().mean().item()
@@ -47,11 +39,12 @@ def test_a_queue_is_a_list_that_forgets_its_oldest(size):
     """Whatever the batches; and a random key is replaced by each of the first, and by no other."""
     queue, expected, start = Queue(size, dim=3), deque([UNKNOWN] * size, maxlen=size), 0
     random = queue.keys.clone()
-    for count in [1, 3, 1, 7, 2, 20, 5, 5, 5, 8, 1, 15, 14]:
+    for count in [1, 3, 0, 1, 7, 2, 20, 0, 5, 5, 5, 8, 1, 15, 14]:
         queue.enqueue(*visits(start, count))
         expected.extend(range(start, start + count))
         start += count
-        keys, index = contents(queue)
+        order = oldest_first(queue)
+        keys, index = queue.keys[order], queue.index[order]
         assert index.tolist() == list(expected)
         known = index != UNKNOWN
         assert torch.equal(keys[known], index[known, None].expand(-1, 3).float())
@@ -75,14 +68,6 @@ def test_a_class_stays_with_its_key(batch):
     assert Queue(5, dim=3).label.numel() == 0
 
 
-def test_an_empty_batch_changes_nothing():
-    queue = Queue(4, dim=3)
-    queue.enqueue(*visits(0, 3))
-    before = {name: value.clone() for name, value in queue.state_dict().items()}
-    queue.enqueue(*visits(3, 0))
-    assert all(torch.equal(value, before[name]) for name, value in queue.state_dict().items())
-
-
 def test_a_queue_copies_its_keys_without_their_graph():
     queue = Queue(4, dim=3)
     keys, index = visits(5, 2)
@@ -101,19 +86,15 @@ def test_a_restored_queue_goes_on_as_if_nothing_had_happened(done, labeled):
         keys, index = visits(start, 1)
         queue.enqueue(keys, index, index % 7 if labeled else None)
 
-    straight = Queue(5, dim=3, labeled=labeled)
+    straight, restored = (Queue(5, dim=3, labeled=labeled) for _ in range(2))
     for start in range(done):
         enqueue(straight, start)
-    torch.manual_seed(1)
-    restored = Queue(5, dim=3, labeled=labeled)
-    state = straight.state_dict()
-    assert set(state) == {"keys", "index", "label", "cursor"}
-    restored.load_state_dict(state)
+    restored.load_state_dict(straight.state_dict())
+    assert set(straight.state_dict()) == {"keys", "index", "label", "cursor"}
     for start in range(done, done + 7):
         for queue in (straight, restored):
             enqueue(queue, start)
-    for name, value in straight.state_dict().items():
-        assert torch.equal(restored.state_dict()[name], value)
+    assert all(map(torch.equal, straight.state_dict().values(), restored.state_dict().values()))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.1, 0.9, 1.0])

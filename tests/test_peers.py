@@ -119,9 +119,8 @@ def test_a_run_that_shared_its_core_is_refused_by_the_wall_clock_only():
     timed = replace(run(), unit="s", budget=1.0)
     shared, alone = side.Meter(wall=10.0, cpu=8.0), side.Meter(wall=10.0, cpu=9.5)
     assert side.is_disturbed(timed, shared, "wall")
-    assert not side.is_disturbed(timed, alone, "wall")
-    assert not side.is_disturbed(timed, shared, "cpu")
-    assert not side.is_disturbed(run(), shared, "wall")
+    for case in ((timed, alone, "wall"), (timed, shared, "cpu"), (run(), shared, "wall")):
+        assert not side.is_disturbed(*case), case
 
 
 def made_up(each, knn):
@@ -145,13 +144,8 @@ def test_a_cell_says_mean_range_and_seeds_and_what_was_not_run():
     rows.append(made_up(replace(ours[0], side="lightly"), 0.4))
     text = table.section({row["name"]: row for row in rows})
     heading = "CIFAR-10, 600 seconds of one core each"
-    assert cells(text, "simclr, small", heading) == [
-        "0.600 (0.500 to 0.700), 3 seeds",
-        "0.400 [0.390, 0.410], 1 seed",
-        "+0.100",
-        "1.5; 1.5",
-        "100; 100",
-    ]
+    knn = ["0.600 (0.500 to 0.700), 3 seeds", "0.400 [0.390, 0.410], 1 seed", "+0.100"]
+    assert cells(text, "simclr, small", heading) == [*knn, "1.5; 1.5", "100; 100"]
     assert cells(text, "moco, small", heading)[:2] == ["not run", "not run"]
 
 
@@ -166,9 +160,8 @@ def test_a_row_of_a_given_time_says_seeds_mean_and_range_and_what_was_not_run():
     runs = [run for run in table.timed_plan() if (run.data, run.arm) == ("digits", "auto")]
     text = table.timed_section({run.name: timed(run, 0.5 + 0.1 * run.seed) for run in runs[:2]})
     heading = table.TIMED["digits"]
-    assert cells(text, "simclr, 2 min of 1 core", heading) == [
-        "2 of 3", "9", "2", *["0.550 (0.500 to 0.600)"] * 3,
-    ]  # fmt: skip
+    expected = ["2 of 3", "9", "2", *["0.550 (0.500 to 0.600)"] * 3]
+    assert cells(text, "simclr, 2 min of 1 core", heading) == expected
     assert cells(text, "published, 2 min of 1 core", heading)[:2] == ["0 of 3", "not run"]
     assert cells(text, "raw pixels (floor)", heading)[-1] == "0.500 [0.400, 0.600]"
 

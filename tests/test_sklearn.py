@@ -24,13 +24,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from nearkin.sklearn import SelfSupervisedEncoder
 
 # Rows of any length are images one pixel high.
-strips = SelfSupervisedEncoder(
-    backbone="tiny",
-    image_shape=(1, -1),
-    epochs=1,
-    device="cpu",
-    settings={"workers": 0, "evaluate_every": 0},
-)
+settings = {"workers": 0, "evaluate_every": 0}
+quick = {"epochs": 1, "device": "cpu", "settings": settings}
+strips = SelfSupervisedEncoder(backbone="tiny", image_shape=(1, -1), **quick)
 for check in check_estimator(strips, on_fail=None, on_skip=None):
     print(check["check_name"], check["status"], check["exception"] or "", sep=": ")
 """
@@ -77,15 +73,9 @@ def test_flattened_images_need_a_shape(digits):
 
 def test_a_grid_search_over_a_pipeline_chooses_a_method_and_its_options(digits):
     encoder = SelfSupervisedEncoder(backbone="tiny", image_shape=(8, 8), **QUICK)
-    search = GridSearchCV(
-        make_pipeline(encoder, LogisticRegression()),
-        {
-            "selfsupervisedencoder__method": ["simclr", "vicreg"],
-            "selfsupervisedencoder__batch_size": [30],
-        },
-        cv=2,
-    )
-    search.fit(*digits)
+    grid = {"method": ["simclr", "vicreg"], "batch_size": [30]}
+    grid = {f"selfsupervisedencoder__{name}": values for name, values in grid.items()}
+    search = GridSearchCV(make_pipeline(encoder, LogisticRegression()), grid, cv=2).fit(*digits)
     assert set(search.cv_results_["mean_test_score"] > 0.3) == {True}  # of ten classes
     assert search.best_estimator_.predict(digits[0][:3]).shape == (3,)
 
@@ -106,12 +96,9 @@ def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, 
 
 def test_a_network_and_options_of_ones_own_survive_a_clone(digits):
     network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1))
+    options = {"temperature": 0.3, "queue_size": 60}
     encoder = SelfSupervisedEncoder(
-        "moco",
-        backbone=network,
-        options={"temperature": 0.3, "queue_size": 60},
-        batch_size=30,
-        **QUICK,
+        "moco", backbone=network, options=options, batch_size=30, **QUICK
     )
     fitted = clone(encoder).fit(digits[0].reshape(-1, 8, 8))
     assert fitted.transform(digits[0].reshape(-1, 8, 8)).shape == (120, 5)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import encoded, fill, tar, write_files
+from builders import encoded, exchange, fill, tar, write_files
 from loaders import batches, same
 from needs import SHARED
 
@@ -51,8 +51,7 @@ def test_an_archive_is_like_the_folder_it_was_made_of(tmp_path):
         assert (images.names, images.classes) == (expected.names, expected.classes)
         for field in ("labels", "splits", "sizes"):
             assert np.array_equal(getattr(images, field), getattr(expected, field)), (name, field)
-        assert images.fingerprint == expected.fingerprint
-        assert images.bad == ()
+        assert (images.fingerprint, images.bad) == (expected.fingerprint, ())
         for each in (images, pickle.loads(pickle.dumps(images))):
             assert all(each.read(row) == expected.read(row) for row in range(len(expected)))
 
@@ -105,8 +104,7 @@ def test_a_zip_member_that_is_not_where_it_should_be_is_unreadable(tmp_path):
         at = raw.rindex(b"PK\1\2")
         path.write_bytes(raw[: at + 42] + struct.pack("<I", offset) + raw[at + 46 :])
         images = open_images(path, cache=False)
-        assert images.names == ("a.png",)
-        assert images.read(0) == encoded()
+        assert (images.names, images.read(0)) == (("a.png",), encoded())
         assert [(bad.name, bad.reason) for bad in images.bad] == [("b.png", "unreadable")]
         path.write_bytes(raw[:20])
         with pytest.raises(BadImage, match="unreadable"):
@@ -164,8 +162,7 @@ def shards(tmp_path):
 
 def test_shards_are_one_data_set_in_the_order_of_their_names(shards):
     images = open_images(shards)
-    assert len(images) == 18
-    assert list(images.names) == sorted(images.names)
+    assert (len(images), list(images.names)) == (18, sorted(images.names))
     for row, name in enumerate(images.names):
         shard, _, member = name.partition("/")
         assert shard in {f"shard-{number:06d}.tar" for number in range(3)}
@@ -195,11 +192,7 @@ def test_classes_are_folders_in_the_shards_and_never_the_shards(shards, tmp_path
 def test_a_second_start_reads_no_header_until_a_shard_changes(shards):
     first = open_images(shards)
     path = shards / "shard-000001.tar"
-    state, content = path.stat(), bytearray(path.read_bytes())
-    start = content.index(b"\xff\xd8\xff")
-    content[start : start + 3] = b"bad"
-    path.write_bytes(content)
-    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    exchange(path, path.read_bytes().replace(b"\xff\xd8\xff", b"bad", 1))
     assert open_images(shards).names == first.names
     os.utime(path, ns=(1, 1))
     assert len(open_images(shards).bad) == 1
@@ -240,9 +233,9 @@ def test_a_shard_that_ends_early_is_named(tmp_path):
     pack(tmp_path / "1.tar", [("1.png", encoded(0)), ("2.png", encoded(1, (90, 70)))])
     whole = (tmp_path / "1.tar").read_bytes()
     second = 512 + -(-len(encoded(0)) // 512) * 512
+    says = r"1.tar: not a readable archive \(unexpected end of data\); pack"
     for kept in (1000, 99):  # in the last image, and in a header
         (tmp_path / "1.tar").write_bytes(whole[: second + kept])
-        says = r"1.tar: not a readable archive \(unexpected end of data\); pack"
         with pytest.raises(DataError, match=says):
             open_images(tmp_path)
 
@@ -251,8 +244,7 @@ def test_training_on_shards_is_training_on_their_files(shards, tmp_path):
     packed = open_images(shards)
     files = {name: PICTURES[name.partition("/")[2]] for name in packed.names}
     loose = open_images(write_files(tmp_path / "files", files))
-    assert packed.names == loose.names
-    assert packed.fingerprint == loose.fingerprint
+    assert (packed.names, packed.fingerprint) == (loose.names, loose.fingerprint)
     alone = list(batches(loose, 6).between(0, 9))
     assert all(map(same, batches(packed, 6).between(0, 9), alone))
     assert all(map(same, batches(packed, 6, workers=2).between(0, 9), alone))
@@ -291,28 +283,24 @@ def test_a_shard_that_was_replaced_is_not_read_from_the_old_file(shards):
     pack(shards / "new", [("cat/00.jpg", encoded(77))])
     (shards / "new").rename(path)
     again = open_images(shards)
-    assert again.names[0] == "shard-000000.tar/cat/00.jpg"
-    assert again.read(0) == encoded(77)
+    assert (again.names[0], again.read(0)) == ("shard-000000.tar/cat/00.jpg", encoded(77))
 
 
-def labeled(folder, classes):
+def labeled(folder, *classes):
     """Two shards, in each of which images and their classes have one name."""
+    labels = [(f"{number:04d}.cls", label) for number, label in enumerate(classes) if label]
     for shard in range(2):
-        members = []
-        for number, label in enumerate(classes):
-            members.append((f"{number:04d}.jpg", encoded(10 * shard + number)))
-            members += [(f"{number:04d}.cls", label)] if label is not None else []
-        pack(folder / "train" / f"{shard:02d}.tar", members)
+        images = [(f"{n:04d}.jpg", encoded(10 * shard + n)) for n in range(len(classes))]
+        pack(folder / "train" / f"{shard:02d}.tar", sorted(images + labels))
     return folder
 
 
 def test_files_beside_the_images_name_their_classes_which_may_be_replaced(tmp_path):
-    images = open_images(labeled(tmp_path / "data", [b"10\n", b"2", None, "Käfer".encode()]))
-    assert images.classes == ("10", "2", "Käfer")
-    assert images.labels.tolist() == [0, 1, -1, 2] * 2
+    images = open_images(labeled(tmp_path / "data", b"10\n", b"2", None, "Käfer".encode()))
+    assert (images.classes, images.labels.tolist()) == (("10", "2", "Käfer"), [0, 1, -1, 2] * 2)
     assert images.splits.tolist() == ["train"] * 8
     assert not images.bad
-    assert open_images(labeled(tmp_path / "numbers", [b"10", b"2"])).classes == ("2", "10")
+    assert open_images(labeled(tmp_path / "numbers", b"10", b"2")).classes == ("2", "10")
     assert open_images(tmp_path / "data", labels="none").classes == ()
     table = tmp_path / "labels.csv"
     table.write_text("path,label\ntrain/00.tar/0001.jpg,mine\n")

@@ -80,11 +80,8 @@ def headless():
         "empty.jpg": (b"", "not-an-image"),
         "byte.jpg": (b"\xff", "not-an-image"),
         "text.png": (b"hello world\n" * 50, "not-an-image"),
-        "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", "not-an-image"),
-        "drawing.png": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not-an-image"),
         "none.png": (declared(0, 0), "not-an-image"),
         "script.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not-an-image"),
-        "paper.png": (b"%PDF-1.4\n1 0 obj\n<<>>\nendobj\n", "not-an-image"),
         "9k.png": (declared(9_000, 9_000), "too-large"),
         "14k.png": (declared(14_000, 14_000), "too-large"),
         "60k.png": (declared(60_000, 60_000), "too-large"),
@@ -230,28 +227,21 @@ def test_images_that_turn_bad_while_training_are_listed_counted_and_have_no_feat
 
 
 def test_held_out_images_that_cannot_be_decoded_are_listed(tmp_path):
-    data = tmp_path / "data"
+    data, whole = tmp_path / "data", encoded(98, (90, 70))
     photographs(data / "train")
-    (data / "test").mkdir()
-    for name in ("00.png", "01.png"):
-        (data / "train" / name).rename(data / "test" / name)
-    whole = (data / "test" / "01.png").read_bytes()
-    (data / "test" / "01.png").write_bytes(whole[: len(whole) // 2])
+    write_files(data / "test", {"00.png": encoded(99), "01.png": whole[: len(whole) // 2]})
     assert learn(data, tmp_path / "run") == 0
     paths = parquet.read_table(tmp_path / "run" / "embeddings.parquet")["path"].to_pylist()
-    assert "test/00.png" in paths
-    assert "test/01.png" not in paths
+    assert {path for path in paths if path.startswith("test")} == {"test/00.png"}
     assert listed(tmp_path / "run") == {"test/01.png": "truncated"}
 
 
 def test_a_file_that_grows_or_becomes_another_image_is_read_as_it_is(tmp_path):
-    whole = encoded(0, (90, 70), "JPEG")
+    whole, other = encoded(0, (90, 70), "JPEG"), encoded(2, (300, 9), "WEBP")
     half = {"a.jpg": whole[: len(whole) // 2], "b.png": encoded(1), "c.jpg": whole}
     images = open_images(write_files(tmp_path, half), cache=False)
-    write_files(
-        tmp_path, {"a.jpg": whole, "b.png": encoded(2, (300, 9), "WEBP"), "c.jpg": whole + whole}
-    )
-    for row, content in enumerate((whole, encoded(2, (300, 9), "WEBP"), whole)):
+    write_files(tmp_path, {"a.jpg": whole, "b.png": other, "c.jpg": whole + whole})
+    for row, content in enumerate((whole, other, whole)):
         assert (center(images.read(row), 16) == center(content, 16)).all()
 
 
@@ -353,10 +343,8 @@ def test_what_may_not_be_read_is_listed_and_left_out():
             images = open_images(folder, cache=False)
         (folder / "locked").chmod(stat.S_IRWXU)
     assert images.names == ("0.png", "2.png")
-    assert [(bad.name, bad.reason) for bad in images.bad] == [
-        ("1.png", "unreadable"),
-        ("locked", "unreadable folder"),
-    ]
+    found = {bad.name: bad.reason for bad in images.bad}
+    assert found == {"1.png": "unreadable", "locked": "unreadable folder"}
 
 
 def generated():
@@ -410,9 +398,7 @@ def test_a_full_scan_admits_or_refuses_every_odd_file_as_it_decodes(odd):
     files, used, bad = odd
     assert len(used) + len(bad) == 826
     assert {*used, *bad} == files.keys()
-    assert set(bad.values()) == {
-        "not-an-image", "truncated", "too-large", "too-small", "unreadable",
-    }  # fmt: skip
+    assert set(bad.values()) == {reason for _, reason in BAD.values()}
     turned = [name for name in files if name.startswith("plain_rgb/exif_orientation")]
     assert turned
     assert {*turned} <= {*used}
@@ -460,14 +446,8 @@ def planted(seed):
 
 
 def test_the_fuzzer_notices_crashes_and_hangs_and_goes_on(tmp_path):
-    assert report_of(tmp_path, planted, 12, 0.2) == {
-        "images": 12,
-        "accepted": 5,
-        "refused": {"truncated": 3},
-        "crashes": {
-            "3": "ended by SIGABRT",
-            "4": "raised ValueError: no BadImage",
-            "8": "raised MemoryError: ",
-        },
-        "hangs": [6],
-    }
+    report = report_of(tmp_path, planted, 12, 0.2)
+    raised = {"4": "raised ValueError: no BadImage", "8": "raised MemoryError: "}
+    assert report.pop("crashes") == {"3": "ended by SIGABRT"} | raised
+    expected = {"images": 12, "accepted": 5, "refused": {"truncated": 3}, "hangs": [6]}
+    assert report == expected

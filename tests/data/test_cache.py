@@ -80,29 +80,27 @@ def test_batches_are_the_same_wherever_images_are_kept_and_with_any_workers(fold
         assert all(map(same, batches(images, size=SIZE, **options).between(0, 9), alone))
     later = batches(images, size=SIZE, cache="ram").between(6, 9)
     assert all(map(same, later, alone[6:]))
-    assert not same(
-        alone[0], next(batches(images, size=SIZE).between(0, 1))
-    )  # cut from other pixels
+    (plain,) = batches(images, size=SIZE).between(0, 1)
+    assert not same(alone[0], plain)  # which is cut from other pixels
 
 
-def test_what_one_worker_decoded_no_other_process_decodes_again(folder):
+def assert_decoded_once(folder, workers, until, *places):
     images = open_images(folder, cache=False)
-    made = batches(images, size=SIZE, cache="ram", workers=2)
-    expected = list(made.between(0, 9))
-    for path in folder.iterdir():
-        path.unlink()
-    assert all(map(same, made.between(0, 9), expected))
-    assert made.bad == {}
-
-
-def test_workers_that_are_not_forks_share_what_is_kept(folder, forkserver):
-    images = open_images(folder, cache=False)
-    made = [batches(images, size=SIZE, cache=place, workers=1) for place in PLACES]
-    expected = [list(each.between(0, 3)) for each in made]
+    made = [batches(images, size=SIZE, cache=place, workers=workers) for place in places]
+    expected = [list(each.between(0, until)) for each in made]
     for path in folder.iterdir():
         path.unlink()
     for each, before in zip(made, expected, strict=True):
-        assert all(map(same, each.between(0, 3), before))
+        assert all(map(same, each.between(0, until), before))
+        assert each.bad == {}
+
+
+def test_what_one_worker_decoded_no_other_process_decodes_again(folder):
+    assert_decoded_once(folder, 2, 9, "ram")
+
+
+def test_workers_that_are_not_forks_share_what_is_kept(folder, forkserver):
+    assert_decoded_once(folder, 1, 3, *PLACES)
 
 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")

@@ -8,13 +8,8 @@ import pytest
 from builders import as_bytes, soft
 from PIL import Image
 
-from nearkin.data.corruptions import (
-    CORRUPTIONS,
-    LARGEST_SIDE,
-    SEVERITIES,
-    CorruptedSource,
-    corrupt,
-)
+from nearkin.data import corruptions
+from nearkin.data.corruptions import CORRUPTIONS, SEVERITIES, CorruptedSource, corrupt
 from nearkin.data.images import Arrays
 
 UNEVEN = {"pixelate", "fog"}  # The papers' own strengths of these hardly rise in the middle
@@ -52,8 +47,7 @@ def test_corruptions_are_as_strong_as_their_severity(name, side):
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_images_of_any_shape_are_corrupted_alike_unless_the_seed_is_another(name):
     image = photograph(40, 32)
-    first, again = (corrupt(image, name, 3, seed=5) for _ in range(2))
-    other = corrupt(image, name, 3, seed=6)
+    first, again, other = (corrupt(image, name, 3, seed=seed) for seed in (5, 5, 6))
     assert np.array_equal(first, again)
     drawn = not name.startswith(("defocus", "zoom", "bright", "contrast", "pixel", "jpeg"))
     assert np.array_equal(first, other) != drawn
@@ -112,7 +106,7 @@ def test_a_source_is_corrupted_before_any_preprocessing():
     pixels = np.stack([photograph(300, 600), photograph(300, 600, seed=1)])
     arrays = Arrays(pixels, {"a": 0, "b": 1})
     plain = CorruptedSource(arrays, "", 1, 0).read("b")
-    assert plain.shape == (LARGEST_SIDE, 2 * LARGEST_SIDE, 3)
+    assert plain.shape == (corruptions.LARGEST_SIDE, 2 * corruptions.LARGEST_SIDE, 3)
     source = pickle.loads(pickle.dumps(CorruptedSource(arrays, "shot noise", 3, 7)))
     assert np.array_equal(source.read("b"), corrupt(plain, "shot noise", 3, seed=7))
     small = CorruptedSource(Arrays(pixels[:, :50, :50], {"a": 0}), "", 1, 0)

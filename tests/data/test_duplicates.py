@@ -1,6 +1,5 @@
 """Copies are found however they were saved, and images that merely resemble are not merged."""
 
-import os
 import tracemalloc
 from dataclasses import replace
 
@@ -52,10 +51,8 @@ def test_copies_of_real_photographs_are_found(images, request, tmp_path):
     photographs = request.getfixturevalue(images)
     for row in np.random.default_rng(0).choice(len(photographs), 40, replace=False):
         folder = tmp_path / str(row)
-        folder.mkdir()
         original = photographs.read(row)
-        (folder / "original.jpg").write_bytes(original)
-        (folder / "same.jpg").write_bytes(original)
+        builders.write_files(folder, {"original.jpg": original, "same.jpg": original})
         for name, change in CHANGES.items():
             image, options = change(decode(original))
             image.save(folder / name, **options)
@@ -109,8 +106,7 @@ def test_thousands_of_equal_views_become_one_group():
     x = np.repeat(base[None], 40 * REACH, axis=0)
     x[np.arange(len(x)), np.arange(len(x)) % 16, np.arange(len(x)) // 16 % 16] += 1
     copies = duplicates(open_images(x))
-    assert set(copies.groups) == {0}
-    assert copies.num_near == 256 - 1
+    assert (set(copies.groups), copies.num_near) == ({0}, 256 - 1)
     assert copies.num_exact == len(x) - 256
 
 
@@ -122,14 +118,18 @@ def test_exact_copies_among_arrays_are_counted_once_each_and_groups_are_merged()
     assert copies.groups.tolist() == [0, 1, 2, 3, 1, 1]
     x[4], x[5] = 255 - x[1], x[0]
     copies = duplicates(replace(open_images(x), groups=np.array([9, 7, 7, 3, 9, 2])))
-    assert copies.groups.tolist() == [0, 1, 1, 3, 0, 0]
-    assert copies.num_near == 0
+    assert (copies.groups.tolist(), copies.num_near) == ([0, 1, 1, 3, 0, 0], 0)
+
+
+def soft(folder, **seeds):
+    """Images of these seeds, under these names."""
+    for name, seed in seeds.items():
+        builders.soft(seed, (100, 100)).save(folder / f"{name}.png")
+    return folder
 
 
 def test_an_image_is_alone_while_it_is_unreadable(tmp_path):
-    for name in ("a.png", "b.png", "c.png"):
-        builders.soft(0, (100, 100)).save(tmp_path / name)
-    images = open_images(tmp_path)
+    images = open_images(soft(tmp_path, a=0, b=0, c=0))
     (tmp_path / "b.png").rename(tmp_path / "away")
     assert duplicates(images).groups.tolist() == [0, 1, 0]
     (tmp_path / "away").rename(tmp_path / "b.png")
@@ -141,30 +141,21 @@ def same(a, b):
 
 
 def test_a_second_search_decodes_nothing_that_has_not_changed(tmp_path):
-    for name, seed in {"a": 0, "b": 1, "c": 0, "d": 2}.items():
-        builders.soft(seed, (100, 100)).save(tmp_path / f"{name}.png")
+    soft(tmp_path, a=0, b=1, c=0, d=2)
     builders.soft(1, (100, 100)).resize((70, 70)).save(tmp_path / "e.png")
     first = duplicates(open_images(tmp_path))
     assert first.groups.tolist() == [0, 1, 0, 3, 1]
     assert (first.num_exact, first.num_near) == (1, 1)
-    # Other bytes behind the same name, size and time can only go unnoticed if unread.
-    state = (tmp_path / "c.png").stat()
-    (tmp_path / "c.png").write_bytes(b"x" * state.st_size)
-    os.utime(tmp_path / "c.png", ns=(state.st_atime_ns, state.st_mtime_ns))
+    builders.exchange(tmp_path / "c.png")
     again = open_images(tmp_path)
     assert same(duplicates(again), first)
     assert duplicates(again.subset(np.array([0, 2, 3]))).groups.tolist() == [0, 0, 2]
-    builders.soft(2, (100, 100)).save(tmp_path / "c.png")
-    assert duplicates(open_images(tmp_path)).groups.tolist() == [0, 1, 2, 2, 1]
-    builders.soft(3, (100, 100)).save(tmp_path / "b.png")
-    builders.soft(1, (100, 100)).save(tmp_path / "aa.png")
-    assert duplicates(open_images(tmp_path)).groups.tolist() == [0, 1, 2, 3, 3, 1]
+    assert duplicates(open_images(soft(tmp_path, c=2))).groups.tolist() == [0, 1, 2, 2, 1]
+    assert duplicates(open_images(soft(tmp_path, b=3, aa=1))).groups.tolist() == [0, 1, 2, 3, 3, 1]
 
 
 def test_without_a_cache_nothing_is_remembered_and_a_damaged_one_costs_nothing(tmp_path, cache):
-    for name, seed in {"a": 0, "b": 1, "c": 0}.items():
-        builders.soft(seed, (100, 100)).save(tmp_path / f"{name}.png")
-    first = duplicates(open_images(tmp_path, cache=False))
+    first = duplicates(open_images(soft(tmp_path, a=0, b=1, c=0), cache=False))
     assert not cache.exists()
     assert same(duplicates(open_images(tmp_path)), first)
     for stored in cache.rglob("*.npz"):
@@ -182,7 +173,6 @@ def test_memory_is_bounded_though_all_images_are_alike():
     copies = duplicates(images)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert set(copies.groups) == {0}
-    assert copies.num_near == 1999
+    assert (set(copies.groups), copies.num_near) == ({0}, 1999)
     # 2,000 x 16 pairs of 16 bytes are .5 MB, and all pairs of 2,000 images are 64 MB.
     assert peak < 50e6

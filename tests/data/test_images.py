@@ -7,7 +7,8 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders import encoded, fill
+from builders import encoded, exchange, fill
+from loaders import labels_of
 from PIL import Image
 from pyarrow import parquet
 from sklearn.datasets import load_digits
@@ -18,10 +19,6 @@ from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
 
-def labels_of(images):
-    return [images.classes[i] if i != UNKNOWN else "" for i in images.labels]
-
-
 def test_a_flat_folder_has_names_in_byte_order_and_no_labels(tmp_path):
     images = open_images(fill(tmp_path, "b.png", "a.PNG", "Z.png", "é.png"))
     assert images.names == ("Z.png", "a.PNG", "b.png", "é.png")
@@ -30,8 +27,7 @@ def test_a_flat_folder_has_names_in_byte_order_and_no_labels(tmp_path):
     assert (images.groups == np.arange(4)).all()
     assert images.splits.tolist() == [""] * 4
     assert (images.sizes == [20, 10]).all()
-    assert images.formats == {"PNG": 4}
-    assert images.read(0) == (tmp_path / "Z.png").read_bytes()
+    assert (images.formats, images.read(0)) == ({"PNG": 4}, (tmp_path / "Z.png").read_bytes())
     assert images.bad == ()
 
 
@@ -44,23 +40,21 @@ def test_folders_can_be_insisted_on(tmp_path):
 
 
 def test_folders_are_classes_if_they_look_like_it(tmp_path):
-    for number, (names, classes) in enumerate(
-        (
-            ("cat/1 cat/2 dog/1 dog/2", ("cat", "dog")),
-            ("set/A/x/1 set/A/x/2 set/B/x/1 set/B/x/2", ("A/x", "B/x")),  # without the wrapper
-            ("10/1 10/2 9/1 9/2", ("9", "10")),  # in the order of numbers
-            ("bus/1 bus/2 train/1 train/2", ("bus", "train")),  # among others, a class, no split
-            ("cat/1 cat/2 dog/1 dog/2 Cat/1 Cat/2", ("Cat", "cat", "dog")),
-            ("cat/1 cat/2 1 2", ()),  # some lie in no folder
-            ("cat/1 cat/2 cat/3", ()),  # one folder only
-            ("a/1 b/1 c/1", ()),  # one image each
-            ("a/1 a/2 b/c/1 b/c/2", ()),  # not equally deep
-        )
-    ):
+    cases = (
+        ("cat/1 cat/2 dog/1 dog/2", ("cat", "dog")),
+        ("set/A/x/1 set/A/x/2 set/B/x/1 set/B/x/2", ("A/x", "B/x")),  # without the wrapper
+        ("10/1 10/2 9/1 9/2", ("9", "10")),  # in the order of numbers
+        ("bus/1 bus/2 train/1 train/2", ("bus", "train")),  # among others, a class, no split
+        ("cat/1 cat/2 dog/1 dog/2 Cat/1 Cat/2", ("Cat", "cat", "dog")),
+        ("cat/1 cat/2 1 2", ()),  # some lie in no folder
+        ("cat/1 cat/2 cat/3", ()),  # one folder only
+        ("a/1 b/1 c/1", ()),  # one image each
+        ("a/1 a/2 b/c/1 b/c/2", ()),  # not equally deep
+    )
+    for number, (names, classes) in enumerate(cases):
         root = fill(tmp_path / str(number), *(f"{name}.png" for name in names.split()))
         images = open_images(root)
-        assert images.classes == classes
-        assert images.splits.tolist() == [""] * len(images)
+        assert (images.classes, images.splits.tolist()) == (classes, [""] * len(images))
         known = [name.removeprefix("set/").rpartition("/")[0] for name in images.names]
         assert labels_of(images) == (known if classes else [""] * len(known))
         alike = "classes that differ by case alone: 'Cat' and 'cat'"
@@ -105,12 +99,9 @@ def test_links_are_followed_inside_the_folder_only_and_what_is_hidden_is_not(tmp
     (data / "self.png").symlink_to("self.png")
     images = open_images(data)
     assert images.names == ("inside.png", "pool/b.png", "real/a.png")
-    assert {bad.name: bad.reason for bad in images.bad} == {
-        "dangling.png": "broken link",
-        "folder": "link leaves the folder",
-        "leaves.png": "link leaves the folder",
-        "self.png": "broken link",
-    }
+    broken, leaves = "broken link", "link leaves the folder"
+    reasons = {"dangling.png": broken, "self.png": broken, "folder": leaves, "leaves.png": leaves}
+    assert {bad.name: bad.reason for bad in images.bad} == reasons
 
 
 def test_any_name_that_a_file_system_allows_can_be_read(tmp_path):
@@ -143,10 +134,7 @@ def test_a_folder_without_images_says_what_it_holds(tmp_path):
 
 def test_a_second_start_reads_no_header_but_of_what_has_changed(tmp_path):
     first = open_images(fill(tmp_path, "a.png", "b.png"))
-    state = (tmp_path / "a.png").stat()
-    # Other bytes behind the same name, size and time can only go unnoticed if unread.
-    (tmp_path / "a.png").write_bytes(b"x" * state.st_size)
-    os.utime(tmp_path / "a.png", ns=(state.st_atime_ns, state.st_mtime_ns))
+    exchange(tmp_path / "a.png")
     again = open_images(tmp_path)
     assert again.names == first.names
     assert (again.sizes == first.sizes).all()
@@ -154,8 +142,7 @@ def test_a_second_start_reads_no_header_but_of_what_has_changed(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded(size=(33, 22)))
     (tmp_path / "b.png").unlink()
     images = open_images(fill(tmp_path, "c.png", "a2.png"))
-    assert images.names == ("a.png", "a2.png", "c.png")
-    assert images.sizes[0].tolist() == [33, 22]
+    assert (images.names, images.sizes[0].tolist()) == (("a.png", "a2.png", "c.png"), [33, 22])
 
 
 def test_an_index_that_is_damaged_or_cannot_be_written_costs_nothing(tmp_path, cache, monkeypatch):
@@ -232,8 +219,7 @@ def test_a_table_of_labels_belongs_to_a_folder(tmp_path):
     labels = table(tmp_path, "path,label\ntest\\a\\2.png,x\ntrain/a/1.png,y\ngone.png,x\n")
     images = open_images(tmp_path / "data", labels=str(labels))
     assert labels_of(images) == ["x", "", "y"]
-    assert images.splits.tolist() == ["test", "test", "train"]
-    assert len(images.notes) == 1
+    assert (images.splits.tolist(), len(images.notes)) == (["test", "test", "train"], 1)
     assert "1 of 3 rows belong to no usable image, such as 'gone.png'" in images.notes[0]
     labels = table(tmp_path, "path,label\ndata/a.png,x\ndata/b.png,x\n")  # which match nothing
     with pytest.raises(DataError, match=r"'data/a\.png', 'data/b\.png'.*'test/a/2\.png', '"):
@@ -247,13 +233,11 @@ def test_arrays_and_npz_files_hold_the_same_images(tmp_path):
     y = np.arange(12) % 3
     np.savez(tmp_path / "d.npz", x=x, y=y)
     for images in (open_images((x, y)), open_images(tmp_path / "d.npz")):
-        assert images.names[:2] == ("00", "01")
-        assert images.names[-1] == "11"
+        assert (images.names[:2], images.names[-1]) == (("00", "01"), "11")
         assert images.classes == ("0", "1", "2")
         assert (images.labels == y).all()
         assert all((images.read(row) == x[row]).all() for row in range(12))
-        assert images.sizes.tolist() == [[9, 8]] * 12
-        assert images.formats == {"array": 12}
+        assert (images.sizes.tolist(), images.formats) == ([[9, 8]] * 12, {"array": 12})
         assert images.is_small
     assert (open_images(x).labels == UNKNOWN).all()
 
@@ -272,8 +256,7 @@ def test_only_labels_that_occur_are_named():
     images = open_images((x, np.array([3_000_000, -1, 20, 20])))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert images.classes == ("20", "3000000")
-    assert images.labels.tolist() == [1, UNKNOWN, 0, 0]
+    assert (images.classes, images.labels.tolist()) == (("20", "3000000"), [1, UNKNOWN, 0, 0])
     assert peak < 1e6
     with pytest.raises(DataError, match="labels from -2 to 3; count from 0"):
         open_images((x, np.array([3, -2, 0, 0])))
@@ -287,16 +270,11 @@ def test_an_npz_may_have_two_sides_and_class_names(tmp_path):
     assert images.names == ("test/0", "test/1", "train/0", "train/1", "train/2")
     assert images.splits.tolist() == ["test"] * 2 + ["train"] * 3
     assert labels_of(images) == ["dog", "cat", "cat", "dog", ""]
-    assert images.classes == ("cat", "dog")
-    assert images.read(0).max() == 1
-    sides = {
-        "x_train": np.zeros((6, 8, 8, 3), np.uint8),
-        "x_val": np.zeros((2, 8, 8, 3), np.uint8),
-    }
-    np.savez(tmp_path / "val.npz", **sides)
-    assert sorted(open_images(tmp_path / "val.npz").splits) == ["test"] * 2 + ["train"] * 6
-    np.savez(tmp_path / "both.npz", **sides, x_test=sides["x_train"][:3])
-    assert sorted(open_images(tmp_path / "both.npz").splits) == ["test"] * 3 + ["train"] * 6
+    assert (images.classes, images.read(0).max()) == (("cat", "dog"), 1)
+    for more, held_out in (({}, 2), ({"x_test": x}, 3)):  # rather than what is for validation
+        np.savez(tmp_path / "val.npz", x_train=x, x_val=x[:2], **more)
+        splits = sorted(open_images(tmp_path / "val.npz").splits)
+        assert splits == ["test"] * held_out + ["train"] * 3
 
 
 def test_arrays_that_are_no_images_are_refused(tmp_path):
@@ -304,16 +282,16 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
     for wrong in (x[0], x.reshape(4, 2, 4, 8), x[:0], x.astype(np.int64), x + np.nan, x - 1.0):
         with pytest.raises(DataError, match="give"):
             open_images(wrong)
-    with pytest.raises(DataError, match="4 images but 3 labels"):
-        open_images((x, np.zeros(3, int)))
-    with pytest.raises(DataError, match="labels of type float64"):
-        open_images((x, np.zeros(4)))
     np.savez(tmp_path / "keys.npz", pixels=x)
-    with pytest.raises(DataError, match="keys are pixels"):
-        open_images(tmp_path / "keys.npz")
     np.savez(tmp_path / "names.npz", x=x, y=[0, 1, 2, 3], class_names=["a", "b"])
-    with pytest.raises(DataError, match="labels from 0 to 3 for 2 classes"):
-        open_images(tmp_path / "names.npz")
+    for wrong, says in (
+        ((x, np.zeros(3, int)), "4 images but 3 labels"),
+        ((x, np.zeros(4)), "labels of type float64"),
+        (tmp_path / "keys.npz", "keys are pixels"),
+        (tmp_path / "names.npz", "labels from 0 to 3 for 2 classes"),
+    ):
+        with pytest.raises(DataError, match=says):
+            open_images(wrong)
 
 
 def test_an_npz_that_holds_objects_or_is_cut_short_is_refused(tmp_path):
@@ -333,9 +311,7 @@ def test_digits_are_those_of_scikit_learn_and_no_folder_of_that_name_in_silence(
 ):
     monkeypatch.chdir(tmp_path)
     images, dataset = open_images("digits"), load_digits()
-    assert len(images) == 1797
-    assert images.notes == ()
-    assert images.classes == tuple("0123456789")
+    assert (len(images), images.notes, images.classes) == (1797, (), tuple("0123456789"))
     assert (images.labels == dataset.target).all()
     assert images.read(0).shape == (16, 16, 3)
     enlarged = np.stack([images.read(row)[..., 0] for row in range(100)]).astype(float)
@@ -358,11 +334,10 @@ def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monk
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    image_head, label_head = struct.pack(">IIII", 2051, 5, 28, 28), struct.pack(">II", 2049, 5)
     for side in ("train", "t10k"):
-        head = struct.pack(">IIII", 2051, 5, 28, 28)
-        (raw / f"{side}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
-        head = struct.pack(">II", 2049, 5)
-        (raw / f"{side}-labels-idx1-ubyte").write_bytes(head + bytes([3, 1, 4, 1, 5]))
+        (raw / f"{side}-images-idx3-ubyte").write_bytes(image_head + pixels.tobytes())
+        (raw / f"{side}-labels-idx1-ubyte").write_bytes(label_head + bytes([3, 1, 4, 1, 5]))
     images = open_images("torchvision:MNIST")
     assert len(images) == 10
     assert labels_of(images)[:3] == ["3 - three", "1 - one", "4 - four"]
@@ -372,10 +347,8 @@ def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monk
 def test_a_subset_keeps_everything_of_its_rows(tmp_path):
     images = open_images(fill(tmp_path, "a/1.png", "a/2.png", "b/3.png", "b/4.png"))
     part = images.subset(np.array([1, 3]))
-    assert part.names == ("a/2.png", "b/4.png")
-    assert part.labels.tolist() == [0, 1]
-    assert part.classes == images.classes
-    assert part.read(1) == images.read(3)
+    assert (part.names, part.labels.tolist()) == (("a/2.png", "b/4.png"), [0, 1])
+    assert (part.classes, part.read(1)) == (images.classes, images.read(3))
     assert part.formats == {"PNG": 2}
     assert part.fingerprint != images.fingerprint
     assert len(images.subset(np.zeros(0, np.int64))) == 0
@@ -403,14 +376,8 @@ def test_small_means_up_to_64_pixels(tmp_path):
 
 def test_a_spread_is_even_over_the_rows_and_has_as_many_as_it_may():
     images = open_images(np.zeros((10, 8, 8), np.uint8))
-    for count, rows in (
-        (1, [0]),
-        (2, [0, 9]),
-        (4, [0, 3, 6, 9]),
-        (10, range(10)),
-        (99, range(10)),
-    ):
-        assert images.spread(count).names == tuple(map(str, rows)), count
+    for count, rows in {1: "0", 2: "09", 4: "0369", 10: "0123456789", 99: "0123456789"}.items():
+        assert images.spread(count).names == tuple(rows), count
     assert len(images.subset(np.zeros(0, np.int64)).spread(1)) == 0
     many = open_images(np.zeros((50, 2, 2), np.uint8))
     assert [len(many.spread(count)) for count in (0, 1, 7, 49, 50)] == [0, 1, 7, 49, 50]

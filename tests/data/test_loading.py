@@ -116,20 +116,19 @@ def version_1(group, quota):
 
 def test_the_quota_is_that_of_the_tightest_control_group(tmp_path):
     inf = math.inf
-    for number, (listed, limits, expected) in enumerate(
-        (
-            ("0::/\n", {}, inf),
-            ("0::/\n", {"cpu.max": "max 100000\n"}, inf),
-            ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-            ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
-            ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
-            ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as containers see theirs
-            ("5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n", version_1("cpu/job", 250000), 2.5),
-            ("1:cpu:/\n", version_1("cpu", -1), inf),
-            ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, inf),
-            ("0::/odd\n", {"odd/cpu.max": "what\n"}, inf),
-        )
-    ):
+    cases = (
+        ("0::/\n", {}, inf),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, inf),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
+        ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as containers see theirs
+        ("5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n", version_1("cpu/job", 250000), 2.5),
+        ("1:cpu:/\n", version_1("cpu", -1), inf),
+        ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, inf),
+        ("0::/odd\n", {"odd/cpu.max": "what\n"}, inf),
+    )
+    for number, (listed, limits, expected) in enumerate(cases):
         system = tmp_path / str(number)
         write_files(system, {place: text.encode() for place, text in limits.items()})
         (tmp_path / "cgroup").write_text(listed)
@@ -140,8 +139,8 @@ def test_the_quota_is_that_of_the_tightest_control_group(tmp_path):
 def test_processes_on_one_machine_share_its_processors(monkeypatch):
     cpus = available_cpus()
     assert 1 <= cpus <= len(os.sched_getaffinity(0))
-    shares = [max(1, cpus // count) for count in (1, 2, cpus, cpus + 1)]
-    assert [cpus_per_process(count) for count in (1, 2, cpus, cpus + 1)] == shares
+    for count in (1, 2, cpus, cpus + 1):
+        assert cpus_per_process(count) == max(1, cpus // count), count
     for name, value in {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": str(cpus)}.items():
         monkeypatch.setenv(name, value)  # as torchrun does on each of several machines
     assert cpus_per_process() == 1

@@ -46,8 +46,7 @@ def test_a_source_has_names_labels_and_images():
         bad |= {"slide 05": "not-an-image"} if as_files else {}
         assert {file.name: file.reason for file in images.bad} == bad
         good = [f"slide {row:02}" for row in range(12) if f"slide {row:02}" not in bad]
-        assert list(images.names) == good
-        assert images.classes == ("benign", "malignant")
+        assert (list(images.names), images.classes) == (good, ("benign", "malignant"))
         assert images.labels.tolist() == [int(name[-1]) % 2 for name in good]
         assert images.formats == {"PNG" if as_files else "array": len(good)}
         assert images.sizes[0].tolist() == ([90, 80] if as_files else [9, 8])
@@ -101,8 +100,7 @@ def test_a_source_that_contradicts_itself_is_told():
         with pytest.raises(DataError, match=message):
             open_images(source)
     images = open_images(Broken(splits=["train", "val"] * 6, groups=["left", "right"] * 6))
-    assert set(images.splits) == {"train", "test"}
-    assert len(set(images.groups)) == 2
+    assert (set(images.splits), len(set(images.groups))) == ({"train", "test"}, 2)
 
 
 OWN_FILE = """
@@ -144,9 +142,7 @@ def test_every_command_takes_a_source_from_a_file(tmp_path, capsys):
 def test_a_source_from_python_trains_and_gives_the_same_bits_with_any_workers(tmp_path):
     settings = {"backbone": "tiny", "image_size": 16, "batch_size": 4, "epochs": 1}
     settings |= {"val": 0.0, "max_bad": 0.2, "evaluate_every": 0, "report": False}
-    runs = [
-        train(Scans(), TrainConfig(**settings, workers=workers), out=tmp_path / str(workers))
-        for workers in (0, 2)
-    ]
-    first, second = (run.folder.encoder.read_bytes() for run in runs)
-    assert first == second
+    first, second = (
+        train(Scans(), TrainConfig(**settings, workers=n), out=tmp_path / str(n)) for n in (0, 2)
+    )
+    assert first.folder.encoder.read_bytes() == second.folder.encoder.read_bytes()

@@ -64,8 +64,7 @@ def test_a_bucket_is_read_as_files_are(store, form, tmp_path):
     upload(FORMS[form], "whole")
     write_files(tmp_path, FORMS[form])
     images, expected = open_images(f"s3://whole/{form}"), open_images(f"{tmp_path}/{form}")
-    assert images.names == expected.names
-    assert images.labels.tolist() == expected.labels.tolist()
+    assert (images.names, images.labels.tolist()) == (expected.names, expected.labels.tolist())
     assert [images.read(row) for row in range(8)] == [expected.read(row) for row in range(8)]
 
 
@@ -83,8 +82,7 @@ def test_requests_that_fail_are_repeated(store, fault):
     upload(FORMS["shards/"])
     store.fault = Faults(fault, 1)
     images = open_images("s3://photos/shards/")
-    assert len(images) == 8
-    assert images.bad == ()
+    assert (len(images), images.bad) == (8, ())
 
 
 def test_a_bucket_that_says_no_is_one_line(store, refusal):
@@ -122,26 +120,22 @@ def test_a_store_that_goes_away_in_a_training(store, tmp_path, monkeypatch, refu
         return "503" if len(list((tmp_path / "cut" / "checkpoints").glob("ckpt-*"))) >= 2 else ""
 
     store.fault = gone
-    assert f"error: s3://photos/: {GONE}" in refusal(
-        3, "train", "s3://photos/many", *quick, "-o", "cut"
-    )
+    train = ("train", "s3://photos/many", *quick, "-o", "cut")
+    assert f"error: s3://photos/: {GONE}" in refusal(3, *train)
     done = [path.name for path in (tmp_path / "cut" / "checkpoints").glob("ckpt-*")]
-    assert done
-    assert max(done) < "ckpt-00000020.pt"  # of 32 steps
+    assert "" < max(done) < "ckpt-00000020.pt"  # of 32 steps
     store.fault = lambda _method, _path: ""
     remote._failed.clear()
-    assert run("train", "s3://photos/many", *quick, "-o", "cut", "--resume") == 0
+    assert run(*train, "--resume") == 0
     assert "resuming after step" in (tmp_path / "cut" / "train.log").read_text()
     assert run("train", "many", *quick, "--shuffle-window", window, "-o", "local") == 0
     expected = load_file(tmp_path / "whole" / "encoder.safetensors")
     for name in ("cut", "local"):
         weights = load_file(tmp_path / name / "encoder.safetensors")
         assert all(weights[name].equal(tensor) for name, tensor in expected.items())
-    losses = [
-        [row["loss"] for row in read_csv(tmp_path / name / "metrics.csv")]
-        for name in ("whole", "cut", "local")
-    ]
-    assert losses[0] == losses[1] == losses[2]
+    tables = (tmp_path / name / "metrics.csv" for name in ("whole", "cut", "local"))
+    whole, *others = ([row["loss"] for row in read_csv(table)] for table in tables)
+    assert others == [whole] * 2
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"AKIAHUNTER2" in content or b"c0ffee" in content for content in written)
 

@@ -39,8 +39,7 @@ def test_every_batch_has_the_same_parts_and_no_image_twice(step, **sizes):
             streams(**sizes)
         return
     rows = streams(**sizes).rows(step)
-    assert rows.dtype == np.int64
-    assert rows.shape == (sizes["batch_size"],)
+    assert (rows.dtype, rows.shape) == (np.int64, (sizes["batch_size"],))
     assert len(of("labeled", rows)) == expected
     assert len(set(rows.tolist())) == len(rows)
     assert set(of("labeled", rows)) <= set(range(0, 2 * sizes["num_labeled"], 2))

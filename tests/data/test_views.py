@@ -51,14 +51,14 @@ def test_color_is_changed_as_torchvision_does(channels):
     images[0, :, 8:16] = 1
     images[0, :, 16:24] = 0.5
     images[1] = images[1].round()  # two or three equal channels
-    for ours, reference, strengths in (
-        (transforms.brightness, TF.adjust_brightness, (0.0, 2.0)),
-        (transforms.contrast, TF.adjust_contrast, (0.0, 2.0)),
-        (transforms.saturation, TF.adjust_saturation, (0.0, 2.0)),
-        (transforms.hue, TF.adjust_hue, (-0.5, 0.5)),
-        (transforms.add_brightness, lambda x, amount: (x + amount).clamp(0, 1), (-1.0, 1.0)),
+    for ours, reference, low, high in (
+        (transforms.brightness, TF.adjust_brightness, 0.0, 2.0),
+        (transforms.contrast, TF.adjust_contrast, 0.0, 2.0),
+        (transforms.saturation, TF.adjust_saturation, 0.0, 2.0),
+        (transforms.hue, TF.adjust_hue, -0.5, 0.5),
+        (transforms.add_brightness, lambda x, amount: (x + amount).clamp(0, 1), -1.0, 1.0),
     ):
-        strength = torch.linspace(*strengths, 9)
+        strength = torch.linspace(low, high, 9)
         expected = [reference(x, s.item()) for x, s in zip(images, strength)]
         assert_close(ours(images, strength), torch.stack(expected))
 
@@ -126,13 +126,13 @@ def test_enlarged_crops_are_torchvisions():
 
 
 def test_boxes_are_distributed_like_torchvisions():
-    for width, height, scale in (
-        (32, 32, (0.08, 1.0)),
-        (500, 375, (0.2, 1.0)),
-        (40, 200, (0.5, 1.0)),
-        (7, 3, (0.05, 0.14)),
+    for width, height, *scale in (
+        (32, 32, 0.08, 1.0),
+        (500, 375, 0.2, 1.0),
+        (40, 200, 0.5, 1.0),
+        (7, 3, 0.05, 0.14),
     ):
-        view, count = View(scale=scale), 3000
+        view, count = View(scale=tuple(scale)), 3000
         box = sampled(view, count, width=width, height=height).box
         pixels = box.astype(float) * [width, height, width, height]
         assert np.allclose(pixels, pixels.round(), atol=1e-3)
@@ -154,8 +154,7 @@ def test_boxes_lie_in_the_image(width, height, seed):
     left, top, wide, tall = sampled(view, 20, width=width, height=height, seed=seed).box.T
     assert min(left.min(), top.min()) >= 0
     assert min(wide.min(), tall.min()) > 0
-    assert (left + wide <= 1 + 1e-6).all()
-    assert (top + tall <= 1 + 1e-6).all()
+    assert max((left + wide).max(), (top + tall).max()) <= 1 + 1e-6
     sizes = np.array([[20, 300, width], [90, 30, height]])  # drawn together, and one alone
     together = sampled(view, 3, width=sizes[0], height=sizes[1], seed=seed)
     alone = sampled(view, 3, width=width, height=height, seed=seed)
@@ -192,13 +191,8 @@ def test_additive_brightness_is_distributed_as_in_the_code_of_byol_and_simclr():
 
 def test_probabilities_are_kept_and_ranges_filled():
     params = sampled(EVERYTHING, 4000)
-    shares = {
-        "flip": params.flip.mean(),
-        "jitter": (params.jitter[:, 0] != 1).mean(),
-        "gray": params.gray.mean(),
-        "blur": (params.sigma > 0).mean(),
-        "solarize": params.solarize.mean(),
-    }
+    shares = {name: getattr(params, name).mean() for name in ("flip", "gray", "solarize")}
+    shares |= {"jitter": (params.jitter[:, 0] != 1).mean(), "blur": (params.sigma > 0).mean()}
     for name, share in shares.items():
         assert abs(share - getattr(EVERYTHING, name)) < 0.03, name  # over four deviations
     params = sampled(replace(EVERYTHING, blur=1.0), 4000)
@@ -221,10 +215,8 @@ def test_a_shift_moves_pixels_and_blurs_none():
     view = replace(AUGMENTATIONS["ncl_cifar"][0], flip=0.0)
     params = sampled(view, 64)
     shifted = augment(crop(images, params.box, 32), params)
-    for image, moved, (right, down) in zip(
-        images, shifted, np.rint(params.shift * 32).astype(int)
-    ):
-        place = np.arange(32)
+    pixels, place = np.rint(params.shift * 32).astype(int), np.arange(32)
+    for image, moved, (right, down) in zip(images, shifted, pixels):
         rows, columns = (place - down).clip(0, 31), (place - right).clip(0, 31)
         assert_close(moved, image[:, rows][:, :, columns], 2e-4)
 
@@ -339,9 +331,7 @@ def test_any_view_is_finite_and_between_0_and_1(name, size, stored, channels, se
         views = augment(crop(images, params.box, size), params)
         assert views.shape == (3, channels, size, size)
         assert views.is_contiguous(memory_format=torch.channels_last)
-        assert views.isfinite().all()
-        assert views.min() >= 0
-        assert views.max() <= 1
+        assert 0 <= views.min() <= views.max() <= 1  # and so none is NaN
 
 
 def test_normalize_is_torchvisions_and_keeps_the_layout():
@@ -351,13 +341,8 @@ def test_normalize_is_torchvisions_and_keeps_the_layout():
 
 
 def test_a_method_gets_as_many_views_as_it_asks_for():
-    for name, count, expected in (
-        ("simclr", 2, AUGMENTATIONS["simclr"] * 2),
-        ("moco_v1", 1, AUGMENTATIONS["moco_v1"]),
-        ("byol", 2, AUGMENTATIONS["byol"]),
-        ("byol", 1, AUGMENTATIONS["byol"][:1]),
-        ("swav", 2, AUGMENTATIONS["swav"][:2]),
-    ):
+    for name, count in (("simclr", 2), ("moco_v1", 1), ("byol", 2), ("byol", 1), ("swav", 2)):
+        expected = (AUGMENTATIONS[name] * (2 if name == "simclr" else 1))[:count]
         assert views_of(name, ("strong",) * count) == expected, (name, count)
     # Multi-crop takes all further views that there are.
     assert views_of("swav", more=True) == AUGMENTATIONS["swav"]
@@ -375,9 +360,8 @@ def test_views_are_values_of_python_and_of_toml(tmp_path):
     gray = View(gray=1.0)
     assert views_of([own, gray], ("anchor", "strong", gray)) == (own, gray, gray)
     path = tmp_path / "views.toml"
-    path.write_text(
-        '[[views]]\nkind = "anchor"\nscale = [0.9, 1]\nflip = 0.5\nsize = 0.5\n[[views]]\ngray = 1\n'
-    )
+    anchor = 'kind = "anchor"\nscale = [0.9, 1]\nflip = 0.5\nsize = 0.5'
+    path.write_text(f"[[views]]\n{anchor}\n[[views]]\ngray = 1\n")
     assert augmentation(str(path)) == (own, gray)
     for views in AUGMENTATIONS.values():
         assert augmentation([view.to_dict() for view in views]) == views

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 import torch
 from builders import pixels
 from nearkin_command import run
-from processes import SECONDS, children, ended, environment, free_port
+from processes import SECONDS, children, ended, environment, free_port, srun, wait_until
 from safetensors.torch import load_file
 
 from nearkin import tables
@@ -58,15 +57,12 @@ def train(data, out, *more, settings=SETTINGS) -> int:
     return run("train", data, *settings, "--out", out, *more)
 
 
-LAUNCHERS = {
-    "torchrun": lambda rank, port: dict(
-        RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port
-    ),
-    "srun": lambda rank, port: dict(
-        SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_STEP_NUM_TASKS="2",
-        SLURM_STEP_NODELIST="localhost", SLURM_JOB_ID=str(int(port) % 10_000),
-    ),
-}  # fmt: skip
+def torchrun(rank, port):
+    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    return own | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+
+
+LAUNCHERS = {"torchrun": torchrun, "srun": lambda rank, port: srun(rank, str(int(port) % 10_000))}
 """What launchers tell each of two processes."""
 
 
@@ -76,7 +72,7 @@ def launched(launcher, data, out, *more) -> list[int]:
 
     port = free_port()
     command = ["train", str(data), *SETTINGS, "--out", str(out), *more]
-    told = [LAUNCHERS[launcher](rank, port) for rank in ("1", "0")]
+    told = [LAUNCHERS[launcher](rank, port) for rank in (1, 0)]
     forks = [kills.start(command, lambda env=env: os.environ.update(env)) for env in told]
     return [kills.finish(fork) for fork in forks]
 
@@ -118,10 +114,8 @@ def losses(run: RunFolder) -> list[float]:
 
 
 def same_bits(a: RunFolder, b: RunFolder) -> bool:
-    return (
-        a.metrics.read_bytes() == b.metrics.read_bytes()
-        and a.encoder.read_bytes() == b.encoder.read_bytes()
-    )
+    files = ((run.metrics.read_bytes(), run.encoder.read_bytes()) for run in (a, b))
+    return next(files) == next(files)
 
 
 def difference(a: RunFolder, b: RunFolder) -> float:
@@ -133,11 +127,7 @@ def difference(a: RunFolder, b: RunFolder) -> float:
 
 def after_steps(process, out: Path, steps: int) -> None:
     """Wait until a checkpoint of that many steps, or of more, is written."""
-    limit = time.monotonic() + SECONDS
-    while saved_steps(out) < steps:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_until(lambda: saved_steps(out) >= steps, process)
 
 
 @pytest.fixture(scope="module")
@@ -216,14 +206,11 @@ def test_a_process_that_cannot_start_is_told(data, tmp_path):
     """As in a program that starts others when it is imported, which they do."""
     program = tmp_path / "program.py"
     options = f"{str(data)!r}, devices=2, epochs=1, batch_size=16, out={str(tmp_path / 'run')!r}"
-    program.write_text(
-        f"import nearkin\nnearkin.train({options}, backbone='tiny', device='cpu')\n"
-    )
-    pipes = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with subprocess.Popen([sys.executable, program], env=environment(), **pipes) as process:
-        code, _, err = ended(process)
-    assert code == 1
-    last = err.splitlines()[-1]
+    program.write_text(f"import nearkin\nnearkin.train({options}, backbone='tiny', device='cpu')")
+    how = dict(capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = subprocess.run([sys.executable, program], env=environment(), **how)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
     assert "WorkerError: process 1 of this training was ended by exit code 1" in last
 
 
@@ -235,10 +222,7 @@ def test_others_end_when_the_first_is_killed(data, tmp_path):
     (helper,) = children(process.pid)
     process.kill()
     process.communicate(timeout=SECONDS)
-    limit = time.monotonic() + SECONDS
-    while Path(f"/proc/{helper}").exists():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{helper}").exists())
 
 
 @pytest.mark.slow
@@ -292,11 +276,9 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert rank_info() is None
     assert num_processes(4) == 4
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
-    monkeypatch.setenv("SLURM_PROCID", "9")
-    monkeypatch.setenv("SLURM_LOCALID", "1")
-    monkeypatch.setenv("SLURM_JOB_ID", "123456")
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "gpu[007-008,12],cpu3")
+    told = {"STEP_NUM_TASKS": "16", "PROCID": "9", "LOCALID": "1", "JOB_ID": "123456"}
+    for name, value in (told | {"STEP_NODELIST": "gpu[007-008,12],cpu3"}).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     assert rank_info() == RankInfo(rank=9, world_size=16, local_rank=1)
     assert num_processes(1) == 16
     with pytest.raises(UsageError, match="leave --devices out"):
@@ -308,10 +290,10 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
 
 
 def test_processes_meet_on_the_first_machine():
-    env = dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_ID="7")
     nodes = {"n1": "n1", "n[001-004,7],m2": "n001", "a-b,c[1-2]": "a-b", "r[3,9]-ib": "r3-ib"}
     for listed, first in nodes.items():
-        assert slurm_env(env | {"SLURM_STEP_NODELIST": listed})["MASTER_ADDR"] == first, listed
+        meeting = slurm_env(srun(0, "7") | {"SLURM_STEP_NODELIST": listed})
+        assert meeting["MASTER_ADDR"] == first, listed
 
 
 def processors() -> list[tuple[int, ...]]:

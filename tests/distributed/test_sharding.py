@@ -26,12 +26,8 @@ from nearkin.training.fit import evaluating
 from nearkin.training.optimizer import build_optimizer
 
 STEPS, HALF = 8, 4
-CASES = {
-    "simclr": ("lars", 1.0),
-    "moco": ("sgd", 0.05),
-    "byol": ("adamw", 1e-3),
-    "swav": ("sgd", 0.05),
-}
+SGD = ("sgd", 0.05)
+CASES = {"simclr": ("lars", 1.0), "moco": SGD, "byol": ("adamw", 1e-3), "swav": SGD}
 CLOSE = 1e-9
 """Relative difference allowed over all numbers of a method, as one vector."""
 
@@ -40,22 +36,14 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 def norms_of_parts(monkey):
     ratios = lars._ratios
-    monkey.setattr(
-        lars,
-        "_ratios",
-        lambda *tensors_and_group: ratios(
-            *([x.to_local() for x in part] for part in tensors_and_group[:2]), tensors_and_group[2]
-        ),
-    )
+    local = lambda tensors: [x.to_local() for x in tensors]
+    monkey.setattr(lars, "_ratios", lambda a, b, group: ratios(local(a), local(b), group))
 
 
 def without_the_optimizers_state(monkey):
     take_over = sharding._move_optimizer
-    monkey.setattr(
-        sharding,
-        "_move_optimizer",
-        lambda optimizer, parts: (optimizer.state.clear(), take_over(optimizer, parts)),
-    )
+    emptied = lambda optimizer, parts: (optimizer.state.clear(), take_over(optimizer, parts))
+    monkey.setattr(sharding, "_move_optimizer", emptied)
 
 
 CONTROLS = {
@@ -199,10 +187,8 @@ def test_a_weight_that_cannot_be_divided_is_refused(tmp_path):
     network = nn.Linear(2, 2)
     network.scale = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD(network.parameters())
-    with (
-        in_group(0, 1, tmp_path / "rendezvous"),
-        pytest.raises(UsageError, match="--fsdp cannot divide this network"),
-    ):
+    refused = pytest.raises(UsageError, match="--fsdp cannot divide this network")
+    with in_group(0, 1, tmp_path / "rendezvous"), refused:
         sharding.shard(network, optimizer)
 
 

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import pixels, write_files
-from processes import ended, environment, free_port
+from processes import ended, environment, free_port, wait_until
 
 from nearkin.run.folder import RunFolder
 
@@ -61,9 +60,7 @@ def submit(tmp_path, number):
 def test_a_job_that_is_stopped_is_requeued_and_goes_on(submit, number, tmp_path):
     stopped = submit(tmp_path / "run", "2")
     checkpoints = tmp_path / "run" / "checkpoints"
-    while not list(checkpoints.glob("*.pt")):
-        assert stopped.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: any(checkpoints.glob("*.pt")), stopped)
     stopped.send_signal(signal.SIGTERM)
     code, _, err = ended(stopped)
     assert code == 143, err

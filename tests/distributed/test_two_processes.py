@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import nearkin.distributed
 import nearkin.training.loop
+from nearkin.memory import Queue
 from nearkin.methods import METHODS
 from nearkin.training import checkpoint
 
@@ -25,12 +26,10 @@ every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def without_gradient(monkey):
-    backward = nearkin.distributed.ranks._Gather.backward
-    monkey.setattr(
-        nearkin.distributed.ranks._Gather,
-        "backward",
-        staticmethod(lambda ctx, *grads: torch.zeros_like(backward(ctx, *grads))),
-    )
+    gather = nearkin.distributed.ranks._Gather
+    backward = gather.backward
+    zero = staticmethod(lambda ctx, *grads: torch.zeros_like(backward(ctx, *grads)))
+    monkey.setattr(gather, "backward", zero)
 
 
 def with_local_batch_norm(monkey):
@@ -39,12 +38,9 @@ def with_local_batch_norm(monkey):
 
 def in_reverse_order(monkey):
     """Memories are written in another order than the batch has."""
-    enqueue = nearkin.memory.Queue.enqueue
-    monkey.setattr(
-        nearkin.memory.Queue,
-        "enqueue",
-        lambda queue, keys, index: enqueue(queue, keys.roll(8, 0), index.roll(8)),
-    )
+    enqueue = Queue.enqueue
+    rolled = lambda queue, keys, index: enqueue(queue, keys.roll(8, 0), index.roll(8))
+    monkey.setattr(Queue, "enqueue", rolled)
 
 
 CONTROLS = {

@@ -17,18 +17,10 @@ from torch import nn
 
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, DivergedError
+from nearkin.evaluation import measures as taken
 from nearkin.evaluation.embeddings import Embeddings, encode
 from nearkin.evaluation.evaluate import evaluate_tables, pixel_features
-from nearkin.evaluation.measures import (
-    Measure,
-    accuracy,
-    clusters,
-    geometry,
-    geometry_rows,
-    knn,
-    linear_probe,
-    num_neighbors,
-)
+from nearkin.evaluation.measures import Measure, accuracy, clusters, geometry, knn, linear_probe
 from nearkin.measures.probe import train_probe
 from nearkin.objectives import unit
 
@@ -53,9 +45,9 @@ def digits():
     pixels, labels = load_digits(return_X_y=True)
     gray = torch.from_numpy((pixels * 255 / 16).astype(np.uint8))
     images, order = gray.repeat(1, 3) / 255, np.random.default_rng(0).permutation(len(labels))
-    train, test = order[:1437], order[1437:]
-    centered = unit(images - images[train].mean(dim=0))
-    return tuple(features(centered[rows], labels[rows]) for rows in (train, test))
+    sides = order[:1437], order[1437:]
+    centered = unit(images - images[sides[0]].mean(dim=0))
+    return tuple(features(centered[rows], labels[rows]) for rows in sides)
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +113,9 @@ def test_raw_pixels_are_unit_vectors_of_what_differs_from_the_mean_of_the_first(
 
 def test_features_that_are_not_finite_are_refused_and_no_images():
     vectors = normal(4, 2)
-    sound = features(vectors.clone(), np.zeros(4, int))
     vectors[2, 1] = torch.nan
     with pytest.raises(DivergedError, match="features of image 2 are not finite"):
-        measured(sound, features(vectors, np.zeros(4, int)))
+        measured(*(features(x, np.zeros(4, int)) for x in (normal(4, 2), vectors)))
     with pytest.raises(DataError, match="no image to encode"):
         encode(nn.Identity(), [])
 
@@ -145,20 +136,14 @@ def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(digits, table)
 def test_images_without_a_label_neither_vote_nor_count(table):
     bank, labels, queries, truth = table
     voting, counting = np.arange(len(labels)) % 3 > 0, np.arange(len(truth)) % 2 > 0
-    hidden = knn(
-        features(bank, np.where(voting, labels, -1)),
-        features(queries, np.where(counting, truth, -1)),
-        k=20,
-    )
-    train, test = (
-        features(bank[voting], labels[voting]),
-        features(queries[counting], truth[counting]),
-    )
-    assert hidden == knn(train, test, k=20)
+    train = features(bank, np.where(voting, labels, -1))
+    hidden = knn(train, features(queries, np.where(counting, truth, -1)), k=20)
+    train = features(bank[voting], labels[voting])
+    assert hidden == knn(train, features(queries[counting], truth[counting]), k=20)
 
 
 def test_k_is_that_of_the_papers_where_there_are_enough_images_and_no_more_than_the_bank():
-    assert [num_neighbors(bank) for bank in (10, 9_999, 10_000)] == [20, 20, 200]
+    assert [taken.num_neighbors(bank) for bank in (10, 9_999, 10_000)] == [20, 20, 200]
     bank = torch.eye(3)
     train, test = features(bank, np.array([4, 4, 9])), features(bank, np.array([4, 4, 7]))
     measure = knn(train, test, k=200)
@@ -190,10 +175,9 @@ def test_clusters_of_digits_are_those_of_scikit_learn(table):
     x = normalize(queries.numpy())
     reference = KMeans(10, n_init=10, random_state=0).fit_predict(x)
     assert 0.65 < measures["cluster accuracy"].value < 0.9
-    assert measures["NMI"].value == pytest.approx(
-        normalized_mutual_info_score(truth, reference), abs=0.06
-    )
-    assert measures["ARI"].value == pytest.approx(adjusted_rand_score(truth, reference), abs=0.1)
+    nmi, ari = (f(truth, reference) for f in (normalized_mutual_info_score, adjusted_rand_score))
+    assert measures["NMI"].value == pytest.approx(nmi, abs=0.06)
+    assert measures["ARI"].value == pytest.approx(ari, abs=0.1)
     assert all(m.low < m.value < m.high and m.high - m.low < 0.25 for m in measures.values())
 
 
@@ -226,18 +210,20 @@ def test_geometry_needs_no_labels_and_says_what_two_views_share():
     assert {name: two[name] for name in one} == one
 
 
+def assert_geometry_of(few, whole, says):
+    assert [m.value for m in geometry(whole)] == [m.value for m in geometry(few)]
+    assert all(m.protocol.endswith(says) for m in geometry(whole))
+
+
 def test_geometry_looks_at_evenly_spaced_images_or_at_those_with_a_second_view(monkeypatch):
     x, rows = normal(12, 3), np.array([1, 2, 5, 11])
-    measures = geometry(features(x, second_view=x[rows] + 1, rows=rows))
-    expected = geometry(features(x[rows], second_view=x[rows] + 1))
-    assert [m.value for m in measures] == [m.value for m in expected]
-    assert all(m.protocol.endswith("4 of 12 test images") for m in measures)
+    view = x[rows] + 1
+    few, whole = features(x[rows], second_view=view), features(x, second_view=view, rows=rows)
+    assert_geometry_of(few, whole, "4 of 12 test images")
     monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 5)
-    rows = geometry_rows(12)
+    rows = taken.geometry_rows(12)
     assert rows.tolist() == [0, 2, 4, 7, 9]
-    result, expected = geometry(features(x)), geometry(features(x[rows]))
-    assert [m.value for m in result] == [m.value for m in expected]
-    assert all(m.protocol.endswith("5 of 12 test images") for m in result)
+    assert_geometry_of(features(x[rows]), features(x), "5 of 12 test images")
 
 
 def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders import contents
 from colors import colors, tiny
 
 from nearkin.encoders.encoder import CUSTOM
@@ -120,15 +121,14 @@ def test_with_another_source_of_the_package_floors_are_measured_again(split, mon
 
 
 def test_a_damaged_file_is_measured_and_written_again(split, folder):
-    fresh = evaluated(split)
-    contents = {path: path.read_bytes() for path in folder.iterdir()}
+    fresh, sound = evaluated(split), contents(folder)
     for damage in ("cut", "flipped", "empty"):
-        for path, whole in contents.items():
+        for name, whole in sound.items():
             half, middle = whole[: len(whole) // 2], bytes([whole[len(whole) // 2] ^ 1])
             flipped = half + middle + whole[len(half) + 1 :]
-            path.write_bytes({"cut": half, "flipped": flipped, "empty": b""}[damage])
-        assert evaluated(split) == fresh
-        assert {path: path.read_bytes() for path in folder.iterdir()} == contents, damage
+            damaged = {"cut": half, "flipped": flipped, "empty": b""}[damage]
+            (folder / name).write_bytes(damaged)
+        assert (evaluated(split), contents(folder)) == (fresh, sound), damage
 
 
 def test_with_another_number_of_threads_or_nowhere_to_write_floors_are_measured_again(

@@ -5,14 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from builders import write_network
+from builders import contents, write_network
 from nearkin_command import run
-from processes import SECONDS, ended, environment, free_port
+from processes import ended, environment, free_port, wait_until
 from pyarrow import parquet
 from ray_cluster import RayCluster
 from torch import nn
@@ -51,10 +50,6 @@ def arguments(folder, output, engine="ray"):
     encoder, data = folder / "encoder.safetensors", f"{folder / 'slow.py'}:load"
     command = ["embed", str(encoder), data, "-o", f"{output}/", "--shard", str(SHARD)]
     return [*command, "--engine", engine, "--workers", "0"]
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def nodes_of(*nodes):
@@ -164,11 +159,7 @@ def start(folder, output, cluster):
 
 
 def wait_for(parts, output, process):
-    limit = time.monotonic() + SECONDS
-    while len(list(output.glob("part-*"))) < parts:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_until(lambda: len(list(output.glob("part-*"))) >= parts, process)
 
 
 @pytest.mark.slow

@@ -103,10 +103,8 @@ def refused(refusal, run, images):
 
 def test_what_is_found_is_what_comparing_all_finds(tmp_path):
     """Directions that are far apart and come up to six times, so that there are many ties."""
-    for case, (dim, count, shard, top) in enumerate((
-        (3, 1, 1, 1), (16, 1, 1, 100), (100, 7, 3, 1), (3, 7, 3, 5), (16, 40, 7, 1),
-        (3, 40, 7, 100), (100, 40, 100, 5), (100, 40, 1, 100), (16, 40, 1, 5),
-    )):  # fmt: skip
+    cases = (3, 1, 1, 1), (16, 1, 1, 100), (100, 7, 3, 1), (3, 7, 3, 5), (3, 40, 7, 100)
+    for case, (dim, count, shard, top) in enumerate((*cases, (100, 40, 100, 5), (16, 40, 1, 100))):
         rng = np.random.default_rng(dim * count)
         directions = rng.normal(size=(max(1, count // 4), dim))
         vectors = directions[rng.integers(0, len(directions), count)]
@@ -135,8 +133,8 @@ def test_equal_images_are_in_the_order_of_the_table_wherever_blocks_begin(tmp_pa
             assert [n.path for n in neighbors] == [f"{row}.png" for row in same]
     table = open_table(write_folder(tmp_path / "folder", np.ones((1000, 3)), 300))
     (neighbors,) = search(table, np.ones((1, 3)), 4)  # of a thousand equal ones
-    assert [n.path for n in neighbors] == ["0.png", "1.png", "2.png", "3.png"]
-    assert [n.similarity for n in neighbors] == pytest.approx([1] * 4)
+    one = pytest.approx(1)
+    assert [(n.path, n.similarity) for n in neighbors] == [(f"{row}.png", one) for row in range(4)]
 
 
 def test_blocks_hold_no_more_rows_than_are_said_and_rows_are_read_by_their_places(tmp_path):
@@ -153,9 +151,10 @@ def test_an_image_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(
 ):
     (answer,) = answers(capsys, run, images / "cat" / "00.png", "--top", 2)
     assert answer["image"] == str(images / "cat" / "00.png")
-    assert [n["path"] for n in answer["neighbors"]] == ["cat/00.png", "dog/29.png"]
-    assert [n["label"] for n in answer["neighbors"]] == ["cat", "dog"]
-    assert [n["similarity"] for n in answer["neighbors"]] == pytest.approx([1, 1], abs=1e-5)
+    found = answer["neighbors"]
+    assert [n["path"] for n in found] == ["cat/00.png", "dog/29.png"]
+    assert [n["label"] for n in found] == ["cat", "dog"]
+    assert [n["similarity"] for n in found] == pytest.approx([1, 1], abs=1e-5)
     strange = tmp_path / "red\x1b[31m\n.png"
     shutil.copy(images / "cat" / "00.png", strange)
     assert neighbors_command(run, strange, "--top", 2) == 0
@@ -262,7 +261,6 @@ HOSTILE = {
     "labels that are lists": {"label": [["a"]] * 3},
     "vectors that are numbers": {"vector": [1.0, 2.0, 3.0]},
     "vectors of whole numbers": {"vector": [[1] * DIM] * 3},
-    "vectors of text": {"vector": [["x"] * DIM] * 3},
     "vectors of vectors": {"vector": [[[1.0]] * DIM] * 3},
     "vectors of several lengths": {"vector": [LISTS[0], LISTS[0][:-1], LISTS[0] + [1.0]]},
     "vectors of no numbers": {"vector": pa.array([[]] * 3, pa.list_(pa.float32()))},
@@ -281,10 +279,11 @@ def test_hostile_tables_and_arrays_and_files_that_are_no_tables_are_refused(tmp_
         parquet.write_table(table, tmp_path / "t.parquet")
         line = refused(5, tmp_path / "t.parquet")
         assert "t.parquet cannot be used" in line or "have 0 features" in line, name
-    for name, content in BYTES.items():
+    ends = b"PAR1" + b"\xff" * 100 + b"PAR1"
+    for content in (b"", b"path,label,vector\n", ends, b"PK\5\6" + bytes(18)):  # an empty zip
         for path in (tmp_path / "table.parquet", tmp_path / "table.npz"):
             path.write_bytes(content)
-            assert f"{path.name} cannot be used" in refused(5, path), name
+            assert f"{path.name} cannot be used" in refused(5, path), content
     columns = {"path": np.array(["a", "b", "c"]), "label": np.array(["", "", ""]), "vector": ROWS}
     path = tmp_path / "t.npz"
     for name, changed in ARRAYS.items():
@@ -302,12 +301,6 @@ def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
     assert [(n.path, n.label) for n in answer.neighbors] == [("a", ""), ("b", "x")]
 
 
-BYTES = {
-    "nothing": b"",
-    "text": b"path,label,vector\n",
-    "a head and a tail": b"PAR1" + b"\xff" * 100 + b"PAR1",
-    "a zip of nothing": b"PK\5\6" + bytes(18),
-}
 ARRAYS = {
     "no vector": {"vector": None},
     "objects": {"path": np.array(["a", "b", None], object)},
@@ -316,7 +309,6 @@ ARRAYS = {
     "one vector": {"vector": ROWS[0]},
     "a cube": {"vector": ROWS[None]},
     "whole numbers": {"vector": ROWS.astype(int)},
-    "complex numbers": {"vector": ROWS.astype(complex)},
     "a number that is none": {"vector": ROWS * np.nan},
     "no features": {"vector": ROWS[:, :0]},
 }
@@ -435,5 +427,5 @@ def test_an_index_replaces_no_file_of_another_kind_and_without_faiss_what_instal
 
 @pytest.mark.needs("faiss")
 def test_an_index_that_cannot_be_written_is_an_error(run, tmp_path, refusal):
-    line = refusal(4, "index", run / "parts", "-o", tmp_path / "no" / "x.faiss")
-    assert "cannot write" in line
+    written = ("index", run / "parts", "-o", tmp_path / "no" / "x.faiss")
+    assert "cannot write" in refusal(4, *written)

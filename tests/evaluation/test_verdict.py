@@ -94,9 +94,7 @@ def test_too_few_images_for_a_verdict_are_said_and_the_start_named_where_it_is_b
 
 def features(vectors, labels=None, view=None, groups=None):
     none = np.full(len(vectors), -1)
-    second = None
-    if view is not None:
-        second = Embeddings(view, none, rows=np.arange(len(view)))
+    second = None if view is None else Embeddings(view, none, rows=np.arange(len(view)))
     return Embeddings(vectors, none if labels is None else labels, groups, second_view=second)
 
 
@@ -130,12 +128,10 @@ def test_the_better_features_are_named(new, old, expected):
     comparison = evaluation.comparison
     assert comparison.verdict == expected
     decisive = comparison.decisive
-    values = [
-        next(m.value for m in evaluation.measures[table] if m.name == "kNN top-1")
-        for table in ("encoder", "start")
-    ]
-    assert [decisive.encoder, decisive.start] == values
-    assert decisive.difference == pytest.approx(values[0] - values[1])
+    (new, *_), (old, *_) = (evaluation.measures[table] for table in ("encoder", "start"))
+    assert new.name == old.name == "kNN top-1"
+    assert (decisive.encoder, decisive.start) == (new.value, old.value)
+    assert decisive.difference == pytest.approx(new.value - old.value)
     compared = {d.measure for d in comparison.differences}
     assert compared == {"kNN top-1", "linear probe", "view retrieval"}
 
@@ -189,11 +185,8 @@ def test_votes_without_a_fold_are_those_of_the_rest_of_the_bank_whole_groups_of_
     groups = np.arange(300) // 100
     train, test = features(x, y, groups=groups), features(*clouds(1.5, 5))
     refits = knn_refits(train, test, k=20)
-    expected = {
-        knn(train.subset(np.flatnonzero(groups != left_out)), test, k=20).value
-        for left_out in range(3)
-    }
-    assert set(refits.mean(axis=1).tolist()) == expected
+    rest = [train.subset(np.flatnonzero(groups != left_out)) for left_out in range(3)]
+    assert {*refits.mean(axis=1).tolist()} == {knn(bank, test, k=20).value for bank in rest}
 
 
 def test_the_interval_holds_the_truth_about_other_banks_too():

@@ -12,15 +12,13 @@ from nearkin.objectives import unit
 from nearkin.testing import check_method
 from nearkin.types import UNKNOWN
 
-every_method = pytest.mark.parametrize("name", METHODS)
-
 
 def test_every_module_of_methods_is_in_the_catalogue_and_in_these_tests():
     modules = {module.name for module in pkgutil.iter_modules(nearkin.methods.__path__)}
     assert modules == set(METHODS) == set(SMALL)
 
 
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_it_keeps_the_laws(name):
     check_method(METHODS[name], **SMALL[name])
 
@@ -58,9 +56,8 @@ def test_it_learns(name):
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(LABEL_FREE)))
 def test_it_learns_what_labels_say(name):
     """Known classes here are drawn by lot: what they share is their label alone."""
-    method = small(name)
+    method, batch = small(name), batch_for(name, 1)
     run(method, name, total=60, until=60, batches=lambda n, s: batch_for(n, s % 4))
-    batch = batch_for(name, 1)
     known = batch.label != UNKNOWN
     head = method.known if hasattr(method, "known") else method.heads
     with torch.no_grad():  # known classes come first
@@ -69,5 +66,4 @@ def test_it_learns_what_labels_say(name):
 
 
 def test_memories_hold_the_images_of_the_data():
-    method = small("moco_memory_bank")
-    assert len(method.bank.keys) == NUM_IMAGES
+    assert len(small("moco_memory_bank").bank.keys) == NUM_IMAGES

@@ -4,17 +4,12 @@ import pytest
 from small import small
 from torch import nn
 
+LARGE = dict(num_layers=3, predictor_norm=True)  # of vision transformers
 HEADS = [
     ("moco", dict(projector="linear"), "8", None),  # version 1
     ("moco", dict(hidden_dim=0), "24 relu 8", None),  # version 2, as wide as the features
     ("moco_v3", {}, "16- norm relu 8- bare", "16- norm relu 8"),
-    # Of its vision transformers: a layer more, and a norm at both ends.
-    (
-        "moco_v3",
-        dict(num_layers=3, predictor_norm=True),
-        "16- norm relu 16- norm relu 8- bare",
-        "16- norm relu 8- bare",
-    ),
+    ("moco_v3", LARGE, "16- norm relu 16- norm relu 8- bare", "16- norm relu 8- bare"),
     ("nnclr", {}, "16- norm relu 16- norm relu 8- bare", "16- norm relu 8"),
     ("nnclr", dict(num_layers=2, affine=True), "16- norm relu 8- norm", None),  # lightly's
     ("byol", {}, "16- norm relu 8", "16- norm relu 8"),

@@ -5,7 +5,7 @@ import restated
 import torch
 import torch.nn.functional as F
 from restated import lists
-from small import BATCH, as_double, batch_at, small
+from small import BATCH, double_at, double_for, small
 
 from nearkin.objectives import unit
 from nearkin.types import Batch
@@ -15,12 +15,9 @@ def embeddings(method, batch):
     return [method.online(view) for view in batch.views]
 
 
-# SimCLR
-
-
 def test_the_cross_view_form_is_the_cross_entropy_of_first_views_among_second_ones():
     method = small("simclr", loss="cross_view", temperature=0.3).double().eval()
-    batch = as_double(batch_at(0))
+    batch = double_at(0)
     z1, z2 = map(unit, embeddings(method, batch))
     expected = F.cross_entropy(z1 @ z2.T / 0.3, torch.arange(BATCH))
     torch.testing.assert_close(method(batch, 0.5).loss, expected)
@@ -28,7 +25,7 @@ def test_the_cross_view_form_is_the_cross_entropy_of_first_views_among_second_on
 
 def test_simclr_at_scale_two_is_the_official_sum_over_first_and_second_views():
     """Each of the two means is over its N views, with the others of both kinds as negatives."""
-    method, batch = small("simclr", scale=2.0).double(), as_double(batch_at(0))
+    method, batch = small("simclr", scale=2.0).double(), double_at(0)
     z1, z2 = unit(method.online(torch.cat(batch.views))).chunk(2)
     own = torch.arange(len(z1))
     never = torch.full((len(z1),), -1e9, dtype=torch.float64).diag()
@@ -38,25 +35,23 @@ def test_simclr_at_scale_two_is_the_official_sum_over_first_and_second_views():
     torch.testing.assert_close(method(batch, 0.0).loss, expected)
 
 
-def test_simclrs_views_share_their_batch_statistics():
+@pytest.mark.parametrize("name", ["simclr", "simgcd"])
+def test_views_share_their_batch_statistics(name):
     """Were they normalized apart, the second view could be moved without any effect."""
-    method, batch = small("simclr").double(), as_double(batch_at(0))
+    method, batch = small(name).double(), double_for(name)
     moved = Batch((batch.views[0], batch.views[1] + 1), batch.index, batch.label)
     assert abs(method(moved, 0.5).loss - method(batch, 0.5).loss) > 0.01
 
 
-# Barlow Twins and VICReg
-
-
 def test_barlow_twins_sums_over_the_correlation_of_both_views():
     method = small("barlow_twins", off_diagonal=0.3, scale=0.024).double().eval()
-    batch = as_double(batch_at(0))
+    batch = double_at(0)
     expected = restated.barlow_twins(*lists(embeddings(method, batch)), 0.3)
     assert method(batch, 0.5).loss.item() == pytest.approx(0.024 * expected)
 
 
 def test_vicreg_adds_what_the_views_lack_in_agreement_spread_and_independence():
     weights = dict(invariance=2.0, variance=3.0, covariance=5.0)
-    method, batch = small("vicreg", **weights).double().eval(), as_double(batch_at(0))
+    method, batch = small("vicreg", **weights).double().eval(), double_at(0)
     expected = restated.vicreg(*lists(embeddings(method, batch)), **weights)
     assert method(batch, 0.5).loss.item() == pytest.approx(expected)

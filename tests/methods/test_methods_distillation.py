@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import restated
 import torch
-from small import BATCH, as_double, batch_for, run, small
+from small import BATCH, batch_for, double_for, run, small
 
 from nearkin.methods import METHODS
 from nearkin.objectives import unit
@@ -14,19 +14,14 @@ from nearkin.objectives import unit
 TAUGHT = [name for name, cls in METHODS.items() if cls.uses_teacher]
 
 
-def at(name, step):
-    return as_double(batch_for(name, step))
-
-
 def test_seed_compares_student_and_teacher_with_the_queue_and_the_teachers_own_vector():
     """Over steps in which a queue of two and a half batches wraps."""
     method = small("seed").double()
     queue = deque(method.queue.keys.tolist(), maxlen=40)
     for step in range(5):
-        batch = at("seed", step)
-        result = method(batch, 0.5)
+        batch = double_for("seed", step)
+        result, teacher = method(batch, 0.5), batch.teacher[0].tolist()
         student = unit(method.online(batch.views[0])).tolist()
-        teacher = batch.teacher[0].tolist()
         expected = restated.relational_distillation(student, teacher, list(queue), 0.2, 0.01)
         assert result.loss.item() == pytest.approx(expected, rel=1e-9)
         method.commit(result.memo, 0.5)
@@ -34,16 +29,14 @@ def test_seed_compares_student_and_teacher_with_the_queue_and_the_teachers_own_v
 
 
 def test_the_queue_of_seed_holds_the_teachers_features_and_their_images():
-    method = small("seed", queue_size=BATCH).double()
-    batch = at("seed", 3)
+    method, batch = small("seed", queue_size=BATCH).double(), double_for("seed", 3)
     method.commit(method(batch, 0.5).memo, 0.5)
     assert torch.equal(method.queue.keys, batch.teacher[0])
     assert torch.equal(method.queue.index, batch.index)
 
 
 def test_feature_matching_is_the_squared_distance_of_unit_vectors():
-    method = small("feature_matching").double()
-    batch = at("feature_matching", 0)
+    method, batch = small("feature_matching").double(), double_for("feature_matching")
     student = unit(method.online(batch.views[0])).tolist()
     pairs = zip(student, batch.teacher[0].tolist(), strict=True)
     expected = restated.mean([sum((a - b) ** 2 for a, b in zip(s, t)) for s, t in pairs])
@@ -53,8 +46,7 @@ def test_feature_matching_is_the_squared_distance_of_unit_vectors():
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_student_comes_closer_to_its_teacher(name):
-    method = small(name)
-    batch = batch_for(name, 1)
+    method, batch = small(name), batch_for(name, 1)
 
     @torch.no_grad()
     def likeness():

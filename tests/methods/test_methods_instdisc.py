@@ -7,7 +7,7 @@ import restated
 import torch
 import torch.nn.functional as F
 from restated import lists
-from small import NUM_IMAGES, SIDE, as_double, assert_same_gradient, batch_at, small
+from small import NUM_IMAGES, SIDE, assert_same_gradient, double_at, small
 from torch import nn
 
 from nearkin.methods.instdisc import InstDisc
@@ -34,10 +34,6 @@ def embeddings(method, batch):
     return unit(method.online(batch.views[0])).detach()
 
 
-def at(step):
-    return as_double(batch_at(step, num_views=1))
-
-
 def reader(dim, **options):
     """One whose embedding is the first numbers of an image, scaled to length one."""
     features = 3 * SIDE * SIDE
@@ -59,10 +55,9 @@ def reads(*rows, index):
 def test_softmax_is_the_cross_entropy_over_the_bank_as_it_was_before_the_step():
     method = small("instdisc", loss="softmax").double().eval()
     for step in range(4):
-        batch, rows = at(step), method.bank.keys.clone()
+        batch, rows = double_at(step, 1), method.bank.keys.clone()
         result = method(batch, 0.5)
-        v = embeddings(method, batch)
-        expected = F.cross_entropy(v @ rows.T / 0.07, batch.index)
+        expected = F.cross_entropy(embeddings(method, batch) @ rows.T / 0.07, batch.index)
         torch.testing.assert_close(result.loss.detach(), expected)
         method.commit(result.memo, 0.5)
         assert not torch.equal(method.bank.keys, rows)
@@ -73,14 +68,14 @@ def test_the_parametric_baseline_is_the_cross_entropy_of_a_linear_layer():
     method = small("instdisc_parametric", temperature=0.3).double().eval()
     with torch.no_grad():
         method.weights.mul_(1 + torch.rand(NUM_IMAGES, 1))
-    batch = at(0)
+    batch = double_at(0, 1)
     v = unit(method.online(batch.views[0]))
     expected = F.cross_entropy(v @ method.weights.T / 0.3, batch.index)
     assert_same_gradient(method(batch, 0.5).loss, expected, method)
 
 
 def test_nce_asks_of_the_own_row_and_of_each_noise_row_whether_it_is_the_images_own():
-    method, batch = small("instdisc", temperature=0.2).double().eval(), at(0)
+    method, batch = small("instdisc", temperature=0.2).double().eval(), double_at(0, 1)
     method.normalizer.fill_(90.0)
     loss = forward(method, batch).loss.item()
     rows = embeddings(method, batch), method.bank.keys[batch.index], drawn(method)
@@ -89,8 +84,7 @@ def test_nce_asks_of_the_own_row_and_of_each_noise_row_whether_it_is_the_images_
 
 def test_the_normalizer_is_the_mean_over_the_first_batch_and_its_noise_times_the_images():
     """Equation 8."""
-    method = small("instdisc").double().eval()
-    batch = at(0)
+    method, batch = small("instdisc").double().eval(), double_at(0, 1)
     v = embeddings(method, batch)
     expected = (v @ drawn(method).T / 0.07).exp().mean() * NUM_IMAGES
     assert method.normalizer == 0
@@ -102,14 +96,14 @@ def test_the_normalizer_is_the_mean_over_the_first_batch_and_its_noise_times_the
 
 def test_the_normalizer_is_estimated_once_and_used_from_then_on():
     method = small("instdisc").double().eval()
-    method.commit(forward(method, at(0)).memo, 0.5)
+    method.commit(forward(method, double_at(0, 1)).memo, 0.5)
     once = method.normalizer.clone()
     for step in range(1, 5):
-        method.commit(method(at(step), 0.5).memo, 0.5)
+        method.commit(method(double_at(step, 1), 0.5).memo, 0.5)
         assert torch.equal(method.normalizer, once)
-    before = forward(method, at(5)).loss
+    before = forward(method, double_at(5, 1)).loss
     method.normalizer.mul_(2)  # were it estimated again, this would change nothing
-    assert forward(method, at(5)).loss != before
+    assert forward(method, double_at(5, 1)).loss != before
 
 
 def test_noise_is_drawn_evenly_with_replacement_and_may_be_ones_own_row():
@@ -119,18 +113,18 @@ def test_noise_is_drawn_evenly_with_replacement_and_may_be_ones_own_row():
     assert max(rows.values()) < 150  # about 100 each
 
 
-@pytest.mark.parametrize(
-    ("momentum", "expected"),
-    [(0.5, (0.8944271910, 0.4472135955)), (0.0, (0.6, 0.8)), (1.0, (1.0, 0.0))],
-)
-def test_a_visit_moves_the_row_as_worked_out_by_hand_and_no_other(momentum, expected):
-    method = reader(2, num_images=6, num_noise=4, momentum=momentum)
-    method.bank.keys[4] = torch.tensor([1.0, 0.0])
-    before = method.bank.keys.clone()
-    method.commit(method(reads((0.6, 0.8), index=[4]), 0.5).memo, 0.5)
-    torch.testing.assert_close(method.bank.keys[4], torch.tensor(expected).double())
-    others = [0, 1, 2, 3, 5]
-    assert torch.equal(method.bank.keys[others], before[others])
+def test_a_visit_moves_the_row_as_worked_out_by_hand_and_no_other():
+    for momentum, moved in (
+        (0.5, (0.8944271910, 0.4472135955)),
+        (0.0, (0.6, 0.8)),
+        (1.0, (1.0, 0.0)),
+    ):
+        method = reader(2, num_images=6, num_noise=4, momentum=momentum)
+        method.bank.keys[4] = torch.tensor([1.0, 0.0])
+        before, others = method.bank.keys.clone(), [0, 1, 2, 3, 5]
+        method.commit(method(reads((0.6, 0.8), index=[4]), 0.5).memo, 0.5)
+        torch.testing.assert_close(method.bank.keys[4], torch.tensor(moved).double())
+        assert torch.equal(method.bank.keys[others], before[others])
 
 
 def proximal(rows, bank, **options):

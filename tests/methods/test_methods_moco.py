@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 import torch
 import torch.nn.functional as F
-from small import BATCH, assert_same_gradient, double_at, small
+from small import BATCH, assert_same_gradient, double_at, scattered, small
 
 from nearkin.networks.branch import shuffle_bn
 from nearkin.objectives import unit
@@ -17,11 +17,7 @@ SEED = 7
 def moco(name="moco", **options):
     """In double precision, with a target that is not a copy any more."""
     method = small(name, **options).double()
-    if hasattr(method, "target"):
-        with torch.no_grad():
-            for parameter in method.target.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return method
+    return scattered(method) if hasattr(method, "target") else method
 
 
 def numbers(method):
@@ -164,12 +160,8 @@ def test_end_to_end_encoders_share_what_they_are_said_to_share():
         assert (found, found & apart) == (shared, set()), key_encoder
 
 
-def bank_of_images(**options):
-    return moco("moco_memory_bank", **options).eval()
-
-
 def test_with_a_memory_bank_the_key_is_the_images_row_and_its_other_draws_are_left_out():
-    method, batch = bank_of_images(num_negatives=500), double_at(0, 1)
+    method, batch = moco("moco_memory_bank", num_negatives=500).eval(), double_at(0, 1)
     loss = forward(method, batch).loss
     torch.manual_seed(SEED)
     drawn = method.bank.sample(500)
@@ -182,7 +174,7 @@ def test_with_a_memory_bank_the_key_is_the_images_row_and_its_other_draws_are_le
 
 
 def test_with_a_memory_bank_rows_are_visited_after_the_loss():
-    method, batch = bank_of_images(momentum=0.3), double_at(0, 1)
+    method, batch = moco("moco_memory_bank", momentum=0.3).eval(), double_at(0, 1)
     before = method.bank.keys.clone()
     method.commit(method(batch, 0.5).memo, 0.5)
     query = unit(method.online(batch.views[0])).detach()

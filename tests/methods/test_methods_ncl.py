@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import chisquare, kstest
-from small import BATCH, SIDE, as_double, assert_same_gradient, batch_for, run, small
+from small import BATCH, SIDE, assert_same_gradient, double_for, run, small
 from torch import nn
 
 from nearkin.methods.ncl import NCL
@@ -23,25 +23,17 @@ SEED = 7
 TERMS = ["classify", "pairs", "consistency", "known", "novel"]
 
 
-def at(step):
-    return as_double(batch_for("ncl", step))
-
-
 def ncl(**options):
     """After four steps: queues hold images of the next batch, and have empty places."""
     method = small("ncl", **options).double()
-    run(method, "ncl", start=(4, None), until=8, total=10, batches=lambda _, step: at(step))
+    run(method, "ncl", start=(4, None), until=8, total=10, batches=double_for)
     method.eval()
-    batch = at(0)
+    batch = double_for("ncl")
     known = batch.label != UNKNOWN
     for queue, rows in ((method.known_queue, known), (method.novel_queue, ~known)):
         assert 0 < queue.filled.sum() < 40
         assert torch.isin(batch.index[rows], queue.index).any()
     return method
-
-
-def part(batch, rows):
-    return Batch(tuple(view[rows] for view in batch.views), batch.index[rows], batch.label[rows])
 
 
 def usable(queue, image):
@@ -53,16 +45,14 @@ def same_class(method, h):
     if method.pseudo_labels == "ranks":
         sets = [set(row.topk(method.top_ranks).indices.tolist()) for row in h]
         return torch.tensor([[a == b for a in sets] for b in sets])
+    alike = F.cosine_similarity(h[:, None], h[None], dim=2)
     if method.pseudo_labels == "closest":
-        pairs = list(itertools.combinations(range(len(h)), 2))
-        alike = {(i, j): F.cosine_similarity(h[i], h[j], dim=0).item() for i, j in pairs}
-        chosen = sorted(pairs, key=lambda pair: -alike[pair])
-        chosen = chosen[: round(method.positive_rate * len(pairs))]
+        pairs = sorted(itertools.combinations(range(len(h)), 2), key=lambda pair: -alike[pair])
         same = torch.eye(len(h), dtype=torch.bool)
-        for i, j in chosen:
+        for i, j in pairs[: round(method.positive_rate * len(pairs))]:
             same[i, j] = same[j, i] = True
         return same
-    return F.cosine_similarity(h[:, None], h[None], dim=2) > method.threshold
+    return alike > method.threshold
 
 
 def class_target(queue, label, entries):
@@ -73,8 +63,7 @@ def class_target(queue, label, entries):
 def neighborhood_target(method, logits):
     most = int(method.novel_queue.filled.sum()) // (2 * method.heads.novel.out_features)
     k, alpha = min(method.num_neighbors, most), method.own_weight
-    official = method.targets == "official"
-    target = torch.zeros_like(logits)
+    target, official = torch.zeros_like(logits), method.targets == "official"
     nearest = logits.topk(k).indices if official else 1 + logits[1:].topk(k).indices
     target[nearest] = (1 - alpha) / k
     target[0] = alpha
@@ -85,17 +74,16 @@ def restated(method, batch, progress):
     known, t = batch.label != UNKNOWN, method.temperature
     h1, h2 = (method.online(view) for view in batch.views)
     q, k = F.normalize(h1), F.normalize(h2).detach()
-    by_class, by_neighbor = [], []
+    contrast = {True: [], False: []}
     for i in range(BATCH):
         queue = method.known_queue if known[i] else method.novel_queue
         entries = usable(queue, int(batch.index[i]))
         logits = torch.cat([k[i, None], queue.keys[entries]]) @ q[i] / t
         if known[i]:
             target = class_target(queue, batch.label[i], entries)
-            by_class.append(-(target * logits.log_softmax(0)).sum())
         else:
             target = neighborhood_target(method, logits.detach())
-            by_neighbor.append(-(target * logits.log_softmax(0)).sum())
+        contrast[bool(known[i])].append(-(target * logits.log_softmax(0)).sum())
     novel, classes = (
         [head(h).softmax(1) for h in (h1, h2)] for head in (method.heads.novel, method.heads.known)
     )
@@ -107,8 +95,8 @@ def restated(method, batch, progress):
         "classify": F.cross_entropy(method.heads.known(h1[known]), batch.label[known]),
         "pairs": -(torch.where(same, agreement, 1 - agreement) + 1e-7).log().mean(),
         "consistency": weight * (F.mse_loss(*classes) + F.mse_loss(*novel)),
-        "known": method.known_weight * torch.stack(by_class).mean(),
-        "novel": method.novel_weight * torch.stack(by_neighbor).mean(),
+        "known": method.known_weight * torch.stack(contrast[True]).mean(),
+        "novel": method.novel_weight * torch.stack(contrast[False]).mean(),
     }, same
 
 
@@ -117,8 +105,8 @@ def restated(method, batch, progress):
 def test_the_loss_is_the_papers_term_by_term_and_so_is_its_gradient(targets, pseudo_labels):
     """Keys, queues and pseudo-labels are constants."""
     options = dict(targets=targets, pseudo_labels=pseudo_labels, threshold=0.5, top_ranks=1)
-    options["positive_rate"] = 0.3
-    method, batch = ncl(**options, num_hard=0, known_weight=0.3, novel_weight=0.7), at(0)
+    options |= dict(positive_rate=0.3, num_hard=0, known_weight=0.3, novel_weight=0.7)
+    method, batch = ncl(**options), double_for("ncl")
     result, (expected, same) = method(batch, 0.1), restated(method, batch, 0.1)
     share = result.metrics["positive_rate"].item()
     for name in TERMS:
@@ -131,7 +119,7 @@ def test_the_loss_is_the_papers_term_by_term_and_so_is_its_gradient(targets, pse
 
 
 def test_neighbors_are_at_most_half_of_what_the_queue_holds_for_each_class():
-    method, batch = ncl(num_neighbors=200, num_hard=0), at(0)
+    method, batch = ncl(num_neighbors=200, num_hard=0), double_for("ncl")
     expected, _ = restated(method, batch, 0.0)
     torch.testing.assert_close(method(batch, 0.0).metrics["novel"], expected["novel"].detach())
 
@@ -140,8 +128,8 @@ def reads(first, second, label):
     """Images whose features begin with these numbers, in either view."""
     views = torch.zeros(2, len(label), 3 * SIDE * SIDE, dtype=torch.float64)
     views[:, :, :2] = torch.tensor([first, second])
-    first_view, second_view = views.view(2, -1, 3, SIDE, SIDE)
-    return Batch((first_view, second_view), torch.arange(len(label)), torch.tensor(label))
+    views = tuple(views.view(2, -1, 3, SIDE, SIDE))
+    return Batch(views, torch.arange(len(label)), torch.tensor(label))
 
 
 def reader(**options):
@@ -160,31 +148,26 @@ def fill(queue, rows, label=None):
         queue.label[: len(label)] = torch.tensor(label)
 
 
-QUERIES, KEYS = [[1.0, 0.0], [1.0, 0.0]], [[0.8, 0.6], [-0.6, 0.8]]
-ROWS = [[0.6, 0.8], [0.0, 1.0], [-0.6, 0.8], [-1.0, 0.0]]
-
-
-@pytest.mark.parametrize(("num_hard", "expected"), [(0, 1.1360308), (2, 1.3531898)])
-def test_hard_negatives_give_the_golden_value(num_hard, expected):
-    method = reader(
-        targets="official", num_neighbors=1, num_easy=1, num_mixes=1, num_hard=num_hard
-    )
+def novel_loss(num_hard, temperature=1.0):
+    """Of a query with one nearest key in the queue, one easy one and one known one."""
+    options = dict(targets="official", num_neighbors=1, num_easy=1, num_mixes=1)
+    method = reader(num_hard=num_hard, temperature=temperature, **options)
     fill(method.novel_queue, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
     fill(method.known_queue, [[0.8, -0.6]], label=[0])
-    step = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5)
-    assert step.metrics["novel"].item() == pytest.approx(expected, abs=1e-7)
+    batch = reads([[1.0, 0.0]], [[0.8, 0.6]], label=[UNKNOWN])
+    return method(batch, 0.5).metrics["novel"].item()
+
+
+def test_hard_negatives_give_the_golden_value():
+    for num_hard, expected in ((0, 1.1360308), (2, 1.3531898)):
+        assert novel_loss(num_hard) == pytest.approx(expected, abs=1e-7), num_hard
 
 
 def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
-    """The same case: similarities of own key, queue and mixtures; the nearest key is queued."""
-    t, options = 0.3, dict(targets="official", num_neighbors=1, num_easy=1, num_mixes=1)
-    method = reader(temperature=t, num_hard=2, **options)
-    fill(method.novel_queue, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
-    fill(method.known_queue, [[0.8, -0.6]], label=[0])
-    loss = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5).metrics["novel"]
-    all_of_them = [0.8, 1.0, 0.6, 0.0, -1.0, 5**-0.5, -2 * 5**-0.5]
+    """Similarities of own key, queue and mixtures."""
+    t, all_of_them = 0.3, [0.8, 1.0, 0.6, 0.0, -1.0, 5**-0.5, -2 * 5**-0.5]
     log_sum = math.log(sum(math.exp(s / t) for s in all_of_them))
-    assert loss.item() == pytest.approx(log_sum - (0.2 * 0.8 + 0.8 * 1.0) / t)
+    assert novel_loss(2, t) == pytest.approx(log_sum - (0.2 * 0.8 + 0.8 * 1.0) / t)
 
 
 @pytest.mark.parametrize("num_known", [0, 1, BATCH - 1, BATCH])
@@ -192,7 +175,7 @@ def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
 def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
     method = ncl(pseudo_labels=pseudo_labels).train()
     label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNKNOWN)
-    step = method(replace(at(0), label=label), 0.5)
+    step = method(replace(double_for("ncl"), label=label), 0.5)
     absent = {"classify", "known"} if num_known == 0 else set()
     absent |= {"pairs", "novel"} if num_known == BATCH else set()
     assert {name for name in TERMS if step.metrics[name] == 0} == absent
@@ -207,9 +190,9 @@ def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
 @pytest.mark.parametrize("other", ["ones own older entry", "what a queue started with"])
 def test_what_does_not_count_is_neither_a_positive_nor_a_negative(other):
     """Whatever stands in its place, no bit changes, of the loss or of a gradient."""
-    trained, batch, met = ncl(num_easy=40), at(0), 0
+    trained, batch, met = ncl(num_easy=40), double_for("ncl"), 0
     for image in range(BATCH):
-        outcomes, one = [], part(batch, [image])
+        outcomes, one = [], batch.map(lambda x, image=image: x[[image]])
         for replaced in (False, True):
             method = copy.deepcopy(trained)
             for queue in (method.known_queue, method.novel_queue):
@@ -227,7 +210,7 @@ def test_what_does_not_count_is_neither_a_positive_nor_a_negative(other):
 
 def test_queries_join_the_queue_of_their_kind_after_the_step():
     """First views, not second ones, in the order of the batch."""
-    method, batch = small("ncl").double().eval(), at(0)
+    method, batch = small("ncl").double().eval(), double_for("ncl")
     step = method(batch, 0.5)
     assert not method.known_queue.filled.any()
     method.commit(step.memo, 0.5)
@@ -243,23 +226,21 @@ def test_queries_join_the_queue_of_their_kind_after_the_step():
 
 def test_hard_negatives_are_added_when_their_time_has_come():
     """And never lower the loss."""
-    method, batch = ncl(hard_from=0.4, num_hard=7), at(0)
-    hard = [method(batch, progress).metrics["novel"] for progress in (0.39, 0.4)]
+    method, batch = ncl(hard_from=0.4, num_hard=7), double_for("ncl")
+    before, after = (method(batch, progress).metrics["novel"] for progress in (0.39, 0.4))
     method.num_hard = 0
-    plain = [method(batch, progress).metrics["novel"] for progress in (0.39, 0.4)]
-    assert plain[0] == plain[1] == hard[0]
-    assert hard[1] > plain[1]
+    assert method(batch, 0.4).metrics["novel"] == before < after
 
 
 def test_the_contrast_of_novel_images_waits_for_the_end_of_the_first_epoch():
-    method, batch = small("ncl", novel_from=0.1).double(), as_double(batch_for("ncl", 0))
-    method.commit(method(as_double(batch_for("ncl", 1)), 0.0).memo, 0.0)
+    method, batch = small("ncl", novel_from=0.1).double(), double_for("ncl")
+    method.commit(method(double_for("ncl", 1), 0.0).memo, 0.0)
     assert method(batch, 0.09).metrics["novel"] == 0
     assert method(batch, 0.1).metrics["novel"] > 0
 
 
 def test_hard_negatives_wait_for_known_images():
-    method, batch = small("ncl").double().eval(), at(0)
+    method, batch = small("ncl").double().eval(), double_for("ncl")
     method.novel_queue.enqueue(F.normalize(torch.rand(40, 24).double()), torch.arange(100, 140))
     loss = method(batch, 0.5).metrics["novel"]
     method.num_hard = 0
@@ -268,15 +249,13 @@ def test_hard_negatives_wait_for_known_images():
 
 def test_hard_negatives_are_the_most_similar_mixtures_of_the_least_similar_keys():
     """Equations 9 to 11, with every known key alike, so that it does not matter which is drawn."""
-    method, batch = ncl(num_easy=4, num_mixes=2, num_hard=7), at(0)
+    method, batch = ncl(num_easy=4, num_mixes=2, num_hard=7), double_for("ncl")
     known = F.normalize(torch.rand(1, 24).double())
     method.known_queue.keys[:] = known
     images = batch.label == UNKNOWN
     query = F.normalize(method.online(batch.views[0])).detach()[images]
-    queue, entries = (
-        method.novel_queue,
-        [usable(method.novel_queue, int(i)) for i in batch.index[images]],
-    )
+    queue = method.novel_queue
+    entries = [usable(queue, int(i)) for i in batch.index[images]]
     mask = torch.tensor([[j in some for j in range(40)] for some in entries])
     negatives = method.hard_negatives(query, mask)
     for row, q, some in zip(negatives, query, entries):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from restated import sinkhorn
-from small import BATCH, SMALL, assert_same_gradient, double_at, run, small
+from small import BATCH, SMALL, assert_same_gradient, double_at, double_for, run, small
 from torch import nn
 
 from nearkin.methods import METHODS
@@ -62,9 +62,8 @@ def test_prototypes_stay_as_they_are_until_they_are_released(name, scaled_again)
     moved = []
     for step in range(6):
         before = {n: p.clone() for n, p in method.named_parameters() if "prototypes" in n}
-        start = (step, optimizer)
-        batches = lambda _, step: double_at(step)
-        _, optimizer = run(method, name, until=step + 1, total=10, start=start, batches=batches)
+        how = dict(until=step + 1, total=10, start=(step, optimizer), batches=double_for)
+        _, optimizer = run(method, name, **how)
         now = dict(method.named_parameters())
         moved.append(any((now[n] - p).abs().max() > scaled_again for n, p in before.items()))
     assert moved == [False] * 3 + [True] * 3
@@ -82,7 +81,7 @@ def swav_loss(method, batch, help=None):
         if help is not None:
             rows = torch.cat([rows, help[:, i] @ method.prototypes.T])
         codes.append(rows.new_tensor(sinkhorn(rows.tolist(), 0.05, 3))[:BATCH])
-    return swapped(scores, codes, 0.1), codes
+    return swapped(scores, codes, 0.1)
 
 
 def earlier(method, batch):
@@ -92,55 +91,42 @@ def earlier(method, batch):
     return queue.keys[torch.tensor(count)].unflatten(1, (2, -1))
 
 
-def trained_swav(**options):
+def trained_swav():
     """After two steps, with 32 of 40 places in the queue filled."""
-    method = small("swav", **dict(queue_size=40) | options).double()
-    run(
-        method, "swav", start=(4, None), until=6, total=10, batches=lambda _, step: double_at(step)
-    )
+    method = small("swav", queue_size=40).double()
+    run(method, "swav", start=(4, None), until=6, total=10, batches=double_for)
     return method
 
 
-def test_before_its_time_the_queue_is_of_no_use():
-    method, batch = trained_swav().eval(), double_at(0)
-    result, (expected, _) = method(batch, 0.29).loss, swav_loss(method, batch)
-    torch.testing.assert_close(result, expected)
-
-
 def test_the_queue_balances_codes_with_earlier_images_that_are_not_in_the_batch():
-    """Neither its empty places count, nor what images of the batch left there."""
+    """But not before its time; neither empty places count, nor what images of the batch left."""
     method, batch = trained_swav().eval(), double_at(0)
     rows = earlier(method, batch)
     assert 0 < len(rows) < int(method.queue.filled.sum()) < 40
-    result, (expected, _) = method(batch, 0.3).loss, swav_loss(method, batch, rows)
-    torch.testing.assert_close(result, expected)
-    assert not torch.isclose(result, method(batch, 0.29).loss, rtol=1e-6)
-
-
-def test_an_empty_queue_changes_nothing():
-    method = small("swav").double().eval()
-    assert torch.equal(method(double_at(0), 0.3).loss, method(double_at(0), 0.29).loss)
+    for progress, balancing in ((0.29, None), (0.3, rows)):
+        expected = swav_loss(method, batch, balancing)
+        torch.testing.assert_close(method(batch, progress).loss, expected)
+    assert not torch.isclose(method(batch, 0.3).loss, method(batch, 0.29).loss, rtol=1e-6)
+    method = small("swav").double().eval()  # with an empty one
+    assert torch.equal(method(batch, 0.3).loss, method(batch, 0.29).loss)
 
 
 def test_gradients_reach_prototypes_and_views_and_no_code():
     method, batch = trained_swav(), double_at(0)
-    rows = earlier(method, batch)
-    result, (expected, _) = method(batch, 0.5).loss, swav_loss(method, batch, rows)
-    assert_same_gradient(result, expected, method)
+    expected = swav_loss(method, batch, earlier(method, batch))
+    assert_same_gradient(method(batch, 0.5).loss, expected, method)
 
 
 def test_every_code_is_predicted_from_every_other_view():
     method, batch = convolutional("swav"), multi_crop(0)
-    result, (expected, _) = method(batch, 0.0).loss, swav_loss(method, batch)
-    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(method(batch, 0.0).loss, swav_loss(method, batch))
 
 
 def test_prototypes_have_length_one_after_every_step():
     method, optimizer = small("swav").double(), None
     for step in range(8):
-        start = (step, optimizer)
-        batches = lambda _, step: double_at(step)
-        _, optimizer = run(method, "swav", until=step + 1, total=8, start=start, batches=batches)
+        how = dict(until=step + 1, total=8, start=(step, optimizer), batches=double_for)
+        _, optimizer = run(method, "swav", **how)
         lengths = method.prototypes.norm(dim=1)
         torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=1e-14)
 

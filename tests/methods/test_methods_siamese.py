@@ -4,26 +4,13 @@ And the momentum of every method whose target slows to a halt.
 """
 
 import copy
-from itertools import chain
 
 import pytest
 import torch
 import torch.nn.functional as F
-from small import assert_same_gradient, double_at, small
+from small import assert_same_gradient, double_at, scattered, small
 
 from nearkin.training.optimizer import build_optimizer, set_learning_rates, warmup_cosine
-
-
-def scattered(method):
-    """With a target that is not a copy any more."""
-    with torch.no_grad():
-        for parameter in method.target.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return method
-
-
-def gradients(loss, *modules):
-    return torch.autograd.grad(loss, list(chain(*(m.parameters() for m in modules))))
 
 
 def measured_momentum(method, progress):
@@ -92,9 +79,8 @@ def simsiam_loss(method, batch):
     """Equations 1, 2 and 4: the mean negative cosine, with embeddings that are constants."""
     z1, z2 = (method.online(view) for view in batch.views)
     p1, p2 = (method.predictor(z) for z in (z1, z2))
-    return -torch.cosine_similarity(p1, z2.detach()).mean() / 2 - (
-        torch.cosine_similarity(p2, z1.detach()).mean() / 2
-    )
+    pairs = ((p1, z2), (p2, z1))
+    return -sum(torch.cosine_similarity(p, z.detach()).mean() for p, z in pairs) / 2
 
 
 @pytest.mark.parametrize("predictor", [True, False])
@@ -110,7 +96,7 @@ def test_without_a_predictor_stopping_the_gradient_halves_it_and_no_more():
     for stop in (True, False):
         method = small("simsiam", predictor=False, stop_gradient=stop).double()
         loss = method(batch, 0.5).loss
-        results.append((loss, gradients(loss, method.online)))
+        results.append((loss, torch.autograd.grad(loss, [*method.online.parameters()])))
     (stopped, halves), (free, wholes) = results
     assert torch.equal(stopped, free)
     torch.testing.assert_close([2 * half for half in halves], list(wholes))

@@ -5,16 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from restated import sinkhorn
-from small import BATCH, as_double, assert_same_gradient, batch_for, run, small
+from small import BATCH, SIDE, assert_same_gradient, batch_for, double_for, run, small
 
 from nearkin.networks.heads import Prototypes
 from nearkin.types import UNKNOWN
 
 KNOWN, NOVEL = 3, 3
-
-
-def at(step=0):
-    return as_double(batch_for("uno", step))
 
 
 def uno(**options):
@@ -55,7 +51,7 @@ def restated(method, batch, first_code=KNOWN):
 
 @pytest.mark.parametrize(("unlabeled", "first_code"), [("novel", KNOWN), ("all", 0)])
 def test_uno_is_the_papers_loss_and_so_is_its_gradient(unlabeled, first_code):
-    method, batch = uno(unlabeled=unlabeled).train(), at()
+    method, batch = uno(unlabeled=unlabeled).train(), double_for("uno")
     step, expected = method(batch, 0.3), restated(method, batch, first_code)
     assert len(expected) == 4  # two heads, and two of thrice the classes
     total = sum(expected) / 4
@@ -68,7 +64,7 @@ def test_a_batch_may_hold_images_of_one_kind_only(kind):
     label = torch.arange(BATCH) % KNOWN
     label = label if kind == "labeled" else torch.full_like(label, UNKNOWN)
     method = uno()
-    step = method(replace(at(), label=label), 0.5)
+    step = method(replace(double_for("uno"), label=label), 0.5)
     assert step.loss.isfinite()
     step.loss.backward()
     gradients = [p.grad for p in method.parameters() if p.grad is not None]
@@ -76,7 +72,7 @@ def test_a_batch_may_hold_images_of_one_kind_only(kind):
 
 
 def test_commit_returns_prototypes_to_length_one_and_forward_does_not():
-    method, batch = uno(), at()
+    method, batch = uno(), double_for("uno")
     with torch.no_grad():
         for part in method.modules():
             if isinstance(part, Prototypes):
@@ -102,23 +98,21 @@ def test_the_head_with_the_least_average_loss_is_used():
 
 
 def test_it_sorts_images_into_known_and_novel_classes():
-    """Images of index i are of class i mod 6; the first three are known."""
-    method = small("uno")
+    """Images of index i are of class i mod 6, near its mean image; the first three are known."""
+
+    def grouped(step):
+        batch = batch_for("uno", step)
+        means = torch.randn(6, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+        views = tuple(means[batch.index % 6] + 0.3 * view for view in batch.views)
+        return replace(batch, views=views)
+
+    method, batch = small("uno"), grouped(500)
     run(method, "uno", total=60, until=60, batches=lambda _, step: grouped(step))
-    batch = grouped(500)
     with torch.no_grad():
         predicted = method.eval().heads(method.backbone(batch.views[0])).argmax(1)
-    truth = batch.index % 6
-    assert (predicted[truth < KNOWN] == truth[truth < KNOWN]).float().mean() > 0.9
-    assert (predicted[truth >= KNOWN] >= KNOWN).float().mean() > 0.9
-
-
-def grouped(step):
-    """A batch whose images are near the mean image of their class."""
-    batch = batch_for("uno", step)
-    means = torch.randn(6, *batch.views[0].shape[1:], generator=torch.Generator().manual_seed(1))
-    views = tuple(means[batch.index % 6] + 0.3 * view for view in batch.views)
-    return replace(batch, views=views)
+    truth, known = batch.index % 6, batch.index % 6 < KNOWN
+    assert (predicted == truth)[known].float().mean() > 0.9
+    assert (predicted >= KNOWN)[~known].float().mean() > 0.9
 
 
 def test_cosines_keep_their_digits_under_autocast():

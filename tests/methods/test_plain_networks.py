@@ -1,6 +1,6 @@
 """Methods over any network, and what they say of input that does not fit."""
 
-import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,13 @@ from nearkin.types import Batch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-every_method = pytest.mark.parametrize("name", METHODS)
-
 
 def network(width=24):
-    return nn.Sequential(
-        nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
-    )
+    layers = nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(*layers)
 
 
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_takes_any_network_and_finds_its_width(name):
     method = METHODS[name](network(), **SMALL[name])
     assert isinstance(method.backbone, Backbone)
@@ -41,16 +38,12 @@ def hidden(method):
     """Output widths of the layers of the projector but the last; UNO has one in each head."""
     heads = getattr(method, "more_classes", None)
     projector = heads[0].projector if heads else method.online.projector
-    layers = [x for x in projector if isinstance(x, nn.Linear)]
-    return [layer.out_features for layer in layers[:-1]]
+    return [layer.out_features for layer in projector if isinstance(layer, nn.Linear)][:-1]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, options in SMALL.items() if "hidden_dim" in options]
-)
+@pytest.mark.parametrize("name", [name for name in SMALL if "hidden_dim" in SMALL[name]])
 def test_a_hidden_dimension_of_zero_is_that_of_the_features(name):
     method = small(name, hidden_dim=0)
-    assert hidden(method)
     assert set(hidden(method)) == {24}
     if name in ("byol", "moco_v3"):
         assert method.predictor[0].out_features == 24
@@ -66,11 +59,8 @@ def test_widths_of_zero_are_in_proportion_to_the_features():
 
 
 def test_a_loop_of_plain_torch_trains_a_method():
-    spec = importlib.util.spec_from_file_location("torch_loop", EXAMPLES / "torch_loop.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    torch.manual_seed(0)
-    losses = example.train(network(16), torch.randn(64, 3, SIDE, SIDE), epochs=4)
+    train = runpy.run_path(str(EXAMPLES / "torch_loop.py"))["train"]
+    losses = train(network(16), torch.randn(64, 3, SIDE, SIDE), epochs=4)
     assert len(losses) == 8
     assert all(loss == loss for loss in losses)
 
@@ -87,11 +77,7 @@ def test_wrong_tensors_are_told_in_words():
         (nt_xent, (rows(4)[0], rows(4), 0.1), r"nt_xent: a has shape \(4,\), expected \(batch, d"),
         (nt_xent, (rows(4).long(), rows(4), 0.1), "a has dtype torch.int64, expected float"),
         (info_nce, (rows(4), rows(4), rows(9), 0.1, mask), "same has dtype torch.float32, expe"),
-        (
-            queue.enqueue,
-            (rows(2), torch.arange(3)),
-            r"index has shape \(3,\), expected \(batch = 2",
-        ),
+        (queue.enqueue, (rows(2), torch.arange(3)), r"index has shape \(3,\), expected \(batch ="),
         (queue.enqueue, (rows(2, 5), torch.arange(2)), r"\(2, 5\), the memory \(8, 4\)"),
         (bank.write, (torch.arange(2), rows(2, 3)), r"the memory \(8, 4\)"),
     ]:
