@@ -112,7 +112,9 @@ def small_map(names=None, count=300, **changes):
         names=tuple(names or (f"animals/{row:03d}.jpg" for row in rows)),
         xy=xy,
         neighbors=others,
-        similarity=np.tile(np.linspace(0.95, 0.2, 6, dtype=np.float32)[: others.shape[1]], (count, 1)),
+        similarity=np.tile(
+            np.linspace(0.95, 0.2, 6, dtype=np.float32)[: others.shape[1]], (count, 1)
+        ),
         colorings=(
             Coloring("Class", third, ("new-1", "new-2", "dog"), "What was found."),
             Coloring("Upper", (rows < count // 2).astype(np.int64) - 1, ("yes",)),

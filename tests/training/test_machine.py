@@ -24,7 +24,8 @@ def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypa
     assert note_machine(path, CPU, 5) == ""
     (first,) = json.loads(path.read_text())
     assert first == {"after_step": 0, **machine(CPU)}
-    assert set(first) == set("after_step nearkin torch device instructions processes".split())
+    names = {"after_step", "nearkin", "torch", "device", "instructions", "processes"}
+    assert set(first) == names
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert note_machine(path, CPU, 7) == f"torch {first['torch']} became 9.9"
     assert [entry["after_step"] for entry in json.loads(path.read_text())] == [0, 7]
