@@ -42,6 +42,11 @@ HOSTILE = [
 ]
 
 
+def written_out(name):
+    """A hostile name as pages show it: with escapes for what cannot be seen."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
 @contextmanager
 def chromium() -> "Iterator[Browser]":
     """One browser, for any number of pages."""
@@ -104,7 +109,9 @@ def small_map(names=None, count=300, **changes):
         names=tuple(names or (f"animals/{row:03d}.jpg" for row in rows)),
         xy=xy,
         neighbors=others,
-        similarity=np.tile(np.linspace(0.95, 0.2, 6, dtype=np.float32), (count, 1)),
+        similarity=np.tile(
+            np.linspace(0.95, 0.2, 6, dtype=np.float32)[: others.shape[1]], (count, 1)
+        ),
         colorings=(
             Coloring("Class", third, ("new-1", "new-2", "dog"), "What was found."),
             Coloring("Upper", (rows < count // 2).astype(np.int64) - 1, ("yes",)),
@@ -140,6 +147,12 @@ class OpenPage:
         self.page.goto(address)
         self.page.evaluate("document.getElementById('map-explorer').scrollIntoView()")
         self.settle()
+
+    def end(self, origin="file:"):
+        """Close it: the browser has complained of nothing, and asked nobody else for anything."""
+        self.context.close()
+        assert self.complaints == []
+        assert all(url.startswith((origin, "blob:")) for url in self.requests)
 
     def settle(self):
         """Wait until the changes have been drawn."""

@@ -47,6 +47,13 @@ def encoded(
     return as_bytes(Image.fromarray(noise(seed, size)), kind, **options)
 
 
+def pixels_of(path: Path) -> np.ndarray:
+    """The pixels of a PNG, as numbers that can be subtracted."""
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
 def write_files(root: Path, files: Mapping[str, bytes]) -> Path:
     """Write files by their names below a folder, with the folders between."""
     for name, content in files.items():
@@ -117,7 +124,9 @@ def digit_pixels(images: np.ndarray) -> np.ndarray:
     return np.rint(images * (255 / 16)).astype(np.uint8)
 
 
-def write_network(path: Path, name: str = "tiny", seed: int = 0, size: int = 16) -> Path:
+def write_network(
+    path: Path, name: str = "tiny", seed: int = 0, size: int = 16, **details: object
+) -> Path:
     """Write an encoder that has learned nothing, and the folder that it is in."""
     from nearkin.encoders.encoder import write_encoder  # see nearkin_command.py
     from nearkin.networks.backbone import build_backbone
@@ -125,7 +134,8 @@ def write_network(path: Path, name: str = "tiny", seed: int = 0, size: int = 16)
     path.parent.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        write_encoder(path, build_backbone(name, size), {"backbone": name, "image_size": size})
+        header = {"backbone": name, "image_size": size, **details}
+        write_encoder(path, build_backbone(name, size), header)
     return path
 
 

@@ -56,9 +56,8 @@ def of(result, name):
 
 
 def test_only_settings_that_differ_are_shown_and_seeds_always(tmp_path):
-    comparison = compare(
-        [training(tmp_path / "a", lr=0.1), training(tmp_path / "b", lr=0.2, method="byol")]
-    )
+    runs = [training(tmp_path / "a", lr=0.1), training(tmp_path / "b", lr=0.2, method="byol")]
+    comparison = compare(runs)
     assert comparison.to_dict()["settings"] == {
         "method": ["simclr", "byol"], "lr": ["0.1", "0.2"], "seed": ["0", "0"],
     }  # fmt: skip
@@ -68,11 +67,8 @@ def test_only_settings_that_differ_are_shown_and_seeds_always(tmp_path):
 
 def test_settings_are_shown_short_and_kept_whole(tmp_path):
     rates, methods = (0.03 * 256**0.5 / 7, 1e-5), ("/somewhere/far/own.py:Mine", "moco")
-    runs = [
-        training(tmp_path / method[-4:], lr=lr, method=method)
-        for lr, method in zip(rates, methods)
-    ]
-    comparison = compare(runs)
+    both = zip(rates, methods)
+    comparison = compare([training(tmp_path / m[-4:], lr=lr, method=m) for lr, m in both])
     assert comparison.to_dict()["settings"]["lr"] == [str(rate) for rate in rates]
     cells = {line.split()[0]: line.split()[1:] for line in comparison.lines()}
     assert cells["lr"] == ["0.0685714", "1e-05"]
@@ -82,9 +78,8 @@ def test_settings_are_shown_short_and_kept_whole(tmp_path):
 def test_the_best_is_marked_where_the_next_lies_outside_its_interval(tmp_path):
     cases = [((0.9, 0.8, 0.85), 0), ((0.85, 0.9), 1), ((0.9, 0.89), None), ((0.9, 0.9), None)]
     for values, best in cases:
-        comparison = compare(
-            [training(tmp_path / f"{values} {n}", x) for n, x in enumerate(values)]
-        )
+        runs = [training(tmp_path / f"{values} {n}", x) for n, x in enumerate(values)]
+        comparison = compare(runs)
         assert of(comparison, "kNN top-1")["best"] == best, values
         assert of(comparison, "mean cosine")["best"] is None  # it has no interval
         marked = [line for line in comparison.lines() if "*" in line]
@@ -119,11 +114,9 @@ def test_discoveries_are_compared_with_their_baselines(tmp_path):
 
 def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
     a, b = training(tmp_path / "a"), discovery(tmp_path / "b", 0.5)
-    unfinished = training(tmp_path / "c")
+    unfinished, damaged, strange = (training(tmp_path / name) for name in "cde")
     RunFolder(unfinished).summary.unlink()
-    damaged = training(tmp_path / "d")
     RunFolder(damaged).summary.write_text("{}{")
-    strange = training(tmp_path / "e")
     RunFolder(strange).data.write_text("[]")
     for runs, error, message in (
         ([a], UsageError, "give two or more different runs"),

@@ -8,7 +8,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from browser import HOSTILE, OpenPage, page_of, small_map, tile_color
+from browser import HOSTILE, OpenPage, page_of, small_map, tile_color, written_out
 
 from nearkin.report.page.map import details, write_files
 
@@ -30,9 +30,7 @@ def written(tmp_path):
 def page(browser, written):
     page = OpenPage(browser, (written / "page.html").as_uri())
     yield page
-    page.context.close()
-    assert page.complaints == []
-    assert all(url.startswith(("file:", "blob:")) for url in page.requests)
+    page.end()
 
 
 def asked_for(page):
@@ -86,11 +84,8 @@ def test_names_are_found_and_sorted_and_saved(page, tmp_path):
 def test_hostile_names_in_files_stay_text(page):
     for row, name in enumerate(HOSTILE):
         page.page.evaluate(f"location.hash = '#image={10 + 2 * row}'")
-        shown = "".join(
-            c if c.isprintable() else c.encode("unicode_escape").decode() for c in name
-        )
         title = "document.querySelector('#map-panel h3 bdi')?.textContent"
-        page.until(f"{title} === {json.dumps(shown)}")
+        page.until(f"{title} === {json.dumps(written_out(name))}")
 
 
 def test_without_its_folder_the_page_says_what_to_do(browser, written):
@@ -123,15 +118,14 @@ def test_any_server_of_files_can_show_it(browser, written):
 
 
 def test_points_of_many_images_are_small_and_all_drawn(browser, tmp_path):
-    count = 200_000
-    rng = np.random.default_rng(0)
+    count, nobody = 200_000, np.zeros((200_000, 0), np.int64)
     many = small_map(
         [""] * count,
         count=300,
         number=np.arange(count),
-        xy=rng.uniform(size=(count, 2)),
-        neighbors=np.zeros((count, 0), np.int64),
-        similarity=np.zeros((count, 0), np.float32),
+        xy=np.random.default_rng(0).uniform(size=(count, 2)),
+        neighbors=nobody,
+        similarity=nobody.astype(np.float32),
         colorings=(),
         sheets=(),
         total=count,
@@ -143,5 +137,4 @@ def test_points_of_many_images_are_small_and_all_drawn(browser, tmp_path):
     middle = page.pixels()[y + height // 4 : y + height // 2, x + width // 3 : x + width // 2]
     free = (middle == 255).all(axis=2).mean()
     assert 0.2 < free < 0.95  # neither a blot nor empty
-    page.context.close()
-    assert page.complaints == []
+    page.end()

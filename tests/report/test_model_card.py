@@ -4,12 +4,11 @@ import json
 import tomllib
 
 import pytest
-import torch
+from builders import write_network
 
 from nearkin.config import TrainConfig
-from nearkin.encoders.encoder import load, write_encoder
+from nearkin.encoders.encoder import load
 from nearkin.evaluation.measures import Measure
-from nearkin.networks.backbone import build_backbone
 from nearkin.report.model_card import ModelCard
 from nearkin.run.folder import RunFolder
 
@@ -24,10 +23,7 @@ MEASURES = {
 def folder(tmp_path):
     """A run as it is when all is done."""
     folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    torch.manual_seed(0)
-    details = {"backbone": "tiny", "image_size": 16, "method": "simclr", "epochs": 3}
-    write_encoder(folder.encoder, build_backbone("tiny", 16), details)
+    write_network(folder.encoder, method="simclr", epochs=3)
     settings = TrainConfig(backbone="tiny", init_from="/secret/place/start.pth")
     folder.write_settings(settings, "/secret/birds")
     folder.write_summary({"measures": MEASURES, "left_out": {}})

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from browser import small_map
+from builders import pixels_of
 from PIL import Image
 
 from nearkin.data import sheets
@@ -18,7 +20,7 @@ from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
 from nearkin.report.page.html import Chart
-from nearkin.report.page.map import Coloring, ImageMap
+from nearkin.report.page.map import Coloring
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, RunInfo, Tile
 from nearkin.report.plots import (
     COLORS,
@@ -37,12 +39,6 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def pixels_of(path):
-    with Image.open(path) as image:
-        assert image.format == "PNG"
-        return np.asarray(image.convert("RGB")).astype(int)
-
-
 def amount(pixels, color):
     """How many pixels have this color."""
     expected = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
@@ -55,52 +51,31 @@ def has_color(pixels, color):
 
 
 def image_map(xy, *colorings):
-    count = len(xy)
-    return ImageMap(
-        number=np.arange(count),
-        names=tuple(map(str, range(count))),
-        xy=xy,
-        neighbors=np.zeros((count, 0), np.int32),
-        similarity=np.zeros((count, 0), np.float32),
-        colorings=colorings,
-        sheets=(),
-        side=16,
-        columns=16,
-        per_sheet=256,
-        total=count,
-    )
+    return small_map(count=len(xy), xy=xy, colorings=colorings)
 
 
 def test_each_line_has_a_color_and_a_dash_of_its_own(tmp_path):
     series = {name: [(0, level), (5, level + 0.1)] for level, name in enumerate("abc")}
-    path = curves([Chart("Title", "epoch", "share", series)], tmp_path / "chart.png")
-    pixels = pixels_of(path)
-    colored = [has_color(pixels, color) for color in COLORS]
-    assert colored[:3] == [True] * 3
-    assert colored[3:6] == [False] * 3
+    pixels = pixels_of(curves([Chart("Title", "epoch", "share", series)], tmp_path / "c.png"))
+    assert [has_color(pixels, color) for color in COLORS[:6]] == [True] * 3 + [False] * 3
 
 
 def test_what_was_chosen_and_its_interval_are_marked(tmp_path):
     plain = Chart("Title", "classes", "", {"a": [(1, 0.0), (9, 1.0)]})
-    marked = Chart("Title", "classes", "", {"a": [(1, 0.0), (9, 1.0)]}, "", 5, (4, 6))
+    marked = replace(plain, chosen=5, interval=(4, 6))
     different = [pixels_of(curves([chart], tmp_path / "c.png")) for chart in (plain, marked)]
     assert (different[0] != different[1]).any(axis=2).mean() > 0.05
 
 
-def test_any_points_can_be_drawn(tmp_path):
-    for points in ([], [(1, 1)], [(0, float("nan")), (1, 2)], [(0, 1)] * 50):
-        chart = Chart("Title", "epoch", "", dict.fromkeys(HOSTILE, points))
-        assert pixels_of(curves([chart, chart], tmp_path / "c.png")).std() > 0
-
-
-def test_the_settings_of_matplotlib_and_its_warnings_stay_as_they_were(tmp_path):
+def test_any_points_can_be_drawn_and_matplotlib_and_its_warnings_stay_as_they_were(tmp_path):
     import matplotlib
 
     before, filters = dict(matplotlib.rcParams), list(warnings.filters)
-    chart = Chart("Title", "x", "y", {name: [(0, 1), (1, 2)] for name in HOSTILE})
-    curves([chart], tmp_path / "c.png")
-    assert dict(matplotlib.rcParams) == before
-    assert warnings.filters == filters
+    for points in ([], [(1, 1)], [(0, float("nan")), (1, 2)], [(0, 1)] * 50):
+        chart = Chart("Title", "epoch", "", dict.fromkeys(HOSTILE, points))
+        assert pixels_of(curves([chart, chart], tmp_path / "c.png")).std() > 0
+        assert dict(matplotlib.rcParams) == before
+        assert warnings.filters == filters
 
 
 def run_of(tmp_path, rows, summary=None):
@@ -278,6 +253,13 @@ def tiles_of(path, columns, lines):
     return rows[:, :, 8:72, 8:72][:, :, ::4, ::4]
 
 
+def assert_shows(tiles, images, lines):
+    """Compare the tiles of a sheet with images by their rows; None is a gray one."""
+    for tiles_of_line, rows in zip(tiles, lines, strict=True):
+        for tile, row in zip(tiles_of_line, rows, strict=True):
+            assert np.abs(tile - (128 if row is None else images.read(row))).max() <= 1
+
+
 def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
     images = digits([*range(20), 100, 101])
     vectors = np.eye(20, dtype=np.float32)
@@ -290,9 +272,7 @@ def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
     )
     tiles = tiles_of(neighbor_sheet(embeddings, images, tmp_path / "n.png"), 9, 1)
     assert tiles.shape[:2] == (2, 9)
-    for line, rows in zip(tiles, [(20, 4, 7), (21, 9, 3)], strict=True):
-        for tile, row in zip(line, rows):
-            assert np.abs(tile - images.read(row)).max() <= 1
+    assert_shows(tiles[:, :3], images, [(20, 4, 7), (21, 9, 3)])
 
 
 def neighbors_of(image, *paths):
@@ -307,11 +287,7 @@ def test_a_contact_sheet_shows_each_query_and_its_neighbors(tmp_path):
         neighbors_of(tmp_path / "a\nb.png", "gone.png", images.names[3]),
     ]
     path = contact_sheet(nearest, images, tmp_path / "sheet.png")
-    tiles = tiles_of(path, 3, 2)
-    for line, rows in zip(tiles, [(3, 5, 6), (3, None, 3)], strict=True):
-        for tile, row in zip(line, rows, strict=True):
-            expected = 128 if row is None else images.read(row)
-            assert np.abs(tile - expected).max() <= 1
+    assert_shows(tiles_of(path, 3, 2), images, [(3, 5, 6), (3, None, 3)])
 
 
 def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_path):
@@ -349,16 +325,8 @@ def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
     margin = sheet.shape[1] - 12 * 80
     tiles = sheet[:, margin:].reshape(2, 80, 12, 80, 3).swapaxes(1, 2)[:, :, 8:72:4, 8:72:4]
     assert (tiles[0] == 255).all()  # the larger one, whose images are gone
-    for tile, row in zip(tiles[1], (3, 1)):
-        assert np.abs(tile - images.read(row)).max() <= 1
+    assert_shows(tiles[1:, :2], images, [(3, 1)])
     assert (tiles[1][2:] == 255).all()
-
-
-def test_a_discovery_without_new_classes_and_without_a_map_leaves_what_there_is(tmp_path):
-    images, folder = digits(range(20)), RunFolder(tmp_path)
-    report = DiscoveryReport(
-        run=RunInfo("digits"), mode="gcd", known=(), num_labeled=1, num_unlabeled=2, novel=(),
-        num_novel_source="given", score_meaning="",
-    )  # fmt: skip
-    write_figures(folder, report, None, images)
-    assert list(folder.plots.iterdir()) == []
+    bare = replace(discovery(images), novel=(), num_novel_curves=(), curves=(), confusion=None)
+    write_figures(RunFolder(tmp_path), bare, None, images)
+    assert list(RunFolder(tmp_path).plots.iterdir()) == []  # it leaves what there is

@@ -1,7 +1,6 @@
 """The page of a run, from its files: a training and a discovery, on real digits."""
 
 import base64
-import csv
 import io
 import json
 import re
@@ -11,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import save_digits
+from discoveries import rows, write_rows
 from nearkin_command import run as call
 from PIL import Image
 
@@ -126,9 +126,9 @@ def test_tiles_are_the_images_in_their_order(trained):
 
 def test_a_sample_has_as_many_of_every_class_as_it_can():
     labels = np.repeat(["a", "b", "c", ""], [1000, 30, 5, 400])
-    rows = balanced(labels, 100)
-    assert len(rows) == len(set(rows.tolist())) == 100
-    sizes = dict(zip(*np.unique(labels[rows], return_counts=True), strict=True))
+    sample = balanced(labels, 100)
+    assert len(sample) == len(set(sample.tolist())) == 100
+    sizes = dict(zip(*np.unique(labels[sample], return_counts=True), strict=True))
     assert sizes == {"a": 33, "b": 30, "c": 5, "": 32}
     assert balanced(labels, 5000).tolist() == list(range(len(labels)))
     assert len(balanced(np.full(100, ""), 7)) == 7
@@ -143,15 +143,9 @@ def test_a_discovery_leaves_a_page_that_is_made_anew_to_the_byte(discovered):
 
 
 def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
-    with discovered.clusters.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    before = discovered.clusters.read_bytes()
+    before, (first, *others) = discovered.clusters.read_bytes(), rows(discovered.clusters)
     try:
-        rows[0]["name"] = "<b>sevens"
-        with discovered.clusters.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(discovered.clusters, [first | {"name": "<b>sevens"}, *others])
         page = write_report(discovered.path, output=tmp_path / "page.html").read_text()
     finally:
         discovered.clusters.write_bytes(before)
@@ -160,7 +154,7 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
     assert "<b>sevens" in packed(page)["colorings"][0]["classes"]
 
 
-def test_no_page_without_what_it_needs(trained, discovered, tmp_path):
+def test_no_page_without_what_it_needs(trained, discovered, digits_file, tmp_path):
     with pytest.raises(UsageError, match="no run folder"):
         write_report(tmp_path)
     with pytest.raises(UsageError):
@@ -176,9 +170,6 @@ def test_no_page_without_what_it_needs(trained, discovered, tmp_path):
             write_report(discovered.path)
     finally:
         discovered.page.write_bytes(content)
-
-
-def test_other_images_than_those_of_the_run_are_refused(trained, digits_file, tmp_path):
     with np.load(digits_file) as file:
         np.savez(tmp_path / "few.npz", x=file["x_train"][:40], y=file["y_train"][:40])
     with pytest.raises(DataError, match="give the images of the run"):

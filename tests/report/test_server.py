@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from browser import serving
+from browser import HOSTILE, serving
 
 from nearkin.errors import DataError, OutputError, PortError, UsageError
 from nearkin.report.server import MAX_CONNECTIONS, Server
@@ -17,11 +17,6 @@ from nearkin.report.site import RunSite
 PAGE = "<!doctype html><title>\u732b</title>"
 POLICY = "default-src 'none'; script-src 'sha256-AAAA'"
 PICTURES = 20
-NAMES = [
-    "<img src=x onerror=alert(1)>.png", '"><svg onload=alert(1)>', "</script>", "two\nlines", "a\tb",
-    "\x1b[31mred", "\u202egnp.exe", "x" * 255, "not utf-8 \udcff", "=cmd|'/C calc'!A0", "{{7*7}}",
-    "%2e%2e",
-]  # fmt: skip
 
 
 class Shop(RunSite):
@@ -47,7 +42,7 @@ class Shop(RunSite):
         return self.change("search", len(encoded))
 
     def classes(self):
-        return {"classes": [{"cluster": "new-1", "name": name} for name in NAMES]}
+        return {"classes": [{"cluster": "new-1", "name": name} for name in HOSTILE]}
 
     def name(self, clusters, name):
         return self.change("name", clusters, name)
@@ -94,11 +89,13 @@ def received(connection):
     return data
 
 
-def sent(server, request):
-    """The answer to some bytes; None if there was none."""
+def sent(server, request, *, end=False):
+    """The answer to some bytes, after which nothing may come; None if there was none."""
     with connected(server) as connection:
         with suppress(ConnectionError):
             connection.sendall(request)
+        if end:
+            connection.shutdown(socket.SHUT_WR)
         return parsed(received(connection))
 
 
@@ -151,7 +148,6 @@ def error_of(answer, status):
 def test_the_page_gets_what_it_asks_for(server, site):
     assert ask(server)[2].decode() == PAGE
     assert ask(server, "/image/7")[2] == ask(server, "/thumbnail/7")[2] == b"RIFF"
-    assert json.loads(ask(server, "/classes")[2])["classes"]
     bodies = {
         "/name": {"clusters": ["new-1", "new-3"], "name": "violins"},
         "/split": {"numbers": [3, 8], "name": ""},
@@ -168,10 +164,9 @@ def test_the_page_gets_what_it_asks_for(server, site):
 
 def test_names_arrive_as_they_are_in_plain_ascii(server, site):
     """S12: what browsers make of them is up to the page."""
-    _, headers, content = ask(server, "/classes")
+    content = ask(server, "/classes")[2]
     assert content.isascii()
-    assert headers["Content-Type"] == "application/json"
-    assert [row["name"] for row in json.loads(content)["classes"]] == NAMES
+    assert [row["name"] for row in json.loads(content)["classes"]] == HOSTILE
 
 
 def test_headers_are_these_and_no_others(server, site):
@@ -242,28 +237,16 @@ ORIGINS = [
 
 
 def test_only_the_page_may_change_anything(server, site):
-    """S14."""
-    body = {"clusters": ["new-1"], "name": "stolen"}
-    for origin in ORIGINS:
+    """S14: other pages' forms are sent without asking first, as text that happens to be JSON."""
+    body, plain = {"clusters": ["new-1"], "name": "stolen"}, {"Content_Type": "text/plain"}
+    foreign = [{"Origin": filled(server, origin)} for origin in ORIGINS]
+    foreign += [{"Sec_Fetch_Site": where} for where in ("cross-site", "same-site", "none", "")]
+    for headers in foreign:
         for target in ("/name", "/search"):
-            error_of(post(server, target, body, Origin=filled(server, origin)), 403)
-            assert site.requests == [], origin
-    for where in ("cross-site", "same-site", "none", ""):
-        error_of(ask(server, "/search", "POST", Sec_Fetch_Site=where), 403)
-        assert site.requests == [], where
-    assert post(server, "/name", body)[0] == 200  # the same, from the page
+            error_of(post(server, target, body, **plain, **headers), 403)
+            assert site.requests == [], headers
+    assert post(server, "/name", body, **plain)[0] == 200  # the same, from the page
     assert site.requests == [("name", ["new-1"], "stolen")]
-
-
-def test_a_form_of_another_page_changes_nothing(server, site):
-    """Browsers send such a form without asking first, as text that happens to be JSON."""
-    body = b'{"clusters": ["new-1"], "name": "="}'
-    plain = {"Content_Type": "text/plain"}
-    foreign = {"Origin": "http://evil.example", "Sec_Fetch_Site": "cross-site"}
-    error_of(ask(server, "/name", "POST", body, **plain, **foreign), 403)
-    error_of(ask(server, "/name", "GET", body, Content_Length=str(len(body))), 404)
-    assert site.requests == []
-    assert ask(server, "/name", "POST", body, **plain)[0] == 200  # the same, from the page
 
 
 def test_other_methods_are_refused(server, site):
@@ -277,29 +260,17 @@ def test_without_the_token_nothing_is_told(server, site):
     """S15."""
     token, cookie = server.token, server.cookie
     assert re.fullmatch("[0-9a-f]{32}", token)
-    attempts = [
-        {},
-        {"Cookie": f"{cookie}="},
-        {"Cookie": f"{cookie}={'0' * 32}"},
-        {"Cookie": f"{cookie}={token[:-1]}"},
-        {"Cookie": f"{cookie}={token}0"},
-        {"Cookie": f"{cookie}={token.upper()}"},
-        {"Cookie": f"{cookie}=\xff\xfe"},
-        {"Cookie": f"{cookie} ={token}"},
-        {"Cookie": f"nearkin-1={token}"},
-        {"Cookie": f'{{"a": "{token}"}}; {token}'},
-        {"Referer": server.url},
-        {"Authorization": f"token {token}"},
-        {"X-Token": token},
-    ]
-    for attempt in attempts:
-        headers = {"Cookie": None, **attempt}
+    wrong = ["", "0" * 32, token[:-1], f"{token}0"]
+    values = [*wrong, token.upper(), "\xff\xfe"]
+    cookies = [None, *(f"{cookie}={value}" for value in values), f"{cookie} ={token}"]
+    cookies += [f"nearkin-1={token}", f'{{"a": "{token}"}}; {token}']
+    elsewhere = {"Referer": server.url, "Authorization": f"token {token}", "X-Token": token}
+    for headers in [{"Cookie": each} for each in cookies] + [{"Cookie": None, **elsewhere}]:
         for target in ("/", "/image/1", "/classes", f"/image/1?token={token}", "/nothing"):
             error_of(ask(server, target, **headers), 403)
         error_of(ask(server, "/search", "POST", b"image", **headers), 403)
         error_of(ask(server, f"/?token={token}", "POST", **headers), 403)
-    wrong = ["", "0" * 32, token[:-1], f"{token}0", f"{token}&x", f"%{ord(token[0]):x}{token[1:]}"]
-    for guess in wrong:
+    for guess in [*wrong, f"{token}&x", f"%{ord(token[0]):x}{token[1:]}"]:
         error_of(ask(server, f"/?token={guess}", Cookie=None), 403)
         error_of(ask(server, f"/?token={guess}"), 403)
     assert site.requests == []
@@ -314,9 +285,10 @@ def test_the_start_address_gives_the_cookie_that_opens_the_page(server, site):
     assert ask(server, Cookie=["odd", cookie])[0] == 200
 
 
-def test_two_servers_do_not_meet():
+def test_two_servers_do_not_meet(server):
     """One browser sends the cookies of both to both."""
-    with serving(Shop()) as one, serving(Shop()) as other:
+    one = server
+    with serving(Shop()) as other:
         assert one.token != other.token
         both = f"{one.cookie}={one.token}; {other.cookie}={other.token}"
         assert ask(one, Cookie=both)[0] == ask(other, Cookie=both)[0] == 200
@@ -325,11 +297,9 @@ def test_two_servers_do_not_meet():
 
 
 PATHS = [
-    "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc/passwd", "..%5c..%5cwin.ini", "%252e%252e%252f", "..",
-    "%00", "1\0", "1%00.png", "/etc/passwd", "//etc/passwd", "\\\\host\\share", "-1", "+1", "%31",
-    "1000000000000", str(10**100), "1e3", "1.0", "0x1", "01", "1_0", " 1", "1 ", "1/", "1?", "1#", "",
-    "\u0661".encode().decode("latin-1"), "\uff11".encode().decode("latin-1"), "\xb2", "1;a=b", "nan",
-    "999999999", str(PICTURES), "C:\\x.png", "a.svg", "1\t", "1\x0b",
+    "../../etc/passwd", "%2e%2e%2fetc/passwd", "1\0", "1%00.png", "//etc/passwd", "-1", "+1", "%31",
+    str(10**12), str(10**100), "1e3", "1.0", "0x1", "01", "1_0", " 1", "1 ", "1/", "1?", "1#", "",
+    "\u0661".encode().decode("latin-1"), "\xb2", "1;a=b", "999999999", str(PICTURES), "1\t", "1\x0b",
 ]  # fmt: skip
 
 
@@ -367,7 +337,7 @@ LINES = [
 
 
 def test_a_request_whose_end_can_be_disputed_is_refused(server, site):
-    """Beside the usual length; what follows it is never taken for a second request."""
+    """Beside the usual length; nothing that follows it is ever taken for a second request."""
     second = head(server, "/image/1")
     for line in LINES:
         request = head(server, "/search", "POST", Content_Length="0").replace(
@@ -375,9 +345,12 @@ def test_a_request_whose_end_can_be_disputed_is_refused(server, site):
         )
         error_of(sent(server, request + b"0\r\n\r\n" + second), 400)
         assert site.requests == [], line
+    lasting = head(server, "/image/1", Connection="keep-alive")
+    assert sent(server, lasting * 3)[2] == b"RIFF"
+    assert site.requests == [("image", 1)]
 
 
-def test_a_body_needs_a_length_which_is_a_plain_number_and_not_too_large(server, site):
+def test_a_body_needs_a_length_that_is_a_plain_number_its_own_and_not_too_large(server, site):
     for length in ("+5", "-1", "0x5", "5, 5", "5 5", "", "1e1", "\xb2", "9" * 5000):
         error_of(ask(server, "/search", "POST", b"hello", Content_Length=length), 400)
         assert site.requests == [], length
@@ -385,14 +358,11 @@ def test_a_body_needs_a_length_which_is_a_plain_number_and_not_too_large(server,
     error_of(ask(server, "/search", "POST", Content_Length=str(32 * 2**20 + 1)), 413)
     error_of(ask(server, "/search", "POST", Content_Length=str(2**30)), 413)
     assert site.requests == []
+    request = head(server, "/search", "POST", Content_Length="10") + b"half"
+    error_of(sent(server, request, end=True), 400)
+    assert site.requests == []
     assert ask(server, "/search", "POST", bytes(32 * 2**20))[0] == 200
     assert site.requests == [("search", 32 * 2**20)]
-
-
-def test_one_request_is_answered_per_connection(server, site):
-    request = head(server, "/image/1", Connection="keep-alive")
-    assert sent(server, request * 3)[2] == b"RIFF"
-    assert site.requests == [("image", 1)]
 
 
 REQUESTS = [
@@ -408,10 +378,8 @@ REQUESTS = [
 
 def test_what_is_no_request_is_refused(server, site):
     for request, status in REQUESTS:
-        answer = sent(server, request)
-        assert answer[0] == status, request[:40]
-        error_of(answer, status)
-        assert ask(server)[0] == 200
+        error_of(sent(server, request), status)
+        assert ask(server)[0] == 200, request[:40]
 
 
 BODIES = [
@@ -469,26 +437,11 @@ def test_the_slow_and_the_large_keep_nobody_from_being_answered():
             assert received(connection) == b""
             connection.close()
 
-        with connected(server) as large:
-            large.sendall(head(server, "/search", "POST", Content_Length=str(2**30)) + b"x" * 1000)
-            error_of(parsed(received(large)), 413)
-        with connected(server) as endless:
-            endless.sendall(b"GET / HTTP/1.1\r\nX: ")
-            with suppress(ConnectionError):
-                for _ in range(64):
-                    endless.sendall(b"a" * 2**14)
-            error_of(parsed(received(endless)), 431)
+        large = head(server, "/search", "POST", Content_Length=str(2**30)) + b"x" * 1000
+        error_of(sent(server, large), 413)
+        error_of(sent(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 2**20), 431)
         assert ask(server)[0] == 200
         assert server.site.log == []
-
-
-def test_a_body_that_ends_early_changes_nothing(server, site):
-    request = head(server, "/search", "POST", Content_Length="10") + b"half"
-    with connected(server) as connection:
-        connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
-        error_of(parsed(received(connection)), 400)
-    assert site.requests == []
 
 
 class Thinking(Shop):

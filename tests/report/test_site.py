@@ -1,11 +1,11 @@
 """Naming, merging and splitting the classes of a discovery, on real files."""
 
-import csv
 import fcntl
 import os
 import threading
 
 import pytest
+from discoveries import write_rows
 
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, LABEL_COLUMNS
 from nearkin.discovery.data import accepted_classes
@@ -21,6 +21,7 @@ IN = {
     "g\udcff": "cats",
 }  # fmt: skip
 NAMES = ["0 came with a class", *IN]
+EDITS = {name_classes: ["new-1"], split_off: {"c"}}
 
 
 @pytest.fixture
@@ -58,22 +59,18 @@ def test_merged_classes_are_one_to_a_second_round(folder):
     name_classes(folder, ["new-1", "new-3"], "=violins")
     assert accepted_classes(folder.path) == dict.fromkeys(["a", "b", "=f"], "=violins")
     assert column(folder.clusters, "name") == ["", "=violins", "", "=violins", ""]
-    assert class_names(folder) == {
-        **dict.fromkeys(["a", "b", "c", "=f"], "=violins"),
-        "d": "new-2",
-        "e": "new-2",
-        "g\udcff": "cats",
-    }
+    assert class_names(folder) == IN | dict.fromkeys(["a", "b", "c", "=f"], "=violins")
 
 
 def test_names_that_collide_are_refused_and_change_nothing(folder):
     before = state(folder)
-    with pytest.raises(DataError, match="the known class 'cats' is named 'violins'"):
-        name_classes(folder, ["cats"], "violins")
-    with pytest.raises(DataError, match="'new-1' is named 'new-2', which is another class"):
-        name_classes(folder, ["new-1"], "new-2")
-    with pytest.raises(DataError, match="is named 'new-2', which is another class"):
-        split_off(folder, {"a"}, "new-2")
+    for edit, chosen, name, says in (
+        (name_classes, ["cats"], "violins", "the known class 'cats' is named 'violins'"),
+        (name_classes, ["new-1"], "new-2", "'new-1' is named 'new-2', which is another class"),
+        (split_off, {"a"}, "new-2", "is named 'new-2', which is another class"),
+    ):
+        with pytest.raises(DataError, match=says):
+            edit(folder, chosen, name)
     assert state(folder) == before
 
 
@@ -152,10 +149,7 @@ def test_what_was_found_is_kept_to_the_byte_and_only_once(folder):
 def test_columns_of_the_user_stay(folder):
     """Whoever has named classes in a spreadsheet may have noted more there, and changed its ends."""
     rows = [{**row, "note": "a, b"} for row in read_csv(folder.clusters)]
-    with folder.clusters.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\r\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(folder.clusters, rows)  # whose lines end on CR and LF
     split_off(folder, {"c"}, "violas")
     assert column(folder.clusters, "note") == ["a, b"] * 5 + [""]
 
@@ -163,10 +157,9 @@ def test_columns_of_the_user_stay(folder):
 def test_a_name_is_one_plain_line_and_comes_back_as_it_was(folder):
     before = state(folder)
     for name in ("x" * 101, "two\nlines", "\x1b[31m", "\u202egnp", "\ud800", "a\0"):
-        with pytest.raises(UsageError, match="one line of at most 100"):
-            name_classes(folder, ["new-1"], name)
-        with pytest.raises(UsageError, match="one line of at most 100"):
-            split_off(folder, {"c"}, name)
+        for edit, chosen in EDITS.items():
+            with pytest.raises(UsageError, match="one line of at most 100"):
+                edit(folder, chosen, name)
     assert state(folder) == before
     for name in ("x" * 100, "'=1+1", "@me", 'Geige, "rot"; 小提琴', "</script>"):
         name_classes(folder, ["new-1"], name)
@@ -175,15 +168,16 @@ def test_a_name_is_one_plain_line_and_comes_back_as_it_was(folder):
 
 def test_what_is_not_there_is_refused(folder, tmp_path):
     before = state(folder)
-    with pytest.raises(UsageError, match="no class 'new-9'"):
-        name_classes(folder, ["new-1", "new-9"], "violins")
-    with pytest.raises(UsageError, match="'0 came with a class' came with a label"):
-        split_off(folder, {"a", NAMES[0]}, "violas")
-    with pytest.raises(UsageError, match="no images are selected"):
-        split_off(folder, set(), "violas")
+    for edit, chosen, says in (
+        (name_classes, ["new-1", "new-9"], "no class 'new-9'"),
+        (split_off, {"a", NAMES[0]}, "'0 came with a class' came with a label"),
+        (split_off, set(), "no images are selected"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            edit(folder, chosen, "violins")
     assert state(folder) == before
     other = RunFolder(tmp_path)
-    for edit in (name_classes, split_off):
+    for edit in EDITS:
         with pytest.raises(UsageError, match="no finished discovery"):
             edit(other, ["a"], "violins")
     assert classes(other, NAMES) == {"editable": False, "classes": [], "cluster_of": {}}
@@ -199,19 +193,16 @@ def test_damaged_tables_are_refused_and_left(folder):
         assert state(folder) == before
 
 
-def test_nothing_is_changed_while_somebody_else_writes(folder):
+def test_nothing_is_changed_while_somebody_else_writes_or_where_nobody_can(folder):
     before = state(folder)
     with folder.lock.open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(OutputError, match="in use by"):
-            name_classes(folder, ["new-1"], "violins")
-        with pytest.raises(OutputError, match="in use by"):
-            split_off(folder, {"c"}, "violas")
+        for edit, chosen in EDITS.items():
+            with pytest.raises(OutputError, match="in use by"):
+                edit(folder, chosen, "violins")
     assert state(folder) == before
     name_classes(folder, ["new-1"], "violins")
-
-
-def test_a_folder_that_cannot_be_written_is_named(folder):
+    folder.lock.unlink()
     folder.lock.mkdir()  # which not even root can open as a file
     with pytest.raises(OutputError, match="cannot write"):
         name_classes(folder, ["new-1"], "violins")

@@ -64,7 +64,6 @@ def floats(state, change):
 
 ENCODERS = {
     "architecture ../../x": lambda s: tensors(s, {**ENCODER, "backbone": "../../x"}),
-    "architecture os.system": lambda s: tensors(s, {**ENCODER, "backbone": "os.system"}),
     "architecture from a hub": lambda s: tensors(s, {**ENCODER, "backbone": "timm/hf-hub:a/b"}),
     "no architecture": lambda s: tensors(s, {"image_size": 16}),
     "images of 0 px": lambda s: tensors(s, {**ENCODER, "image_size": 0}),
@@ -311,7 +310,7 @@ def test_hostile_files_start_nothing_and_are_refused_in_one_line(
     assert Path("marker").exists()  # it would have
 
 
-def test_kept_features_of_other_images_or_with_a_hostile_description_are_refused(tmp_path):
+def test_features_of_other_images_or_hostilely_described_and_folders_are_refused(tmp_path):
     path = tmp_path / "cached-features.safetensors"
     shapes = [
         ((3, 2), (2, 3, 2), 4),
@@ -327,9 +326,6 @@ def test_kept_features_of_other_images_or_with_a_hostile_description_are_refused
         path.write_bytes(save(features, {"bad": bad}))
         with pytest.raises(CheckpointError, match=r"cached-features\.safetensors cannot be used"):
             CachedFeatures.read(path, count)
-
-
-def test_an_encoder_that_is_a_folder_is_refused(tmp_path):
     (tmp_path / "encoder.safetensors").mkdir()
     with pytest.raises(CheckpointError, match=r"encoder\.safetensors cannot be used"):
         load(tmp_path)
@@ -346,15 +342,10 @@ def test_what_other_decoders_would_open_is_no_image(answers, place):
 def test_what_is_no_regular_file_is_not_opened(answers, place):
     assert answers["special"].out.startswith("1 images")
     images = open_images(place / "special", cache=False)
-    assert {bad.name: bad.reason for bad in images.bad} == {
-        "environ.jpg": "link leaves the folder",
-        "mem.jpg": "link leaves the folder",
-        "pipe.jpg": "not a regular file",
-        "socket.jpg": "not a regular file",
-        "stdin.jpg": "link leaves the folder",
-        "to_pipe.jpg": "not a regular file",
-        "zero.jpg": "link leaves the folder",
-    }
+    links, others = ("environ", "mem", "stdin", "zero"), ("pipe", "socket", "to_pipe")
+    reasons = dict.fromkeys(links, "link leaves the folder")
+    reasons |= dict.fromkeys(others, "not a regular file")
+    assert {bad.name.removesuffix(".jpg"): bad.reason for bad in images.bad} == reasons
 
 
 def test_a_table_of_labels_opens_no_devices_and_pipes(tmp_path):
@@ -394,9 +385,8 @@ def test_a_table_leads_through_no_link_out_of_its_folder(tmp_path):
     (data / "table.csv").write_text("\n".join(["path", "own.png", "same/own.png", *leaving]))
     images = open_images(data / "table.csv")
     assert images.names == ("own.png", "same/own.png")
-    assert {bad.name: bad.reason for bad in images.bad} == dict.fromkeys(
-        leaving, "link leaves the folder"
-    )
+    reasons = {bad.name: bad.reason for bad in images.bad}
+    assert reasons == dict.fromkeys(leaving, "link leaves the folder")
 
 
 def steering(text):
@@ -429,10 +419,7 @@ def test_what_is_written_is_for_whom_the_umask_allows(answers, place):
 
 
 TABLES = {
-    "a formula": (
-        'path,label\n0.png,"=HYPERLINK(""http://x"")"\n1.png,@b\n',
-        '=HYPERLINK("http://x")',
-    ),
+    "a formula": ('path,label\n0.png,"=A(""http://x"")"\n1.png,@b\n', '=A("http://x")'),
     "a NUL": ("path,label\n0.png,a\0b\n1.png,c\n", "a\0b"),
     "100,000 columns": (f"path,label{',x' * 100_000}\n0.png,a{',y' * 100_000}\n1.png,b\n", "a"),
     "mixed ends of lines": ("path,label\r\n0.png,a\n1.png,b\r", "a"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from builders import pixels
+from discoveries import bytes_of
 from nearkin_command import run
 
 from nearkin.run.data import machine, note_machine
@@ -23,9 +24,8 @@ def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypa
     assert note_machine(path, CPU, 5) == ""
     (first,) = json.loads(path.read_text())
     assert first == {"after_step": 0, **machine(CPU)}
-    assert set(first) == {
-        "after_step", "nearkin", "torch", "device", "instructions", "processes"
-    }  # fmt: skip
+    names = {"after_step", "nearkin", "torch", "device", "instructions", "processes"}
+    assert set(first) == names
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert note_machine(path, CPU, 7) == f"torch {first['torch']} became 9.9"
     assert [entry["after_step"] for entry in json.loads(path.read_text())] == [0, 7]
@@ -52,9 +52,7 @@ def filled(folder):
 
 def outcome(folder):
     """What was trained, and what was noted on the way."""
-    return [
-        (folder / "run" / name).read_bytes() for name in ("encoder.safetensors", "metrics.csv")
-    ]
+    return bytes_of(folder / "run", "encoder.safetensors", "metrics.csv")
 
 
 @pytest.fixture(scope="module")

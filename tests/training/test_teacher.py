@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from builders import pixels
+from builders import pixels, write_network
+from discoveries import bytes_of
 from nearkin_command import run
 
 from nearkin.commands.train import train
@@ -17,9 +18,8 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order, RepeatedViews
-from nearkin.data.rng import seeded
 from nearkin.data.views import View, normalize
-from nearkin.encoders.encoder import load, write_encoder
+from nearkin.encoders.encoder import load
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, ResourceError, UsageError
 from nearkin.networks.backbone import build_backbone
@@ -30,22 +30,12 @@ from nearkin.training.teacher import HALF, HEAD, open_teacher, teacher_files, wi
 
 CPU = torch.device("cpu")
 BATCH = 8
-
-
 IMAGES = open_images(pixels(24))
-
-
-def write_teacher(file, size=16, origin=None):
-    with seeded(0, CPU):
-        network = build_backbone("tiny", size)
-    details = {"backbone": "tiny", "image_size": size}
-    write_encoder(file, network, details | ({"origin": origin} if origin else {}))
-    return str(file)
 
 
 @pytest.fixture
 def teacher(tmp_path):
-    return write_teacher(tmp_path / "teacher.safetensors")
+    return str(write_network(tmp_path / "teacher.safetensors"))
 
 
 def student(*views, images=IMAGES, period=0, size=16):
@@ -121,7 +111,7 @@ def test_the_blur_of_a_larger_view_is_larger():
 
 def test_of_photographs_it_sees_the_same_crop_cut_from_the_file(tmp_path, photographs):
     view, images = View(scale=(0.3, 0.6)), open_images(photographs)
-    named = write_teacher(tmp_path / "teacher.safetensors", size=48)
+    named = str(write_network(tmp_path / "teacher.safetensors", size=48))
     taught = feed(tmp_path, student(view, images=images, size=24), named, views=0)
     assert_sees(taught, student(view, images=images, size=48), 1)
 
@@ -135,7 +125,7 @@ def test_small_views_are_seen_at_the_teachers_one_size(tmp_path, teacher):
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_kept_features_are_those_of_the_epochs_views(tmp_path, size):
-    named = write_teacher(tmp_path / "teacher.safetensors", size)
+    named = str(write_network(tmp_path / "teacher.safetensors", size=size))
     batches = student("strong", "strong", period=2)
     kept, _ = feed(tmp_path / "kept", batches, named, views=2)
     live, _ = feed(tmp_path / "live", batches, named, views=0)
@@ -209,15 +199,14 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
 
 
 def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(
-    tmp_path, photographs
+    tmp_path, teacher, photographs
 ):
     folder = tmp_path / "images"
     shutil.copytree(photographs, folder)
     images = open_images(folder)
     (folder / "05.jpg").write_bytes((folder / "05.jpg").read_bytes()[:700])
-    named = write_teacher(tmp_path / "teacher.safetensors")
     batches = student(View(), images=images, period=1)
-    kept, encoder = feed(tmp_path, batches, named, views=1)
+    kept, encoder = feed(tmp_path, batches, teacher, views=1)
     (bad,) = [row for row in range(len(images)) if images.names[row].endswith("05.jpg")]
     for batch in kept.between(0, 3):
         assert bad not in batch.index
@@ -231,9 +220,8 @@ def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(
 def distilled(tmp_path_factory):
     """A finished run, its data and its settings."""
     folder = tmp_path_factory.mktemp("distilled")
-    license_ = "CC-BY-NC-4.0"
-    origin = {"source": "https://example.org/t", "license": license_, "sha256": "ab" * 32}
-    named = write_teacher(folder / "teacher.safetensors", origin=origin)
+    origin = {"source": "https://example.org/t", "license": "CC-BY-NC-4.0", "sha256": "ab" * 32}
+    named = str(write_network(folder / "teacher.safetensors", origin=origin))
     data = folder / "data.npz"
     np.savez(data, x=pixels(64), y=np.arange(64) % 2)
     config = TrainConfig(method="seed", teacher=named, seed=3, backbone="tiny", batch_size=BATCH,
@@ -273,7 +261,7 @@ def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_
     out, moved = tmp_path / "run", tmp_path / "aside"
     shutil.copytree(finished.path, out)
     names = ("encoder.safetensors", "metrics.csv", "embeddings.parquet", "teacher.safetensors")
-    before = [(out / name).read_bytes() for name in names]
+    before = bytes_of(out, *names)
     for name in ("summary.json", "encoder.safetensors", "report.html"):
         (out / name).unlink()
     gone = replace(config, teacher=str(tmp_path / "gone"))
@@ -286,7 +274,7 @@ def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_
     finally:
         shutil.move(moved, config.teacher)
     assert "resuming after step" in RunFolder(out).log.read_text()
-    assert [(out / name).read_bytes() for name in names] == before
+    assert bytes_of(out, *names) == before
 
 
 def test_two_processes_train_the_same_student(distilled, tmp_path):
