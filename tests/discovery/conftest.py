@@ -20,7 +20,7 @@ def arrays(tmp_path_factory):
 def encoder(tmp_path_factory, arrays):
     """A run whose encoder all discoveries stand on."""
     out = tmp_path_factory.mktemp("encoder") / "run"
-    settings = words("--epochs 2 --batch-size 64 --backbone tiny --labels none -q")
+    settings = words("--epochs 30 --batch-size 64 --backbone tiny --labels none -q")
     assert run("train", arrays, "-o", out, *settings) == 0
     return out
 
