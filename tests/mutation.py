@@ -120,10 +120,8 @@ def measure(room: str, source: str, tests: str, seed: int, most: int) -> dict[st
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / source).rglob("*.py"))]
     files = files or [source]
     own = [file for file in test_files() if file.startswith((tests, source))]
-    reach, notes = (
-        Reach(dict(record(own)).values()),
-        ROOT / "build" / "mutation" / f"{room}-{commit()}.jsonl",
-    )
+    reach = Reach(dict(record(own)).values())
+    notes = ROOT / "build" / "mutation" / f"{room}-{commit()}.jsonl"
     notes.parent.mkdir(parents=True, exist_ok=True)
     lines = notes.read_text().splitlines() if notes.exists() else []
     done = {tuple(json.loads(line)["place"]): json.loads(line)["by"] for line in lines}
@@ -132,27 +130,16 @@ def measure(room: str, source: str, tests: str, seed: int, most: int) -> dict[st
         for place, text in sample(files, seed, most):
             if (key := (place.digest, place.line)) not in done:
                 done[key] = killers(place, text, root, reach, own)
-                diff = difflib.unified_diff(
-                    (ROOT / place.file).read_text().splitlines(),
-                    text.splitlines(),
-                    lineterm="",
-                    n=2,
-                )
+                before = (ROOT / place.file).read_text().splitlines()
+                diff = difflib.unified_diff(before, text.splitlines(), lineterm="", n=2)
                 note = {"place": key, "by": done[key], "file": place.file, "diff": [*diff][2:]}
                 print(json.dumps(note), file=file, flush=True)
                 print("killed" if done[key] else "SURVIVED", place, flush=True)
     killed = sum(map(bool, done.values()))
     low, high = binomtest(killed, len(done)).proportion_ci(method="wilson")
     shares = [f"{share:.3f}" for share in (killed / len(done), low, high)]
-    values = (
-        room,
-        len(done),
-        killed,
-        len(done) - killed,
-        *shares,
-        commit(),
-        f"make mutation ROOMS={room}",
-    )
+    counts = (len(done), killed, len(done) - killed)
+    values = (room, *counts, *shares, commit(), f"make mutation ROOMS={room}")
     return dict(zip(COLUMNS, values, strict=True))
 
 

@@ -338,11 +338,7 @@ class Watcher:
 
 
 def outcome(
-    root: Path,
-    tests: list[str],
-    seconds: Mapping[str, float],
-    limit: float = 1e9,
-    *options: str,
+    root: Path, tests: list[str], seconds: Mapping[str, float], limit: float = 1e9, *options: str
 ) -> Outcome:
     """Run tests, or all cases of one, against a copy, the cheapest files first.
 
