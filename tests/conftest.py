@@ -29,7 +29,8 @@ def pytest_configure(config):
     have one thread, as the tests: a fork of one that has had two may wait for the other for ever.
     """
     config.stash[HOMES] = home = Path(tempfile.mkdtemp(prefix="nearkin-home-"))
-    for name in [name for name in os.environ if name.startswith(("NEARKIN_", "XDG_"))]:
+    left = ("NEARKIN_", "XDG_", "COLUMNS", "LINES")  # rich keeps the width that xdist sets
+    for name in [name for name in os.environ if name.startswith(left)]:
         del os.environ[name]
     os.environ.update(HOME=str(home), NEARKIN_REPORT="false", OMP_NUM_THREADS="1")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 
-class Muon(muon.Muon):
+class Muon(muon.Muon):  # type: ignore[misc]  # timm has no types
     """timm's Muon, whose steps are computed in float32 on a CPU, and in bfloat16 on a GPU.
 
     timm computes them in bfloat16 everywhere, for which most processors have no instructions: a
