@@ -21,13 +21,14 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import IO
 
 import numpy as np
 from builders import as_bytes, soft
 from needs import SHARED
 from PIL import Image
+from processes import fork
 
 from nearkin.data.decode import FORMATS, BadImage, center, crops, decode, header
 from nearkin.data.scan import MAX_PIXELS, PREFIX
@@ -205,13 +206,7 @@ def serve(judge: Judge, seeds: Iterable[int], report: int, seconds: float) -> No
 def start(judge: Judge, seeds: Iterable[int], seconds: float) -> tuple[int, IO[str]]:
     """Fork a process for these seeds; returns its number and the file that it reports to."""
     report = tempfile.TemporaryFile("r+", encoding="utf-8")  # noqa: SIM115  (finish closes it)
-    if (child := os.fork()) == 0:
-        try:
-            serve(judge, seeds, report.fileno(), seconds)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return child, report
+    return fork(partial(serve, judge, seeds, report.fileno(), seconds)), report
 
 
 def finish(child: int, report: IO[str]) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import builders
 import jaxtyping
 import torch
+from processes import fork
 from safetensors.torch import save
 
 import nearkin
@@ -152,6 +153,12 @@ that it may have, and words of its one line."""
 REFUSED = range(2, 6)
 
 
+def _answer(environment, place, commands):
+    os.environ.update(environment)
+    jaxtyping.config.update("jaxtyping_disable", True)  # types are not the point
+    run_all(place, commands)
+
+
 def answers_to(place, cases, *, anew=False):
     """Give all commands to one process: a fork, or a new one, which takes longer to load torch."""
     commands = {}
@@ -168,16 +175,8 @@ def answers_to(place, cases, *, anew=False):
             env=os.environ | told | {"PYTHONPATH": paths}, timeout=500,
         )  # fmt: skip
         assert done.returncode == 0
-    elif (child := os.fork()) == 0:
-        try:
-            os.environ.update(told)
-            jaxtyping.config.update("jaxtyping_disable", True)  # types are not the point
-            run_all(place, commands)
-            os._exit(0)
-        finally:
-            os._exit(1)
     else:
-        assert os.waitpid(child, 0)[1] == 0
+        assert os.waitpid(fork(partial(_answer, told, place, commands)), 0)[1] == 0
     lines = (place / "answers.jsonl").read_text().splitlines()
     answers = {name: Answer(*rest) for name, *rest in map(json.loads, lines)}
     assert answers.keys() == commands.keys()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from tempfile import TemporaryDirectory
 import jaxtyping
 import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next seven)
 import numpy as np
+import processes
 import pyarrow.parquet  # noqa: F401
 import sklearn.linear_model
 import sklearn.manifold
@@ -141,21 +143,18 @@ def arguments(
 
 def start(command: list[str], prepare: Callable[[], None] = lambda: None) -> int:
     """A run in a process of its own, which `prepare` may change; returns its number."""
-    child = os.fork()
-    if child:
-        return child
+    return processes.fork(partial(_started, command, prepare))
+
+
+def _started(command: list[str], prepare: Callable[[], None]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the limit of the test is not for this process
     signal.alarm(PATIENCE)
     jaxtyping.config.update("jaxtyping_disable", True)  # types are not the point
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
-    code = 70
-    try:
-        prepare()
-        code = main(command)
-    finally:
-        os._exit(code)
+    prepare()
+    return main(command)
 
 
 def finish(child: int) -> int:

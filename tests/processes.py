@@ -17,6 +17,17 @@ def environment(**more: str) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", **more}
 
 
+def fork(work: Callable[[], int | None]) -> int:
+    """Call it in a copy of this process, which ends with the code that it returns, or with 1."""
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        code = work() or 0
+    finally:
+        os._exit(code)  # or the tests would go on twice
+
+
 def srun(rank: int, job: str) -> dict[str, str]:
     """What srun tells each of two processes."""
     here = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_JOB_ID": job}

@@ -97,10 +97,8 @@ def test_every_training_learns_digits_and_assign_gives_the_same_classes(trained,
     assert measured(trained(layers), "accuracy") > least
     assert measured(trained(layers), "balanced accuracy") > least - 0.05
     assigned = nearkin.assign(trained(layers), str(data), workers=0).to_dicts()
-    now, written = (
-        {row["path"]: row for row in assigned},
-        rows(trained(layers) / "assignments.csv"),
-    )
+    now = {row["path"]: row for row in assigned}
+    written = rows(trained(layers) / "assignments.csv")
     assert len(written) == 60
     for row in written:
         same = now[row["path"]]

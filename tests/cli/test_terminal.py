@@ -23,7 +23,7 @@ from nearkin_command import run
 from nearkin.cli.terminal import Standing, Terminal, err
 from nearkin.pace import MARKS, Pace, tracked, under
 
-PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM", "COLUMNS"}
+PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM"}
 
 
 def on_terminal(work, *, columns, interrupt="", encoding="utf-8", **env):

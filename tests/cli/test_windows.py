@@ -13,12 +13,11 @@ from pathlib import Path
 import filelock  # noqa: F401 (by the system's name it takes the lock that is there)
 import numpy as np
 import pytest
+from builders import write_network
 from processes import environment
 from torch.utils.data._utils import signal_handling
 
 from nearkin.cli import main
-from nearkin.encoders.encoder import write_encoder
-from nearkin.networks.backbone import build_backbone
 
 MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")
 SIGNALS = ("SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -49,9 +48,7 @@ def archive(tmp_path_factory, photographs):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("encoders") / "encoder.safetensors"
-    write_encoder(path, build_backbone("tiny", 16), {"backbone": "tiny", "image_size": 16})
-    return path
+    return write_network(tmp_path_factory.mktemp("encoders") / "encoder.safetensors")
 
 
 def test_the_command_line_starts_without_the_modules_of_unix():

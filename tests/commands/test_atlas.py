@@ -4,8 +4,7 @@ import io
 
 import numpy as np
 import pytest
-import torch
-from builders import as_bytes, soft, write_files
+from builders import as_bytes, soft, write_files, write_network
 from nearkin_command import run as call
 from PIL import Image
 from pyarrow import parquet
@@ -14,9 +13,7 @@ import nearkin
 from nearkin.commands.export import export
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import OutputError, UsageError
-from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
 
@@ -31,9 +28,7 @@ def run(tmp_path_factory):
     folder = RunFolder(path)
     folder.write_settings(TrainConfig(), str(data))
     folder.write_summary({"made": True})
-    torch.manual_seed(0)
-    details = {"backbone": "tiny", "image_size": 16}
-    write_encoder(folder.encoder, build_backbone("tiny", 16), details)
+    write_network(folder.encoder)
     nearkin.embed(path, data, output=folder.embeddings, workers=0)
     (data / "=dog" / "19.png").unlink()
     return folder

@@ -312,10 +312,8 @@ def test_a_row_per_image_is_written_into_a_table_of_any_kind(run, tmp_path):
     for ending in (".parquet", ".npz", ".npy"):
         assert call("embed", run, folder, "-o", out / f"vectors{ending}") == 0
     table, stored = parquet.read_table(out / "vectors.parquet"), np.load(out / "vectors.npz")
-    vectors, plain = (
-        np.array(table["vector"].to_pylist(), np.float32),
-        np.load(out / "vectors.npy"),
-    )
+    vectors = np.array(table["vector"].to_pylist(), np.float32)
+    plain = np.load(out / "vectors.npy")
     assert stored["vector"].dtype == plain.dtype == np.float32
     assert np.array_equal(vectors, stored["vector"])
     assert np.array_equal(vectors, plain)

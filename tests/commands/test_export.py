@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from builders import write_network
 from cards import computed
 from nearkin_command import run as call
 from PIL import Image
@@ -146,11 +147,7 @@ def test_the_library_reads_the_preprocessing_that_was_written(run_of, tmp_path):
 
 def test_timm_takes_any_share_of_a_crop(tmp_path):
     """It divides by the share of a crop and rounds down, which loses a pixel of some quotients."""
-    torch.manual_seed(0)
-    details = {"backbone": TIMM, "image_size": 224}
-    file = tmp_path / "encoder.safetensors"
-    write_encoder(file, build_backbone(TIMM, 224), details)
-    encoder = load(file)
+    encoder = load(write_network(tmp_path / "encoder.safetensors", TIMM, size=224))
     (tmp_path / "timm").mkdir()
     lossy = [side for side in range(224, 449) if int(224 / (224 / side)) != side]
     assert len(lossy) == 10
@@ -265,8 +262,7 @@ def test_a_format_that_cannot_hold_the_network_is_refused(run_of, tmp_path, refu
         assert reason in refused
         assert "--format safetensors, onnx or torch-export" in refused
     assert list(tmp_path.iterdir()) == []
-    file = tmp_path / "encoder.safetensors"
-    write_encoder(file, build_backbone("resnet18", 32), {"backbone": "resnet18", "image_size": 32})
+    file = write_network(tmp_path / "encoder.safetensors", "resnet18", size=32)
     small_stem = r"conv1.weight is 64x3x3x3, and 64x3x7x7 in .* small stem"
     for format in ("timm", "torchvision"):
         with pytest.raises(UsageError, match=small_stem):
@@ -344,7 +340,6 @@ def test_what_the_page_says_is_what_happens(data, tmp_path, monkeypatch, refusal
     assert (tmp_path / "runs/photos-simclr/exports/onnx/model.onnx").exists()
     exec("\n".join(python), {"nearkin": nearkin})
     assert (tmp_path / "photos-encoder" / "model.pth").exists()
-    small = {"backbone": "small", "image_size": 32}
-    write_encoder(tmp_path / "encoder.safetensors", build_backbone("small", 32), small)
+    write_network(tmp_path / "encoder.safetensors", "small", size=32)
     quoted = re.search(r"^    (error: small .*)$", page, re.MULTILINE)[1]
     assert refusal(2, "export", "encoder.safetensors", "--format=timm", "-o", "out") == quoted

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from builders import write_network
 from nearkin_command import run as command
 
 import nearkin
@@ -122,9 +123,7 @@ def test_features_without_a_spectrum_come_last_and_different_dimensions_are_note
     assert ranking.order == ["b", "a"]
     wide = run(tmp_path / "wide", data, network(0))
     folder = RunFolder(wide)
-    torch.manual_seed(0)
-    details = {"backbone": "small", "image_size": 8}
-    write_encoder(folder.encoder, build_backbone("small", 8), details)
+    write_network(folder.encoder, "small", size=8)
     assert "128 to 256 dimensions" in nearkin.rank([*runs, wide], workers=0).notes[0]
 
 

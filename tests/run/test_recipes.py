@@ -16,7 +16,6 @@ import nearkin
 from nearkin.config import TrainConfig, read_toml
 from nearkin.data.augmentations import views_of
 from nearkin.data.opening import open_images
-from nearkin.encoders.encoder import write_encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
@@ -245,9 +244,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    file = tmp_path_factory.mktemp("teacher") / "encoder.safetensors"
-    write_encoder(file, build_backbone("tiny", 16), {"backbone": "tiny", "image_size": 16})
-    return str(file)
+    return str(builders.write_network(tmp_path_factory.mktemp("teacher") / "encoder.safetensors"))
 
 
 def small(path, teacher):

@@ -1,6 +1,5 @@
 """Checkpoints against kills, damage, full disks, foreign files and other runs. All files are real."""
 
-import contextlib
 import copy
 import hashlib
 import inspect
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from hostile import PICKLE, Runs, zipped
-from processes import SECONDS
+from processes import SECONDS, fork
 from small import same, small, spawn
 
 from nearkin import tables
@@ -301,17 +300,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         path = re.escape(str(folder / "ckpt-00000001.pt"))
         with pytest.raises(ResourceError, match=f"cannot write the checkpoint {path}"):
             save(folder, 1, *run_at(1))
-
-
-def fork(work):
-    """Run `work` in a copy of this process that always ends."""
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            work()
-            os._exit(0)
-        os._exit(1)
-    return child
 
 
 def die_at_line(number):

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import pixels
 from discoveries import bytes_of
+from processes import fork
 from small import small, spawn
 
 from nearkin import tables
@@ -165,24 +167,23 @@ def test_a_folder_or_log_that_cannot_be_written_is_refused_before_the_data_are_o
 STARTS = 50
 
 
+def start(folder, number, ready, go):
+    """Open it when all may, and hold it; the exit code of a command that cannot."""
+    os.close(go[1])
+    os.write(ready[1], b".")
+    os.read(go[0], 1)
+    try:
+        with opened(folder / "run", resume=False, overwrite=False):
+            time.sleep(2)
+    except OutputError as error:
+        (folder / f"{number}.txt").write_text(str(error))
+        return error.exit_code
+
+
 def race(_, folder):
     """Let many processes open one folder in the same moment."""
     ready, go = os.pipe(), os.pipe()
-    children = []
-    for number in range(STARTS):
-        child = os.fork()
-        if child == 0:
-            os.close(go[1])
-            os.write(ready[1], b".")
-            os.read(go[0], 1)
-            try:
-                with opened(folder / "run", resume=False, overwrite=False):
-                    time.sleep(2)
-                os._exit(0)
-            except OutputError as error:
-                (folder / f"{number}.txt").write_text(str(error))
-                os._exit(error.exit_code)
-        children.append(child)
+    children = [fork(partial(start, folder, number, ready, go)) for number in range(STARTS)]
     for _ in children:
         os.read(ready[0], 1)
     os.close(go[1])

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from small import run, small
-from timm.optim import muon
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR
 
@@ -257,10 +256,17 @@ def test_the_settings_of_lars_reach_it():
     assert all(options.items() <= group.items() for group in lars.param_groups)
 
 
+POLYNOMIALS = np.array([
+    [4.0848, -6.8946, 2.9270], [3.9505, -6.3029, 2.6377], [3.7418, -5.5913, 2.3037],
+    [2.8769, -3.1427, 1.2046], [2.8366, -3.0525, 1.2012],
+])  # fmt: skip
+"""Odd ones, which bring singular values near 1 (leloykun.github.io/ponder/muon-opt-coeffs)."""
+
+
 def quintic(matrix):
-    """Odd polynomials of degree five, which bring singular values near 1: timm's, one a step."""
+    """Five steps of Newton and Schulz, each by another polynomial of degree five."""
     x = matrix.double() / matrix.double().norm()
-    for a, b, c in muon._COEFFICIENTS["quintic"]:
+    for a, b, c in POLYNOMIALS:
         square = x @ x.T
         x = a * x + (b * square + c * square @ square) @ x
     return x.float()

@@ -14,7 +14,7 @@ class Muon(muon.Muon):  # type: ignore[misc]  # timm has no types
     """timm's Muon, whose steps are computed in float32 on a CPU, and in bfloat16 on a GPU.
 
     timm computes them in bfloat16 everywhere, for which most processors have no instructions: a
-    matrix of 512 x 4,608 takes 26 times as long as in float32 (AMD EPYC with AVX2, torch 2.15).
+    matrix of 512 x 4,608 takes 26 times as long as in float32 (AMD EPYC with AVX2, torch 2.14).
     """
 
     @override
