@@ -17,8 +17,6 @@ SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 10 --train-layers
 FEW = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2")]
 LEAST = [*FEW, *words("--objective simgcd --entropy-weight 1")]
 LEAST_NCD = [*FEW, *words("--objective ncl --pair-rate 1")]
-LONGER = [*LEAST, "--epochs", "20"]
-"""Long enough for novel classes with images."""
 
 
 def once(*arguments: object) -> list[str]:

@@ -3,7 +3,7 @@
 import builders
 import numpy as np
 import pytest
-from discoveries import LONGER, discover, save, table, words
+from discoveries import LEAST, discover, save, table, words
 from nearkin_command import run
 
 
@@ -68,5 +68,5 @@ def discovery(tmp_path_factory, flat, labels, encoder):
     """A discovery of images in a folder, with a table of labels and copies beside it."""
     out = tmp_path_factory.mktemp("runs") / "run"
     settings = ["--labeled", labels, "--from", encoder, "--copy-to", out.parent / "copies"]
-    assert discover(flat, "-o", out, *LONGER, *settings) == 0
+    assert discover(flat, "-o", out, *LEAST, *settings) == 0
     return out

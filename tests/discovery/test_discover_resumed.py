@@ -12,7 +12,6 @@ import pytest
 from discoveries import (
     LEAST,
     LEAST_NCD,
-    LONGER,
     bytes_of,
     discover,
     held_out,
@@ -96,7 +95,7 @@ def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
 ):
     """But the copies of the first time do not stand in the way of the same command."""
     copies, other = discovery.parent / "copies", tmp_path / "copies"
-    settings = ["--labeled", labels, "--from", encoder, *LONGER, "--resume"]
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--resume"]
     assert discover(flat, "-o", discovery, *settings, "--copy-to", copies) == 0
     typed = once("discover", flat, "-o", unfinished, *settings)
     assert "give a new folder" in refusal(4, *typed, "--copy-to", copies)
@@ -136,10 +135,10 @@ def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
 def test_a_run_is_not_resumed_with_other_settings_or_labels(
     discovery, flat, labels, encoder, refusal, unfinished, tmp_path
 ):
-    settings = ["--labeled", labels, "--from", encoder, *LONGER, "--epochs", 21, "--resume"]
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 3, "--resume"]
     before = (discovery / "config.toml").read_bytes()
     line = refusal(2, *once("discover", flat, "-o", discovery, *settings))
-    assert "--epochs 20 became 21" in line
+    assert "--epochs 2 became 3" in line
     assert (discovery / "config.toml").read_bytes() == before
     changed = tmp_path / "labels.csv"
     shutil.rmtree(unfinished / "stages" / "simgcd-0")
@@ -148,7 +147,7 @@ def test_a_run_is_not_resumed_with_other_settings_or_labels(
     config = config.replace(str(labels), str(changed))
     (unfinished / "config.toml").write_text(config, encoding="utf-8")
     written = [(row["path"], row["label"]) for row in rows(labels)]
-    settings = ["--labeled", changed, "--from", encoder, *LONGER, "--resume"]
+    settings = ["--labeled", changed, "--from", encoder, *LEAST, "--resume"]
     typed = once("discover", flat, "-o", unfinished, *settings, "--copy-to", tmp_path / "copies")
     table(changed, [(path, swapped[name]) for path, name in written])
     assert "the labels have changed since the run was started" in refusal(5, *typed)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from discoveries import (
     LEAST,
-    LONGER,
     bytes_of,
     held_out,
     names,
@@ -65,7 +64,7 @@ def test_named_classes_become_known_ones_round_by_round(accepted, flat, tmp_path
     name(first, {cluster: "a digit of my own"})
     single, other = label(first, "another digit", 2)
     core -= {single, other}
-    again = once("discover", flat, *LONGER)
+    again = once("discover", flat, *LEAST)
     assert run(*again, "-o", second, "--accept", first) == 0
     known = ["digit 0", "digit 1", "digit 2", "a digit of my own", "another digit"]
     learned = core - held_out(first)  # a guess about an image is no true label of it
