@@ -286,7 +286,7 @@ def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, dat
     window.page.reload()
     window.find("#map-legend").get_by_text("violins").wait_for()
     window.find("input[type=file]").set_input_files(data / "03.png")
-    window.find("#map-panel").get_by_text("Nearest neighbors").wait_for()
+    window.find("#map-panel h4").get_by_text("Nearest neighbors").wait_for()
     loaded = "[...document.querySelectorAll('#map-panel img')].every((one) => one.naturalWidth)"
     window.until(loaded)
     window.find("#map-canvas").focus()
@@ -335,7 +335,7 @@ def test_classes_of_a_classification_are_shown_and_not_edited(browser, classifie
         window.find("#map-legend").get_by_text("odd").wait_for()
         assert not window.find("#map-classes").is_visible()
         window.find("input[type=file]").set_input_files(data / "03.png")
-        window.find("#map-panel").get_by_text("Nearest neighbors").wait_for()
+        window.find("#map-panel h4").get_by_text("Nearest neighbors").wait_for()
         window.end(page.origin)
 
 
