@@ -1,0 +1,39 @@
+"""What was decided about the data without being asked, so that silence means: nothing was."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+Decision = Literal["left out", "merged", "renamed", "guessed", "substituted"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """One decision about the data, with what it concerns.
+
+    `str(note)` is one line: "left out: 12 files ending in .heic, such as 'a.heic'".
+    """
+
+    decision: Decision
+    text: str  # What it is, with the count and, where the user can change it, the option
+    count: int  # Images, files, rows or classes that it concerns
+    examples: tuple[str, ...] = ()  # Names of the first of them
+
+    def __str__(self) -> str:
+        such = f", such as {named(self.examples)}" if self.examples else ""
+        return f"{self.decision}: {self.text}{such}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "decision": self.decision,
+            "text": self.text,
+            "count": self.count,
+            "examples": list(self.examples),
+        }
+
+
+def named(names: Iterable[str]) -> str:
+    """Format the first three names for a message: on one line, whatever they contain."""
+    return ", ".join(map(repr, islice(names, 3)))
