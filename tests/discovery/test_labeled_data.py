@@ -25,6 +25,8 @@ from nearkin.discovery.data import (
     truth_labels,
 )
 from nearkin.errors import DataError, UsageError
+from nearkin.run.data import note_data
+from nearkin.run.folder import RunFolder
 from nearkin.types import UNKNOWN
 
 FLAT = ("1.png", "2.png", "3.png", "4.png", "5.png")
@@ -398,9 +400,12 @@ def test_added_images_leave_those_held_out_that_the_encoder_was_not_trained_on(t
     data, by = str(tmp_path / "data"), str(tmp_path / "known")
     alone = split_images(open_images(data), 0.2, 0)
     held_out = {alone.images.names[row] for row in alone.test_rows}
+    run = RunFolder(tmp_path)
+    note_data(run, alone)
+    config = {"labeled": by, "val": 0.2, "from_run": str(run.path)}
     for parts in (
-        open_discovery_data(data, DiscoverConfig(labeled=by, val=0.2)).parts,
-        open_labeled_data(data, ClassifyConfig(labeled=by, val=0.2)).parts,
+        open_discovery_data(data, DiscoverConfig(**config)).parts,
+        open_labeled_data(data, ClassifyConfig(**config)).parts,
     ):
         names = [Path(parts.images.names[row]).name for row in parts.test_rows]
         own = own_images(parts.images)[parts.test_rows]

@@ -158,6 +158,20 @@ def test_torchrun_starts_the_same_training(data, both, tmp_path):
     assert out.count("effective rank") == err.count("writing") == 1  # only the first speaks
 
 
+def test_processes_that_see_other_images_are_refused(tmp_path, capfd):
+    """Rows, queues and labels of all are gathered as if they were of the same images."""
+    source = tmp_path / "source.py"
+    source.write_text(
+        "import os\nimport numpy as np\n"
+        "def images():\n"
+        "    own = np.random.default_rng(int(os.environ['RANK']))\n"
+        "    return own.integers(0, 256, (64, 12, 12, 3), np.uint8)\n"
+    )
+    worker, first = launched("torchrun", f"{source}:images", tmp_path / "run")
+    assert (worker, first) == (3, 9)
+    assert "a process of this training has other images than the first" in capfd.readouterr().err
+
+
 def test_srun_starts_the_same_training(data, both, tmp_path):
     assert launched("srun", data, tmp_path / "run") == [0, 0]
     assert same_bits(RunFolder(tmp_path / "run"), both)

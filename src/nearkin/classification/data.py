@@ -12,9 +12,8 @@ from nearkin.data.images import Images
 from nearkin.data.labels import examples
 from nearkin.data.split import Split, has_test_split, open_readable
 from nearkin.discovery.data import (
-    division,
+    hold_out,
     label_images,
-    split_with_added,
     with_distinct_names,
 )
 from nearkin.errors import DataError
@@ -106,7 +105,6 @@ def open_labeled_data(
 ) -> LabeledData:
     """Open the data, find the class of each image that has one, and hold images out.
 
-    The images that the run of the encoder held out are held out again, if it had the same data.
     `on_open` gets the images before any are refused, and `resumed` is the run that goes on.
 
     Raises:
@@ -120,7 +118,7 @@ def open_labeled_data(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
     images = with_distinct_names(images)
-    split = split_with_added(images, *division(data, config, resumed), on_progress)
+    split = hold_out(images, config, on_progress, resumed)
     return _numbered(split if has_test_split(images) else _keep_few(split))
 
 

@@ -23,7 +23,7 @@ from nearkin.classification.report import write_outcome
 from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
-from nearkin.discovery.data import check_share, division
+from nearkin.discovery.data import share
 from nearkin.discovery.features import (
     Extracted,
     Extraction,
@@ -33,7 +33,7 @@ from nearkin.discovery.features import (
 from nearkin.distributed import available_cpus, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import UsageError
-from nearkin.run.data import same_labels, write_bad_files
+from nearkin.run.data import note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run
@@ -60,7 +60,6 @@ def classify(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     encoder = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
     config = self_contained(config)
-    check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,
@@ -79,12 +78,12 @@ def classify(
             run.log.info(line)
         if overwrite:
             clear(folder)
-        same_labels(folder, dataset.parts)
+        note_labels(folder, dataset.parts)
         if folder.summary.exists():
             run.log.info("already complete")
             return Run(folder)
-        share, _ = division(data, run.config)
-        run = replace(run, config=replace(_resolved(run.config, dataset, encoder), val=share))
+        config = replace(_resolved(run.config, dataset, encoder), val=share(run.config))
+        run = replace(run, config=config)
         with resource_errors(64):
             folder.write_settings(run.config, data_name(data))
             # A resumed run needs the source no longer; trained on is the file from the start.

@@ -18,10 +18,9 @@ from nearkin.config import (
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
-    check_share,
     check_sizes,
-    division,
     open_discovery_data,
+    share,
 )
 from nearkin.discovery.features import check_train_layers
 from nearkin.discovery.outcome import build_outcome
@@ -34,7 +33,7 @@ from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.methods import method_class, parameters
-from nearkin.run.data import same_labels, write_bad_files
+from nearkin.run.data import note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.named import LABEL_COLUMNS
@@ -60,7 +59,6 @@ def discover(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
     config = _checked(config, folder, resume=resume)
-    check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,
@@ -70,7 +68,7 @@ def discover(
         encoders=[config.from_run, config.accept],
         reporter=reporter,
     ) as run:
-        config, log = replace(run.config, val=division(data, run.config)[0]), run.log
+        config, log = replace(run.config, val=share(run.config)), run.log
         list_bad = partial(write_bad_files, folder.bad_files)
         resumed = folder if resume else None
         dataset = open_discovery_data(data, config, log.progress, list_bad, resumed)
@@ -80,7 +78,7 @@ def discover(
         write_bad_files(folder.bad_files, dataset.images)
         if overwrite:
             clear(folder)
-        same_labels(folder, dataset.parts)
+        note_labels(folder, dataset.parts)
         if config.accept:
             write_csv(folder.accepted, LABEL_COLUMNS, dataset.accepted.items())
         if folder.summary.exists():

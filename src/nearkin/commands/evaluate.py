@@ -13,7 +13,7 @@ from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.frozen import frozen_floors, resolved
 from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
 from nearkin.data.images import Images
-from nearkin.data.split import open_split
+from nearkin.data.split import Split, open_split
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.encoders.pretrained import unknown
@@ -24,6 +24,7 @@ from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.table import are_vectors
 from nearkin.extensions import check_trusted
 from nearkin.pace import ProgressCallback, under
+from nearkin.run.data import changed_data, decided
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
 from nearkin.run.reporter import Reporter, Silent
@@ -100,7 +101,7 @@ def evaluate(
         trust_remote_code=trust_remote_code,
     )
     tables = _tables(encoder, folder, features, log)
-    split = open_split(images if data is None else data, config, log.progress)
+    split, same = _opened(folder, config, images if data is None else data, log)
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         computed = None
@@ -125,9 +126,25 @@ def evaluate(
             on_progress=log.progress,
         )
     evaluation = _named(evaluation, table, measured.dim)
-    if data is None and (names != ["quick"] or table == "embedding"):
+    if data is None and same and (names != ["quick"] or table == "embedding"):
         _store(folder, evaluation, log)
     return evaluation
+
+
+def _opened(
+    folder: RunFolder, config: TrainConfig | EmbedConfig, data: Any, log: Reporter
+) -> tuple[Split, bool]:
+    """Open images, divided as the run has noted, and say whether they are those of the run."""
+    split = open_split(data, config, log.progress, decided=decided(folder))
+    if not folder.images.exists():
+        return split, True
+    changes = changed_data(folder, split)
+    if changes:
+        log.info(
+            f"warning: these are not the images of {folder.path}: {changes}; nothing is stored "
+            "there"
+        )
+    return split, not changes
 
 
 OF_IMAGES: Final = (None, "backbone", "auto", False, None)

@@ -28,7 +28,7 @@ from nearkin.methods import METHODS
 from nearkin.pace import under
 from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
-from nearkin.run.data import open_logged, same_data, write_bad_files
+from nearkin.run.data import note_data, open_logged, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
@@ -79,12 +79,12 @@ def embed_folder(
     ) as run:
         for line in encoder.lines():
             run.log.info(line)
-        split = open_logged(folder, data, run.config, run.log)
+        split = open_logged(folder, data, run.config, run.log, resume=resume)
         run = replace(run, config=resolved(run.config, encoder, split.images))
         if overwrite:
             clear(folder)
         encoder.preprocessing = encoder.preprocessing.for_images(split.images)
-        same_data(folder, split)
+        note_data(folder, split)
         if folder.summary.exists() and (folder.report.exists() or not run.config.report):
             run.log.info("already complete")
         else:

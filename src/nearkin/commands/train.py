@@ -86,7 +86,7 @@ def train(
     ) as run:
         config, device, log = run.config, run.device, run.log
         start = read_start(folder, config, network, device, log)
-        split = open_logged(folder, data, config, log)
+        split = open_logged(folder, data, config, log, resume=resume)
         # Settings that do not fit are refused before anything is overwritten.
         config = resolved_settings(config, split.train, device, start)
         if overwrite:

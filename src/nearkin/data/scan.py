@@ -33,12 +33,14 @@ from nearkin.data.decode import (
     quiet,
 )
 from nearkin.data.images import (
+    PREFIX,
     Arrays,
     BadFile,
     CustomSource,
     Images,
     Source,
     content_bytes,
+    content_id,
     in_bytes,
     read,
 )
@@ -48,7 +50,7 @@ from nearkin.distributed import available_cpus
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
 
-VERSION: Final = 2  # Of the index; another version has other file names
+VERSION: Final = 3  # Of the index; another version has other file names
 
 
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
@@ -158,7 +160,6 @@ WHOLE: Final = (b"II", b"MM", b"RIFF")
 """TIFF and WebP: formats whose header may lie anywhere in the file."""
 FURTHER: Final = 2**24
 """Bytes that hold the header of any other format; a JPEG with more before it is a trap."""
-PREFIX: Final = 2**16  # Bytes that nearly always hold the whole header
 LARGE: Final = 2**25
 """Bytes of a file, or pixels, from which on at most two threads work at once, to bound memory."""
 _large: Final = BoundedSemaphore(2)
@@ -179,11 +180,14 @@ def scan(
     # The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter.
     kinds = np.full(len(names), b"not-an-image", np.dtype("S48"))
     sizes = np.zeros((len(names), 2), np.int32)  # of a bad file, zeros
-    columns = {"formats": kinds, "sizes": sizes}
+    contents = np.zeros(len(names), np.uint64)
+    columns = {"formats": kinds, "sizes": sizes, "contents": contents}
     reasons, decoded_pixels = dict[int, str](), MAX_PIXELS if full else 0
     if isinstance(listing.source, Arrays):
         kinds[:], *size = array_header(listing.source.stacked(names[:1])[0])
         sizes[:] = size
+        for row, name in enumerate(names):
+            contents[row] = content_id(listing.source.read(name), int(states[row, 0]))
     elif isinstance(listing.source, CustomSource):
         reasons = _scan_source(listing, columns, decoded_pixels, on_progress)
     else:
@@ -213,6 +217,7 @@ def scan(
         num_bytes=states[rows, 0],
         kinds=formats[kind_of[rows]],
         modified=states[rows, 1],
+        contents=contents[rows],
         source=listing.source,
         key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
@@ -234,7 +239,7 @@ def _scan_source(
     on_progress: ProgressCallback,
 ) -> dict[int, str]:
     """Read every image of a user's own source, once; return why some are bad."""
-    reasons, (kinds, sizes) = dict[int, str](), columns.values()
+    reasons, (kinds, sizes, contents) = dict[int, str](), columns.values()
     rows = [[row] for row in range(len(listing.names))]
     for (row,) in tracked(rows, len(rows), "reading all images", on_progress):
         try:
@@ -243,6 +248,7 @@ def _scan_source(
             # A checksum stands where files have the time of their last write.
             listing.states[row] = len(content), zlib.crc32(content)
             kinds[row], *sizes[row] = _header(image, decoded_pixels)
+            contents[row] = content_id(image, len(content))
         except BadImage as error:
             reasons[row] = error.reason
     return reasons
@@ -257,24 +263,26 @@ def _header(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
     return known
 
 
-def _scan_file(listing: Listing, decoded_pixels: int, row: int) -> tuple[str, tuple[int, int]]:
-    """The format and size of an image, or the reason why it is none."""
+def _scan_file(
+    listing: Listing, decoded_pixels: int, row: int
+) -> tuple[str, tuple[int, int], int]:
+    """The format, size and `content_id` of an image, or the reason why it is none."""
     source, name, size = listing.source, listing.names[row], int(listing.states[row, 0])
     try:
         if size > MAX_BYTES:
             raise BadImage("too-large")
-        known = _within(_read_header(source, name, size))
+        start = _read(source, name, PREFIX)
+        known = _within(_read_header(source, name, size, start))
         pixels = known.width * known.height
         if pixels <= decoded_pixels:
             with _memory_limit(max(size, pixels)):
                 check(_read(source, name), known)
     except BadImage as error:
-        return error.reason, (0, 0)
-    return known.format, (known.width, known.height)
+        return error.reason, (0, 0), 0
+    return known.format, (known.width, known.height), content_id(start, size)
 
 
-def _read_header(source: Source, name: str, size: int) -> Header:
-    start = _read(source, name, PREFIX)
+def _read_header(source: Source, name: str, size: int, start: bytes) -> Header:
     try:
         return header(start, whole=len(start) == size)
     except BadImage:

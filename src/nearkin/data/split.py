@@ -1,13 +1,13 @@
 """Holding images out: what is scored is never trained on."""
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, UInt64
 
 from nearkin.config import Config, EmbedConfig, TrainConfig
 from nearkin.data.duplicates import duplicates
@@ -20,6 +20,33 @@ MAX_COMPARED: Final = 100_000
 """Images among which near-duplicates are searched, at most: it takes half a millisecond each."""
 
 NAMED: Final = 10  # Unreadable images that an error names
+NEW: Final = -1  # The side of an image that no earlier run had
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """Images that an earlier run has trained on or held out, which stay on their side.
+
+    They are known again by their contents, whatever they are called by now.
+    """
+
+    names: Sequence[str]
+    contents: UInt64[np.ndarray, " images"]
+    held_out: Bool[np.ndarray, " images"]
+
+    def side(self, images: Images) -> Int64[np.ndarray, " images"]:
+        """Return for each image whether it was trained on (0) or held out (1); else `NEW`.
+
+        Where both sides have images of the same contents, the name decides, and without it the
+        image counts as trained on.
+        """
+        by_content, by_both = dict[int, int](), dict[tuple[str, int], int]()
+        rows = (self.names, self.contents.tolist(), self.held_out.astype(int).tolist())
+        for name, content, held_out in zip(*rows, strict=True):
+            by_content[content] = min(held_out, by_content.get(content, held_out))
+            by_both[name, content] = held_out
+        keys = zip(images.names, images.contents.tolist(), strict=True)
+        return np.array([by_both.get(key, by_content.get(key[1], NEW)) for key in keys], np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +57,6 @@ class Split:
     train_rows: np.ndarray
     test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
-    seed: int | None = None  # It decided which are held out, if the data themselves do not
 
     @cached_property
     def train(self) -> Images:
@@ -49,9 +75,14 @@ class Split:
         return f"{self.images.fingerprint}-{rows}"
 
     @property
+    def held_out(self) -> Bool[np.ndarray, " images"]:
+        """Whether each image is held out."""
+        return np.isin(np.arange(len(self.images)), self.test_rows)
+
+    @property
     def splits(self) -> np.ndarray:
         """The part that each image is in: train or test."""
-        return np.where(np.isin(np.arange(len(self.images)), self.test_rows), "test", "train")
+        return np.where(self.held_out, "test", "train")
 
     def without(self, bad_rows: Collection[int]) -> "Split":
         """The same images less those that turned out unreadable."""
@@ -79,10 +110,11 @@ def open_split(
     config: TrainConfig | EmbedConfig,
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], None] = lambda _: None,
+    decided: Decided | None = None,
 ) -> Split:
     """Open the data and hold images out; `on_open` gets the images before any are refused."""
     images = open_readable(data, config, config.labels, on_progress, on_open)
-    return split_images(images, config.val, config.seed, on_progress)
+    return split_images(images, config.val, config.seed, on_progress, decided)
 
 
 def open_readable(
@@ -111,25 +143,50 @@ def open_readable(
 
 
 def split_images(
-    images: Images, share: float, seed: int, on_progress: ProgressCallback = ignore_progress
+    images: Images,
+    share: float,
+    seed: int,
+    on_progress: ProgressCallback = ignore_progress,
+    decided: Decided | None = None,
 ) -> Split:
     """Hold a share of the images out, or the test images that the data themselves name.
 
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
     would find itself again, and inflate the score. Above `MAX_COMPARED` images they are not
-    searched for, which the images' notes say.
+    searched for, which the images' notes say. Images that are `decided` stay where they were, and
+    new ones join those that they are near-duplicates of.
     """
     if has_test_split(images):
         return Split(images, *split_rows(images, share, seed))
-    if share == 0:
+    side = np.full(len(images), NEW) if decided is None else decided.side(images)
+    if share == 0 and not (side == 1).any():
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
+    num_exact = 0
     if len(images) > MAX_COMPARED:
         note = f"more than {MAX_COMPARED:,} images: copies are not looked for, and may be held out"
         images = replace(images, notes=(*images.notes, note))
-        return Split(images, *split_rows(images, share, seed), seed=seed)
-    copies = duplicates(images, on_progress)
-    grouped = replace(images, groups=copies.groups)
-    return Split(grouped, *split_rows(grouped, share, seed), copies.num_exact, seed)
+    else:
+        copies = duplicates(images, on_progress)
+        images, num_exact = replace(images, groups=copies.groups), copies.num_exact
+    if (side == NEW).all():
+        return Split(images, *split_rows(images, share, seed), num_exact)
+    held_out = _joined(side, images, share, seed)
+    return Split(images, np.flatnonzero(~held_out), np.flatnonzero(held_out), num_exact)
+
+
+def _joined(
+    side: Int64[np.ndarray, " images"], images: Images, share: float, seed: int
+) -> Bool[np.ndarray, " images"]:
+    """Return which images are held out, where the side of some is decided.
+
+    A new image is trained on if it is in a group with one that was; else it is held out if it is
+    in a group with one that was; else its group is as good as new.
+    """
+    held_out = side == 1
+    trained = np.isin(images.groups, images.groups[side == 0])
+    with_test = np.isin(images.groups, images.groups[held_out]) & ~trained
+    by_hash = _held_out(images, share, seed) & ~trained if share else np.zeros_like(held_out)
+    return np.where(side == NEW, with_test | by_hash, held_out)
 
 
 def has_test_split(images: Images) -> bool:
@@ -144,9 +201,10 @@ def split_rows(
 
     Where the data themselves name test images, those are scored, and all others trained on.
     Otherwise a group is held out if a hash of the seed and its smallest name, uniform in 0...1,
-    lies below `share`. So an image stays on its side when others come or go. A group larger than
-    the whole share always trains. Only where this would leave a side empty does one group change
-    over: the one with the most extreme hash or, where all are that large, a smallest one.
+    lies below `share`. So an image without near-duplicates stays on its side when others come or
+    go. A group larger than the whole share always trains. Only where this would leave a side empty
+    does one group change over: the one with the most extreme hash or, where all are that large, a
+    smallest one.
     """
     test = images.splits == "test" if has_test_split(images) else _held_out(images, share, seed)
     if test.all() or not test.any():

@@ -22,12 +22,12 @@ from nearkin.data.recognize import (
     recognize,
     union,
 )
-from nearkin.data.split import Split, has_test_split, open_readable, split_images
+from nearkin.data.split import NEW, Split, open_readable, split_images
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, count, ignore_progress
-from nearkin.run.data import noted_seed
-from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.data import decided
+from nearkin.run.folder import RunFolder
 from nearkin.run.named import image_labels, named_classes, read_edited
 from nearkin.run.settings import check_batch, known_classes, known_labels
 from nearkin.types import UNKNOWN
@@ -396,17 +396,11 @@ class DiscoveryData:
         )
         yield from self.images.notes
 
-    def pretraining_parts(self, share: float, seed: int) -> Split:
-        """Return the split of the data alone, without labels, for the first stage.
-
-        Workers open and split the data on their own, so this is the split that they find.
-        """
-        labels = np.full(len(self.images), UNKNOWN)
-        unlabeled = replace(self.images, labels=labels, classes=())
-        own = own_images(unlabeled)
-        if own.all():
-            return replace(self.parts, images=unlabeled)
-        return split_images(unlabeled.subset(np.flatnonzero(own)), share, seed)
+    def pretraining_parts(self) -> Split:
+        """Return the split of the data alone, without labels, for the first stage."""
+        unlabeled = replace(self.images, labels=np.full(len(self.images), UNKNOWN), classes=())
+        outside = np.flatnonzero(~own_images(unlabeled))
+        return replace(self.parts, images=unlabeled).without(outside.tolist())
 
     def without(self, bad_rows: set[int]) -> "DiscoveryData":
         """Return the same images less those that turned out unreadable."""
@@ -425,14 +419,13 @@ def open_discovery_data(
 ) -> DiscoveryData:
     """Open the data, find the known class of each image, and hold images out.
 
-    The images that the run of the encoder held out are held out again, if it had the same data.
     `on_open` gets the images before any are refused. `resumed` is the run that goes on, or whose
     images are opened again. What it has noted counts, of the labels that it accepts and of what it
     holds out: names may have been changed since, and the runs that it started from may be gone.
     """
     opened = open_readable(data, config, on_progress=on_progress, on_open=on_open)
     images = label_images(opened, config.labeled, config.known)
-    parts = split_with_added(images, *division(data, config, resumed), on_progress)
+    parts = hold_out(images, config, on_progress, resumed)
     labels = dict[str, str]()
     if resumed is not None and resumed.accepted.exists():
         labels = read_accepted(resumed.accepted)
@@ -449,65 +442,43 @@ def open_discovery_data(
     return DiscoveryData(replace(parts, images=images), truth, names, labels)
 
 
-def split_with_added(
-    images: Images, share: float, seed: int, on_progress: ProgressCallback = ignore_progress
+def hold_out(
+    images: Images,
+    config: DiscoverConfig | ClassifyConfig,
+    on_progress: ProgressCallback = ignore_progress,
+    resumed: RunFolder | None = None,
 ) -> Split:
-    """Hold images out as `split_images` does, those of the data as if no others were added.
+    """Hold images out; those that an earlier run had stay on the side on which they were.
 
-    So they are those that an encoder of the data was not trained on. An added image is held out
-    with near-duplicates that are.
+    So an image that the encoder was trained on is never scored. The earlier run is `resumed`, if
+    it has noted its images; else the one that is accepted, or that of the encoder.
+
+    Raises:
+        UsageError: If another share is asked for of images that are all divided already.
     """
-    parts, own = split_images(images, share, seed, on_progress), own_images(images)
-    if own.all() or not len(parts.test_rows) or has_test_split(images):
-        return parts
-    rows = np.flatnonzero(own)
-    try:
-        alone = split_images(images.subset(rows), share, seed, on_progress)
-    except DataError:  # too few or too much alike: nothing that was trained on them held some out
-        return parts
-    held_out, groups = np.zeros(len(images), bool), parts.images.groups
-    held_out[parts.test_rows] = True
-    held_out[own] = False
-    held_out[rows[alone.test_rows]] = True
-    with_own = ~own & np.isin(groups, groups[own])
-    held_out[with_own] = np.isin(groups, groups[own & held_out])[with_own]
-    train, test = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    return replace(parts, train_rows=train, test_rows=test)
-
-
-def division(
-    data: Any, config: DiscoverConfig | ClassifyConfig, resumed: RunFolder | None = None
-) -> tuple[float, int]:
-    """Return the share of images to hold out, and the seed that decides which."""
-    share = TrainConfig.val if config.val == "auto" else config.val
-    seed, origin = config.seed, _origin(config)
-    run = RunFolder(Path(origin))
-    if origin and run.config.exists():
-        earlier, its_data = run.any_settings()
-        # An image that the encoder was trained on is no held-out image of what follows.
-        if its_data == data_name(data):
-            share, seed = (
-                division(data, earlier)  # which may have been another's, too
-                if isinstance(earlier, DiscoverConfig | ClassifyConfig)
-                else (float(earlier.val), earlier.seed)
+    goes_on = resumed is not None and resumed.images.exists()
+    run = resumed if resumed is not None and goes_on else _origin(config)
+    earlier = decided(run)
+    if earlier and not goes_on and (earlier.side(images) != NEW).all():
+        settings, _ = run.any_settings()
+        if config.val not in ("auto", settings.val):
+            raise UsageError(
+                f"--val {config.val}, but {run.path} was made with --val {settings.val} of the "
+                "same images, and what it held out stays held out; leave --val out"
             )
-            seed = noted_seed(run, seed)  # the run that it had the seed of may be gone
-    return share, seed if resumed is None else noted_seed(resumed, seed)
+    return split_images(images, share(config), config.seed, on_progress, earlier)
 
 
-def _origin(config: DiscoverConfig | ClassifyConfig) -> str:
+def share(config: DiscoverConfig | ClassifyConfig) -> float:
+    """Return the share of new images to hold out."""
+    return TrainConfig.val if config.val == "auto" else config.val
+
+
+def _origin(config: DiscoverConfig | ClassifyConfig) -> RunFolder:
     """Return the run that has held images out before: the one accepted, or that of the encoder."""
-    return (config.accept if isinstance(config, DiscoverConfig) else "") or config.from_run
-
-
-def check_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> None:
-    """Refuse to hold out another share of the images than the run of the encoder did."""
-    share, _ = division(data, config)
-    if config.val not in ("auto", share):
-        raise UsageError(
-            f"--val {config.val}, but {_origin(config)} was made with --val {share} of the same "
-            "images, and what it held out stays held out; leave --val out"
-        )
+    accepted = config.accept if isinstance(config, DiscoverConfig) else ""
+    path = Path(accepted or config.from_run)
+    return RunFolder(path.parent if path.is_file() else path)
 
 
 def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:

@@ -213,7 +213,7 @@ class Pipeline:
             return load(stage.path, trust_remote_code=trust)
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
         settings = TrainConfig(method=config.method, labels="none", **self._shared(*SHARED))
-        parts = dataset.pretraining_parts(settings.val, settings.seed)
+        parts = dataset.pretraining_parts()
         # A run folder of its own, so that it is resumed like any other training.
         with (
             opened(stage.path, resume=stage.config.exists(), overwrite=False) as folder,
@@ -462,7 +462,8 @@ class Pipeline:
         return list(trials.run([state.chosen], num_folds=1))
 
     def _train(self, stage: Stage, name: str, state: DiscoveryState) -> None:
+        images = state.dataset.images
         workers = shared_with_workers(
-            stage, state.config, state.pretrained.preprocessing, state.bad_rows
+            stage, state.config, state.pretrained.preprocessing, state.bad_rows, images.fingerprint
         )
         stage.run(self.folder.stage(name), self.log, workers)

@@ -40,6 +40,7 @@ from nearkin.run.reporter import Logger
 from nearkin.run.settings import method_options, named_backbone
 from nearkin.training.fit import Lead, fit, optimizer_for, training_steps
 from nearkin.training.health import health
+from nearkin.training.session import check_same_images
 from nearkin.training.session import run_worker as run_training_worker
 from nearkin.types import UNKNOWN
 
@@ -283,14 +284,18 @@ def run_worker(data: Any) -> None:
 
 @contextmanager
 def shared_with_workers(
-    stage: Stage, config: DiscoverConfig, view: Preprocessing, bad_rows: Iterable[int]
+    stage: Stage,
+    config: DiscoverConfig,
+    view: Preprocessing,
+    bad_rows: Iterable[int],
+    fingerprint: str,
 ) -> Iterator[None]:
     """Have the workers train `stage` too within a `with` block, where its network is finetuned.
 
     Workers rebuild the stage from what is broadcast here: `view` is the preprocessing of the
-    encoder, and `bad_rows` are those of unreadable
-    images, which only the first process has noticed. Their share does not change the result,
-    so a stage whose batch cannot be divided evenly is trained by the first process alone.
+    encoder, and `bad_rows` are those of unreadable images, which only the first process has
+    noticed; `fingerprint` is that of all others. Their share does not change the result, so a
+    stage whose batch cannot be divided evenly is trained by the first process alone.
     """
     task, order = stage.task, stage.order
     if config.train_layers == "top" or order.batch_size % num_processes(config.devices):
@@ -299,7 +304,7 @@ def shared_with_workers(
     rows = (each.tolist() for each in (task.label, task.rows, order.labeled, order.unlabeled))
     classes = task.num_known, task.num_novel
     settings = asdict(config), asdict(stage.config), view.to_dict()
-    message = *settings, list(bad_rows), classes, *rows
+    message = *settings, list(bad_rows), fingerprint, classes, *rows
     with training_group(config.devices, run_worker_stage):
         broadcast_bytes(json.dumps(message).encode())
         yield
@@ -308,13 +313,15 @@ def shared_with_workers(
 def run_worker_stage(data: Any) -> None:
     """Take the steps of one stage, with this worker's part of each batch."""
     with training_group(1, run_worker_stage):
-        discovery, stage_config, view, bad_rows, classes, *rows = json.loads(broadcast_bytes(b""))
+        message = json.loads(broadcast_bytes(b""))
+        discovery, stage_config, view, bad_rows, fingerprint, classes, *rows = message
         preprocessing = Preprocessing.from_dict(view)
         config, base = DiscoverConfig(**discovery), TrainConfig(**stage_config)
         label, learned, labeled, unlabeled = (np.array(each, np.int64) for each in rows)
         # Labels come with the task; those of an earlier discovery may have changed since.
         dataset = open_discovery_data(data, replace(config, accept="", truth=""))
         images = dataset.without(set(bad_rows)).images
+        check_same_images(images, fingerprint)
         task = DiscoveryTask(label, learned, *classes)
         order = Streams(labeled, unlabeled, int(base.batch_size), base.seed)
         # Weights do not matter: the first process sends those of its method before the first step.

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.channels import Channels
 from nearkin.data.images import Images, in_bytes
 from nearkin.data.recognize import class_names
-from nearkin.data.split import Split, duplicate_warnings, open_split
+from nearkin.data.split import Decided, Split, duplicate_warnings, open_split
 from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError
 from nearkin.run.folder import RunFolder
@@ -25,18 +26,42 @@ from nearkin.version import __version__
 
 
 def open_logged(
-    folder: RunFolder, data: Any, config: TrainConfig | EmbedConfig, log: Reporter
+    folder: RunFolder, data: Any, config: TrainConfig | EmbedConfig, log: Reporter, *, resume: bool
 ) -> Split:
-    """Open the data of a run and hold images out; log what they are."""
-    split = open_split(data, config, log.progress, partial(write_bad_files, folder.bad_files))
-    split = noted_channels(folder, split)
+    """Open the data of a run and hold images out; log what they are.
+
+    If `resume`, images stay on the side on which the run has noted them.
+    """
+    list_bad = partial(write_bad_files, folder.bad_files)
+    split = open_split(data, config, log.progress, list_bad, decided(folder) if resume else None)
+    if resume:
+        split = replace(split, images=noted_channels(folder, split.images))
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
     for line in [split.describe(), *split.images.notes, *(f"warning: {w}" for w in warnings)]:
         log.info(line)
     return split
 
 
-def same_data(
+COLUMNS: Final = ("path", "bytes", "content", "split")
+"""Of images.csv. `content` is the `content_id` of an image; `split`, train or test."""
+ANEW: Final = "start anew with --init-from this run"
+
+
+def decided(folder: RunFolder) -> Decided | None:
+    """Return which images a run has trained on and held out; None before it has noted them."""
+    if not folder.images.exists():
+        return None
+    with usable(folder.images, ANEW):
+        rows = list(read_csv(folder.images))
+        contents = np.array([int(row["content"], 16) for row in rows], np.uint64)
+        held_out = np.array([PARTS[row["split"]] for row in rows], np.bool_)
+        return Decided(tuple(row["path"] for row in rows), contents, held_out)
+
+
+PARTS: Final = {"train": False, "test": True}
+
+
+def note_data(
     folder: RunFolder, split: Split, sources: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[str]:
     """Note in a run folder which images it has, or refuse others than those noted there.
@@ -48,79 +73,88 @@ def same_data(
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
             its memories belong to the images it was started with. The difference is named.
     """
-    now = {"train": len(split.train), "test": len(split.test), "fingerprint": split.fingerprint}
-    names, sizes = split.images.names, split.images.num_bytes
+    images = split.images
     if not folder.data.exists():
-        rows = zip(names, sizes.tolist(), strict=True)
-        write_csv(folder.images, ("path", "bytes"), rows)
-        channels = split.images.channels
-        noted: dict[str, Any] = {} if split.seed is None else {"seed": split.seed}
-        noted |= {"channels": asdict(channels)} if channels else {}
-        replace_text(folder.data, json.dumps({**now, "sources": sources or {}, **noted}) + "\n")
+        ids = (f"{content:016x}" for content in images.contents.tolist())
+        sizes, parts = images.num_bytes.tolist(), split.splits.tolist()
+        write_csv(folder.images, COLUMNS, zip(images.names, sizes, ids, parts, strict=True))
+        counts = {"train": len(split.train), "test": len(split.test)}
+        noted: dict[str, Any] = {**counts, "fingerprint": split.fingerprint}
+        noted |= {"channels": asdict(images.channels)} if images.channels else {}
+        replace_text(folder.data, json.dumps({**noted, "sources": sources or {}}) + "\n")
         return []
-    with usable(folder.data, "start anew with --init-from this run"):
-        noted = json.loads(folder.data.read_text(encoding="utf-8"))
-        then, used = {name: noted[name] for name in now}, noted.get("sources", {})
-        warnings = [
+    changes = changed_data(folder, split)
+    if changes:
+        raise CheckpointError(
+            f"the data have changed since the run was started: {changes}; bring them back, or "
+            f"{ANEW}"
+        )
+    with usable(folder.data, ANEW):
+        used = json.loads(folder.data.read_text(encoding="utf-8")).get("sources", {})
+        return [
             f"warning: the source of the {kind}, {file['file']}, has changed since the run was "
             f"started (SHA-256 {used[kind]['sha256'][:12]} then, {file['sha256'][:12]} now)"
             for kind, file in (sources or {}).items()
             if kind in used and used[kind]["sha256"] != file["sha256"]
         ]
-    if then == now:
-        return warnings
-    with usable(folder.images, "start anew with --init-from this run"):
-        before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.images)}
-    differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
-    raise CheckpointError(
-        f"the data have changed since the run was started: {differences}; {then['train']} "
-        f"images to train on and {then['test']} held out then, {now['train']} and "
-        f"{now['test']} now; bring them back, or start anew with --init-from this run"
+
+
+def changed_data(folder: RunFolder, split: Split) -> str:
+    """Describe how these images differ from those that a run has noted; '' if they do not."""
+    before = decided(folder)
+    if before is None:
+        raise CheckpointError(f"{folder.images} is missing; put it back, or {ANEW}")
+    now = Decided(split.images.names, split.images.contents, split.held_out)
+    changes = _differences(before, now)
+    if not changes:
+        return ""
+    then = int(before.held_out.sum())
+    return (
+        f"{changes}; {len(before.names) - then} images to train on and {then} held out then, "
+        f"{len(split.train_rows)} and {len(split.test_rows)} now"
     )
 
 
-def noted_channels(folder: RunFolder, split: Split) -> Split:
+def noted_channels(folder: RunFolder, images: Images) -> Images:
     """Return the same images in the range that the run was started with, if it has been."""
-    if split.images.channels is None or not folder.data.exists():
-        return split
-    with usable(folder.data, "start anew with --init-from this run"):
+    if images.channels is None or not folder.data.exists():
+        return images
+    with usable(folder.data, ANEW):
         noted = json.loads(folder.data.read_text(encoding="utf-8")).get("channels")
         channels = noted and Channels(**{name: tuple(each) for name, each in noted.items()})
-        return replace(split, images=replace(split.images, channels=channels))
+        return replace(images, channels=channels)
 
 
-def same_labels(folder: RunFolder, split: Split) -> None:
-    """Note the images and labels of a run, or refuse others than those noted; see `same_data`."""
+def note_labels(folder: RunFolder, split: Split) -> None:
+    """Note the images and labels of a run, or refuse others than those noted; see `note_data`."""
     digest = hashlib.sha256()
     for label in class_names(split.images):
         digest.update(in_bytes(label) + b"\0")
     labels = {"labels": {"file": "the labels", "sha256": digest.hexdigest()}}
-    if same_data(folder, split, labels):
+    if note_data(folder, split, labels):
         raise CheckpointError(
             "the labels have changed since the run was started; bring them back, or start anew "
             "with --overwrite"
         )
 
 
-def noted_seed(folder: RunFolder, default: int) -> int:
-    """Return the seed by which a run has held images out; the default where it notes none."""
-    if not folder.data.exists():
-        return default
-    with usable(folder.data, "start anew with --init-from this run"):
-        return int(json.loads(folder.data.read_text(encoding="utf-8")).get("seed", default))
-
-
-def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Describe which images came, went or changed, with an example of each."""
-    kinds = {
-        "added": now.keys() - then.keys(),
-        "removed": then.keys() - now.keys(),
-        "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
-    }
-    changes = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
-    return (
-        ", ".join(changes) or "the same names and sizes, with other contents or held out otherwise"
+def _differences(then: Decided, now: Decided) -> str:
+    """Describe which images came, went, changed or moved, with an example of each."""
+    if not set(then.contents.tolist()) & set(now.contents.tolist()):
+        return "none of them is the same"
+    before, after = (
+        dict(zip(each.names, zip(each.contents, each.held_out, strict=True), strict=True))
+        for each in (then, now)
     )
+    both = before.keys() & after.keys()
+    kinds = {
+        "added": after.keys() - before.keys(),
+        "removed": before.keys() - after.keys(),
+        "of other contents": {name for name in both if before[name][0] != after[name][0]},
+        "held out otherwise": {name for name in both if before[name][1] != after[name][1]},
+    }
+    changes = (f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names)
+    return ", ".join(changes)
 
 
 def write_bad_files(

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,10 +20,11 @@ from nearkin.data.images import Images
 from nearkin.data.order import Order, RepeatedViews
 from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
-from nearkin.data.split import Split, open_split
+from nearkin.data.split import Split, open_readable
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.projector import write_projector
+from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
@@ -32,7 +34,7 @@ from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_siz
 from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
 from nearkin.pace import ProgressCallback, ignore_progress
-from nearkin.run.data import noted_channels, same_data, write_bad_files
+from nearkin.run.data import note_data, noted_channels, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import (
@@ -74,7 +76,7 @@ def train_encoder(
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
     """
-    for line in same_data(folder, split, sources_of(config)):
+    for line in note_data(folder, split, sources_of(config)):
         log.info(line)
     if start:
         start.preprocessing = start.preprocessing.for_images(split.images)
@@ -85,7 +87,7 @@ def train_encoder(
         log.info(f"teacher {line}")
     with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
-        broadcast_bytes(json.dumps([asdict(config), str(folder.path.resolve())]).encode())
+        _send(asdict(config), str(folder.path.resolve()), split)
         method, batches = build(config, split.train, device, network, teacher, folder)
         before = time.monotonic()
         parts = parts_of(folder, config, batches, teacher, log.progress)
@@ -116,20 +118,41 @@ def train_encoder(
     return True
 
 
+def _send(settings: Mapping[str, Any], path: str, split: Split) -> None:
+    """Tell the workers what they train on: `run_worker` receives it."""
+    rows = split.train_rows.tolist()
+    broadcast_bytes(json.dumps([settings, path, split.images.fingerprint, rows]).encode())
+
+
 def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
     """Take the first process's steps in another process, with this one's part of every batch."""
     with training_group(1, run_worker):
-        settings, path = json.loads(broadcast_bytes(b""))
+        settings, path, fingerprint, rows = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         folder = RunFolder(Path(path))
-        split = noted_channels(folder, open_split(data, config))
+        images = noted_channels(folder, open_readable(data, config, config.labels))
+        check_same_images(images, fingerprint)
         teacher = open_teacher(folder, config)
         device = choose_device(config.device)
-        method, batches = build(config, split.train, device, network, teacher, folder)
+        train = images.subset(np.array(rows, np.int64))
+        method, batches = build(config, train, device, network, teacher, folder)
         parts = parts_of(folder, config, batches, teacher)
         config = with_epochs(config, method, parts)
         fit(config, method, growing(config, parts))
     return folder
+
+
+def check_same_images(images: Images, fingerprint: str) -> None:
+    """Refuse images of this process that are not those of the first one.
+
+    Rows, queues and memories of all processes are gathered as if they were of the same images.
+    """
+    if images.fingerprint != fingerprint:
+        raise DataError(
+            f"a process of this training has other images than the first: {len(images)} usable "
+            f"ones from {images.names[0]!r} to {images.names[-1]!r}; give every process the same "
+            "files"
+        )
 
 
 def parts_of(
