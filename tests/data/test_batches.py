@@ -17,6 +17,7 @@ from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
+from nearkin.data.views import crop
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -77,6 +78,26 @@ def test_a_photograph_that_turns_bad_is_replaced_alike_with_any_number_of_worker
     assert all(all(map(same, batches_of_workers, alone)) for batches_of_workers in helped)
     assert all(set(each.bad) == {3, 5} for each in made)
     assert not any(np.isin([3, 5], batch.index).any() for batch in alone)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (24, 60), (64, 48)])
+def test_all_parts_of_small_images_that_are_not_square_are_seen(size):
+    """As of photographs: each view shows what its box covers of the whole image."""
+    width, height = size
+    thirds = np.zeros((64, height, width, 3), np.uint8)
+    for color, columns in enumerate(np.array_split(np.arange(width), 3)):
+        thirds[:, :, columns, color] = 255
+    made = batches(thirds, size=20, preset="moco_v2")
+    rows = np.arange(64)
+    boxes = made.sampler.sample(0, rows)[0].box
+    pixels = made.sampler.resized(20).load(0, rows).views[0].numpy().argmax(axis=-1)
+    left, span = boxes[:, 0, None], boxes[:, 2, None]
+    expected = np.floor(3 * (left + span * (np.arange(20) + 0.5) / 20)).clip(0, 2)
+    assert (pixels[:, 10] == expected).mean() > 0.95
+    held = crop(made.pixels, boxes, 20).numpy().argmax(axis=1)
+    assert (held == pixels).mean() > 0.95
+    counts = np.bincount(held.ravel()) / held.size
+    assert counts.min() > 0.2
 
 
 @pytest.fixture

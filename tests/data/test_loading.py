@@ -12,7 +12,7 @@ from builders import write_files
 from loaders import same
 
 from nearkin.data import batches as loading
-from nearkin.data.batches import CenterCrops
+from nearkin.data.batches import CenterCrops, workers_that_fit
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, cpus_per_process
 from nearkin.distributed.devices import cpu_quota
@@ -67,6 +67,34 @@ def test_workers_that_die_again_end_the_run_in_one_line(photographs):
     again = dict.fromkeys(range(STEPS), signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"failed twice .*--resume goes on"), resource_errors(4):
         run(batches(photographs, 1), again)
+
+
+def test_without_enough_shared_memory_this_process_loads_and_says_so():
+    assert [workers_that_fit(workers, 1000) for workers in (0, 2)] == [0, 2]
+    with pytest.warns(UserWarning, match=r"2 workers would need 5000000 MB of shared memory.*shm"):
+        assert workers_that_fit(2, 10**12) == 0
+    error = RuntimeError(
+        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory. Please try to raise your limit."
+    )
+    with pytest.raises(WorkerError, match="enlarge /dev/shm"), resource_errors(4):
+        raise error
+
+
+def test_only_workers_of_its_own_are_replaced(photographs):
+    """Not what another thread of a program has started at the same time."""
+    other = multiprocessing.Process(target=signal.pause, daemon=True)
+    made = batches(photographs, 1)
+    loaded = made.between(0, STEPS)
+    other.start()
+    next(loaded)
+    own = [pid for pid in workers_now() if pid != other.pid]
+    os.kill(own[0], signal.SIGKILL)
+    with pytest.warns(UserWarning, match="workers are replaced at step"):
+        assert len(list(loaded)) == STEPS - 1
+    assert other.is_alive()
+    other.kill()
+    other.join()
 
 
 def test_without_a_run_the_advice_is_to_give_the_command_again_and_memory_can_be_freed():

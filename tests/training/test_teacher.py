@@ -38,7 +38,7 @@ def teacher(tmp_path):
     return str(write_network(tmp_path / "teacher.safetensors"))
 
 
-def student(*views, images=IMAGES, period=0, size=16):
+def student(*views, images=IMAGES, period=0, size=16, **options):
     order = Order(len(images), BATCH, seed=3)
     return Batches(
         images,
@@ -46,6 +46,7 @@ def student(*views, images=IMAGES, period=0, size=16):
         image_size=size,
         order=RepeatedViews(order, period) if period else order,
         device=CPU,
+        **options,
     )
 
 
@@ -114,6 +115,20 @@ def test_of_photographs_it_sees_the_same_crop_cut_from_the_file(tmp_path, photog
     named = str(write_network(tmp_path / "teacher.safetensors", size=48))
     taught = feed(tmp_path, student(view, images=images, size=24), named, views=0)
     assert_sees(taught, student(view, images=images, size=48), 1)
+
+
+def test_an_image_that_is_gone_for_the_teacher_alone_ends_the_training(tmp_path, photographs):
+    """The student has its pixels from the cache; the teacher would be shown another."""
+    folder = shutil.copytree(photographs, tmp_path / "photographs")
+    images = open_images(folder)
+    named = str(write_network(tmp_path / "teacher.safetensors", size=48))
+    made = student(View(scale=(0.3, 0.6)), images=images, size=24, cache="disk")
+    list(made.between(0, 1))
+    fed, _ = feed(tmp_path, made, named, views=0)
+    for file in sorted(folder.iterdir())[::2]:
+        file.unlink()
+    with pytest.raises(DataError, match=r"would see another in its place; put the images back"):
+        list(fed.between(0, 1))
 
 
 def test_small_views_are_seen_at_the_teachers_one_size(tmp_path, teacher):

@@ -2,13 +2,14 @@
 
 import copy
 import math
+import shutil
 import signal
 import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -82,8 +83,9 @@ class ViewSampler(Dataset[Crops]):
         own = self._sides(image_size)
         self._resize([side] * len(own) if side else own)
         small = np.full((len(images), 2), image_size, np.int32)
-        # Small images are resized to the image size once, and crops are cut from that.
-        self.source_sizes = small if images.is_small else images.sizes
+        # Small images are resized once, and crops are cut from that. Boxes are shares of an image,
+        # so those of one that was squashed to a square show what they show of the whole.
+        self.source_sizes = small if images.is_small and images.are_square else images.sizes
         self.share = rows_of_rank(order.batch_size)
 
     def _sides(self, view_size: int) -> list[int]:
@@ -127,6 +129,13 @@ class ViewSampler(Dataset[Crops]):
             f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
             "read; `nearkin check DATA --scan full` lists what is wrong"
         )
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of this process's part of a step, at most."""
+        numbers = sum(side**2 for side in self.sizes) * self.images.num_channels
+        each = 4 if self.images.channels else 1
+        return len(range(self.order.batch_size)[self.share]) * numbers * each
 
     def __getitem__(self, step: int) -> Crops:
         """This process's part of a step."""
@@ -217,7 +226,7 @@ class Batches:
         """Rows that turned out unreadable, with the reason; others took their place."""
         self.pixels: Tensor | None = None  # All images, if they are small
         if images.is_small:
-            pixels, self.bad = center_crops(images, range(len(images)), Preprocessing(image_size))
+            pixels, self.bad = center_crops(images, range(len(images)), _whole(images, image_size))
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
 
     def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
@@ -245,7 +254,8 @@ class Batches:
                 yield from self._from_memory(self.pixels, epoch_rows)
             return
         num_images = len(range(self.order.batch_size)[part])
-        for cropped in prefetch(self.sampler, start, stop, self.workers, images=num_images):
+        workers = workers_that_fit(self.workers, self.sampler.item_bytes)
+        for cropped in prefetch(self.sampler, start, stop, workers, images=num_images):
             yield self._from_files(cropped)
 
     def resized(self, view_size: int) -> "Batches":
@@ -264,7 +274,12 @@ class Batches:
         other.order = order
         sampler = self.sampler
         other.sampler = ViewSampler(
-            self.images, sampler.views, image_size=sampler.image_size, order=order, side=side
+            self.images,
+            sampler.views,
+            image_size=sampler.image_size,
+            order=order,
+            side=side,
+            multiple=sampler.multiple,
         )
         other.sizes = other.sampler.sizes
         return other
@@ -328,6 +343,14 @@ class Growing:
         ends = [self.total * (number + 1) // len(self.parts) for number in range(len(self.parts))]
         for first, end, part in zip([0, *ends], ends, self.parts, strict=False):
             yield from part.between(max(start, first), max(start, min(stop, end)))
+
+
+def _whole(images: Images, image_size: int) -> Preprocessing:
+    """Return how small images are held: as squares of which every part can be cropped."""
+    if images.are_square:
+        return Preprocessing(image_size)
+    side = max(image_size, int(images.sizes.max()))
+    return Preprocessing(side, "squash", side)
 
 
 def from_zero_to_one(pixels: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -399,7 +422,9 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
 
     def __iter__(self) -> Iterator[Shaped[Tensor, "batch _ size size"]]:
         """The batches; see `prefetch` for what happens if workers are lost."""
-        loaded = prefetch(self, 0, len(self), self.workers, images=self.batch_size)
+        numbers = self.batch_size * self.view.image_size**2 * self.images.num_channels
+        workers = workers_that_fit(self.workers, 4 * numbers if self.images.channels else numbers)
+        loaded = prefetch(self, 0, len(self), workers, images=self.batch_size)
         for pixels, bad in loaded:
             self.bad.update(bad)
             yield channels_first(pixels)
@@ -439,8 +464,34 @@ def worker_lost(error: Exception) -> bool:
 
 
 def first_sentence(error: Exception) -> str:
-    """The first sentence of an error."""
-    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    """The first sentence of an error; and what to do if it is for want of shared memory."""
+    first = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    return f"{first}; {ENLARGE}" if "shared memory" in str(error) else first
+
+
+SHARED: Final = Path("/dev/shm")
+ENLARGE: Final = f"enlarge {SHARED}, as by docker run --shm-size=2g"
+HELD: Final = 2  # Items that a worker prepares; torch's default
+
+
+def workers_that_fit(workers: int, item_bytes: int) -> int:
+    """The same number of workers, or none, with a warning, if their items do not fit.
+
+    Items leave a worker by shared memory, of which a container has 64 MB by default. A worker that
+    finds none left only prints so, and the training waits for what never comes.
+    """
+    if not (workers and SHARED.exists()):
+        return workers
+    needed, free = (HELD * workers + 1) * item_bytes, shutil.disk_usage(SHARED).free
+    if needed <= free:
+        return workers
+    warnings.warn(
+        f"{workers} workers would need {needed / 1e6:.0f} MB of shared memory, and {SHARED} has "
+        f"{free / 1e6:.0f} MB, so that images are loaded by this process; {ENLARGE}, or give "
+        "fewer --workers",
+        stacklevel=3,
+    )
+    return 0
 
 
 def prefetch(
@@ -489,13 +540,12 @@ def _start_workers(
     # torch's handler raises wherever the main thread is when a worker dies, such as in the middle
     # of an optimizer's step. Without it, the next request for an item finds out.
     ended = getattr(signal, "SIGCHLD", None)  # Windows has none
-    others = set(active_children())
     before = ended and signal.getsignal(ended)
     items: Iterator[Loaded] = iter(loader)
     if ended and threading.current_thread() is threading.main_thread():
         torchs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
         signal.signal(ended, signal.SIG_DFL if torchs else before)
-    return items, set(active_children()) - others
+    return items, set(getattr(items, "_workers", ()))  # other threads may start processes, too
 
 
 def _identity(item: Loaded) -> Loaded:

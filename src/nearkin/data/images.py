@@ -200,6 +200,11 @@ class Images:
         fits = self.channels is None or len(self) * self.num_channels <= MAX_PLANES
         return fits and bool((self.sizes <= SMALL_SIDE).all())
 
+    @property
+    def are_square(self) -> bool:
+        """Whether all images are as wide as high."""
+        return bool((self.sizes[:, 0] == self.sizes[:, 1]).all())
+
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of all names and contents. Not of labels."""

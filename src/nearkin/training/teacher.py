@@ -9,7 +9,7 @@ runs in every step.
 import hashlib
 import json
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,20 +107,19 @@ class LiveTeacher:
 
     def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        for batch, views in zip(
-            self.batches.between(start, stop), self._views(start, stop), strict=True
-        ):
-            large = views or batch.views
-            yield replace(batch, teacher=tuple(_features(self.teacher, view) for view in large))
-
-    def _views(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
-        """The views at the teacher's image size; none where that is the student's."""
-        side = self.teacher.image_size
-        if all(size == side for size in self.batches.sizes):
-            yield from [()] * (stop - start)
-            return
-        for batch in self.batches.enlarged(side, self.order).between(start, stop):
-            yield batch.views
+        side, own = self.teacher.image_size, self.batches.between(start, stop)
+        pairs: Iterable[tuple[Batch, Batch]] = ((batch, batch) for batch in own)
+        if any(size != side for size in self.batches.sizes):
+            enlarged = self.batches.enlarged(side, self.order)
+            pairs = zip(own, enlarged.between(start, stop), strict=True)
+        for batch, large in pairs:
+            if not torch.equal(batch.index, large.index):  # a file may be gone since it was cached
+                raise DataError(
+                    "an image can no longer be read, and the teacher would see another in its "
+                    "place; put the images back, and give the same command with --resume"
+                )
+            features = tuple(_features(self.teacher, view) for view in large.views)
+            yield replace(batch, teacher=features)
 
 
 @dataclass(frozen=True, eq=False)
