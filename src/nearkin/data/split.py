@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int64, UInt64
 from nearkin.config import Config, EmbedConfig, TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images
+from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
@@ -84,6 +85,12 @@ class Split:
         """The part that each image is in: train or test."""
         return np.where(self.held_out, "test", "train")
 
+    @property
+    def leaked(self) -> Bool[np.ndarray, " test"]:
+        """Whether each held-out image has a near-duplicate among those that are trained on."""
+        groups = self.images.groups
+        return np.isin(groups[self.test_rows], groups[self.train_rows])
+
     def without(self, bad_rows: Collection[int]) -> "Split":
         """The same images less those that turned out unreadable."""
         keep = np.setdiff1d(np.arange(len(self.images)), sorted(bad_rows))
@@ -154,17 +161,19 @@ def split_images(
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
     would find itself again, and inflate the score. Above `MAX_COMPARED` images they are not
     searched for, which the images' notes say. Images that are `decided` stay where they were, and
-    new ones join those that they are near-duplicates of.
+    new ones join those that they are near-duplicates of. Parts that the data name are kept even if
+    near-duplicates are on both sides; see `Split.leaked`.
     """
-    if has_test_split(images):
-        return Split(images, *split_rows(images, share, seed))
-    side = np.full(len(images), NEW) if decided is None else decided.side(images)
-    if share == 0 and not (side == 1).any():
+    declared = has_test_split(images)
+    side = np.full(len(images), NEW)
+    if decided is not None and not declared:
+        side = decided.side(images)
+    if share == 0 and not declared and not (side == 1).any():
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     num_exact = 0
     if len(images) > MAX_COMPARED:
-        note = f"more than {MAX_COMPARED:,} images: copies are not looked for, and may be held out"
-        images = replace(images, notes=(*images.notes, note))
+        text = f"the search for copies, which may be held out: more than {MAX_COMPARED:,} images"
+        images = images.noted(Note("left out", text, len(images)))
     else:
         copies = duplicates(images, on_progress)
         images, num_exact = replace(images, groups=copies.groups), copies.num_exact
