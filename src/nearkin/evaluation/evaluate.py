@@ -27,6 +27,7 @@ from nearkin.evaluation.floors import (
     stored_or_taken,
 )
 from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
+from nearkin.evaluation.leaks import Leaks, find_leaks, plain_leaks, stored_leaks
 from nearkin.evaluation.measures import (
     CPU,
     GEOMETRY_IMAGES,
@@ -64,6 +65,7 @@ class Evaluation:
     left_out: Mapping[str, str]  # What could not be measured, of all tables or of one, and why
     comparison: StartComparison | None = None  # With the start of the training, if it had one
     kept: tuple[KeptShare, ...] = ()  # Of the accuracy of its teacher, if it had one
+    leaks: Leaks | None = None  # Of test images into the training part, if there are any
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -73,7 +75,7 @@ class Evaluation:
         }
         plain = {"sizes": self.sizes, "measures": measures, "left_out": self.left_out}
         plain |= {"comparison": self.comparison.to_dict()} if self.comparison else {}
-        return plain | plain_shares(self.kept)
+        return plain | plain_shares(self.kept) | plain_leaks(self.leaks)
 
     def rows(self) -> list[list[str]]:
         """Return cells of text: a heading, then a row per measure and a column per table."""
@@ -89,7 +91,8 @@ class Evaluation:
         """
         notes = [f"{name}: not measured, {why}" for name, why in self.left_out.items()]
         verdict = [self.comparison.line(start)] if self.comparison else []
-        return [*aligned(self.rows()), *notes, *map(str, self.kept), *verdict]
+        leaks = [f"warning: {self.leaks}"] if self.leaks else []
+        return [*aligned(self.rows()), *notes, *leaks, *map(str, self.kept), *verdict]
 
 
 def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
@@ -99,8 +102,8 @@ def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
         for table, column in summary["measures"].items()
     }
     comparison = stored_comparison(summary)
-    shares = stored_shares(summary)
-    evaluation = Evaluation(summary["sizes"], measures, summary["left_out"], comparison, shares)
+    parts = summary["sizes"], measures, summary["left_out"], comparison
+    evaluation = Evaluation(*parts, stored_shares(summary), stored_leaks(summary))
     return evaluation.lines(start)
 
 
@@ -273,7 +276,9 @@ def evaluate_split(
             taken[name] = task.measure(floor, tables[name], entries, progress)
     evaluation = _evaluation(tables, taken, protocol, task.k)
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
-    return replace(evaluation, sizes=sizes), embeddings
+    leaked = split.leaked[encoded["test"].rows] if "test" in encoded else np.zeros(0, np.bool_)
+    leaks = find_leaks(leaked, evaluation.measures[table])
+    return replace(evaluation, sizes=sizes, leaks=leaks), embeddings
 
 
 def label_free(

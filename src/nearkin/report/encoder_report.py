@@ -14,6 +14,7 @@ from nearkin.encoders.origin import origin_lines
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.kept import stored_shares
+from nearkin.evaluation.leaks import stored_leaks
 from nearkin.evaluation.measures import Measure, knn_classes
 from nearkin.evaluation.verdict import StartComparison, stored_comparison
 from nearkin.pace import count
@@ -150,6 +151,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
         findings=(
             *license_findings(summary),
             *(comparison.findings() if comparison else ()),
+            *([f"{leaks}."] if (leaks := stored_leaks(summary)) else []),
             *(f"The student {share}." for share in stored_shares(summary)),
             *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
             *knn_findings(measures),

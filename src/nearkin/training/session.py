@@ -298,7 +298,9 @@ def _evaluate(
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     details["notes"] = [note.to_dict() for note in split.images.notes]
     folder.write_summary({**details, **evaluation.to_dict()})
-    log.debug("\n".join(replace(evaluation, comparison=None, kept=()).lines()))
+    log.debug("\n".join(replace(evaluation, comparison=None, kept=(), leaks=None).lines()))
+    if evaluation.leaks:
+        log.info(f"warning: {evaluation.leaks}")
     for share in evaluation.kept:
         log.info(f"student {share}")
     if evaluation.comparison:

@@ -1,0 +1,63 @@
+"""Test images with a near-duplicate among the training images, and what scores owe to them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Bool
+
+from nearkin.evaluation.measures import Measure
+from nearkin.pace import count
+
+SCORED: Final = ("kNN top-1", "linear probe")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """How many test images have a near-duplicate in the training part, and accuracies without."""
+
+    leaked: int
+    test: int
+    accuracies: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By measure: the accuracy on all labeled test images, and on those that are not leaked."""
+
+    def __str__(self) -> str:
+        """One sentence."""
+        text = (
+            f"{self.leaked} of {count(self.test, 'test image')} have a near-duplicate among the "
+            "training images"
+        )
+        each = [
+            f"{name} is {without:.3f} instead of {every:.3f}"
+            for name, (every, without) in self.accuracies.items()
+        ]
+        return f"{text}; without them {', '.join(each)}" if each else text
+
+
+def find_leaks(leaked: Bool[np.ndarray, " test"], measures: Iterable[Measure]) -> Leaks | None:
+    """Score an encoder anew on the test images that are not leaked; None if none is."""
+    if not leaked.any():
+        return None
+    accuracies = {}
+    for measure in measures:
+        if measure.name in SCORED and measure.outcome is not None:
+            correct = measure.outcome.correct
+            clean = correct[~leaked[measure.outcome.rows]]
+            if len(clean):
+                accuracies[measure.name] = (float(correct.mean()), float(clean.mean()))
+    return Leaks(int(leaked.sum()), len(leaked), accuracies)
+
+
+def stored_leaks(summary: Mapping[str, Any]) -> Leaks | None:
+    """Return what summary.json holds of them."""
+    stored = summary.get("leaks")
+    if not stored:
+        return None
+    pairs = {name: (every, without) for name, (every, without) in stored["accuracies"].items()}
+    return Leaks(stored["leaked"], stored["test"], pairs)
+
+
+def plain_leaks(leaks: Leaks | None) -> dict[str, Any]:
+    """Plain values, for JSON; empty without leaks."""
+    return {"leaks": asdict(leaks)} if leaks else {}
