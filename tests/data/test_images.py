@@ -377,6 +377,13 @@ def test_small_means_up_to_64_pixels(tmp_path):
         assert open_images(np.zeros((2, 64, side), np.uint8)).is_small == small
 
 
+def test_small_images_are_held_at_the_size_of_views_if_memory_allows(tmp_path):
+    square, wide = (open_images(np.zeros((60_000, 8, side), np.uint8)) for side in (8, 12))
+    assert [square.held_side(side) for side in (8, 152, 156, 224)] == [8, 152, 0, 0]  # 4 GiB
+    assert [wide.held_side(side) for side in (8, 32)] == [12, 32]
+    assert open_images(fill(tmp_path, "a.png", size=(65, 3))).held_side(32) == 0
+
+
 def test_a_spread_is_even_over_the_rows_and_has_as_many_as_it_may():
     images = open_images(np.zeros((10, 8, 8), np.uint8))
     for count, rows in {1: "0", 2: "09", 4: "0369", 10: "0123456789", 99: "0123456789"}.items():

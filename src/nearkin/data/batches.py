@@ -82,10 +82,11 @@ class ViewSampler(Dataset[Crops]):
         self.source = cache or images
         own = self._sides(image_size)
         self._resize([side] * len(own) if side else own)
-        small = np.full((len(images), 2), image_size, np.int32)
         # Small images are resized once, and crops are cut from that. Boxes are shares of an image,
         # so those of one that was squashed to a square show what they show of the whole.
-        self.source_sizes = small if images.is_small and images.are_square else images.sizes
+        resized = images.held_side(image_size) == image_size and images.are_square
+        small = np.full((len(images), 2), image_size, np.int32)
+        self.source_sizes = small if resized else images.sizes
         self.share = rows_of_rank(order.batch_size)
 
     def _sides(self, view_size: int) -> list[int]:
@@ -179,7 +180,7 @@ class Feed(Protocol):
 class Batches:
     """The batches of a training run. Without `labels`, no method sees one.
 
-    Small images (see `Images.is_small`) are held on the device and cropped there by the batch.
+    Small images (see `Images.held_side`) are held on the device and cropped there by the batch.
     Photographs stay encoded; `workers` processes (or this one) decode what a crop needs, and only
     the crops are augmented on the device. `cache` is "ram" or "disk" to decode photographs once,
     at a bounded size; see `Cache`. An image's index is its row in `images`; `image_size` is the
@@ -212,8 +213,8 @@ class Batches:
                 f"--cache {cache} holds RGB of 8 bits, and images have {named(images.depth)}; "
                 "give --cache off"
             )
-        in_files = cache == "off" or images.is_small
-        decoded = None if in_files else Cache(images, image_size, cache)
+        held = images.held_side(image_size)
+        decoded = None if cache == "off" or held else Cache(images, image_size, cache)
         self.sampler = ViewSampler(
             images, views, image_size=image_size, order=order, cache=decoded, multiple=multiple
         )
@@ -224,9 +225,11 @@ class Batches:
         """Steps whose views are made together, if images are in memory: the same views."""
         self.bad: dict[int, str] = {}
         """Rows that turned out unreadable, with the reason; others took their place."""
-        self.pixels: Tensor | None = None  # All images, if they are small
-        if images.is_small:
-            pixels, self.bad = center_crops(images, range(len(images)), _whole(images, image_size))
+        self.pixels: Tensor | None = None  # All images, if they are held in memory
+        if held:
+            view = Preprocessing(held)
+            view = view if images.are_square else replace(view, crop="squash", resize_to=held)
+            pixels, self.bad = center_crops(images, range(len(images)), view)
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
 
     def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
@@ -343,14 +346,6 @@ class Growing:
         ends = [self.total * (number + 1) // len(self.parts) for number in range(len(self.parts))]
         for first, end, part in zip([0, *ends], ends, self.parts, strict=False):
             yield from part.between(max(start, first), max(start, min(stop, end)))
-
-
-def _whole(images: Images, image_size: int) -> Preprocessing:
-    """Return how small images are held: as squares of which every part can be cropped."""
-    if images.are_square:
-        return Preprocessing(image_size)
-    side = max(image_size, int(images.sizes.max()))
-    return Preprocessing(side, "squash", side)
 
 
 def from_zero_to_one(pixels: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -20,7 +20,7 @@ from nearkin.data.decode import BadImage, rgb_pixels
 from nearkin.data.notes import Note
 
 SMALL_SIDE: Final = 64
-MAX_PLANES: Final = 2**32 // (4 * SMALL_SIDE**2)
+MAX_HELD: Final = 2**32  # Bytes of pixels
 COLUMNS: Final = (
     *("labels", "groups", "splits", "sizes", "num_bytes", "kinds", "modified", "contents"),
 )
@@ -198,17 +198,24 @@ class Images:
 
     @property
     def is_small(self) -> bool:
-        """Whether no side is above 64 pixels, so that all pixels are held in memory.
-
-        If they are floats, only up to 4 GiB of them.
-        """
-        fits = self.channels is None or len(self) * self.num_channels <= MAX_PLANES
-        return fits and bool((self.sizes <= SMALL_SIDE).all())
+        """Whether no side is above 64 pixels."""
+        return bool((self.sizes <= SMALL_SIDE).all())
 
     @property
     def are_square(self) -> bool:
         """Whether all images are as wide as high."""
         return bool((self.sizes[:, 0] == self.sizes[:, 1]).all())
+
+    def held_side(self, image_size: int) -> int:
+        """Return the side in pixels of the squares that trainings at this size hold in memory.
+
+        Images that are not all square are squashed to squares, of their longest side at least.
+        0 if images are not small, or take more than 4 GiB: then they are read at every step.
+        """
+        side = image_size if self.are_square else max(image_size, int(self.sizes.max(initial=0)))
+        numbers = len(self) * side**2 * self.num_channels
+        fits = self.is_small and numbers * (4 if self.channels else 1) <= MAX_HELD
+        return side if fits else 0
 
     @cached_property
     def fingerprint(self) -> str:

@@ -273,7 +273,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         augment=_or(config.augment, lambda: stored_views(augment_for(chosen, images, size))),
         backbone=backbone,
         workers=_or(
-            config.workers, lambda: 0 if images.is_small else cpus_per_process(config.devices)
+            config.workers,
+            lambda: 0 if images.held_side(size) else cpus_per_process(config.devices),
         ),
         # Each process keeps images of its own in memory, and all share a disk.
         cache=_or(
