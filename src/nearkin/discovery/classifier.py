@@ -18,7 +18,7 @@ from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder, ViewSettings
-from nearkin.encoders.encoder import Encoder, read_tensors
+from nearkin.encoders.encoder import Encoder, read_tensors, separate_weights
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
@@ -427,7 +427,7 @@ class Classifier:
         modules = nn.ModuleDict({"layer": self.layer, "heads": self.heads})
         if self.pooling is not None:
             modules["pooling"] = self.pooling
-        tensors = {name: x.cpu().contiguous() for name, x in modules.state_dict().items()}
+        tensors = separate_weights(modules)
         if self.reference is not None:
             tensors["reference.means"] = torch.from_numpy(self.reference.means)
         metadata = {

@@ -171,8 +171,21 @@ def write_encoder(
         "image_size": view.image_size,
         "preprocessing": view.to_dict(),
     }
-    state = {name: tensor.contiguous() for name, tensor in backbone.body.state_dict().items()}
-    write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
+    metadata = {"nearkin": json.dumps(described)}
+    write_whole(path, save(separate_weights(backbone.body), metadata=metadata))
+
+
+def separate_weights(network: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a network as safetensors takes them: none shares memory with another.
+
+    A layer that a network uses under two names is written twice.
+    """
+    state, written = dict[str, Tensor](), set[int]()
+    for name, tensor in network.state_dict().items():
+        place = tensor.untyped_storage().data_ptr()
+        state[name] = (tensor.clone() if place in written else tensor).cpu().contiguous()
+        written.add(place)
+    return state
 
 
 def load(

@@ -25,7 +25,7 @@ from nearkin.config import NativeFormat
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.downloads import to_stderr
-from nearkin.encoders.encoder import CUSTOM, Encoder, write_encoder
+from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights, write_encoder
 from nearkin.encoders.libraries import differences, timm_view
 from nearkin.encoders.origin import NOT_STATED
 from nearkin.errors import UsageError
@@ -149,8 +149,7 @@ def _write_timm_files(folder: Path, encoder: Encoder) -> None:
         "pretrained_cfg": _pretrained_cfg(encoder),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    state = {name: tensor.contiguous() for name, tensor in body.state_dict().items()}
-    save_file(state, folder / WEIGHTS, {"format": "pt"})
+    save_file(separate_weights(body), folder / WEIGHTS, {"format": "pt"})
 
 
 def _pretrained_cfg(encoder: Encoder) -> dict[str, Any]:

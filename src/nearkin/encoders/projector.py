@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors
+from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors, separate_weights
 from nearkin.errors import UsageError
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.tables import usable, write_whole
@@ -54,8 +54,8 @@ def write_projector(path: Path, projector: nn.Module, encoder: Encoder) -> None:
     if not layers or None in layers:
         return
     note = {"format": FORMATS[-1], "encoder": encoder.digest, "layers": layers}
-    state = {name: tensor.contiguous() for name, tensor in projector.state_dict().items()}
-    write_whole(path, save(state, metadata={"projector": json.dumps(note)}))
+    metadata = {"projector": json.dumps(note)}
+    write_whole(path, save(separate_weights(projector), metadata=metadata))
 
 
 def embedding_encoder(encoder: Encoder, path: Path) -> Encoder:
