@@ -38,8 +38,10 @@ class ViewTransform:
     device; both with antialiasing.
 
     Without `index`, random numbers come from torch's generator, which a `DataLoader` seeds in
-    each worker. With it, they are a function of (seed, epoch, index) alone, and equal those of a
-    nearkin run with that seed.
+    each worker. With it, they are a function of (seed, epoch, index) alone, and of the size of
+    the image: those that a nearkin run with that seed draws. Its pixels are the same for tensors
+    of the size of its images; else they differ a little, as a run decodes photographs at a
+    smaller scale and holds small images at the size of views.
 
     Args:
         augment: A name of `AUGMENTATIONS`, the path of a .toml file with [[views]], or views.
