@@ -184,6 +184,16 @@ def writing(path: Path, remedy: str = "choose another -o") -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
+def check_new(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse to replace a file, before anything is computed.
+
+    Raises:
+        OutputError: If there is one.
+    """
+    if not overwrite and os.path.lexists(path):
+        raise OutputError(f"{path} exists, and may have been edited; choose another name")
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary name to write a file under, then rename it: an atomic write.

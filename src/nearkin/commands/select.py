@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from nearkin.commands.vectors import Vectors, check_new, open_vectors
+from nearkin.commands.vectors import Vectors, check_output, open_vectors
 from nearkin.config import Auto, Rule
 from nearkin.data.labels import class_of
 from nearkin.data.tables import file_at, match
@@ -92,7 +92,7 @@ def select(
     """
     if num < 1:
         raise UsageError(f"--num {num} is less than one image; give at least 1")
-    check_new(output, ".csv")
+    check_output(output, ".csv")
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     sizes["trust_remote_code"] = trust_remote_code
     computing: dict[str, Any] = {"device": device, "workers": workers, "reporter": reporter}
