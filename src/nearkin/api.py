@@ -296,7 +296,7 @@ def embed(  # noqa: D417
         out: A run folder to make: embeddings, measures beside their floors, and the page.
         output: A file to write the features to: .parquet, .npz, or .npy with a .csv beside it.
         resume: Continue the run that is in `out`.
-        overwrite: Replace the run that is in `out`.
+        overwrite: Replace the run that is in `out`, or the file `output`.
         backbone: The encoder's network, if it was given one from Python; untrained.
         reporter: Receives log lines and progress; None is silent.
         labels: Labels, for evaluation only.
@@ -312,11 +312,12 @@ def embed(  # noqa: D417
     """
     config = _config(EmbedConfig, locals())
     if out is None:
-        only_of_folders(config, resume=resume, overwrite=overwrite)
+        only_of_folders(config, resume=resume)
         return embed_table(
             encoder,
             data,
             output=output,
+            overwrite=overwrite,
             backbone=backbone,
             labels=config.labels,
             image_size=image_size,

@@ -3,9 +3,11 @@
 import contextlib
 import csv
 import hashlib
+import io
 import os
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -15,6 +17,7 @@ from nearkin.errors import CheckpointError, OutputError, ResourceError
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
 SEAL: Final = b"nearkin\n"
 SEAL_SIZE: Final = len(SEAL) + 8 + hashlib.sha256().digest_size
+WRITTEN: Final = ("label", "group", "split", "name")  # Columns that people write
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # How cells begin that spreadsheets take for formulas
 
 
@@ -27,16 +30,56 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a table with a header line, as dictionaries.
+    """Yield the rows of a table with a header line, as dictionaries; see `csv_rows`."""
+    with path.open("rb") as file:
+        for _, cells in csv_rows(file):
+            yield cells
 
-    Spreadsheets may have put a mark before it, and semicolons for commas.
+
+def csv_rows(table: io.BufferedReader) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the last line and the cells of each row of a table with a header line.
+
+    Spreadsheets may have put a mark before it, capitals in it, and semicolons or tabs for commas.
+    A name of a file may be any bytes; what people write is UTF-8.
+
+    Raises:
+        ValueError: If it is no such table, with the line.
+        OSError: If it cannot be read.
     """
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+    with io.TextIOWrapper(table, "utf-8-sig", "surrogateescape", newline="") as file:
         header = file.readline()
         file.seek(0)
-        delimiter = ";" if header.count(";") > header.count(",") else ","
-        for row in csv.DictReader(file, delimiter=delimiter):
-            yield {name: _text(cell) for name, cell in row.items()}
+        reader = csv.reader(file, delimiter=max(",;\t", key=header.count), strict=True)
+        line = 0
+        try:
+            columns = [cell.strip().lower() for cell in next(reader, [])]
+            line = reader.line_num
+            if not (header.strip() and in_utf8(header) and len(set(columns)) == len(columns)):
+                raise ValueError("line 1: no header of different names; save it as UTF-8")
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, _row(columns, cells, reader.line_num)
+                line = reader.line_num
+        except csv.Error as error:
+            raise ValueError(f"line {line + 1}: {error}; close every quote") from error
+
+
+def _row(columns: Sequence[str], cells: Sequence[str], line: int) -> dict[str, str]:
+    if len(cells) > len(columns):
+        raise ValueError(
+            f"line {line}: {len(cells)} cells for {len(columns)} columns; put quotes around cells "
+            "that hold the separator"
+        )
+    row = dict(zip_longest(columns, map(_text, cells), fillvalue=""))
+    for column in WRITTEN:
+        if not in_utf8(row.get(column, "")):
+            raise ValueError(f"line {line}: the {column} is not in UTF-8; save the table as UTF-8")
+    return row
+
+
+def in_utf8(text: str) -> bool:
+    """Whether text that was read from a file was valid UTF-8 there."""
+    return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)
 
 
 def read_numbers(path: Path) -> list[dict[str, float]]:
@@ -51,9 +94,8 @@ def _cell(value: object) -> object:
     return value
 
 
-def _text(cell: str | None) -> str:
+def _text(cell: str) -> str:
     """Undo `_cell`."""
-    cell = cell or ""
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
@@ -140,6 +182,16 @@ def writing(path: Path, remedy: str = "choose another -o") -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+
+
+def check_new(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse to replace a file, before anything is computed.
+
+    Raises:
+        OutputError: If there is one.
+    """
+    if not overwrite and os.path.lexists(path):
+        raise OutputError(f"{path} exists, and may have been edited; choose another name")
 
 
 @contextlib.contextmanager

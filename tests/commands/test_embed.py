@@ -19,6 +19,7 @@ import nearkin
 from nearkin.commands import frozen
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, untrained_like
+from nearkin.errors import OutputError
 from nearkin.evaluation.table import open_table
 from nearkin.run.folder import RunFolder
 
@@ -122,6 +123,10 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
     np.testing.assert_allclose(made.vectors, vectors, atol=1e-6)
     alone = nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
     np.testing.assert_array_equal(np.load(tmp_path / "v.npz")["vector"], alone.vectors)
+    with pytest.raises(OutputError, match="exists, and may have been edited"):
+        nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
+    again = nearkin.embed(source, images, output=tmp_path / "v.npz", overwrite=True, workers=0)
+    np.testing.assert_array_equal(again.vectors, alone.vectors)
     np.testing.assert_allclose(alone.vectors, vectors, atol=1e-5)
     assert list(alone.paths) == list(made.paths) == table["path"].to_pylist()
 

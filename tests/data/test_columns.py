@@ -89,7 +89,7 @@ def test_groups_and_splits_of_a_table(tmp_path):
     parquet.write_table(whole, tmp_path / "t.parquet")
     images = open_images(tmp_path / "t.parquet")
     assert images.groups.tolist() == [0, 0, 2, 3, 4, 5]
-    assert images.splits.tolist() == ["train"] * 4 + ["test"] * 2
+    assert images.splits.tolist() == ["train"] * 4 + ["test", "val"]
 
 
 def test_a_folder_of_tables_is_one_data_set(tmp_path):

@@ -100,7 +100,7 @@ def test_a_source_that_contradicts_itself_is_told():
         with pytest.raises(DataError, match=message):
             open_images(source)
     images = open_images(Broken(splits=["train", "val"] * 6, groups=["left", "right"] * 6))
-    assert (set(images.splits), len(set(images.groups))) == ({"train", "test"}, 2)
+    assert (set(images.splits), len(set(images.groups))) == ({"train", "val"}, 2)
 
 
 OWN_FILE = """

@@ -206,12 +206,26 @@ def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, dat
         assert labeled.read(row) == (data / name).read_bytes()
 
 
-def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data, table):
+def test_a_path_of_two_images_is_refused_and_a_copy_beside_the_table_is_the_image(
+    tmp_path, data, table
+):
     """And one that the data pass over may be named."""
-    fill(tmp_path, "1.png", "2.png", seed=9)
+    (tmp_path / "1.png").write_bytes((data / "1.png").read_bytes())
     labeled = label(data, table(("1.png", "a"), ("2.png", "b")))
     assert labels_of(labeled) == {"1.png": "a", "2.png": "b"}
     assert own_images(labeled).all()
+    fill(tmp_path, "2.png", seed=9)
+    message = refused(label, data, table(("1.png", "a"), ("2.png", "b")))
+    assert f"'2.png' is an image of the data and another file, {tmp_path}/2.png; write" in message
+    labeled = label(data, table(("1.png", "a"), (f"{tmp_path}/2.png", "b")))
+    assert labels_of(labeled) == {"1.png": "a", f"{tmp_path}/2.png": "b"}
+    for name in ("1.png", "2.png"):
+        (tmp_path / name).unlink()
+    fill(data / "deep", "1.png", seed=9)
+    inside = discoveries.table(data / "deep/t.csv", [("1.png", "a"), ("2.png", "b")])
+    assert "'1.png' is an image of the data and another file" in refused(label, data, inside)
+    for name in ("1.png", "t.csv"):
+        (data / "deep" / name).unlink()
     fill(data, ".hidden/6.png", seed=9)
     labeled = label(data, table(("1.png", "a"), (".hidden/6.png", "b")))
     assert labels_of(labeled) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
@@ -270,7 +284,7 @@ def test_rows_that_cannot_label_are_refused(tmp_path, data, table):
     (data / "same.png").write_bytes((data / "1.png").read_bytes())
     (tmp_path / "bad.png").write_text("no image")
     all_of_them = [(name, "ab"[int(name[0]) % 2]) for name in FLAT]
-    twice = f"'{data}/1.png' is labeled 'a' and, in another row, 'b'"
+    twice = f"'{data}/1.png' is described in line 2 and, differently, in line 3"
     copies = "'1.png' ('a') and 'same.png' ('b'), which are exact copies"
     nowhere = [("gone\n1.png", "b"), ("/no/where.png", "b"), ("x\0.png", "b")]
     for rows, *says in (
@@ -290,21 +304,22 @@ def test_rows_that_cannot_label_are_refused(tmp_path, data, table):
         assert all(words in message for words in says), (rows, message)
 
 
-def test_class_names_that_read_the_same_are_refused_and_those_in_another_case_noted(
+def test_class_names_that_read_the_same_are_one_and_those_in_another_case_are_noted(
     tmp_path, data
 ):
-    folders = known(tmp_path, "caf\u00e9/1.png", "cafe\u0301/1.png")
+    folders = known(tmp_path, "caf\u00e9/1.png", "cafe\u0301/2.png", "dog/1.png", "dog/2.png")
     discover, classify = (of(labeled=str(folders)) for of in (DiscoverConfig, ClassifyConfig))
-    message = refused(open_discovery_data, str(data), discover)
-    assert r"read the same, 'cafe\u0301' and 'caf\xe9'; spell both in one way" in message
-    (folders / "cafe\u0301").rename(folders / "caf\u00e9 ")
-    message = refused(open_labeled_data, str(data), classify)
-    assert r"read the same, 'caf\xe9' and 'caf\xe9 '" in message
-    (folders / "caf\u00e9 ").rename(folders / "CAFE\u0301")
+    for dataset in (
+        open_discovery_data(str(data), discover),
+        open_labeled_data(str(data), classify),
+    ):
+        assert dataset.classes == ("caf\u00e9", "dog")
+        assert ("merged", 2) in [(note.decision, note.count) for note in dataset.images.notes]
+    (folders / "cafe\u0301").rename(folders / "CAFE\u0301")
     dataset = open_discovery_data(str(data), discover)
-    assert dataset.classes == ("CAFE\u0301", "caf\u00e9")
+    assert dataset.classes == ("CAF\u00c9", "caf\u00e9", "dog")
     (note,) = dataset.images.notes
-    assert (note.decision, note.examples) == ("guessed", ("CAFE\u0301", "caf\u00e9"))
+    assert (note.decision, note.examples) == ("guessed", ("CAF\u00c9", "caf\u00e9"))
 
 
 def test_names_that_cannot_be_known_are_refused(tmp_path):

@@ -14,7 +14,6 @@ from nearkin.data.split import Split, has_test_split, open_readable
 from nearkin.discovery.data import (
     hold_out,
     label_images,
-    with_distinct_names,
 )
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
@@ -117,7 +116,6 @@ def open_labeled_data(
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
-    images = with_distinct_names(images)
     split = hold_out(images, config, on_progress, resumed)
     return _numbered(split if has_test_split(images) else _keep_few(split))
 

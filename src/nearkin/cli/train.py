@@ -87,7 +87,7 @@ class EmbedOptions:
     resume: Flag = False
     """Continue the run that is in the folder."""
     overwrite: Flag = False
-    """Replace the run that is in the folder."""
+    """Replace the run that is in the folder, or the file."""
     json: Flag = False
     """Print the measures as JSON."""
     quiet: Annotated[Flag, Parameter(name=["--quiet", "-q"])] = False
@@ -243,8 +243,8 @@ def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
 
     if run.out is not None:
         raise UsageError("--out makes a run folder and -o only a table; give one")
-    only_of_folders(config, resume=run.resume, overwrite=run.overwrite)
     output = str(run.output)
+    only_of_folders(config, resume=run.resume, overwrite=run.overwrite and is_folder(output))
     names = ("labels", "image_size", "allow_partial", TRUST, "device", "workers")
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     quiet = run.quiet or run.json
@@ -263,7 +263,8 @@ def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
     if run.has_parts:
         raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
     with Terminal(quiet) as terminal:
-        embeddings = embed(config.encoder, data, output=output, reporter=terminal, **settings)
+        settings |= {"output": output, "overwrite": run.overwrite, "reporter": terminal}
+        embeddings = embed(config.encoder, data, **settings)
     count, dim = embeddings.vectors.shape
     path = str(Path(output).resolve())
     table = {"images": count, "features": dim, "output": path, "bad": dict(embeddings.bad)}

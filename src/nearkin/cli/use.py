@@ -11,6 +11,7 @@ from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import FULL, PROTOCOLS, Criterion, ExportFormat, Rule
 from nearkin.errors import OutputError, UsageError
+from nearkin.tables import check_new
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
@@ -167,6 +168,8 @@ def neighbors(
         sheet: Also make an image of them, such as sheet.png.
         data: The images to show on it, if they are not those of the run.
     """
+    if sheet is not None:
+        check_new(sheet)
     results = nearkin.neighbors(
         run,
         images,

@@ -72,13 +72,13 @@ def assign(
     Raises:
         NearkinError: One line on what cannot be done.
     """
+    if output is not None:
+        spare(Path(output), data)
     folder = RunFolder(Path(run))
     classifier = read_classifier(folder.classifier)
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
-    if output is not None:
-        spare(Path(output), data)
     on_progress = (reporter or Silent()).progress
     images = open_images(data, labels="none", on_progress=on_progress)
     cached, bad = Extraction(

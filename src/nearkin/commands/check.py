@@ -14,7 +14,7 @@ from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.data.split import duplicate_warnings
+from nearkin.data.split import duplicate_warnings, trained_or_scored
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
@@ -131,7 +131,8 @@ def check(
         reporter: Receives log lines and progress; None is silent.
     """
     on_progress = (reporter or Silent()).progress
-    images = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
+    opened = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
+    images = trained_or_scored(opened)
     copies = duplicates(images, on_progress)
     warnings = duplicate_warnings(copies.num_exact, "exact", images)
     warnings += duplicate_warnings(copies.num_near, "near", images)
@@ -171,7 +172,10 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
     images are not recognized. Without labels there are no warnings.
     """
     view = views_of(augment, ("strong",))[0]
-    sample = images.subset(np.flatnonzero(images.splits != "test")).spread(MAX_THUMBNAILS)
+    train = images.splits != "test"
+    sample = (images.subset(np.flatnonzero(train)) if train.any() else images).spread(
+        MAX_THUMBNAILS
+    )
     small = from_zero_to_one(torch.cat(list(CenterCrops(sample, 16))))
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
     known = sample.labels[sample.labels >= 0]

@@ -32,7 +32,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.run.settings import augment_for
-from nearkin.tables import replace_text, writing
+from nearkin.tables import check_new, replace_text, writing
 from nearkin.training.checkpoint import backbone_states
 
 
@@ -48,6 +48,8 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
             encoder's run is of the kind of trainings: it says whether training helped.
         OutputError: If the page cannot be written.
     """
+    if output is not None:
+        check_new(Path(output))
     if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
         raise UsageError("nothing to compare; give two or more different runs")
     finished = _of_one_kind(runs)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from nearkin.commands.index import likely_copies
-from nearkin.commands.vectors import Vectors, check_new, open_vectors
+from nearkin.commands.vectors import Vectors, check_output, open_vectors
 from nearkin.config import Auto
 from nearkin.data.copies import check_destination, copy_to
 from nearkin.data.duplicates import relation
@@ -240,10 +240,10 @@ def _check(
     for name, value in (("threshold", threshold), ("precision", precision)):
         if value is not None and not 0 < value <= 1:
             raise UsageError(f"--{name} {value:g} is not above 0 and at most 1")
-    check_new(output, ".csv")
-    check_new(page, ".html")
+    check_output(output, ".csv")
+    check_output(page, ".html")
     if apply is not None and Path(apply).suffix == ".csv":
-        check_new(apply, ".csv")
+        check_output(apply, ".csv")
     elif apply is not None:
         check_destination(Path(apply), [] if data is None else [data_name(data)])
 

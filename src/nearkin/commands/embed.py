@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from nearkin.config import Auto, Engine
+from nearkin.data.images import Images
+from nearkin.data.notes import lines
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
@@ -28,6 +30,7 @@ from nearkin.evaluation.table import (
 from nearkin.pace import Pace
 from nearkin.run.failures import resource_errors
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.tables import check_new
 
 
 def embed(
@@ -35,6 +38,7 @@ def embed(
     data: Any,
     *,
     output: str | Path | None = None,
+    overwrite: bool = False,
     backbone: nn.Module | None = None,
     labels: str = "auto",
     image_size: int | Auto = "auto",
@@ -57,7 +61,7 @@ def embed(
         if is_folder(str(output)):
             raise UsageError(f"{output} is a folder; nearkin.embed_parts writes parts into one")
         check_format(Path(output))
-        spare(Path(output), data)
+        spare(Path(output), data, labels, overwrite=overwrite)
     log = reporter or Silent()
     on_progress = log.progress
     encoder = _logged(
@@ -70,7 +74,7 @@ def embed(
         ),
         log,
     )
-    images = open_images(data, labels=labels, on_progress=on_progress)
+    images = _opened(data, labels, log)
     processes = available_cpus() if workers == "auto" else workers
     where = choose_device(device)
     with resource_errors():
@@ -107,11 +111,22 @@ def _logged(encoder: Encoder, log: Reporter) -> Encoder:
     return encoder
 
 
-def spare(output: Path, data: Any) -> None:
-    """Refuse to write over the very table the images come from."""
-    written = {output.resolve(), output.with_suffix(".csv").resolve()}
-    if isinstance(data, str | Path) and Path(data).resolve() in written:
-        raise UsageError(f"{output} would replace the data {data}; give -o another name")
+def _opened(data: Any, labels: str, log: Reporter) -> Images:
+    images = open_images(data, labels=labels, on_progress=log.progress)
+    for line in lines(images.notes):
+        log.info(line)
+    return images
+
+
+def spare(output: Path, *inputs: Any, overwrite: bool = False) -> None:
+    """Refuse to replace what is read, whatever the user says, and other files unasked."""
+    files = [output, output.with_suffix(".csv")] if output.suffix == ".npy" else [output]
+    written = [file.resolve() for file in files]
+    for read in inputs:
+        if isinstance(read, str | Path) and Path(read).resolve() in written:
+            raise UsageError(f"{output} would replace {read}, which is read; choose another -o")
+    for file in files:
+        check_new(file, overwrite=overwrite)
 
 
 def embed_parts(
@@ -176,7 +191,7 @@ def embed_parts(
         ),
         log,
     )
-    images = open_images(data, labels=labels, on_progress=log.progress)
+    images = _opened(data, labels, log)
     note = note_on(encoder.digest, images, shard)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")

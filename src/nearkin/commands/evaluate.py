@@ -13,6 +13,7 @@ from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.frozen import frozen_floors, resolved
 from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
 from nearkin.data.images import Images
+from nearkin.data.notes import lines
 from nearkin.data.split import Split, open_split
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, is_own
@@ -136,6 +137,8 @@ def _opened(
 ) -> tuple[Split, bool]:
     """Open images, divided as the run has noted, and say whether they are those of the run."""
     split = open_split(data, config, log.progress, decided=decided(folder))
+    for line in lines(split.images.notes):
+        log.info(line)
     if not folder.images.exists():
         return split, True
     changes = changed_data(folder, split)

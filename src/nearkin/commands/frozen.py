@@ -95,7 +95,7 @@ def embed_folder(
     return Run(folder)
 
 
-def only_of_folders(config: EmbedConfig, *, resume: bool, overwrite: bool) -> None:
+def only_of_folders(config: EmbedConfig, *, resume: bool, overwrite: bool = False) -> None:
     """Refuse settings that have no effect where only a table is written."""
     used = (
         "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "workers", "report"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.table import ROOM, EmbeddingTable, digest, open_table
-from nearkin.tables import replace_text, usable, whole, writing
+from nearkin.tables import check_new, replace_text, usable, whole, writing
 
 FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
 MOST_LISTS: Final = 65_536
@@ -50,6 +50,8 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
     path = Path(output)
     if path.suffix != ".faiss":
         raise UsageError(f"cannot write an index as {path.name}; give a name that ends in .faiss")
+    check_new(path)
+    check_new(_note(path))
     faiss, table = _faiss(), open_table(Path(vectors))
     count = len(table)
     if not count:

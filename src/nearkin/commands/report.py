@@ -11,7 +11,7 @@ from nearkin.report.image_map import ONE_FILE
 from nearkin.report.pages import write_page, write_table_page
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
-from nearkin.tables import writing
+from nearkin.tables import check_new, writing
 
 
 def write_report(
@@ -39,6 +39,8 @@ def write_report(
     Raises:
         NearkinError: One line on what failed.
     """
+    if output is not None:
+        check_new(Path(output))
     if are_vectors(Path(run)):
         return _write_table_page(Path(run), data, output, one_file)
     folder = RunFolder(Path(run))

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from nearkin.commands.vectors import Vectors, check_new, open_vectors
+from nearkin.commands.vectors import Vectors, check_output, open_vectors
 from nearkin.config import Auto, Rule
-from nearkin.data.labels import match, read_table
+from nearkin.data.labels import class_of
+from nearkin.data.tables import file_at, match
 from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.measures.selection import ranked
@@ -91,7 +92,7 @@ def select(
     """
     if num < 1:
         raise UsageError(f"--num {num} is less than one image; give at least 1")
-    check_new(output, ".csv")
+    check_output(output, ".csv")
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     sizes["trust_remote_code"] = trust_remote_code
     computing: dict[str, Any] = {"device": device, "workers": workers, "reporter": reporter}
@@ -149,8 +150,8 @@ def _labels(
     """Whether images have a label: in the table, or as those that a run has learned from."""
     in_table = set[str]()
     if labeled is not None:
-        rows, _ = match(Path(labeled), read_table(Path(labeled), ("path", "label")), names)
-        in_table = {name for name, row in rows.items() if row.label}
+        rows, _ = match(file_at(str(labeled)), names)
+        in_table = {name for name, label in class_of(rows)[0].items() if label}
     return np.array(
         [name in in_table or bool(assigned and name not in assigned) for name in names]
     )

@@ -17,11 +17,12 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.encoders.encoder import Encoder, is_own
-from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, as_text, open_table
 from nearkin.extensions import check_trusted
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
+from nearkin.tables import check_new
 
 
 @dataclass(frozen=True)
@@ -177,11 +178,10 @@ def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) ->
         )
 
 
-def check_new(path: str | Path | None, suffix: str) -> None:
+def check_output(path: str | Path | None, suffix: str) -> None:
     """Refuse another suffix, or to replace what may have been edited, before it is computed."""
     if path is None:
         return
     if Path(path).suffix != suffix:
         raise UsageError(f"cannot write {path}; give a name that ends in {suffix}")
-    if Path(path).exists():
-        raise OutputError(f"{path} exists, and may have been edited; choose another name")
+    check_new(Path(path))

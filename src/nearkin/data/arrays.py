@@ -12,8 +12,9 @@ from PIL import Image
 from nearkin.data.cache import free_memory
 from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
-from nearkin.data.labels import File, Row
+from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.sources import Listing
+from nearkin.data.tables import File
 from nearkin.errors import DataError
 from nearkin.tables import read_arrays
 from nearkin.types import UNKNOWN
@@ -24,8 +25,8 @@ class Part:
     """Images and labels of one side of a split, or of none ('')."""
 
     split: str
-    pixels: np.ndarray
-    labels: np.ndarray | None = None
+    pixels: Any  # An array, or what becomes one
+    labels: Any = None
     classes: tuple[str, ...] | None = None
     """Names of the classes 0, 1, ...; by default the labels as text."""
 
@@ -33,55 +34,73 @@ class Part:
 def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
     """Join the parts in one array, and name each image by its split and number."""
     parts = sorted(parts, key=lambda part: part.split)
-    pixels = [_images(where, np.asarray(part.pixels)) for part in parts]
+    pixels = [_pixels(where, part.pixels) for part in parts]
     if len({array.shape[1:] for array in pixels}) > 1:
-        raise DataError(f"{where}: train and test images differ in shape; give one shape")
+        raise DataError(f"{where}: images of the parts differ in shape; give one shape")
     rows: dict[str, Row] = {}
     for part in parts:
-        count = len(part.pixels)
-        prefix, digits = f"{part.split}/" if part.split else "", len(str(count - 1))
-        for row, label in enumerate(_labels(where, part)):
-            rows[f"{prefix}{row:0{digits}}"] = Row(label, split=part.split)
+        labels = _labels(where, part)
+        prefix, digits = f"{part.split}/" if part.split else "", len(str(len(labels) - 1))
+        for number, label in enumerate(labels):
+            rows[f"{prefix}{number:0{digits}}"] = Row.of(label, split=part.split)
     joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     source = Arrays(joined, {name: row for row, name in enumerate(rows)})
     return Listing(source, tuple(rows), np.tile([joined[0].nbytes, 0], (len(rows), 1)), rows=rows)
 
 
-def _images(where: str, pixels: np.ndarray) -> np.ndarray:
+def _pixels(where: str, images: Any) -> np.ndarray:
     try:
-        return array_pixels(pixels, 4)
+        return array_pixels(_stacked(images), 4)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
 
 
-def _labels(where: str, part: Part) -> list[str]:
+def _stacked(images: Any) -> np.ndarray:
+    """Images as one array, if they are one already, or of one shape."""
+    if isinstance(images, list | tuple):
+        shapes = {np.shape(image) for image in images}
+        if len(shapes) > 1:
+            such = " and ".join(map(str, sorted(shapes)[:2]))
+            raise ValueError(f"images of {len(shapes)} shapes, such as {such}; give one, or files")
+    elif not hasattr(images, "__array__"):
+        raise TypeError(
+            f"a {type(images).__name__} is not read; give an array of images, a pair of images "
+            "and labels, a folder, or an object with names and read (an ImageSource)"
+        )
+    return np.asarray(images)
+
+
+def _labels(where: str, part: Part) -> list[Any]:
+    """The label of each image, by name where numbers have one."""
     count = len(part.pixels)
-    if part.labels is None:
-        return [""] * count
-    labels = np.asarray(part.labels).ravel()
+    labels = [None] * count if part.labels is None else list(np.asarray(part.labels))
     if len(labels) != count:
         raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
-    if labels.dtype.kind not in "iuUS":
-        raise DataError(f"{where}: labels of type {labels.dtype}; give whole numbers or text")
-    if labels.dtype.kind in "US":
-        return [str(label) for label in labels.astype(np.str_)]
-    numbers, classes = np.unique(labels).tolist(), part.classes
-    if numbers[0] < UNKNOWN or (classes is not None and numbers[-1] >= len(classes)):
-        known = "" if classes is None else f" for {len(classes)} classes"
+    if part.classes is None:
+        return labels
+    try:
+        numbers = [int(text_of(label) or UNKNOWN) for label in labels]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: labels are no numbers of the named classes") from error
+    low, high = min(numbers), max(numbers)
+    if low < UNKNOWN or high >= len(part.classes):
         raise DataError(
-            f"{where}: labels from {numbers[0]} to {numbers[-1]}{known}; "
+            f"{where}: labels from {low} to {high} for {len(part.classes)} classes; "
             f"count from 0, with {UNKNOWN} for unknown"
         )
-    names = {number: classes[number] if classes else str(number) for number in numbers}
-    names[UNKNOWN] = ""
-    return [names[label] for label in labels.tolist()]
+    return [(*part.classes, None)[number] for number in numbers]
+
+
+IMAGES: Final = ("x", "images")
+LABELS: Final = ("y", "labels")
+"""Words for the arrays of a file."""
 
 
 def from_npz(path: File) -> list[Part]:
-    """The images of an .npz file: x (or images), y (or labels), or x_train, y_train, x_test...
+    """The images of an .npz file: x (or images), y (or labels), or a pair of them for each part.
 
-    Without x_test, x_val is held out; with it, x_val is not used. The key class_names, if there,
-    names the classes 0, 1, ... Nothing is ever unpickled.
+    As in x_train, y_train, x_val, y_val, x_test, y_test, or train_images, train_labels, ... The
+    key class_names, if there, names the classes 0, 1, ... Nothing is ever unpickled.
     """
     try:
         with path.open("rb") as file:
@@ -89,18 +108,24 @@ def from_npz(path: File) -> list[Part]:
     except Exception as error:  # of any kind: the file may hold anything
         raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
     names = arrays.get("class_names")
-    classes = None if names is None else tuple(str(name) for name in names)
-    parts = []
-    held_out = "_test" if {"x_test", "images_test"} & arrays.keys() else "_val"
-    for split, suffix in (("", ""), ("train", "_train"), ("test", held_out)):
-        pixels = arrays.get(f"x{suffix}", arrays.get(f"images{suffix}"))
-        if pixels is not None:
-            labels = arrays.get(f"y{suffix}", arrays.get(f"labels{suffix}"))
-            parts.append(Part(split, pixels, labels, classes))
+    classes = None if names is None else tuple(map(text_of, names))
+    roles = {(split_of(key), _role(key)): array for key, array in arrays.items()}
+    parts = [
+        Part(split, pixels, roles.get((split, LABELS)), classes)
+        for (split, role), pixels in roles.items()
+        if role == IMAGES
+    ]
     if not parts:
         keys = ", ".join(arrays) or "none"
         raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
     return parts
+
+
+def _role(key: str) -> tuple[str, ...]:
+    """Whether an array of this name holds images or labels."""
+    words = set(key.lower().split("_"))
+    one = len(words) == 1 or split_of(key)
+    return next((role for role in (IMAGES, LABELS) if one and words & set(role)), ())
 
 
 PREFIX: Final = "torchvision:"

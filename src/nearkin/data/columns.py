@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,8 +13,9 @@ import numpy as np
 
 from nearkin.data.cache import cache_folder
 from nearkin.data.images import in_bytes
-from nearkin.data.labels import SIDES, File, Row
+from nearkin.data.labels import Row
 from nearkin.data.remote import RemoteFile
+from nearkin.data.tables import File
 from nearkin.errors import DataError, ResourceError
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
@@ -211,17 +212,24 @@ def _rows(batch: Any, schema: Any) -> Iterator[Row]:
     """What the columns label (or the only one with named classes), group and split say."""
     described = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = described.get("info", {}).get("features", {})
-    classes = {name: said["names"] for name, said in features.items() if said.get("names")}
+    classes = {
+        name: said["names"]
+        for name, said in features.items()
+        if isinstance(said, dict) and said.get("_type") == "ClassLabel" and said.get("names")
+    }
     label = "label" if "label" in schema.names or len(classes) != 1 else next(iter(classes))
 
-    def texts(column: str) -> list[str]:
+    def cells(column: str) -> list[Any]:
         if column not in schema.names:
-            return [""] * len(batch)
-        names = classes.get(column)
-        values = batch.column(column).to_pylist()
-        if names:
-            values = [None if value is None or value < 0 else names[value] for value in values]
-        return ["" if value is None else str(value).strip() for value in values]
+            return [None] * len(batch)
+        names, values = classes.get(column), batch.column(column).to_pylist()
+        return values if names is None else [_class_name(names, value) for value in values]
 
-    for said, group, split in zip(texts(label), texts("group"), texts("split"), strict=True):
-        yield Row(said, group, SIDES.get(split.lower(), ""))
+    yield from map(Row.of, cells(label), cells("group"), cells("split"))
+
+
+def _class_name(names: Sequence[str], number: Any) -> Any:
+    """The name of a class by its number; None for -1. What is no number, or of no class, stays."""
+    if not isinstance(number, int) or number >= len(names):
+        return number
+    return names[number] if number >= 0 else None

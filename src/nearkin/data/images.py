@@ -123,7 +123,7 @@ class Images:
     groups: Int64[np.ndarray, " images"]
     """Images of one group, such as near-duplicates, never fall on two sides of a split."""
     splits: Shaped[np.ndarray, " images"]
-    """The side of the split that the data declare: 'train', 'test', or '' for none."""
+    """The part that the data declare: 'train', 'val', 'test', or '' for none."""
     classes: tuple[str, ...]  # The class names; a label is a position among them
     sizes: Int32[np.ndarray, "images 2"]  # Width and height in pixels, after exif orientation
     num_bytes: Int64[np.ndarray, " images"]  # Of the encoded image, or of its pixels

@@ -1,10 +1,11 @@
-"""Classes, groups and splits of images, read from folders, tables and files beside the images."""
+"""Classes, groups and splits of images: what folders, tables and arrays say, and what it means."""
 
-import csv
-import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
-from pathlib import Path
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from math import isnan
 from typing import Any, Final, NamedTuple
 from unicodedata import normalize
 
@@ -12,20 +13,158 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.images import in_bytes
-from nearkin.data.notes import Note, named
-from nearkin.data.remote import RemoteFile, is_url, remote_file
+from nearkin.data.notes import Note
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
-SIDES: Final = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "val": "test",
-    "valid": "test",
-    "validation": "test",
+SPLIT_WORDS: Final = {
+    **dict.fromkeys(("train", "training", "trainset"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "valset", "dev"), "val"),
+    **dict.fromkeys(("test", "testing", "testset", "eval", "evaluation"), "test"),
 }
-"""Folder and table words for the two sides of a split."""
+"""Words for the splits, as folders, shards, columns and arrays are called: those of `datasets`,
+of torchvision, COCO (train2017), Kaggle (training_set, seg_train) and MedMNIST (train_images)."""
+FILLERS: Final = frozenset({"set", "split", "data", "dataset", "seg"}) | {
+    *("x", "y", "image", "images", "img", "imgs", "label", "labels", "of")
+}
+SHARDS: Final = (".tar", ".parquet", ".arrow")
+"""Files that hold a part of a data set: folders of their name to the images, but no classes."""
+NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?|nan", re.IGNORECASE | re.ASCII)
+WHOLE: Final = re.compile(r"[+-]?\d+(\.0*)?", re.ASCII)
+MISSING: Final = frozenset({"nan", "na", "n/a", "none", "null", "-1", "-1.0"})
+"""What other programs write where there is no label; among names, it may be one."""
+STRAY: Final = 0.1  # The largest share of images in no folder, for the folders to be classes
+
+
+@lru_cache(maxsize=2**16)
+def split_of(name: str) -> str:
+    """Return train, val or test, if a name says one of them and little else; '' if not.
+
+    Numbers and punctuation do not count. A shard may say more, such as whose part it is.
+
+    >>> [split_of(name) for name in ("train2017", "Test_set", "train-00-of-02.parquet", "bus")]
+    ['train', 'test', 'train', '']
+    """
+    words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name))
+    said = {word.lower() for word in words} - FILLERS
+    if name.lower().endswith(SHARDS):
+        said &= SPLIT_WORDS.keys()
+    splits = {SPLIT_WORDS.get(word, "") for word in said}
+    return splits.pop() if len(splits) == 1 else ""
+
+
+def composed(name: str) -> str:
+    """Return the name of a class in the one form that all its spellings that look alike share.
+
+    Systems differ in how they compose an accented letter, and nobody sees outer spaces.
+    """
+    return normalize("NFC", name.strip())
+
+
+class Row(NamedTuple):
+    """What is said of an image; '' where nothing is."""
+
+    label: str = ""
+    group: str = ""
+    split: str = ""
+    line: int = 0  # In a CSV the line, in Parquet the row, from 1
+    unusable: str = ""  # Where the label is none of one class
+
+    @classmethod
+    def of(cls, label: Any = None, group: Any = None, split: Any = None, line: int = 0) -> "Row":
+        """Return what cells of any type say."""
+        try:
+            text, unusable = text_of(label), ""
+        except TypeError:
+            text, unusable = "", " ".join(repr(label).split())[:40]
+        return cls(text, _written(group), _written(split), line, unusable)
+
+
+def _written(cell: Any) -> str:
+    try:
+        return text_of(cell)
+    except TypeError:
+        return repr(cell)
+
+
+def text_of(cell: Any) -> str:
+    """Return the text of a cell; '' for None, NaN and what stands for them in pandas.
+
+    Raises:
+        TypeError: If it holds several values.
+    """
+    if isinstance(cell, np.ndarray | np.generic) or hasattr(cell, "detach"):
+        cell = cell.tolist()
+    if isinstance(cell, list | tuple) and len(cell) == 1:
+        return text_of(cell[0])
+    if isinstance(cell, list | tuple | set | Mapping):
+        raise TypeError("several values")
+    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
+        return ""
+    if isinstance(cell, float) and isnan(cell):
+        return ""
+    return (
+        cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else str(cell)
+    ).strip()
+
+
+def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
+    """Return the class of each row, '' for none, and what was decided about their labels.
+
+    Where all labels are numbers, NaN is no label and -1 means that there is none, as in arrays and
+    in `datasets`; and whole numbers are written as such, since programs make floats of them where
+    one is missing. Among names, these are names.
+    """
+    labels = {name: composed(row.label) for name, row in rows.items()}
+    counts = Counter(filter(None, labels.values()))
+    meaning, notes = dict[str, str](), list[Note]()
+    if all(map(NUMBER.fullmatch, counts)):
+        negative = any(float(label) < 0 and float(label) != -1 for label in counts)
+        none = [x for x in counts if isnan(float(x)) or (float(x) == -1 and not negative)]
+        meaning = dict.fromkeys(none, "")
+        rest = counts.keys() - meaning.keys()
+        if all(map(WHOLE.fullmatch, rest)):
+            meaning |= {x: x.partition(".")[0].removeprefix("+") for x in rest}
+        if none:
+            total = sum(counts[label] for label in none)
+            text = f"{total} labels that are {' or '.join(sorted(none))}, which means no label"
+            notes.append(Note("left out", text, total))
+        renamed = sorted(x for x in rest if meaning.get(x, x) != x)
+        if renamed:
+            text = f"{len(renamed)} labels that are whole numbers are written without a fraction"
+            notes.append(Note("renamed", text, len(renamed), tuple(renamed[:3])))
+    else:
+        names = sorted(label for label in counts if label.casefold() in MISSING)
+        if names:
+            total = sum(counts[label] for label in names)
+            text = (
+                f"{total} labels are taken for the name of a class; leave the cell empty where "
+                "there is no label"
+            )
+            notes.append(Note("guessed", text, total, tuple(names)))
+    unusable = [row.unusable for row in rows.values() if row.unusable]
+    if unusable:
+        text = f"{len(unusable)} labels that are not one class"
+        notes.append(Note("left out", text, len(unusable), tuple(unusable[:3])))
+    return {name: meaning.get(label, label) for name, label in labels.items()}, notes
+
+
+def spellings(labels: Iterable[str]) -> list[Note]:
+    """Note names of classes that look the same, which are one, and those that nearly do."""
+    written = sorted(set(labels) - {""})
+    forms = Counter(map(composed, written))
+    same = [name for name in written if forms[composed(name)] > 1]
+    notes = list[Note]()
+    if same:
+        text = f"{len(same)} names of classes that look like another's, with which they are one"
+        notes.append(Note("merged", text, len(same), tuple(map(ascii, same[:4]))))
+    ordered = sorted(forms, key=lambda name: (name.casefold(), name))
+    groups = [list(names) for _, names in groupby(ordered, key=str.casefold)]
+    alike = [name for names in groups if len(names) > 1 for name in names]
+    if alike:
+        text = f"{len(alike)} names of classes that differ by case alone are classes of their own"
+        notes.append(Note("guessed", text, len(alike), tuple(alike[:4])))
+    return notes
 
 
 class Annotations(NamedTuple):
@@ -41,14 +180,19 @@ class Annotations(NamedTuple):
         return Annotations(*([a or b for a, b in zip(*each, strict=True)] for each in columns))
 
     def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
-        """The class names, whole numbers by value, others by bytes; each image's position."""
-        names = set(self.labels) - {""}
+        """The class names, whole numbers by value, others by bytes; each image's position.
+
+        Names that look alike are one class; see `spellings`.
+        """
+        form = {label: composed(label) for label in set(self.labels)}
+        names = set(form.values()) - {""}
         if all(name.isascii() and name.isdecimal() for name in names):
             classes = sorted(names, key=lambda name: (int(name), name))
         else:
             classes = sorted(names, key=in_bytes)
-        number = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
-        return tuple(classes), np.array([number[name] for name in self.labels], np.int64)
+        position = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
+        number = {label: position[name] for label, name in form.items()}
+        return tuple(classes), np.array([number[label] for label in self.labels], np.int64)
 
     def grouped(self) -> Int64[np.ndarray, " images"]:
         """Each image's group: the row of the group's first image, its own by default."""
@@ -57,180 +201,129 @@ class Annotations(NamedTuple):
         return np.array([first.setdefault(g, i) if g else i for i, g in rows], np.int64)
 
 
-def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
-    """Labels and splits from the folders that images lie in.
+def annotations_from_rows(
+    rows: Mapping[str, Row], names: Sequence[str]
+) -> tuple[Annotations, list[Note]]:
+    """The annotations of these images in a table."""
+    classes, notes = class_of(rows)
+    absent = Row()
+    own = [rows.get(name, absent) for name in names]
+    splits = [split_of(row.split) for row in own]
+    unknown = [
+        row.split for row, split in zip(own, splits, strict=True) if row.split and not split
+    ]
+    if unknown:
+        text = f"the splits of {len(unknown)} images, which are not train, val or test"
+        notes.append(Note("left out", text, len(unknown), tuple(dict.fromkeys(unknown))[:3]))
+    labels = [classes.get(name, "") for name in names]
+    return Annotations(labels, [row.group for row in own], splits), notes
 
-    A single folder around everything is skipped. If all top-level folders are then called train,
-    val, test or the like, they are the splits. Of what remains, an image's folder is its label, if
-    the folders look like classes: every image lies in one, all equally deep, at least two of
-    them, with two images or more on average. A .tar shard is no folder. `labels` is "auto",
-    "folders" to insist on classes, or "none" for splits alone.
+
+def annotations_from_folders(names: Sequence[str], labels: str) -> tuple[Annotations, list[Note]]:
+    """Labels and splits from the folders that images lie in, and what was guessed.
+
+    Folders, or shards, at one depth that are called train and val or test, or all by such words,
+    are the splits; what lies beside them has neither split nor label. Of what remains, without a
+    single folder around everything, an image's folder is its label, if the folders look like
+    classes: at least two of them, with two images or more on average, and nearly all images in
+    one. A folder inside of a class folder is of that class.
+
+    Args:
+        names: Of the images.
+        labels: "auto", "folders" to insist on classes, each folder its own, or "none".
     """
-    folders = [name.rpartition("/")[0] for name in names]
-    distinct = list(dict.fromkeys(folders))
-    parts = ([part for part in folder.split("/") if part] for folder in distinct)
-    paths = _unwrapped([[part for part in p if not part.lower().endswith(".tar")] for p in parts])
-    sided = all(path and path[0].lower() in SIDES for path in paths)
-    splits = [SIDES[path[0].lower()] if sided else "" for path in paths]
-    classes = [path[1:] if side else path for path, side in zip(paths, splits, strict=True)]
-    if labels == "folders" and not all(classes):
-        stray = names[folders.index(distinct[classes.index([])])]
-        raise DataError(f"{stray}: lies in no class folder; move it, or do not ask for folders")
-    if labels == "none" or (labels == "auto" and not _are_classes(classes, len(names))):
-        classes = [[]] * len(classes)
-    label_of = dict(zip(distinct, map("/".join, classes), strict=True))
-    split_of = dict(zip(distinct, splits, strict=True))
-    return Annotations(
-        [label_of[folder] for folder in folders],
-        [""] * len(names),
-        [split_of[folder] for folder in folders],
+    of_image = [name.rpartition("/")[0] for name in names]
+    counts = Counter(of_image)
+    paths = {folder: [part for part in folder.split("/") if part] for folder in counts}
+    splits, level = _splits(paths)
+    classes = _class_paths(paths, splits, level)
+    notes = list[Note]()
+    if level is not None and (beside := [f for f, split in splits.items() if not split]):
+        total = sum(counts[folder] for folder in beside)
+        text = f"{total} images beside the folders train and test are trained on, without a label"
+        notes.append(Note("guessed", text, total, tuple(beside[:3])))
+    if labels == "folders":
+        if stray := [folder for folder in counts if not classes.get(folder)]:
+            image = names[of_image.index(stray[0])]
+            raise DataError(
+                f"{image}: lies in no class folder; move it, or do not ask for folders"
+            )
+        label = {folder: "/".join(path) for folder, path in classes.items()}
+    elif labels == "auto":
+        label, more = _guessed(classes, counts)
+        notes += more
+    else:
+        label = {}
+    return (
+        Annotations(
+            [label.get(folder, "") for folder in of_image],
+            [""] * len(names),
+            [splits[folder] for folder in of_image],
+        ),
+        notes,
     )
 
 
-def _unwrapped(paths: list[list[str]]) -> list[list[str]]:
-    while all(len(path) > 1 and path[0] == paths[0][0] for path in paths):
-        if paths[0][0].lower() in SIDES:
-            break
-        paths = [path[1:] for path in paths]
-    return paths
+Paths = Mapping[str, Sequence[str]]  # The parts of folders, by folder
 
 
-def _are_classes(classes: list[list[str]], images: int) -> bool:
-    distinct = set(map(tuple, classes))
-    depths = set(map(len, distinct))
-    return len(depths) == 1 and depths != {0} and 2 <= len(distinct) <= images / 2
+def _splits(paths: Paths) -> tuple[dict[str, str], int | None]:
+    """Return the split of each folder, and how deep the folders lie that are called so."""
+    for level in range(max(map(len, paths.values()))):
+        named = {
+            f: split_of(path[level]) if level < len(path) else "" for f, path in paths.items()
+        }
+        said = set(named.values())
+        if "" not in said or said >= {"train", "test"} or said >= {"train", "val"}:
+            return named, level
+    return dict.fromkeys(paths, ""), None
 
 
-TABLES: Final = (".csv", ".parquet")
-File = Path | RemoteFile  # Of this machine, or of a store
+def _class_paths(paths: Paths, splits: Mapping[str, str], level: int | None) -> Paths:
+    """Return what may be the class of each folder: its path less shards, splits and wrappers."""
+    classes = {
+        folder: [part for at, part in enumerate(path) if at != level and not _is_shard(part)]
+        for folder, path in paths.items()
+        if level is None or splits[folder]
+    }
+    while all(len(path) > 1 for path in classes.values()) and (
+        len({path[0] for path in classes.values()}) == 1  # or of a split inside of the split
+        or all(split_of(path[0]) == splits[folder] != "" for folder, path in classes.items())
+    ):
+        classes = {folder: path[1:] for folder, path in classes.items()}
+    return classes
 
 
-def file_at(place: str) -> File:
-    """The file at a path, which need not exist, or at an address; a DataError if there is none."""
-    return remote_file(place) if is_url(place) else Path(place).expanduser()
+def _is_shard(part: str) -> bool:
+    return part.lower().endswith(SHARDS)
 
 
-class Row(NamedTuple):
-    """What is said of an image; '' where a cell is empty or its column is missing."""
+def _guessed(classes: Paths, counts: Mapping[str, int]) -> tuple[dict[str, str], list[Note]]:
+    """Return the class of each folder if they look like classes, and what was not obvious."""
+    paths = {folder: tuple(path) for folder, path in classes.items() if path}
+    own = set(paths.values())
 
-    label: str = ""
-    group: str = ""
-    split: str = ""
-    line: int = 0  # In a CSV the line, in Parquet the row, from 1
+    def outermost(path: Sequence[str]) -> Sequence[str]:
+        return next((path[:end] for end in range(1, len(path)) if path[:end] in own), path)
 
-
-def read_table(path: File, required: Sequence[str] = ("path",)) -> dict[str, Row]:
-    """Read the columns path, label, group and split, by path; an image listed twice counts once.
-
-    A CSV is UTF-8, with commas or semicolons. Cells are text: no formula is ever evaluated.
-    """
-    rows: dict[str, Row] = {}
-    read = _parquet if path.suffix.lower() == ".parquet" else _csv
-    for line, cells in read(path, required):
-        side = cells.get("split", "").strip().lower()
-        if side and side not in SIDES:
-            raise DataError(f"{path}, line {line}: split {side!r}; say train, val or test")
-        if not cells["path"]:
-            raise DataError(f"{path}, line {line}: no path; give every image its own")
-        label, group = (cells.get(column, "").strip() for column in ("label", "group"))
-        row = Row(label, group, SIDES.get(side, ""), line)
-        first = rows.setdefault(cells["path"].removeprefix("./"), row)
-        if first[:3] != row[:3]:
-            raise DataError(
-                f"{path}: {cells['path']!r} is described in line {first.line} and, differently, "
-                f"in line {line}; keep one of them"
-            )
-    if not rows:
-        raise DataError(f"{path}: no rows; give one per image")
-    return rows
-
-
-def _csv(path: File, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    try:
-        with (
-            path.open("rb") as binary,
-            io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file,
-        ):
-            header = file.readline()
-            file.seek(0)
-            delimiter = ";" if header.count(";") > header.count(",") else ","
-            reader = csv.reader(file, delimiter=delimiter)
-            columns = [cell.strip().lower() for cell in next(reader, [])]
-            _check_columns(path, columns, required)
-            for cells in filter(None, reader):
-                if len(cells) > len(columns):
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: {len(cells)} cells for {len(columns)} "
-                        "columns; put quotes around cells that hold the separator"
-                    )
-                yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror or error}); give another file"
-        ) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a readable CSV ({error}); save it as UTF-8") from error
-
-
-def _parquet(path: File, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        with path.open("rb") as file:
-            schema = parquet.read_schema(file)
-            _check_columns(path, schema.names, required)
-            columns = [
-                name for name in ("path", "label", "group", "split") if name in schema.names
-            ]
-            table: Any = parquet.read_table(file, columns=columns)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not a readable Parquet file ({error}); write it anew") from error
-    for line, cells in enumerate(table.to_pylist(), start=1):
-        yield line, {name: "" if cell is None else str(cell) for name, cell in cells.items()}
-
-
-def _check_columns(path: File, columns: Sequence[str], required: Sequence[str]) -> None:
-    missing = [name for name in required if name not in columns]
-    if missing:
-        present = ", ".join(columns)[:200] or "none"
-        raise DataError(f"{path}: no column {missing[0]!r} among: {present}; add it to the header")
-
-
-def match(
-    path: File, rows: Mapping[str, Row], names: Collection[str]
-) -> tuple[dict[str, Row], tuple[Note, ...]]:
-    """The rows of a table of labels by image name, and a note on rows without an image."""
-    known = frozenset(names)
-    written = {(name if name in known else name.replace("\\", "/")): name for name in rows}
-    matched = {name: rows[written[name]] for name in written.keys() & known}
-    if not matched:
-        raise DataError(
-            f"{path}: labels {named(rows)}, but the images are called "
-            f"{named(names)}; write the paths as they are below the data"
-        )
-    stray = [name for name in written if name not in known]
-    if not stray:
-        return matched, ()
-    text = f"{len(stray)} of {len(rows)} rows of {path}, which belong to no usable image"
-    return matched, (Note("left out", text, len(stray), tuple(stray[:3])),)
-
-
-def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:
-    """The annotations of these images in a table."""
-    absent = Row()
-    own = [rows.get(name, absent) for name in names]
-    return Annotations([r.label for r in own], [r.group for r in own], [r.split for r in own])
-
-
-def spellings(classes: Iterable[str]) -> list[Note]:
-    """Note classes whose names differ by case alone: most often they are one."""
-
-    def folded(name: str) -> str:
-        return normalize("NFC", name).casefold()
-
-    ordered = sorted(classes, key=lambda name: (folded(name), name))
-    groups = [list(names) for _, names in groupby(ordered, key=folded)]
-    alike = [name for names in groups if len(names) > 1 for name in names]
-    text = f"{len(alike)} names of classes that differ by case alone are classes of their own"
-    return [Note("guessed", text, len(alike), tuple(alike[:4]))] if alike else []
+    label = {folder: "/".join(outermost(path)) for folder, path in paths.items()}
+    distinct = sorted(set(label.values()), key=in_bytes)
+    stray = sum(counts[folder] for folder in classes.keys() - paths.keys())
+    total = stray + sum(counts[folder] for folder in paths)
+    if len(distinct) < 2:
+        return {}, []
+    if stray > STRAY * total or total - stray < 2 * len(distinct):
+        why = f"{stray} of {total} images lie in none" if stray else f"{total} images are too few"
+        text = f"{len(distinct)} folders are no classes, as {why}; --labels folders makes them so"
+        return {}, [Note("guessed", text, len(distinct), tuple(distinct[:3]))]
+    notes = list[Note]()
+    if len(set(map(len, own))) > 1:
+        text = f"class folders at unequal depth are {len(distinct)} classes; or --labels none"
+        notes.append(Note("guessed", text, len(distinct), tuple(distinct[:3])))
+    if stray:
+        text = f"{stray} images beside {len(distinct)} class folders have no label"
+        notes.append(Note("guessed", text, stray))
+    if held_out := [name for name in distinct if split_of(name) in ("val", "test")]:
+        text = "a folder is a class, and not held out, as there is none called train"
+        notes.append(Note("guessed", text, len(held_out), tuple(held_out)))
+    return label, notes

@@ -11,16 +11,11 @@ from nearkin.data.arrays import Part, from_name, from_npz, is_name, list_arrays
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
 from nearkin.data.images import CustomSource, Images, ImageSource, in_bytes
 from nearkin.data.labels import (
-    SIDES,
-    TABLES,
-    File,
     Row,
     annotations_from_folders,
     annotations_from_rows,
-    file_at,
-    match,
-    read_table,
     spellings,
+    split_of,
 )
 from nearkin.data.notes import Note
 from nearkin.data.remote import is_folder, is_url, remote_file
@@ -35,6 +30,7 @@ from nearkin.data.sources import (
     list_store,
     list_table,
 )
+from nearkin.data.tables import TABLES, File, file_at, match
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import load_extension
 from nearkin.pace import ProgressCallback, ignore_progress
@@ -150,35 +146,33 @@ def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Ro
     columns = []
     for column in ("label", "group", "split"):
         values = getattr(source, f"{column}s", None)
-        texts = [""] * len(names) if values is None else [str(value) for value in values]
-        if len(texts) != len(names):
+        cells = [None] * len(names) if values is None else list(values)
+        if len(cells) != len(names):
             raise DataError(
-                f"{where}: {len(texts)} {column}s for {len(names)} names; give one for each"
+                f"{where}: {len(cells)} {column}s for {len(names)} names; give one for each"
             )
-        columns.append(texts)
-    sides = columns[2]
-    unknown = sorted({side for side in sides if side and side not in SIDES})
+        columns.append(cells)
+    rows = dict(zip(names, map(Row.of, *columns), strict=True))
+    unknown = sorted({row.split for row in rows.values() if row.split and not split_of(row.split)})
     if unknown:
         raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
-    rows = zip(names, *columns, strict=True)
-    return {name: Row(label, group, SIDES.get(side, "")) for name, label, group, side in rows}
+    return rows
 
 
 def _annotated(images: Images, listing: Listing, labels: str) -> Images:
     """Add the data's own annotations, those of folders or those of a table of labels."""
-    names, notes = images.names, tuple[Note, ...]()
-    annotations = annotations_from_rows(listing.rows, names)
-    if listing.folders:
-        kind = "auto" if labels == "auto" and not listing.rows else "none"
-        annotations = annotations.or_else(annotations_from_folders(names, kind))
+    names, rows = images.names, listing.rows
     if labels != "auto":
-        annotations = annotations._replace(labels=[""] * len(names))
-    if labels == "folders":
-        annotations = annotations_from_folders(names, labels).or_else(annotations)
-    elif labels not in ("auto", "none"):
-        table = file_at(labels)
-        rows, notes = match(table, read_table(table, ("path", "label")), names)
-        annotations = annotations_from_rows(rows, names).or_else(annotations)
+        rows = {name: row._replace(label="", unusable="") for name, row in rows.items()}
+    annotations, notes = annotations_from_rows(rows, names)
+    if listing.folders or labels == "folders":
+        kind = "folders" if labels == "folders" else "none" if rows or labels != "auto" else "auto"
+        of_folders, more = annotations_from_folders(names, kind)
+        annotations, notes = annotations.or_else(of_folders), notes + more
+    if labels not in ("auto", "none", "folders"):
+        matched, lost = match(file_at(labels), names, images.source)
+        of_table, more = annotations_from_rows(matched, names)
+        annotations, notes = of_table.or_else(annotations), [*notes, *lost, *more]
     classes, numbers = annotations.numbered()
     return replace(
         images,
@@ -186,5 +180,5 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         groups=annotations.grouped(),
         splits=np.array(annotations.splits, np.str_),
         classes=classes,
-        notes=(*images.notes, *notes, *spellings(classes)),
+        notes=(*images.notes, *notes, *spellings(annotations.labels)),
     )

@@ -1,13 +1,10 @@
 """Labeled images recognized in the data by path or as exact copies; unions of two sets."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from posixpath import join, normpath, split
 from typing import Any
 
 import numpy as np
@@ -15,20 +12,23 @@ import numpy as np
 from nearkin.data import channels
 from nearkin.data.arrays import is_name
 from nearkin.data.decode import BadImage
-from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
-from nearkin.data.labels import (
-    TABLES,
-    Annotations,
-    File,
-    annotations_from_folders,
-    file_at,
-    read_table,
+from nearkin.data.images import (
+    COLUMNS,
+    Arrays,
+    BadFile,
+    Folder,
+    Images,
+    Source,
+    digest,
+    in_bytes,
 )
-from nearkin.data.notes import named
+from nearkin.data.labels import Annotations, annotations_from_folders, class_of
+from nearkin.data.notes import Note, named
 from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
+from nearkin.data.tables import Resolver, by_name, file_at, is_table, read_table
 from nearkin.errors import DataError, redacted
 from nearkin.types import UNKNOWN
 
@@ -111,6 +111,7 @@ class Recognized:
     classes: dict[str, str]  # The class of each by its name in the union of the data and `outside`
     outside: Images
     prefix: str  # Of the names of `outside` in that union
+    notes: tuple[Note, ...] = ()
 
 
 def recognize(images: Images, labeled: str) -> Recognized:
@@ -120,15 +121,10 @@ def recognize(images: Images, labeled: str) -> Recognized:
     columns path and label, whose paths are names in the data, absolute, or relative to the table.
     Rows with an empty label are ignored.
     """
-    data = _Data(images)
-    if not is_table(labeled):
-        return _images(data, labeled)
-    return _table(data, file_at(labeled))
-
-
-def is_table(where: str) -> bool:
-    """Whether this is the path of a table."""
-    return Path(where).suffix.lower() in TABLES
+    names = [*images.names, *(bad.name for bad in images.bad)]
+    table = file_at(labeled) if is_table(labeled) else Path(labeled)
+    data = Resolver(table, names, images.source)
+    return _table(data) if is_table(labeled) else _images(data, labeled)
 
 
 def read_classes(where: str) -> tuple[Images, list[str]]:
@@ -142,7 +138,8 @@ def read_classes(where: str) -> tuple[Images, list[str]]:
             f"{where}: {len(outside)} images lie in no class folder, such as {named(outside)}; "
             "move each into the folder of its class"
         )
-    return images, list(annotations_from_folders(images.names, "folders").labels)
+    annotations, _ = annotations_from_folders(images.names, "folders")
+    return images, list(annotations.labels)
 
 
 def class_names(images: Images) -> list[str]:
@@ -151,64 +148,27 @@ def class_names(images: Images) -> list[str]:
     return [names[label] for label in images.labels.tolist()]
 
 
-class _Data:
-    """Finds images of the data by name and, where they lie in a folder, by path."""
-
-    def __init__(self, images: Images) -> None:
-        self.names = {*images.names, *(bad.name for bad in images.bad)}
-        folder = str(images.source.root) if isinstance(images.source, Folder) else None
-        self.root = "" if folder is None else join(folder, "")
-        self.resolved = lru_cache(maxsize=2**10)(os.path.realpath)
-
-    def at(self, path: str) -> str | None:
-        """Return the name of the image at an absolute path; None if it is not one of the data."""
-        folder, file = split(path)
-        for spelled in (path, join(self.resolved(folder), file)) if self.root else ():
-            name = spelled.removeprefix(self.root)
-            if name != spelled and name in self.names:
-                return name
-        return None
-
-    def find(self, folder: str, path_in_table: str) -> str | None:
-        """The name, or absolute path if outside the data, of a path in a table of this folder."""
-        for spelled in map(normpath, (path_in_table, path_in_table.replace("\\", "/"))):
-            if spelled in self.names:
-                return spelled
-            for start in filter(None, (folder, self.root)):
-                path = "/" + normpath(join(start, spelled)).lstrip("/")
-                if os.path.lexists(path):
-                    return self.at(path) or path
-        return None
-
-
-def _table(data: _Data, path: File) -> Recognized:
-    rows = {name: row.label for name, row in read_table(path, ("path", "label")).items()}
-    labeled = {name: label for name, label in rows.items() if label}
-    if not labeled:
-        raise DataError(f"{path}: none of {len(rows)} rows has a label; fill some of them in")
-    folder = str(path.resolve().parent) if isinstance(path, Path) else ""
-    names = {path: data.find(folder, path) for path in labeled}
-    missing = [path for path, name in names.items() if name is None]
+def _table(data: Resolver) -> Recognized:
+    path = data.table
+    table = read_table(path, ("path", "label"))
+    labeled = [(written, row) for written, row in table if row.label or row.unusable]
+    rows, missing = by_name(path, labeled, data.find)
+    labels, notes = class_of(rows)
+    classes = {name: label for name, label in labels.items() if label}
+    if not (classes or missing):
+        raise DataError(f"{path}: none of {len(table)} rows has a label; fill some of them in")
     if missing:
         raise DataError(
             f"{path}: {len(missing)} of {len(labeled)} labeled files exist neither in the data "
             f"nor beside the table, such as {named(missing)}; write their paths as they are "
             f"below the data, such as {named(sorted(data.names)[:1])}"
         )
-    classes: dict[str, str] = {}
-    for path_in_table, label in labeled.items():
-        first = classes.setdefault(names[path_in_table] or "", label)
-        if first != label:
-            raise DataError(
-                f"{path}: {path_in_table!r} is labeled {first!r} and, in another row, {label!r}; "
-                "keep one of them"
-            )
     outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
     listing = replace(list_files(Path("/"), outside), key=f"{path}\0labeled")
-    return Recognized(classes, scan(listing), "/")
+    return Recognized(classes, scan(listing), "/", tuple(notes))
 
 
-def _images(data: _Data, labeled: str) -> Recognized:
+def _images(data: Resolver, labeled: str) -> Recognized:
     images, labels = read_classes(labeled)
     if not any(labels):
         raise DataError(f"{labeled}: carries no labels; give class folders, or a table")

@@ -18,13 +18,13 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from posixpath import splitext
+from posixpath import normpath, splitext
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from jaxtyping import Int64
 from nearkin.data.cache import cache_folder
 from nearkin.data.columns import COLUMN_TABLES, Cell, list_column
 from nearkin.data.images import BadFile, Folder, Images, Source, in_bytes
-from nearkin.data.labels import File, Row, read_table
+from nearkin.data.labels import SHARDS, Row
 from nearkin.data.notes import named
 from nearkin.data.remote import (
     THREADS,
@@ -46,6 +46,7 @@ from nearkin.data.remote import (
     remote_files,
     warm,
 )
+from nearkin.data.tables import File, absent, by_name, files_of, read_table
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.tables import replace_text
 
@@ -209,42 +210,21 @@ def list_table(path: File) -> Listing:
     """The images that a table lists, by paths relative to its folder."""
     if isinstance(path, RemoteFile):
         return _list_remote_table(path)
-    root = path.resolve().parent
-    rows = {_name(path, written, row): row for written, row in read_table(path).items()}
-    _require_all(path, root, rows, [name for name in rows if not os.path.lexists(root / name)])
+    root, rows = files_of(path, read_table(path))
     return replace(list_files(root, rows), key=str(path.resolve()), rows=rows, folders=False)
 
 
 def _list_remote_table(table: RemoteFile) -> Listing:
     root = table.url.partition("?")[0].rpartition("/")[0]
-    rows = {name.removeprefix(f"{root}/"): row for name, row in read_table(table).items()}
+    written = read_table(table)
+    rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
     if root.startswith("http"):  # which may have no list of its files
         files = remote_files({name: f"{root}/{name}" for name in rows})
     else:
         files = files_below(root, rows.__contains__)
-    _require_all(table, redacted(root), rows, [name for name in rows if name not in files])
+    if missing := [name for name in rows if name not in files]:
+        raise absent(table, missing, len(rows), redacted(root))
     return replace(_objects(root, files), key=str(table), rows=rows, folders=False)
-
-
-def _require_all(path: File, root: object, rows: Collection[str], missing: list[str]) -> None:
-    if missing:
-        raise DataError(
-            f"{path}: {len(missing)} of {len(rows)} files do not exist below {root}, such as "
-            f"{named(missing)}; give paths relative to the table"
-        )
-
-
-def _name(path: Path, written: str, row: Row) -> str:
-    root = path.resolve().parent
-    name = written.removeprefix(f"{root}{os.sep}")
-    if "\\" in name and not os.path.lexists(root / name):
-        name = name.replace("\\", "/")
-    if Path(name).anchor or ".." in name.split("/"):  # on Windows, also of a drive alone
-        raise DataError(
-            f"{path}, line {row.line}: {written!r} leads out of the table's folder; "
-            "move the table above the images"
-        )
-    return name
 
 
 def list_files(root: Path, names: Iterable[str]) -> Listing:
@@ -311,8 +291,6 @@ def _state(root: Path, name: str, *, is_inside: bool) -> os.stat_result | BadFil
 # Archives
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
-SHARDS: Final = (".tar", *COLUMN_TABLES)
-"""What a folder without images is searched for; each counts as a folder of that name."""
 MAX_UNPACKED: Final = 2**30
 """A .tar.gz has no index, so it is unpacked into memory, up to this many bytes."""
 MAX_OPEN: Final = 128  # Archives that a process keeps open; the data may be thousands of shards
@@ -648,7 +626,7 @@ def _json_label(text: str) -> str:
     except (ValueError, RecursionError):
         return ""
     values = [said.get(name) for name in ("label", "cls")] if isinstance(said, dict) else []
-    return next((str(value) for value in values if isinstance(value, str | int)), "")
+    return next((str(value) for value in values if isinstance(value, str | int | float)), "")
 
 
 def _zip_members(path: File) -> Iterator[Member]:

@@ -146,6 +146,31 @@ def open_readable(
             f"{bad} of {count} images are unreadable: {first}{more}; remove them, or allow more "
             "with --max-bad"
         )
+    return trained_or_scored(images)
+
+
+def trained_or_scored(images: Images) -> Images:
+    """Return the images without a validation part: neither trained on nor scored, if others are.
+
+    Published numbers are of the test part. Without one, the validation part is scored.
+    """
+    counts = {part: int((images.splits == part).sum()) for part in ("val", "test")}
+    if counts["val"] and counts["test"]:
+        text = f"{counts['val']} images of the validation part: the test part is scored"
+        images = images.subset(np.flatnonzero(images.splits != "val"))
+        images = images.noted(Note("left out", text, counts["val"]))
+    elif counts["val"]:
+        images = replace(images, splits=np.where(images.splits == "val", "test", images.splits))
+        if has_test_split(images):
+            text = (
+                f"the validation part, of {counts['val']} images, is scored: there is no test part"
+            )
+            images = images.noted(Note("substituted", text, counts["val"]))
+    if (images.splits == "test").all():
+        text = (
+            f"all {len(images)} images are of one part, to score; --val decides what is held out"
+        )
+        images = images.noted(Note("substituted", text, len(images)))
     return images
 
 

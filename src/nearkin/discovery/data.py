@@ -1,6 +1,5 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,18 +11,18 @@ from jaxtyping import Bool, Int64
 
 from nearkin.config import ClassifyConfig, DiscoverConfig, TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.labels import Annotations, match, read_table, spellings
+from nearkin.data.labels import Annotations, class_of, composed, spellings
 from nearkin.data.notes import Note, lines, named
 from nearkin.data.recognize import (
     Either,
     class_names,
     copies,
-    is_table,
     read_classes,
     recognize,
     union,
 )
 from nearkin.data.split import NEW, Split, open_readable, split_images
+from nearkin.data.tables import Resolver, file_at, is_table, match
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, count, ignore_progress
@@ -100,7 +99,7 @@ def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
     recognized = recognize(images, labeled)
     everything = union(images, recognized.outside, recognized.prefix)
     own = own_images(everything)
-    labels = [recognized.classes.get(name, "") for name in everything.names]
+    labels = [composed(recognized.classes.get(name, "")) for name in everything.names]
     merged, keep = _merge_copies(everything, labels, own)
     classes, numbers = Annotations([merged[row] for row in keep], [], []).numbered()
     if len(classes) < 2:
@@ -113,7 +112,7 @@ def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
             f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
             "give images without a label, too"
         )
-    notes = list[Note]()
+    notes = [*recognized.notes, *spellings(recognized.classes.values())]
     lost = sorted(recognized.classes.keys() - set(everything.names))
     if lost:
         text = f"{len(lost)} labeled files that cannot be used"
@@ -153,21 +152,6 @@ def _merge_copies(
     return merged, np.array([row for row in range(len(images)) if row not in spare], np.int64)
 
 
-def with_distinct_names(images: Images) -> Images:
-    """Refuse names of classes that read the same; note those that differ in case only."""
-    read = dict[str, str]()
-    for name in images.classes:
-        # Without what nobody sees: how Unicode composes a letter, and outer spaces.
-        plain = unicodedata.normalize("NFC", name).strip()
-        other = read.setdefault(plain, name)
-        if other != name:
-            raise DataError(
-                f"the names of two classes read the same, {other!a} and {name!a}; spell "
-                "both in one way"
-            )
-    return images.noted(*(note for note in spellings(images.classes) if note not in images.notes))
-
-
 def truth_labels(
     images: Images, truth: str, data_images: Images
 ) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
@@ -199,6 +183,7 @@ def _numbered(
     labels: Sequence[str], known: Sequence[str]
 ) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
     """Return labels as numbers, and their names: known ones first, in their order."""
+    labels = list(map(composed, labels))
     others, _ = Annotations([label for label in labels if label not in known], [], []).numbered()
     names = (*known, *others)
     number = {name: number for number, name in enumerate(names)} | {"": UNKNOWN}
@@ -212,9 +197,8 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
             raise DataError("--truth data: the data carry no labels; give a table or folders")
         return dict(zip(data.names, class_names(data), strict=True))
     if is_table(truth):
-        table = Path(truth).expanduser()
-        rows, _ = match(table, read_table(table, ("path", "label")), data.names)
-        return {name: row.label for name, row in rows.items()}
+        rows, _ = match(file_at(truth), data.names, data.source)
+        return class_of(rows)[0]
     images, labels = read_classes(truth)
     own = set(data.names)
     label_of: dict[str, str] = {}
@@ -283,6 +267,8 @@ def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, st
             f"of single images in {folder.to_label.name}"
         )
     own = dict(zip(images.names, class_names(images), strict=True))
+    find = Resolver(folder.to_label, images.names).named
+    of_images = {find(path) or path: composed(label) for path, label in of_images.items()}
     for path, label in of_images.items():
         if own.get(path) and own[path] != label:
             raise DataError(
@@ -426,7 +412,8 @@ def open_discovery_data(
         where = config.labeled or "the data"
         labels, notes = accepted_labels(Path(config.accept), parts, where)
         parts = replace(parts, images=parts.images.noted(*notes))
-    images = with_distinct_names(accept(parts.images, labels))
+    images = accept(parts.images, labels)
+    images = images.noted(*(n for n in spellings(images.classes) if n not in images.notes))
     truth, names = None, images.classes
     if config.truth:
         truth, names = truth_labels(images, config.truth, opened)

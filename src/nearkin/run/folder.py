@@ -23,6 +23,7 @@ from nearkin.config import (
     suggestion,
     to_toml,
 )
+from nearkin.data.arrays import is_name
 from nearkin.data.remote import is_url
 from nearkin.data.sources import MARKER, is_pattern
 from nearkin.errors import OutputError, UsageError, redacted
@@ -233,6 +234,8 @@ def data_name(data: Any) -> str:
     """
     if not isinstance(data, str | Path):
         return "arrays"
+    if is_name(str(data)):  # whatever folder of that name there is
+        return str(data)
     if is_url(str(data)):
         return redacted(str(data))
     if is_pattern(str(data)):

@@ -32,6 +32,7 @@ from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
+from nearkin.data.labels import composed
 from nearkin.data.sources import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, native_precision, num_processes
@@ -169,7 +170,7 @@ def from_text(text: str, kind: Any) -> Value:
 
 def known_classes(config: TrainConfig) -> list[str]:
     """Return the names given with `--known`, in their order, or raise UsageError."""
-    names = [name.strip() for name in config.known.split(",") if name.strip()]
+    names = [composed(name) for name in config.known.split(",") if name.strip()]
     if len(set(names)) < len(names):
         raise UsageError(f"--known {config.known} names a class twice; name each once")
     uses = method_class(config.method).uses_labels

@@ -1,0 +1,249 @@
+"""Tables that say something of images: their rows, and which image each of their paths means."""
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from posixpath import join, normpath, relpath, split
+from typing import Any, Final
+from unicodedata import normalize
+
+from nearkin.data.decode import BadImage
+from nearkin.data.images import Folder, Source, read
+from nearkin.data.labels import Row, split_of
+from nearkin.data.notes import Note, named
+from nearkin.data.remote import RemoteFile, is_url, remote_file
+from nearkin.errors import DataError
+from nearkin.tables import csv_rows, in_utf8
+
+TABLES: Final = (".csv", ".parquet")
+File = Path | RemoteFile  # Of this machine, or of a store
+Rows = list[tuple[str, Row]]  # Of a table, with the path as it is written there
+
+
+def file_at(place: str) -> File:
+    """The file at a path, which need not exist, or at an address; a DataError if there is none."""
+    return remote_file(place) if is_url(place) else Path(place).expanduser()
+
+
+def is_table(where: str) -> bool:
+    """Whether this is the path of a table."""
+    return Path(where).suffix.lower() in TABLES
+
+
+def read_table(path: File, required: Sequence[str] = ("path",)) -> Rows:
+    """Read the columns path, label, group and split.
+
+    A CSV is UTF-8, with commas, semicolons or tabs. No formula is ever evaluated. The header of
+    either format may be in capitals.
+    """
+    rows: Rows = []
+    read = _parquet_rows if path.suffix.lower() == ".parquet" else csv_rows
+    try:
+        with path.open("rb") as file:
+            for line, cells in read(file):
+                rows.append(_row(path, line, cells, required))
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror or error}); give another file"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{path}, {error}") from error
+    if not rows:
+        raise DataError(f"{path}: no rows; give one per image")
+    return rows
+
+
+def _row(
+    table: File, line: int, cells: Mapping[str, Any], required: Sequence[str]
+) -> tuple[str, Row]:
+    missing = [name for name in required if name not in cells]
+    if missing:
+        present = ", ".join(cells)[:200]
+        raise DataError(
+            f"{table}: no column {missing[0]!r} among: {present}; add it to the header"
+        )
+    row = Row.of(cells.get("label"), cells.get("group"), cells.get("split"), line)
+    if cells["path"] in (None, ""):
+        raise DataError(f"{table}, line {line}: no path; give every image its own")
+    if row.split and not split_of(row.split):
+        raise DataError(f"{table}, line {line}: split {row.split!r}; say train, val or test")
+    return str(cells["path"]), row
+
+
+def _parquet_rows(file: io.BufferedReader) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row of a Parquet table and its number, with the cells of the columns that count."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        written = parquet.read_schema(file).names
+        own = [name for name in written if name.strip().lower() in ("path", *Row._fields)]
+        table: Any = parquet.read_table(file, columns=own or written)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"not a readable Parquet file ({error}); write it anew") from error
+    columns = [name.strip().lower() for name in table.column_names]
+    yield from enumerate(table.rename_columns(columns).to_pylist(), start=1)
+
+
+def spelled(written: str) -> Iterator[str]:
+    """Yield the ways to spell a path: as it is, as of Windows, and in Unicode's two forms."""
+    for path in dict.fromkeys((written, written.replace("\\", "/"))):
+        for form in dict.fromkeys((path, normalize("NFC", path), normalize("NFD", path))):
+            yield normpath(form)
+
+
+def existing(written: str, folders: Iterable[str]) -> str | None:
+    """Return the absolute path of the file at a path relative to one of these folders."""
+    for path in spelled(written):
+        for folder in filter(None, folders):
+            full = "/" + normpath(join(folder, path)).lstrip("/")
+            if os.path.lexists(full):
+                return full
+    return None
+
+
+class Resolver:
+    """Finds what paths in a table mean.
+
+    A path is the name of an image in the data, relative to the folder of the table, or absolute.
+    """
+
+    def __init__(self, table: File, names: Iterable[str], source: Source | None = None) -> None:
+        """For images of these names that a source reads; without one, paths are names only."""
+        self.table = table
+        self.names = frozenset(names)
+        self.source = source
+        self.root = join(str(source.root), "") if isinstance(source, Folder) else ""
+        self._folder = folder_of(table) if source is not None else ""
+        self._resolved = lru_cache(maxsize=2**10)(os.path.realpath)
+
+    @cached_property
+    def _composed(self) -> Mapping[str, str]:
+        return {normalize("NFC", name): name for name in sorted(self.names)}
+
+    def named(self, written: str) -> str | None:
+        """Return the image of this name."""
+        for path in spelled(written):
+            if path in self.names:
+                return path
+        composed = (normalize("NFC", path) for path in spelled(written))
+        return next((self._composed[path] for path in composed if path in self._composed), None)
+
+    def at(self, path: str) -> str | None:
+        """Return the image at an absolute path; None if it is not one of the data."""
+        folder, file = split(path)
+        for place in (path, join(self._resolved(folder), file)) if self.root else ():
+            name = place.removeprefix(self.root)
+            if name != place and name in self.names:
+                return name
+        return None
+
+    def find(self, written: str) -> str | None:
+        """Return the name of an image, or the absolute path of a file that is none of the data.
+
+        Raises:
+            DataError: If the path may mean either of two images.
+        """
+        named = self.named(written)
+        if named is not None and join(self._folder, "") in ("", self.root):
+            return named
+        beside = existing(written, (self._folder, self.root))
+        inside = beside and self.at(beside)
+        if named and beside and inside != named and not self._is_copy(named, Path(beside)):
+            raise DataError(
+                f"{self.table}: {written!r} is an image of the data and another file, {beside}; "
+                "write the absolute path of the one that is meant"
+            )
+        return named or inside or beside
+
+    def _is_copy(self, name: str, path: Path) -> bool:
+        """Whether a file has the bytes of an image of the data; of pixels nobody can tell."""
+        try:
+            content = self.source and read(self.source, name)
+            return not isinstance(content, bytes) or content == path.read_bytes()
+        except (BadImage, OSError):
+            return False
+
+
+def folder_of(table: File) -> str:
+    """Return the folder that paths in a table may be relative to; '' in a store."""
+    return str(table.resolve().parent) if isinstance(table, Path) else ""
+
+
+def by_name(
+    table: File, rows: Rows, find: Callable[[str], str | None]
+) -> tuple[dict[str, Row], list[str]]:
+    """Return the rows by the names that `find` gives their paths, and the paths without one.
+
+    Raises:
+        DataError: If two rows say different things of one image, or a path without a name is not
+            in UTF-8.
+    """
+    found, stray = dict[str, Row](), list[str]()
+    for written, row in rows:
+        name = find(written)
+        if name is None:
+            stray.append(written)
+            continue
+        first = found.setdefault(name, row)
+        if first._replace(line=row.line) != row:
+            raise DataError(
+                f"{table}: {written!r} is described in line {first.line} and, differently, in "
+                f"line {row.line}; keep one of them"
+            )
+    if broken := [written for written in stray if not in_utf8(written)]:
+        raise DataError(f"{table}: {named(broken)} is not in UTF-8; save the table as UTF-8")
+    return found, stray
+
+
+def match(
+    table: File, names: Iterable[str], source: Source | None = None
+) -> tuple[dict[str, Row], list[Note]]:
+    """The rows of a table of labels by image name, and a note on rows without an image.
+
+    Raises:
+        DataError: If no row is of an image, or two of one say different things.
+    """
+    rows, images = read_table(table, ("path", "label")), Resolver(table, names, source)
+
+    def find(written: str) -> str | None:
+        name = images.find(written)
+        return name if name in images.names else None
+
+    found, stray = by_name(table, rows, find)
+    if not found:
+        raise DataError(
+            f"{table}: labels {named(stray)}, but the images are called "
+            f"{named(sorted(images.names))}; write the paths as they are below the data"
+        )
+    if not stray:
+        return found, []
+    text = f"{len(stray)} of {len(rows)} rows of {table}, which belong to no usable image"
+    return found, [Note("left out", text, len(stray), tuple(stray[:3]))]
+
+
+def files_of(table: Path, rows: Rows) -> tuple[Path, dict[str, Row]]:
+    """Return the folder that a table's files lie below, and the rows by their paths below it.
+
+    That is the table's own folder, unless files lie elsewhere; then the deepest that holds all.
+
+    Raises:
+        DataError: If files do not exist, or two rows say different things of one.
+    """
+    root = folder_of(table)
+    found, missing = by_name(table, rows, lambda written: existing(written, (root,)))
+    if missing:
+        raise absent(table, missing, len(rows), root)
+    outside = [path for path in found if not path.startswith(join(root, ""))]
+    root = os.path.commonpath([root, *outside])
+    return Path(root), {relpath(path, root): row for path, row in found.items()}
+
+
+def absent(table: File, missing: Sequence[str], count: int, root: str) -> DataError:
+    """Return the error of a table that lists files which do not exist."""
+    return DataError(
+        f"{table}: {len(missing)} of {count} files do not exist below {root}, such as "
+        f"{named(missing)}; give paths relative to the table, or absolute ones"
+    )

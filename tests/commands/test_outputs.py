@@ -1,0 +1,54 @@
+"""No command replaces a file of the user: it is refused before anything is read or computed."""
+
+import pytest
+from builders import contents, fill
+from nearkin_command import run
+
+from nearkin.run.folder import data_name
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Images, a table of their labels, and files that an earlier command may have written."""
+    names = [f"{i}.png" for i in range(4)]
+    data = fill(tmp_path / "photos", *names)
+    (tmp_path / "photos.csv").write_text("path,label\n" + "".join(f"{n},cat\n" for n in names))
+    for name in ("old.parquet", "old.csv", "old.html", "old.png", "old.faiss"):
+        (tmp_path / name).write_text("mine")
+    return data
+
+
+# No encoder and no run has this name: what is refused is refused before it is looked for.
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("embed NONE photos --labels photos.csv -o photos.npy", 2),
+        ("embed NONE photos --labels photos.csv -o photos.npy --overwrite", 2),
+        ("embed NONE photos.csv -o photos.npy", 2),
+        ("embed NONE photos -o photos.npy", 4),
+        ("embed NONE photos -o old.parquet", 4),
+        ("assign NONE photos -o old.csv", 4),
+        ("select NONE photos --num 2 -o old.csv", 4),
+        ("duplicates NONE photos -o old.csv", 4),
+        ("duplicates NONE photos --page old.html", 4),
+        ("report NONE -o old.html", 4),
+        ("compare NONE OTHER -o old.html", 4),
+        ("neighbors NONE photos/0.png --sheet old.png", 4),
+        ("index old.parquet -o old.faiss", 4),
+    ],
+)
+def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, command, code):
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    assert run(*command.split()) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert ("exists, and may have been edited" if code == 4 else "which is read") in error
+    assert contents(tmp_path) == before
+
+
+def test_a_run_on_a_built_in_set_is_of_it_whatever_folder_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "digits", "1.png")
+    assert data_name("digits") == "digits"
+    assert data_name("./digits") == str(tmp_path / "digits")

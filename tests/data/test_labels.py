@@ -1,0 +1,276 @@
+"""Which images are trained on and scored, and what their classes are, as data say it anywhere."""
+
+import unicodedata
+from collections import Counter
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from builders import encoded, fill, tar, write_files
+from loaders import labels_of
+from nearkin_command import run
+from pyarrow import parquet
+
+from nearkin.config import TrainConfig
+from nearkin.data.labels import Row, split_of, text_of
+from nearkin.data.opening import open_images
+from nearkin.data.split import open_split
+from nearkin.errors import DataError
+
+
+def splits_of(images):
+    """How many images are of each part."""
+    return dict(Counter(images.splits.tolist()))
+
+
+def held_out(data):
+    """The split of a training: the names that are trained on, and those that are scored."""
+    split = open_split(data, TrainConfig())
+    return split.train.names, split.test.names, split.images
+
+
+@pytest.mark.parametrize("train", ["train", "Training", "train2017", "training_set", "seg_train"])
+@pytest.mark.parametrize(
+    "test", ["test", "Testing", "eval", "evaluation", "test_set", "TestImages"]
+)
+def test_folders_of_every_convention_are_parts(tmp_path, train, test):
+    fill(tmp_path, *(f"{part}/{c}/{i}.png" for part in (train, test) for c in "ab" for i in "12"))
+    images = open_images(tmp_path, cache=False)
+    assert images.classes == ("a", "b")
+    assert splits_of(images) == {"train": 4, "test": 4}
+    assert images.notes == ()
+
+
+def test_names_that_say_more_than_a_part_say_none():
+    for name in (
+        "bus",
+        "train station",
+        "bullet_train",
+        "test tube",
+        "untrained",
+        "valid-not",
+        "",
+    ):
+        assert split_of(name) == "", name
+    for name in ("dev", "val2017", "Valid", "validation_images", "ValSet", "x_val"):
+        assert split_of(name) == "val", name
+    assert split_of("imagenet-train-000012.tar") == "train"  # a shard is no class
+
+
+def test_coco_and_folders_of_parts_below_or_inside_classes(tmp_path):
+    coco = fill(tmp_path / "coco", *(f"{p}2017/{i}.png" for p in ("train", "val") for i in "12"))
+    images = open_images(coco, cache=False)
+    assert (images.classes, splits_of(images)) == ((), {"train": 2, "val": 2})
+    names = [
+        f"bottle/{path}/{i}.png" for path in ("train/good", "test/good", "test/bad") for i in "12"
+    ]
+    images = open_images(fill(tmp_path / "mvtec", *names), cache=False)
+    assert splits_of(images) == {"train": 2, "test": 4}
+    assert images.classes == ("bad", "good")
+    twice = [f"seg_{p}/seg_{p}/{c}/{i}.png" for p in ("train", "test") for c in "ab" for i in "12"]
+    images = open_images(fill(tmp_path / "intel", *twice), cache=False)
+    assert (images.classes, splits_of(images)) == (("a", "b"), {"train": 4, "test": 4})
+
+
+def parts(root, kind):
+    """Images of three parts, as folders, as a table, as shards and as arrays."""
+    rows = [(f"{part}{i}.png", part) for part in ("train", "dev", "test") for i in range(4)]
+    if kind == "folders":
+        return fill(root, *(f"{part}/{name}" for name, part in rows))
+    if kind == "table":
+        fill(root, *(name for name, _ in rows))
+        (root / "t.csv").write_text("path,split\n" + "".join(f"{n},{p}\n" for n, p in rows))
+        return root / "t.csv"
+    if kind == "npz":
+        x = np.random.default_rng(0).integers(0, 256, (3, 4, 8, 8, 3), np.uint8)
+        np.savez(root / "d.npz", train_images=x[0], val_images=x[1], test_images=x[2])
+        return root / "d.npz"
+    for part in ("train", "dev", "test"):
+        names = [name for name, of in rows if of == part]
+        images = [{"bytes": encoded(seed), "path": name} for seed, name in enumerate(names)]
+        parquet.write_table(pa.table({"image": images}), root / f"{part}-00000-of-00001.parquet")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["folders", "table", "npz", "shards"])
+def test_the_test_part_is_scored_and_validation_is_neither_scored_nor_trained_on(tmp_path, kind):
+    data = parts(tmp_path, kind)
+    assert splits_of(open_images(data, cache=False)) == {"train": 4, "val": 4, "test": 4}
+    train, test, images = held_out(data)
+    assert (len(train), len(test), len(images)) == (4, 4, 8)
+    assert all("train" in name for name in train) or kind == "table"
+    (note,) = images.notes
+    assert (note.decision, note.count) == ("left out", 4)
+    assert "validation" in note.text
+
+
+def test_a_validation_part_is_scored_where_there_is_no_other(tmp_path):
+    names = [f"{part}/{c}/{i}.png" for part in ("train", "val") for c in "ab" for i in range(3)]
+    train, test, images = held_out(fill(tmp_path, *names))
+    assert {name.partition("/")[0] for name in train} == {"train"}
+    assert {name.partition("/")[0] for name in test} == {"val"}
+    (note,) = images.notes
+    assert (note.decision, note.count) == ("substituted", 6)
+
+
+@pytest.mark.parametrize("part", ["test", "val", "valid"])
+def test_data_of_one_part_to_score_can_be_checked_and_trained_on(tmp_path, capsys, part):
+    data = fill(tmp_path, *(f"{part}/{c}/{i}.png" for c in ("cat", "dog") for i in range(10)))
+    assert run("check", data) == 0
+    assert "all 20 images are of one part" in capsys.readouterr().out
+    train, test, _ = held_out(data)
+    assert len(train) > len(test) > 0
+
+
+def test_shards_are_parts_and_no_classes(tmp_path):
+    for part, seeds in (("train", (0, 1, 2)), ("test", (3, 4))):
+        for shard, seed in enumerate(seeds):
+            images = [{"bytes": encoded(10 * seed + i), "path": ""} for i in range(2)]
+            path = tmp_path / f"data/{part}-{shard:05}-of-{len(seeds):05}.parquet"
+            path.parent.mkdir(exist_ok=True)
+            parquet.write_table(pa.table({"image": images, "label": [0, 1]}), path)
+    images = open_images(tmp_path, cache=False)
+    assert splits_of(images) == {"train": 6, "test": 4}
+    assert images.classes == ("0", "1")
+    with pytest.raises(DataError, match="lies in no class folder"):
+        open_images(tmp_path / "data", labels="folders", cache=False)
+    write_files(
+        tmp_path / "tars",
+        {
+            f"{c}/0001.tar": tar({f"{c}{i}.png": encoded(i) for i in range(2)}.items())
+            for c in "ab"
+        },
+    )
+    assert open_images(tmp_path / "tars", cache=False).classes == ("a", "b")
+
+
+def test_a_stray_picture_changes_neither_classes_nor_parts(tmp_path):
+    names = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(6)]
+    images = open_images(fill(tmp_path / "d", *names, "preview.png"), cache=False)
+    assert images.classes == ("cat", "dog")
+    assert labels_of(images)[-1] == ""
+    (note,) = images.notes
+    assert (note.decision, note.count) == ("guessed", 1)
+    names = [f"{part}/{c}/{i}.png" for part in ("train", "test") for c in "ab" for i in range(3)]
+    train, test, images = held_out(fill(tmp_path / "s", *names, "preview.png", "more/x.png"))
+    assert {name.partition("/")[0] for name in test} == {"test"}
+    assert len(test) == 6
+    assert {"preview.png", "more/x.png"} < set(train)
+    assert images.classes == ("a", "b")
+    assert [(note.decision, note.count) for note in images.notes] == [("guessed", 2)]
+
+
+def test_class_folders_at_unequal_depth_are_guessed_and_said(tmp_path):
+    folders = ("Fruit/Apple/Golden", "Fruit/Apple/Red", "Vegetables/Leek", "Vegetables/Kale")
+    names = [f"{folder}/{i}.png" for folder in folders for i in range(2)]
+    images = open_images(fill(tmp_path / "d", *names, "Vegetables/Kale/cut/3.png"), cache=False)
+    assert images.classes == folders[:2] + folders[:1:-1]
+    (note,) = images.notes
+    assert note.decision == "guessed"
+    assert "4 classes" in note.text
+    assert "--labels none" in note.text
+    assert open_images(tmp_path / "d", labels="none", cache=False).notes == ()
+    few = fill(tmp_path / "few", *(f"{c}/{i}.png" for c in "ab" for i in "12"), "1.png", "2.png")
+    images = open_images(few, cache=False)
+    assert images.classes == ()
+    assert "2 of 6 images lie in none; --labels folders" in images.notes[0].text
+
+
+def test_a_folder_called_test_beside_classes_is_said_to_be_one(tmp_path):
+    names = [f"{c}/{i}.png" for c in ("cat", "dog", "test") for i in range(2)]
+    images = open_images(fill(tmp_path, *names), cache=False)
+    assert images.classes == ("cat", "dog", "test")
+    assert [note.examples for note in images.notes] == [("test",)]
+
+
+def test_a_cell_of_any_type_is_text_or_nothing():
+    nothing = (None, float("nan"), np.nan, np.float32("nan"), "", "  ", [None], [""])
+    assert {text_of(cell) for cell in nothing} == {""}
+    for cell, text in (
+        (1, "1"), (np.int64(1), "1"), ([1], "1"), (np.array([1]), "1"), (np.array(1), "1"),
+        (1.5, "1.5"), (True, "True"), (np.True_, "True"), (b"caf\xc3\xa9", "café"), (" a b ", "a b"),
+        (Decimal("2"), "2"), (np.str_("x"), "x"),
+    ):  # fmt: skip
+        assert text_of(cell) == text, cell
+    for cell in ([1, 2], (), {"a": 1}, np.zeros(3)):
+        row = Row.of(cell, "g", "train")
+        assert (row.label, row.group, row.split) == ("", "g", "train")
+        assert row.unusable, cell
+
+
+CELLS = {
+    "floats and NaN": ([0.0, 1.0, float("nan"), 1.0], ["0", "1", "", "1"]),
+    "-1": ([0, 1, -1, 1], ["0", "1", "", "1"]),
+    "-1.0": ([0.0, 1.0, -1.0, 1.0], ["0", "1", "", "1"]),
+    "negative numbers": ([-2, -1, 0, 1], ["-2", "-1", "0", "1"]),
+    "fractions": ([0.5, 1.0, 0.5, 2.0], ["0.5", "1.0", "0.5", "2.0"]),
+    "None": (["a", None, "b", "a"], ["a", "", "b", "a"]),
+    "spaces": ([" a", "a ", "b", ""], ["a", "a", "b", ""]),
+    "truth": ([True, False, True, False], ["True", "False", "True", "False"]),
+    "names": (["nan", "None", "-1", "x"], ["nan", "None", "-1", "x"]),
+}
+
+
+class Source:
+    """Four images with labels of any type."""
+
+    def __init__(self, labels):
+        self.names, self.labels = ["0.png", "1.png", "2.png", "3.png"], labels
+
+    def read(self, name):
+        return encoded(int(name[0]))
+
+
+def readers(root, cells):
+    """The same labels in every form of data, by the name of that form."""
+    names = Source(cells).names
+    fill(root, *names)
+    arrays = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    parquet.write_table(pa.table({"path": names, "Label": cells}), root / "t.parquet")
+    written = ["" if cell is None else str(cell) for cell in cells]
+    (root / "t.csv").write_text("path,label\n" + "".join(map("{},{}\n".format, names, written)))
+    images = [{"bytes": encoded(seed), "path": ""} for seed in range(4)]
+    parquet.write_table(pa.table({"image": images, "label": cells}), root / "i.parquet")
+    yield "table", open_images(root / "t.parquet", cache=False)
+    yield "CSV", open_images(root / "t.csv", cache=False)
+    yield "table of labels", open_images(root, labels=str(root / "t.parquet"), cache=False)
+    yield "table with images", open_images(root / "i.parquet", cache=False)
+    yield "pair", open_images((arrays, cells), cache=False)
+    yield "objects", open_images((arrays, np.array(cells, object)), cache=False)
+    yield "a column each", open_images((arrays, np.array(cells, object)[:, None]), cache=False)
+    yield "source", open_images(Source(cells), cache=False)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_label_means_the_same_in_every_form_of_data(tmp_path, kind):
+    cells, expected = CELLS[kind]
+    for form, images in readers(tmp_path, cells):
+        assert labels_of(images) == expected, form
+        assert all(note.count for note in images.notes), form
+        if "-1" in kind or kind == "names":
+            assert images.notes, form
+
+
+def test_several_labels_of_one_image_are_none_and_said(tmp_path):
+    x = np.zeros((3, 8, 8), np.uint8)
+    images = open_images((x, np.eye(3, dtype=int)), cache=False)
+    assert images.classes == ()
+    assert [(note.decision, note.count) for note in images.notes] == [("left out", 3)]
+    rows = [{"bytes": encoded(seed), "path": ""} for seed in range(3)]
+    parquet.write_table(pa.table({"image": rows, "label": [[0, 1]] * 3}), tmp_path / "t.parquet")
+    images = open_images(tmp_path / "t.parquet", cache=False)
+    assert (images.classes, images.notes[0].examples[0]) == ((), "[0, 1]")
+
+
+def test_two_forms_of_one_name_are_one_class_and_said(tmp_path):
+    forms = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
+    data = fill(tmp_path, *(f"{name}/{i}.png" for name in (*forms, "the") for i in range(4)))
+    if len(list(data.iterdir())) < 3:
+        pytest.skip("this file system takes both names for the same")
+    images = open_images(data, cache=False)
+    assert images.classes == ("café", "the")
+    assert Counter(labels_of(images)) == {"café": 8, "the": 4}
+    (note,) = images.notes
+    assert (note.decision, note.count) == ("merged", 2)
+    assert "\\u0301" in "".join(note.examples)
