@@ -17,6 +17,7 @@ from nearkin.data.batches import CenterCrops
 from nearkin.data.channels import NEEDS_TIFFFILE, array_pixels, header, preview, read_channels
 from nearkin.data.copies import copy_to
 from nearkin.data.decode import UPRIGHT, BadImage, crops
+from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import View, augment, contrast, sample_view
@@ -213,7 +214,8 @@ def test_gray_among_8_bits_is_scaled_by_its_type_and_said_so(tmp_path):
     images = open_images(tmp_path)
     assert images.channels is None
     assert [file.reason for file in images.bad] == ["13 channels of uint16, not RGB of 8 bits"]
-    assert images.notes == ("1 images of more than 8 bits are read in 8 bits, as the others are",)
+    text = "1 images of more than 8 bits are read in 8 bits, as the others are"
+    assert images.notes == (Note("substituted", text, 1),)
 
 
 def test_an_encoder_sees_no_images_of_other_channels(tmp_path):

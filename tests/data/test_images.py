@@ -14,6 +14,7 @@ from pyarrow import parquet
 from sklearn.datasets import load_digits
 
 from nearkin.data.decode import decode
+from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
@@ -57,8 +58,8 @@ def test_folders_are_classes_if_they_look_like_it(tmp_path):
         assert (images.classes, images.splits.tolist()) == (classes, [""] * len(images))
         known = [name.removeprefix("set/").rpartition("/")[0] for name in images.names]
         assert labels_of(images) == (known if classes else [""] * len(known))
-        alike = "classes that differ by case alone: 'Cat' and 'cat'"
-        assert images.notes == ((alike,) if "Cat" in classes else ())
+        alike = [note.examples for note in images.notes]
+        assert alike == ([("Cat", "cat")] if "Cat" in classes else [])
         assert (open_images(root, labels="none").labels == UNKNOWN).all()
 
 
@@ -220,7 +221,8 @@ def test_a_table_of_labels_belongs_to_a_folder(tmp_path):
     images = open_images(tmp_path / "data", labels=str(labels))
     assert labels_of(images) == ["x", "", "y"]
     assert (images.splits.tolist(), len(images.notes)) == (["test", "test", "train"], 1)
-    assert "1 of 3 rows belong to no usable image, such as 'gone.png'" in images.notes[0]
+    assert images.notes[0].text.startswith("1 of 3 rows of ")
+    assert (images.notes[0].decision, images.notes[0].examples) == ("left out", ("gone.png",))
     labels = table(tmp_path, "path,label\ndata/a.png,x\ndata/b.png,x\n")  # which match nothing
     with pytest.raises(DataError, match=r"'data/a\.png', 'data/b\.png'.*'test/a/2\.png', '"):
         open_images(tmp_path / "data", labels=str(labels))
@@ -320,7 +322,8 @@ def test_digits_are_those_of_scikit_learn_and_no_folder_of_that_name_in_silence(
     fill(tmp_path / "digits", "one.png")
     both = open_images("digits")
     assert len(both) == 1797
-    assert both.notes == ("digits is the built-in data set; the folder of that name is ./digits",)
+    text = "the built-in data set digits for the folder of that name, which is ./digits"
+    assert both.notes == (Note("substituted", text, 1797),)
     assert open_images("./digits").names == ("one.png",)
 
 

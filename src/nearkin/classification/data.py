@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
-from nearkin.data.labels import examples
+from nearkin.data.notes import lines, named
 from nearkin.data.split import Split, has_test_split, open_readable
 from nearkin.discovery.data import (
     division,
@@ -78,18 +78,18 @@ class LabeledData:
             f"to learn from, {each} of each; {len(self.test_rows)} labeled images held out for "
             f"scoring; {self.num_unlabeled} without a label{bad}"
         )
-        yield from images.notes
+        yield from lines(images.notes)
         single = [self.classes[number] for number in np.flatnonzero(counts == 1)]
         if single:
             yield (
                 f"warning: {count(len(single), 'class')} with one training image, such as "
-                f"{examples(single)}: nothing tells how well they are learned; label another"
+                f"{named(single)}: nothing tells how well they are learned; label another"
             )
         unseen = images.classes[self.num_classes :]
         if unseen:
             yield (
                 f"warning: {count(len(unseen), 'class')} of test images without a training "
-                f"image, such as {examples(unseen)}: they count as wrong"
+                f"image, such as {named(unseen)}: they count as wrong"
             )
 
     def without(self, bad_rows: set[int]) -> "LabeledData":

@@ -197,6 +197,7 @@ class Outcome:
             "learning_curve": {str(size): value for size, value in self.learning_curve.items()},
             "labels_to_check": [doubt._asdict() for doubt in self.doubts],
             "flags": {flag: flags.count(flag) for flag in sorted(set(flags)) if flag},
+            "notes": [note.to_dict() for note in self.dataset.images.notes],
         }
 
 

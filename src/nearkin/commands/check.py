@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from nearkin.config import TrainConfig
+from nearkin.data import notes
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.duplicates import duplicates
@@ -72,6 +73,7 @@ class DataReport:
             "bad": [{"path": bad.name, "reason": bad.reason} for bad in self.images.bad],
             "exact_duplicates": self.exact,
             "near_duplicates": self.near,
+            "notes": [note.to_dict() for note in self.images.notes],
             "warnings": list(self.warnings),
             "proposal": self.proposal,
             **(asdict(self.cost) if self.cost else dict.fromkeys(Cost.__annotations__)),
@@ -90,12 +92,16 @@ class DataReport:
             f"duplicates  {self.exact} exact, {self.near} near",
             f"unreadable  {len(self.images.bad)}",
             *(f"            {bad.name}: {bad.reason}" for bad in self.images.bad[:10]),
-            *(f"note        {note}" for note in self.images.notes),
+            *_block("notes", notes.lines(self.images.notes)),
             *(f"warning     {warning}" for warning in self.warnings),
             f"proposal    {self.proposal}",
         ]
         cost = self.cost.lines() if self.cost else []
         return [*lines, *(f"            {line}" for line in cost)]
+
+
+def _block(name: str, entries: list[str]) -> list[str]:
+    return [f"{'' if row else name:12}{entry}" for row, entry in enumerate(entries)]
 
 
 def _range(values: np.ndarray) -> tuple[int, int, int]:

@@ -203,6 +203,7 @@ def _measure(
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "health": health(embeddings.tensor),
+        "notes": [note.to_dict() for note in split.images.notes],
     }
     # Last: a run without a summary is evaluated again.
     folder.write_summary({**summary, **evaluation.to_dict()})

@@ -17,6 +17,7 @@ from PIL import Image
 
 from nearkin.data.channels import Channels, array_pixels, as_color, depth_of
 from nearkin.data.decode import BadImage, rgb_pixels
+from nearkin.data.notes import Note
 
 SMALL_SIDE: Final = 64
 MAX_PLANES: Final = 2**32 // (4 * SMALL_SIDE**2)
@@ -128,7 +129,7 @@ class Images:
     key: str = ""  # The absolute path that indices are filed under; '' where none are stored
     channels: Channels | None = None  # Of images that are not RGB of 8 bits; see `Channels`
     bad: tuple[BadFile, ...] = ()  # Files of the whole data that cannot be used
-    notes: tuple[str, ...] = ()  # Notes for the user, one line each
+    notes: tuple[Note, ...] = ()  # What was decided about the data without being asked
 
     def __len__(self) -> int:
         return len(self.names)
@@ -170,6 +171,10 @@ class Images:
         rows = rows.astype(np.int64)
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
         return replace(self, names=tuple(map(self.names.__getitem__, rows.tolist())), **columns)
+
+    def noted(self, *notes: Note) -> "Images":
+        """The same images with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
 
     def spread(self, count: int) -> "Images":
         """At most `count` images, evenly spread over the rows, first and last included."""

@@ -10,6 +10,7 @@ from jaxtyping import Float64, Shaped
 from nearkin.data.channels import GRAY, Channels, depth_of, named, read_channels
 from nearkin.data.decode import BadImage, header
 from nearkin.data.images import BadFile, Images, in_bytes, read
+from nearkin.data.notes import Note
 from nearkin.errors import DataError
 
 SAMPLE: Final = 128  # Images that ranges and statistics are of, evenly spread
@@ -37,8 +38,9 @@ def of_one_kind(images: Images) -> Images:
     if not kind:
         same |= [bool(depth) and _has_8_bits(images, row) for row, depth in enumerate(depths)]
         deep = int(same.sum()) - counts[""]
-        note = f"{deep} images of more than 8 bits are read in 8 bits, as the others are"
-        images = replace(images, notes=(*images.notes, *[note] * bool(deep)))
+        text = f"{deep} images of more than 8 bits are read in 8 bits, as the others are"
+        if deep:
+            images = images.noted(Note("substituted", text, deep))
     others = [
         BadFile(images.names[row], f"{named(depths[row])}, not {named(kind)}", size)
         for row, size in enumerate(images.num_bytes.tolist())

@@ -3,14 +3,16 @@
 import csv
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.images import in_bytes
+from nearkin.data.notes import Note, named
 from nearkin.data.remote import RemoteFile, is_url, remote_file
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
@@ -197,21 +199,21 @@ def _check_columns(path: File, columns: Sequence[str], required: Sequence[str]) 
 
 def match(
     path: File, rows: Mapping[str, Row], names: Collection[str]
-) -> tuple[dict[str, Row], tuple[str, ...]]:
+) -> tuple[dict[str, Row], tuple[Note, ...]]:
     """The rows of a table of labels by image name, and a note on rows without an image."""
     known = frozenset(names)
     written = {(name if name in known else name.replace("\\", "/")): name for name in rows}
     matched = {name: rows[written[name]] for name in written.keys() & known}
     if not matched:
         raise DataError(
-            f"{path}: labels {examples(rows)}, but the images are called "
-            f"{examples(names)}; write the paths as they are below the data"
+            f"{path}: labels {named(rows)}, but the images are called "
+            f"{named(names)}; write the paths as they are below the data"
         )
     stray = [name for name in written if name not in known]
     if not stray:
         return matched, ()
-    note = f"{path}: {len(stray)} of {len(rows)} rows belong to no usable image"
-    return matched, (f"{note}, such as {examples(stray)}",)
+    text = f"{len(stray)} of {len(rows)} rows of {path}, which belong to no usable image"
+    return matched, (Note("left out", text, len(stray), tuple(stray[:3])),)
 
 
 def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:
@@ -221,6 +223,14 @@ def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Anno
     return Annotations([r.label for r in own], [r.group for r in own], [r.split for r in own])
 
 
-def examples(names: Iterable[str]) -> str:
-    """Format the first three for a message: on one line, whatever they contain."""
-    return ", ".join(map(repr, islice(names, 3)))
+def spellings(classes: Iterable[str]) -> list[Note]:
+    """Note classes whose names differ by case alone: most often they are one."""
+
+    def folded(name: str) -> str:
+        return normalize("NFC", name).casefold()
+
+    ordered = sorted(classes, key=lambda name: (folded(name), name))
+    groups = [list(names) for _, names in groupby(ordered, key=folded)]
+    alike = [name for names in groups if len(names) > 1 for name in names]
+    text = f"{len(alike)} names of classes that differ by case alone are classes of their own"
+    return [Note("guessed", text, len(alike), tuple(alike[:4]))] if alike else []

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 Decision = Literal["left out", "merged", "renamed", "guessed", "substituted"]
+DECISIONS: Final = get_args(Decision)
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Note:
             "count": self.count,
             "examples": list(self.examples),
         }
+
+
+def lines(notes: Iterable[Note]) -> list[str]:
+    """Format notes for the log and for `nearkin check`, a line each, what was left out first."""
+    return [str(note) for note in sorted(notes, key=lambda note: DECISIONS.index(note.decision))]
 
 
 def named(names: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from nearkin.data.labels import (
     file_at,
     match,
     read_table,
+    spellings,
 )
+from nearkin.data.notes import Note
 from nearkin.data.remote import is_folder, is_url, remote_file
 from nearkin.data.scan import scan
 from nearkin.data.sources import (
@@ -81,8 +82,8 @@ def open_images(
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
     if is_name(where) and Path(where).exists():
-        note = f"{where} is the built-in data set; the folder of that name is ./{where}"
-        images = replace(images, notes=(*images.notes, note))
+        text = f"the built-in data set {where} for the folder of that name, which is ./{where}"
+        images = images.noted(Note("substituted", text, len(images)))
     return _annotated(images, listing, labels)
 
 
@@ -165,7 +166,7 @@ def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Ro
 
 def _annotated(images: Images, listing: Listing, labels: str) -> Images:
     """Add the data's own annotations, those of folders or those of a table of labels."""
-    names, notes = images.names, tuple[str, ...]()
+    names, notes = images.names, tuple[Note, ...]()
     annotations = annotations_from_rows(listing.rows, names)
     if listing.folders:
         kind = "auto" if labels == "auto" and not listing.rows else "none"
@@ -185,13 +186,5 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         groups=annotations.grouped(),
         splits=np.array(annotations.splits, np.str_),
         classes=classes,
-        notes=(*images.notes, *notes, *_spellings(classes)),
+        notes=(*images.notes, *notes, *spellings(classes)),
     )
-
-
-def _spellings(classes: Sequence[str]) -> list[str]:
-    """Note classes whose names differ by case alone: most often they are one."""
-    folded = sorted(classes, key=lambda name: (name.casefold(), name))
-    groups = [list(names) for _, names in groupby(folded, key=str.casefold)]
-    alike = [" and ".join(map(repr, names)) for names in groups if len(names) > 1]
-    return [f"classes that differ by case alone: {', '.join(alike[:3])}"] if alike else []

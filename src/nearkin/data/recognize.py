@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from nearkin.data import channels
 from nearkin.data.arrays import is_name
-from nearkin.data.channels import named
 from nearkin.data.decode import BadImage
 from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
 from nearkin.data.labels import (
@@ -21,10 +21,10 @@ from nearkin.data.labels import (
     Annotations,
     File,
     annotations_from_folders,
-    examples,
     file_at,
     read_table,
 )
+from nearkin.data.notes import named
 from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
@@ -56,7 +56,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     """
     added = [prefix + name for name in second.names]
     if first.depth != second.depth and len(first) and len(second):
-        one, other = named(first.depth), named(second.depth)
+        one, other = channels.named(first.depth), channels.named(second.depth)
         raise DataError(f"images are {one}, and others {other}; convert some of them")
     duplicates = sorted(set(added).intersection(first.names))
     if duplicates:
@@ -139,7 +139,7 @@ def read_classes(where: str) -> tuple[Images, list[str]]:
     outside = [name for name in images.names if "/" not in name]
     if outside:
         raise DataError(
-            f"{where}: {len(outside)} images lie in no class folder, such as {examples(outside)}; "
+            f"{where}: {len(outside)} images lie in no class folder, such as {named(outside)}; "
             "move each into the folder of its class"
         )
     return images, list(annotations_from_folders(images.names, "folders").labels)
@@ -192,8 +192,8 @@ def _table(data: _Data, path: File) -> Recognized:
     if missing:
         raise DataError(
             f"{path}: {len(missing)} of {len(labeled)} labeled files exist neither in the data "
-            f"nor beside the table, such as {examples(missing)}; write their paths as they are "
-            f"below the data, such as {examples(sorted(data.names)[:1])}"
+            f"nor beside the table, such as {named(missing)}; write their paths as they are "
+            f"below the data, such as {named(sorted(data.names)[:1])}"
         )
     classes: dict[str, str] = {}
     for path_in_table, label in labeled.items():

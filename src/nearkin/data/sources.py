@@ -33,7 +33,8 @@ from jaxtyping import Int64
 from nearkin.data.cache import cache_folder
 from nearkin.data.columns import COLUMN_TABLES, Cell, list_column
 from nearkin.data.images import BadFile, Folder, Images, Source, in_bytes
-from nearkin.data.labels import File, Row, examples, read_table
+from nearkin.data.labels import File, Row, read_table
+from nearkin.data.notes import named
 from nearkin.data.remote import (
     THREADS,
     RemoteError,
@@ -229,7 +230,7 @@ def _require_all(path: File, root: object, rows: Collection[str], missing: list[
     if missing:
         raise DataError(
             f"{path}: {len(missing)} of {len(rows)} files do not exist below {root}, such as "
-            f"{examples(missing)}; give paths relative to the table"
+            f"{named(missing)}; give paths relative to the table"
         )
 
 
@@ -488,7 +489,7 @@ def list_pattern(pattern: str) -> Listing:
     if missing:
         raise DataError(
             f"{where}: {len(missing)} of {len(files)} shards do not exist, such as "
-            f"{examples(missing)}; give a pattern of those that do"
+            f"{named(missing)}; give a pattern of those that do"
         )
     return list_shards(str(Path(where).expanduser().absolute()), files)
 

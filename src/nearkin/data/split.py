@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int64
 from nearkin.config import Config, EmbedConfig, TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images
+from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
@@ -124,8 +125,8 @@ def split_images(
     if share == 0:
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     if len(images) > MAX_COMPARED:
-        note = f"more than {MAX_COMPARED:,} images: copies are not looked for, and may be held out"
-        images = replace(images, notes=(*images.notes, note))
+        text = f"the search for copies, which may be held out: more than {MAX_COMPARED:,} images"
+        images = images.noted(Note("left out", text, len(images)))
         return Split(images, *split_rows(images, share, seed), seed=seed)
     copies = duplicates(images, on_progress)
     grouped = replace(images, groups=copies.groups)

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Int64
 
 from nearkin.config import ClassifyConfig, DiscoverConfig, TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.labels import Annotations, examples, match, read_table
+from nearkin.data.labels import Annotations, match, read_table, spellings
+from nearkin.data.notes import Note, lines, named
 from nearkin.data.recognize import (
     Either,
     class_names,
@@ -76,17 +77,7 @@ def label_images(
     """
     if bool(labeled) == bool(known):
         raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
-    result = _by_name(images, known) if known else _by_image(images, labeled, all_labeled)
-    counts = np.bincount(result.labels[result.labels != UNKNOWN])
-    single = [result.classes[number] for number in np.flatnonzero(counts == 1)]
-    if not single:
-        return result
-    note = f"{len(single)} of {len(counts)} known classes have one image only"
-    return _noted(result, f"{note}, such as {examples(single)}")
-
-
-def _noted(images: Images, *notes: str) -> Images:
-    return replace(images, notes=(*images.notes, *notes))
+    return _by_name(images, known) if known else _by_image(images, labeled, all_labeled)
 
 
 def own_images(images: Images) -> Bool[np.ndarray, " images"]:
@@ -114,7 +105,7 @@ def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
     classes, numbers = Annotations([merged[row] for row in keep], [], []).numbered()
     if len(classes) < 2:
         raise DataError(
-            f"{labeled}: usable images are labeled as {examples(classes) or 'nothing'}; "
+            f"{labeled}: usable images are labeled as {named(classes) or 'nothing'}; "
             "give at least two known classes"
         )
     if (numbers != UNKNOWN).all() and not all_labeled:
@@ -122,16 +113,18 @@ def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
             f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
             "give images without a label, too"
         )
-    notes = []
+    notes = list[Note]()
     lost = sorted(recognized.classes.keys() - set(everything.names))
     if lost:
-        notes.append(f"{len(lost)} labeled files cannot be used, such as {examples(lost)}")
+        text = f"{len(lost)} labeled files that cannot be used"
+        notes.append(Note("left out", text, len(lost), tuple(lost[:3])))
     spread = sum(merged[row] != labels[row] for row in np.flatnonzero(own))
     if spread:
-        notes.append(f"{spread} images of the data are labeled as exact copies of labeled ones")
+        text = f"{spread} images of the data are labeled as exact copies of labeled ones"
+        notes.append(Note("guessed", text, spread))
     outside = len(recognized.outside) + len(recognized.outside.bad)
     used = replace(everything.subset(keep), notes=images.notes) if outside else images
-    return replace(_noted(used, *notes), labels=numbers, classes=classes)
+    return replace(used.noted(*notes), labels=numbers, classes=classes)
 
 
 def _merge_copies(
@@ -162,7 +155,7 @@ def _merge_copies(
 
 def with_distinct_names(images: Images) -> Images:
     """Refuse names of classes that read the same; note those that differ in case only."""
-    read, folded = dict[str, str](), dict[str, str]()
+    read = dict[str, str]()
     for name in images.classes:
         # Without what nobody sees: how Unicode composes a letter, and outer spaces.
         plain = unicodedata.normalize("NFC", name).strip()
@@ -172,14 +165,7 @@ def with_distinct_names(images: Images) -> Images:
                 f"the names of two classes read the same, {other!a} and {name!a}; spell "
                 "both in one way"
             )
-        other = folded.setdefault(plain.casefold(), name)
-        if other != name:
-            images = _noted(
-                images,
-                f"warning: the classes {other!r} and {name!r} differ in case only; if they are "
-                "one, give both one name",
-            )
-    return images
+    return images.noted(*(note for note in spellings(images.classes) if note not in images.notes))
 
 
 def truth_labels(
@@ -204,7 +190,7 @@ def truth_labels(
         if len(true) and (true != known).all():
             raise DataError(
                 f"--truth {truth}: calls the images of the known class {name!r} "
-                f"{examples(names[other] for other in np.unique(true))}; use one name for both"
+                f"{named(names[other] for other in np.unique(true))}; use one name for both"
             )
     return numbers, names
 
@@ -241,8 +227,8 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
             )
     if not label_of:
         raise DataError(
-            f"--truth {truth}: has {examples(images.names)}, but the data have "
-            f"{examples(data.names)}; keep the same paths"
+            f"--truth {truth}: has {named(images.names)}, but the data have "
+            f"{named(data.names)}; keep the same paths"
         )
     return label_of
 
@@ -276,7 +262,7 @@ def accepted_classes(run: Path) -> dict[str, str]:
     }
 
 
-def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, str], Iterator[str]]:
+def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, str], list[Note]]:
     """Return the labels that an earlier discovery gives a next one, by image path; and notes.
 
     Those that it was given itself by the one before it; those of single images; and the names of
@@ -325,23 +311,23 @@ def _labels_of_copies(images: Images, labels: Mapping[str, str]) -> dict[str, st
 
 def _accepted_notes(
     folder: RunFolder, labels: Mapping[str, str], every: Mapping[str, str], own: Mapping[str, str]
-) -> Iterator[str]:
+) -> list[Note]:
     """Describe the labels that are accepted, and what was named or labeled in vain."""
     names = set(labels.values())
-    yield f"{len(labels)} images of {len(names)} classes accepted from {folder.path}"
+    text = f"labels of {len(labels)} images of {len(names)} classes, accepted from {folder.path}"
+    notes = [Note("guessed", text, len(labels))]
     unsure = sorted(set(named_classes(folder).values()) - names - set(own.values()))
     if unsure:
-        yield (
-            f"warning: no image of {len(unsure)} named classes is flagged as core, such as "
-            f"{examples(unsure)}; they stay unknown, unless you label images of them in "
-            f"{folder.to_label.name}"
+        text = (
+            f"{len(unsure)} named classes of which no image is flagged as core; they stay "
+            f"unknown, unless you label images of them in {folder.to_label.name}"
         )
+        notes.append(Note("left out", text, len(unsure), tuple(unsure[:3])))
     lost = sorted(every.keys() - own.keys())
     if lost:
-        yield (
-            f"warning: {len(lost)} images labeled in {folder.path} are not among these, such as "
-            f"{examples(lost)}"
-        )
+        text = f"{len(lost)} images labeled in {folder.path} that are not among these"
+        notes.append(Note("left out", text, len(lost), tuple(lost[:3])))
+    return notes
 
 
 def read_accepted(path: Path) -> dict[str, str]:
@@ -394,7 +380,14 @@ class DiscoveryData:
             f"{len(self.images) - labeled} without a label; {len(self.parts.test_rows)} held out "
             f"for scoring{bad}"
         )
-        yield from self.images.notes
+        counts = np.bincount(self.label[self.label != UNKNOWN])
+        single = [self.classes[number] for number in np.flatnonzero(counts == 1)]
+        if single:
+            yield (
+                f"warning: {len(single)} of {len(counts)} known classes have one image only, "
+                f"such as {named(single)}"
+            )
+        yield from lines(self.images.notes)
 
     def pretraining_parts(self, share: float, seed: int) -> Split:
         """Return the split of the data alone, without labels, for the first stage.
@@ -439,7 +432,7 @@ def open_discovery_data(
     elif config.accept:
         where = config.labeled or "the data"
         labels, notes = accepted_labels(Path(config.accept), parts, where)
-        parts = replace(parts, images=_noted(parts.images, *notes))
+        parts = replace(parts, images=parts.images.noted(*notes))
     images = with_distinct_names(accept(parts.images, labels))
     truth, names = None, images.classes
     if config.truth:
@@ -531,7 +524,7 @@ def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
         )
     without = np.setdiff1d(np.arange(len(dataset.classes)), dataset.label[rows])
     if len(without):
-        names = examples(dataset.classes[number] for number in without.tolist())
+        names = named(dataset.classes[number] for number in without.tolist())
         raise DataError(
             f"all labeled images of {count(len(without), 'known class')} are held out ({names}) "
             "or cannot be read; label others of the same classes"

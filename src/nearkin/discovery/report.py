@@ -105,6 +105,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "agreement": outcome.agreement,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
+        "notes": [note.to_dict() for note in outcome.dataset.images.notes],
         **computed_with(config.seed),
     }
 

@@ -14,6 +14,7 @@ import torch
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.channels import Channels
 from nearkin.data.images import Images, in_bytes
+from nearkin.data.notes import lines
 from nearkin.data.recognize import class_names
 from nearkin.data.split import Split, duplicate_warnings, open_split
 from nearkin.distributed import device_name, world_size
@@ -31,7 +32,11 @@ def open_logged(
     split = open_split(data, config, log.progress, partial(write_bad_files, folder.bad_files))
     split = noted_channels(folder, split)
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
-    for line in [split.describe(), *split.images.notes, *(f"warning: {w}" for w in warnings)]:
+    for line in [
+        split.describe(),
+        *lines(split.images.notes),
+        *(f"warning: {w}" for w in warnings),
+    ]:
         log.info(line)
     return split
 

@@ -273,6 +273,7 @@ def _evaluate(
     # Last: a run without a summary is evaluated again.
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
+    details["notes"] = [note.to_dict() for note in split.images.notes]
     folder.write_summary({**details, **evaluation.to_dict()})
     log.debug("\n".join(replace(evaluation, comparison=None, kept=()).lines()))
     for share in evaluation.kept:
