@@ -15,6 +15,7 @@ from nearkin.data.images import in_bytes
 from nearkin.data.notes import Note, named
 from nearkin.data.remote import RemoteFile, is_url, remote_file
 from nearkin.errors import DataError
+from nearkin.places import user_path
 from nearkin.types import UNKNOWN
 
 SIDES: Final = {
@@ -107,7 +108,7 @@ File = Path | RemoteFile  # Of this machine, or of a store
 
 def file_at(place: str) -> File:
     """The file at a path, which need not exist, or at an address; a DataError if there is none."""
-    return remote_file(place) if is_url(place) else Path(place).expanduser()
+    return remote_file(place) if is_url(place) else user_path(place)
 
 
 class Row(NamedTuple):

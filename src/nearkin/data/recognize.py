@@ -15,6 +15,7 @@ import numpy as np
 from nearkin.data import channels
 from nearkin.data.arrays import is_name
 from nearkin.data.decode import BadImage
+from nearkin.data.folders import list_files
 from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
 from nearkin.data.labels import (
     TABLES,
@@ -28,8 +29,8 @@ from nearkin.data.notes import named
 from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
-from nearkin.data.sources import list_files
 from nearkin.errors import DataError, redacted
+from nearkin.places import user_path
 from nearkin.types import UNKNOWN
 
 
@@ -212,7 +213,7 @@ def _images(data: _Data, labeled: str) -> Recognized:
     images, labels = read_classes(labeled)
     if not any(labels):
         raise DataError(f"{labeled}: carries no labels; give class folders, or a table")
-    start = labeled if is_name(labeled) else str(Path(labeled).expanduser().resolve())
+    start = labeled if is_name(labeled) else str(user_path(labeled).resolve())
     if is_url(labeled):
         start = redacted(labeled).rstrip("/")
     prefix = f"{start}/"

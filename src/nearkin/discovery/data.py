@@ -27,6 +27,7 @@ from nearkin.data.split import Split, has_test_split, open_readable, split_image
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.places import user_path
 from nearkin.run.data import noted_seed
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.named import image_labels, named_classes, read_edited
@@ -212,7 +213,7 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
             raise DataError("--truth data: the data carry no labels; give a table or folders")
         return dict(zip(data.names, class_names(data), strict=True))
     if is_table(truth):
-        table = Path(truth).expanduser()
+        table = user_path(truth)
         rows, _ = match(table, read_table(table, ("path", "label")), data.names)
         return {name: row.label for name, row in rows.items()}
     images, labels = read_classes(truth)
