@@ -47,8 +47,8 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
         name: module(name)
         for name in (
             "accelerate", "aiohttp", "datasets", "faiss", "imagecodecs", "lightly", "lightning",
-            "mlflow", "onnx", "peft", "playwright", "pyspark", "ray", "tensorboard", "tifffile",
-            "trackio", "transformers", "wandb",
+            "mlflow", "onnx", "peft", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
+            "tifffile", "trackio", "transformers", "wandb",
         )
     },
 }  # fmt: skip

@@ -78,7 +78,7 @@ def training_and_testing(root: Path) -> Path:
     return write(root, parts("Training", "Testing"))
 
 
-@ordinary(40, CATS_AND_DOGS, test=20)
+@ordinary(40, CATS_AND_DOGS, test=20, notes=["substituted"])
 def train_and_dev(root: Path) -> Path:
     return write(root, parts("train", "dev"))
 
@@ -120,7 +120,7 @@ def what_systems_leave(root: Path) -> Path:
     return write_files(root, dict.fromkeys(litter, b"\0" * 80))
 
 
-@ordinary(60, notes=["left out"])
+@ordinary(60, notes=["guessed"])
 def shards_and_a_preview(root: Path) -> Path:
     for shard in range(3):
         members = [(f"{shard}{k:03}.jpg", photograph(100 * shard + k)) for k in range(20)]
@@ -262,7 +262,7 @@ def a_table_of_absolute_paths(root: Path) -> Path:
     )
 
 
-@ordinary(30, ("0", "1"), test=10)
+@ordinary(30, ("0", "1"), test=10, notes=["left out"])
 def an_npz_of_medmnist(root: Path) -> Path:
     rng = np.random.default_rng(0)
     arrays = {}

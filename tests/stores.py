@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from builders import encoded, tar
@@ -45,7 +45,7 @@ class Store:
         if not below or not name.endswith("/"):
             return 404, [], b""
         entries = {other.partition("/")[0] + "/" * ("/" in other) for other in below}
-        page = "".join(f'<a href="{entry}">{entry}</a>' for entry in sorted(entries))
+        page = "".join(f'<a href="{quote(entry)}">{entry}</a>' for entry in sorted(entries))
         return 200, [("Content-Type", "text/html")], page.encode()
 
     def _file(self, content, wanted):

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from nearkin.config import suggestion
 from nearkin.errors import UsageError
+from nearkin.places import user_path
 
 REFERENCE: Final = re.compile(
     r"(?!(?:timm|torchvision|transformers):)(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)"
@@ -73,7 +74,7 @@ def absolute(reference: str) -> str:
     """A reference that holds from any working directory."""
     match = REFERENCE.fullmatch(reference)
     if match and match["home"].endswith(".py"):
-        return f"{Path(match['home']).expanduser().resolve()}:{match['name']}"
+        return f"{user_path(match['home']).resolve()}:{match['name']}"
     return reference
 
 
@@ -131,7 +132,7 @@ def _module(name: str, where: str) -> ModuleType:
 
 def _file(text: str, where: str) -> ModuleType:
     """A Python file as a module, imported once however often it is named."""
-    path = Path(text).expanduser().resolve()
+    path = user_path(text).resolve()
     for module in list(sys.modules.values()):
         if module.__name__ != "__main__" and getattr(module, "__file__", None) == str(path):
             return module

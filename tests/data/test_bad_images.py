@@ -27,9 +27,9 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.data.decode import BadImage, center, decode, header
 from nearkin.data.images import Folder
+from nearkin.data.listing import is_image
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
-from nearkin.data.sources import is_image
 from nearkin.run.reporter import Silent
 from nearkin.tables import read_csv
 
@@ -73,23 +73,31 @@ def zeroed(kind, **options):
     return bytes(data)
 
 
+LFS = "git-lfs pointer; run git lfs pull"
+
+
+def large(side):
+    return f"too-large: {side}x{side} pixels; see NEARKIN_MAX_PIXELS"
+
+
 def headless():
     """What the headers tell: name, content, and the reason for which each is left out."""
-    bomb = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(3_000_000), 9))
     return {
-        "empty.jpg": (b"", "not-an-image"),
+        "empty.jpg": (b"", "empty file"),
         "byte.jpg": (b"\xff", "not-an-image"),
-        "text.png": (b"hello world\n" * 50, "not-an-image"),
+        "text.png": (b"hello world\n" * 50, "text, not an image"),
+        "page.jpg": (b"\n<!DOCTYPE html><html></html>", "HTML page, not an image"),
+        "lfs.jpg": (b"version https://git-lfs.github.com/spec/v1\n", LFS),
+        "jxl.jpg": (b"\xff\x0a" + bytes(99), "JPEG XL; convert it to PNG"),
         "none.png": (declared(0, 0), "not-an-image"),
-        "script.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not-an-image"),
-        "9k.png": (declared(9_000, 9_000), "too-large"),
-        "14k.png": (declared(14_000, 14_000), "too-large"),
-        "60k.png": (declared(60_000, 60_000), "too-large"),
-        "2g.png": (declared(2**31 - 1, 2**31 - 1), "too-large"),
-        "inflates.png": (declared(8, 8, bomb), "unreadable"),
+        "script.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "text, not an image"),
+        "9k.png": (declared(9_000, 9_000), large(9_000)),
+        "14k.png": (declared(14_000, 14_000), large(14_000)),
+        "60k.png": (declared(60_000, 60_000), large(60_000)),
+        "2g.png": (declared(2**31 - 1, 2**31 - 1), large(2**31 - 1)),
         "dot.png": (encoded(0, (1, 1)), "too-small"),
-        "9k.ppm": (b"P6\n9000 9000\n255\n" + bytes(3_000), "too-large"),
-        "2g.pgm": (b"P2 2147483647 2147483647 255 ", "too-large"),
+        "9k.ppm": (b"P6\n9000 9000\n255\n" + bytes(3_000), large(9_000)),
+        "2g.pgm": (b"P2 2147483647 2147483647 255 ", large(2**31 - 1)),
         "long.ppm": (b"P6 " + b"9" * 100 + b" 9 255 ", "unreadable"),
         "depth.ppm": (b"P6 9 9 65536 " + bytes(500), "unreadable"),
         "bits.ppm": (b"P4 16 16 " + bytes(32), "not-an-image"),
@@ -131,7 +139,7 @@ def test_every_kind_of_bad_file_has_its_reason(tmp_path):
     assert {"cut.jpeg", "rot.png"} <= {*quick.names}
     of_headers = {bad.name: bad.reason for bad in quick.bad}
     assert of_headers.items() >= {name: reason for name, (_, reason) in headless().items()}.items()
-    for name in BAD.keys() - {"9k.png", "9k.ppm"}:  # too large for a scan alone
+    for name in BAD:
         with pytest.raises(BadImage) as raised:
             decode(BAD[name][0])
         assert raised.value.reason == BAD[name][1], name
@@ -142,7 +150,7 @@ def test_a_full_scan_decodes_nothing_that_is_too_large(tmp_path):
     whole = declared(9_000, 9_000)
     write_files(tmp_path, {"good.png": encoded(), "9k.png": whole[: len(whole) // 2]})
     (bad,) = open_images(tmp_path, cache=False, full=True).bad
-    assert bad.reason == "too-large"
+    assert bad.reason == large(9_000)
 
 
 def test_damage_that_no_decoder_can_see_is_accepted(tmp_path):
@@ -171,7 +179,7 @@ def test_a_run_with_bad_files_is_to_the_bit_the_run_without_them(tmp_path):
     files = {f"{i:03d}.{kind.lower()}": encoded(i, kind=kind) for i, kind in enumerate(kinds)}
     data, sound = write_files(tmp_path / "data", files), tmp_path / "sound"
     assert learn(data, sound) == 0
-    bad = BAD | dict.fromkeys(NAMES, (b"no image", "not-an-image"))
+    bad = BAD | dict.fromkeys(NAMES, (b"no image", "text, not an image"))
     write_files(data, {name: content for name, (content, _) in bad.items()})
     os.mkfifo(data / "pipe.png")
     (data / "dangling.jpg").symlink_to("nothing")
@@ -219,7 +227,7 @@ def test_images_that_turn_bad_while_training_are_listed_counted_and_have_no_feat
     empty, gone = (f"{row:02d}.png" for row in rows)
     vandal = Vandal(data / empty, data / gone)
     train(data, config, out=run, reporter=vandal)
-    assert listed(run) == {empty: "not-an-image", gone: "unreadable"}
+    assert listed(run) == {empty: "text, not an image", gone: "unreadable"}
     paths = parquet.read_table(run / "embeddings.parquet")["path"].to_pylist()
     assert len(paths) == COUNT - 2
     assert not {empty, gone} & set(paths)
@@ -261,7 +269,7 @@ def test_max_bad_is_the_largest_share_that_is_gone_on_with(tmp_path, refusal, ca
     files = {f"{number:02d}.png": encoded(number) for number in range(17)}
     data = write_files(tmp_path / "data", files | {"\x1b[31mbad.png": b"", "worse.jpg": b"GIF89a"})
     line = refusal(3, "train", data, "-o", tmp_path / "run", *QUICK)
-    for word in ("2 of 19", "31mbad.png' (not-an-image)", "'worse.jpg' (", "--max-bad"):
+    for word in ("2 of 19", "31mbad.png' (empty file)", "'worse.jpg' (", "--max-bad"):
         assert word in line
     assert "\x1b" not in line
     assert not (tmp_path / "run" / "encoder.safetensors").exists()

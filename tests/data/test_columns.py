@@ -1,6 +1,7 @@
 """Images in tables: Parquet, Arrow, folders and objects of `datasets`; patterns of shards."""
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -8,6 +9,8 @@ from builders import encoded, tar, write_files
 from needs import need
 from pyarrow import parquet
 
+from nearkin.data import columns
+from nearkin.data.cache import _held as held
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.run.folder import data_name, run_folder
@@ -78,7 +81,7 @@ def test_a_row_without_an_image_is_bad(tmp_path):
     images = open_images(tmp_path / "t.parquet")
     assert len(images) == 2
     reasons = {bad.name: bad.reason for bad in images.bad}
-    assert reasons == {"00000002": "no bytes in the table", "00000003": "not-an-image"}
+    assert reasons == {"00000002": "no bytes in the table", "00000003": "text, not an image"}
 
 
 def test_groups_and_splits_of_a_table(tmp_path):
@@ -114,11 +117,11 @@ def test_a_table_that_ends_early_or_has_no_images_is_one_line(tmp_path):
         with pytest.raises(DataError, match=says) as caught:
             open_images(path)
         assert "\n" not in str(caught.value)
-    for columns, reason in (
+    for content, reason in (
         ({"label": [1, 2]}, "no column of images among: label"),
         ({"a": [b"1"], "b": [b"2"]}, "a, b"),
     ):
-        parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+        parquet.write_table(pa.table(content), tmp_path / "t.parquet")
         with pytest.raises(DataError, match=reason):
             open_images(tmp_path / "t.parquet")
 
@@ -185,3 +188,52 @@ def test_shards_by_a_pattern_with_labels_in_json(tmp_path, monkeypatch):
     assert run_folder(None, "shards/{0,1}.tar", "simclr", again=False).path.name == "shards-simclr"
     with pytest.raises(DataError, match="no range"):
         open_images("shards/{a..b}.tar")
+
+
+def with_features(features, **columns):
+    """A table with the description that `datasets` leaves in its metadata."""
+    described = pa.table(
+        {"image": [{"bytes": image, "path": None} for image in IMAGES], **columns}
+    )
+    info = features if isinstance(features, str) else json.dumps({"info": {"features": features}})
+    return described.replace_schema_metadata({"huggingface": info})
+
+
+def test_features_of_any_form_are_read(tmp_path):
+    """Lists as of `datasets` before 4, dictionaries with a field called names, and no JSON."""
+    labels = [n % 2 for n in range(len(IMAGES))]
+    labels[0], labels[1] = -1, 7  # which have no names
+    known = {
+        "image": {"_type": "Image"},
+        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    }
+    captions = {"captions": [{"dtype": "string", "_type": "Value"}]}
+    person = {"person": {"names": {"dtype": "string", "_type": "Value"}}}
+    more = {"captions": [["a"]] * len(IMAGES), "person": [{"names": "x"}] * len(IMAGES)}
+    path = tmp_path / "t.parquet"
+    parquet.write_table(with_features(known | captions | person, label=labels, **more), path)
+    images = open_images(path)
+    assert images.classes == ("cat", "dog")
+    assert images.labels.tolist() == [-1, -1, *labels[2:]]
+    parquet.write_table(with_features(captions | person, **more), path)
+    assert open_images(path).classes == ()
+    for broken in ("{", "[]", '{"info": 3}', '{"info": {"features": [1]}}', "[" * 100_000):
+        parquet.write_table(with_features(broken), path)
+        assert len(open_images(path)) == len(IMAGES), broken
+
+
+def test_copies_of_tables_make_room_for_others_but_not_while_they_are_used(
+    tmp_path, cache, monkeypatch
+):
+    monkeypatch.setattr(columns, "ROOM", 1)
+    for number in range(3):
+        parquet.write_table(table(images=IMAGES[number:]), tmp_path / f"{number}.parquet")
+    open_images(tmp_path / "0.parquet")
+    images = open_images(tmp_path / "1.parquet")
+    assert len(list((cache / "tables").iterdir())) == 2  # both are held by this process
+    assert images.read(0) == IMAGES[1]
+    for path in [*held]:
+        os.close(held.pop(path))
+    open_images(tmp_path / "2.parquet")
+    (left,) = (cache / "tables").iterdir()
+    assert b"".join(IMAGES[2:4])[:50] in left.read_bytes()

@@ -91,7 +91,7 @@ def test_the_header_decides_and_not_the_extension(tmp_path):
     assert images.formats == {"JPEG": 3, "PNG": 1, "WEBP": 1}
 
 
-def test_links_are_followed_inside_the_folder_only_and_what_is_hidden_is_not(tmp_path):
+def test_links_are_followed_but_not_round_in_a_circle_and_what_is_hidden_is_passed_over(tmp_path):
     data, outside = tmp_path / "data", tmp_path / "outside"
     fill(data, "real/a.png", ".pool/b.png", ".b.png", ".thumbs/c.png", "real/.e/f.png")
     fill(outside, "c.png")
@@ -101,13 +101,22 @@ def test_links_are_followed_inside_the_folder_only_and_what_is_hidden_is_not(tmp
     (data / "pool").symlink_to(".pool")
     (data / "loop").symlink_to(".")
     (data / "real" / "up").symlink_to("..")
+    (data / "above").symlink_to("/")
     (data / "dangling.png").symlink_to("nothing.png")
+    (data / "dangling.txt").symlink_to("nothing.txt")
+    (data / "dangling").symlink_to("/nowhere")
     (data / "self.png").symlink_to("self.png")
     images = open_images(data)
-    assert images.names == ("inside.png", "pool/b.png", "real/a.png")
-    broken, leaves = "broken link", "link leaves the folder"
-    reasons = {"dangling.png": broken, "self.png": broken, "folder": leaves, "leaves.png": leaves}
+    names = ("folder/c.png", "inside.png", "leaves.png", "pool/b.png", "real/a.png")
+    assert images.names == names
+    assert [images.read(row) for row in (0, 2)] == [(outside / "c.png").read_bytes()] * 2
+    reasons = {"dangling.png": "broken link", "self.png": "broken link"}
     assert {bad.name: bad.reason for bad in images.bad} == reasons
+    led, passed = (note for note in images.notes if "classes" not in note.text)
+    assert (led.decision, led.count, led.examples) == ("guessed", 2, ("folder", "leaves.png"))
+    assert f"2 links out of {data}, followed, to {tmp_path}" in str(led)
+    assert (passed.decision, passed.count) == ("left out", 9)
+    assert "9 files (4 hidden, 4 without a suffix, 1 .txt)" in str(passed)
 
 
 def test_any_name_that_a_file_system_allows_can_be_read(tmp_path):
@@ -127,11 +136,11 @@ def test_a_folder_without_images_says_what_it_holds(tmp_path):
         open_images(tmp_path / "nothing")
     for name in ("a.txt", "b.TXT", "c.py", "README"):
         (tmp_path / name).touch()
-    with pytest.raises(DataError, match=r"found 2 x \.txt, 1 x .*1 x ") as raised:
+    with pytest.raises(DataError, match=r"found 2 \.txt, 1 without a suffix, 1 \.py\)") as raised:
         open_images(tmp_path)
     assert "\n" not in str(raised.value)
     (tmp_path / "a.png").touch()
-    with pytest.raises(DataError, match=r"none of 1 .* 'a\.png' \(not-an-image\)"):
+    with pytest.raises(DataError, match=r"none of 1 .* 'a\.png' \(empty file\)"):
         open_images(tmp_path)
     (tmp_path / "a.docx").touch()
     with pytest.raises(DataError, match="not a kind of data"):
@@ -207,9 +216,14 @@ def test_a_wrong_table_is_refused_in_one_line(tmp_path):
         ("label,path\na,1.png\nb\n", "line 3: no path"),
         ("path,label,split\n1.png,a,other\n", "line 2: split 'other'"),
         ("path,label\n9.png,a\n8.png,a\n1.png,a\n", r"2 of 3 files do not exist.*'9\.png', '8"),
-        ("path,label\n/etc/passwd,a\n", "'etc/passwd' .not-an-image"),
-        ("path,label\nx/../../y.png,a\n", "1 of 1 files do not exist"),
+        ("path,label\n/etc/passwd,a\n", r"none of 1 images .*passwd' \(text, not an image\)"),
+        ("path,label\nx/../../y.png,a\n", r"1 of 1 files do not exist .*'x/\.\./\.\./y\.png'"),
+        ("path,label\n" + "x" * 9_000 + ".png,a\n", "1 of 1 files do not exist"),
         ("path,label\n1.png,a\n./1.png,b\n", "described in line 2 and, differently, in line 3"),
+        (
+            "path,label\n1.png,a\nx/../1.png,b\n",
+            "described in line 2 and, differently, in line 3",
+        ),
         ("path,Path\n1.png,a\n", "line 1: no header of different names"),
         (b"\xff\xfep\0a\0t\0h\0", "line 1: .* save it as UTF-8"),
         (

@@ -7,8 +7,8 @@ import pytest
 from builders import write_network
 from nearkin_command import run
 
-from nearkin.data.opening import open_images
-from nearkin.data.split import has_test_split
+from nearkin.config import TrainConfig
+from nearkin.data.split import has_test_split, open_readable
 
 TINY = [
     "--backbone",
@@ -27,7 +27,7 @@ TINY = [
 @pytest.mark.parametrize("name", ordinary.FOLDERS)
 def test_an_ordinary_folder_is_read_right(name, tmp_path):
     build, expected = ordinary.FOLDERS[name]
-    images = open_images(build(tmp_path / name))
+    images = open_readable(build(tmp_path / name), TrainConfig())
     assert (len(images), images.classes) == (expected.images, expected.classes), images.notes
     assert images.bad == ()
     test = int((images.splits == "test").sum()) if has_test_split(images) else 0

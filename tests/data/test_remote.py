@@ -46,6 +46,24 @@ def test_a_store_is_read_as_files_are(form, tmp_path):
             assert np.array_equal(images.read(row), expected.read(row))
 
 
+def test_names_over_http_are_those_of_the_files(tmp_path):
+    """A page of links spells them percent-encoded; a table does not."""
+    names = ("golden retriever/1.jpg", "golden retriever/2.jpg", "100%/a+b.jpg", "100%/ä&#.jpg")
+    files = dict(zip(names, IMAGES.values(), strict=False))
+    rows = "".join(f"{name},{name[0]}\n" for name in names)
+    files |= {"list.csv": f"path,label\n{rows}".encode(), "readme.txt": b"hello"}
+    with serving(Store({f"my photos/{name}": content for name, content in files.items()})) as at:
+        url = "http://{}:{}/my%20photos/".format(*at)
+        listed, named = open_images(url), open_images(f"{url}list.csv")
+        for images in (listed, named):
+            assert images.names == tuple(sorted(names))
+            read = [images.read(row) for row in range(4)]
+            assert read == [files[name] for name in images.names]
+        assert listed.classes == ("100%", "golden retriever")
+        (note,) = listed.notes
+        assert str(note).startswith("left out: 2 files (1 .csv, 1 .txt)")
+
+
 def fetched(store):
     """The files that were asked for, as often as they were."""
     return [path for method, path in store.requests if method == "GET" and path[-1] != "/"]

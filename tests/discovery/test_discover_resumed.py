@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import tomllib
 from pathlib import Path
 
 import kills
@@ -26,6 +25,8 @@ from nearkin_command import run
 
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
+from nearkin.run.data import note_data
+from nearkin.run.folder import RunFolder
 
 RESULT = ("assignments.csv", "clusters.csv", "classifier.safetensors")
 
@@ -109,9 +110,8 @@ def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
     """It was another seed than that of the discovery, so its settings do not say it."""
     gone = Path(shutil.copytree(encoder, tmp_path / "encoder"))
     first, second = tmp_path / "first", tmp_path / "second"
-    config = (gone / "config.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(config)["data"]
-    (gone / "config.toml").write_text(config.replace(data, str(flat)), encoding="utf-8")
+    (gone / "data.json").unlink()  # as if it had been trained on these files
+    note_data(RunFolder(gone), split_images(open_images(str(flat)), 0.1, 0))
     settings = ["discover", flat, *LEAST, "--seed", 3]
     started = [*settings, "-o", first, "--labeled", labels, "--from", gone]
     assert run(*started) == 0

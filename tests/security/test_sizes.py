@@ -12,8 +12,8 @@ from builders import as_bytes
 from hostile import answers_to, assert_harmless, folder_of, image, work_place
 from PIL import Image
 
+from nearkin.data.archives import list_archives
 from nearkin.data.opening import open_images
-from nearkin.data.sources import list_archives
 from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError, DataError
 
@@ -210,10 +210,10 @@ def test_no_stated_size_is_believed(tmp_path):
 
 def test_an_image_of_any_stated_size_is_left_out(tmp_path):
     images = open_images(folder_of(tmp_path, {**PICTURES, "good.png": image()}), cache=False)
-    assert {*images.names} - {f"bits{count}.tif" for count in SIDES} == {"frames.gif", "good.png"}
-    reasons = {bad.name: bad.reason for bad in images.bad}
+    read = {"frames.gif", "good.png", "text.png"}
+    assert {*images.names} - {f"bits{count}.tif" for count in SIDES} == read
+    reasons = {bad.name: bad.reason.partition(":")[0] for bad in images.bad}
     assert {name: reasons[name] for name in LARGE} == dict.fromkeys(LARGE, "too-large")
-    assert reasons["text.png"] == "unreadable"
 
 
 @pytest.mark.parametrize("form", [0, 8], ids=["stored", "deflated"])

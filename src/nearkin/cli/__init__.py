@@ -21,6 +21,7 @@ from nearkin.cli.app import app
 from nearkin.cli.terminal import err
 from nearkin.cli.train import method_options
 from nearkin.errors import NearkinError, UsageError
+from nearkin.places import system_error
 from nearkin.tables import printable
 
 
@@ -32,8 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         with _unwound_by_signals():
             _answer(sys.argv[1:] if arguments is None else arguments)
     except (CycloptsError, NearkinError) as error:
-        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
+        return _failed(error)
     except BrokenPipeError:  # whoever read the output has heard enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -45,11 +45,20 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if "NEARKIN_TRACEBACK" in os.environ:
             raise
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        hint = "see the train.log of a run, or set NEARKIN_TRACEBACK=1, and please report it"
-        print(f"error: a bug in nearkin: {printable(what)}; {hint}", file=sys.stderr)
-        return NearkinError.exit_code
+        return _failed(system_error(error) or _bug(error))
     return 0
+
+
+def _failed(error: CycloptsError | NearkinError) -> int:
+    """Print the one line of an error, and return its exit code."""
+    print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+    return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
+
+
+def _bug(error: Exception) -> NearkinError:
+    what = f"{type(error).__name__}: {error}"
+    hint = "see the train.log of a run, or set NEARKIN_TRACEBACK=1, and please report it"
+    return NearkinError(f"a bug in nearkin: {what}; {hint}")
 
 
 def _answer(arguments: list[str]) -> None:

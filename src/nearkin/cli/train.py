@@ -41,7 +41,12 @@ from nearkin.extensions import check_trusted
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
-OTHER_VARIABLES: Final = ("NEARKIN_REMOTE_CACHE", "NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")
+OTHER_VARIABLES: Final = (
+    "NEARKIN_MAX_PIXELS",
+    "NEARKIN_REMOTE_CACHE",
+    "NEARKIN_TORCHVISION",
+    "NEARKIN_TRACEBACK",
+)
 """They are no settings."""
 
 

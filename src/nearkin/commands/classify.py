@@ -23,7 +23,7 @@ from nearkin.classification.report import write_outcome
 from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
-from nearkin.discovery.data import share
+from nearkin.discovery.data import check_share, held_share
 from nearkin.discovery.features import (
     Extracted,
     Extraction,
@@ -60,6 +60,7 @@ def classify(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     encoder = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
     config = self_contained(config)
+    check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,
@@ -82,7 +83,7 @@ def classify(
         if folder.summary.exists():
             run.log.info("already complete")
             return Run(folder)
-        config = replace(_resolved(run.config, dataset, encoder), val=share(run.config))
+        config = replace(_resolved(run.config, dataset, encoder), val=held_share(data, run.config))
         run = replace(run, config=config)
         with resource_errors(64):
             folder.write_settings(run.config, data_name(data))

@@ -18,9 +18,10 @@ from nearkin.config import (
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
+    check_share,
     check_sizes,
+    held_share,
     open_discovery_data,
-    share,
 )
 from nearkin.discovery.features import check_train_layers
 from nearkin.discovery.outcome import build_outcome
@@ -59,6 +60,7 @@ def discover(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
     config = _checked(config, folder, resume=resume)
+    check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,
@@ -68,7 +70,7 @@ def discover(
         encoders=[config.from_run, config.accept],
         reporter=reporter,
     ) as run:
-        config, log = replace(run.config, val=share(run.config)), run.log
+        config, log = replace(run.config, val=held_share(data, run.config)), run.log
         list_bad = partial(write_bad_files, folder.bad_files)
         resumed = folder if resume else None
         dataset = open_discovery_data(data, config, log.progress, list_bad, resumed)

@@ -13,9 +13,9 @@ from nearkin.commands.embed import load_source
 from nearkin.commands.index import shortlist
 from nearkin.commands.vectors import check_origin, images_of
 from nearkin.config import Auto
+from nearkin.data.folders import list_files
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
-from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import DataError, UsageError

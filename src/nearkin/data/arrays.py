@@ -13,9 +13,10 @@ from nearkin.data.cache import free_memory
 from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
-from nearkin.data.sources import Listing
+from nearkin.data.listing import Listing
 from nearkin.data.tables import File
 from nearkin.errors import DataError
+from nearkin.places import user_path
 from nearkin.tables import read_arrays
 from nearkin.types import UNKNOWN
 
@@ -150,9 +151,7 @@ def from_name(data: str) -> list[Part]:
     name = data.removeprefix(PREFIX)
     if name not in TORCHVISION:
         raise DataError(f"{data}: not a known data set; there are {', '.join(TORCHVISION)}")
-    root = Path(
-        os.environ.get("NEARKIN_TORCHVISION") or "~/.cache/nearkin/torchvision"
-    ).expanduser()
+    root = user_path(os.environ.get("NEARKIN_TORCHVISION") or "~/.cache/nearkin/torchvision")
     return [_torchvision(name, root, split) for split in ("train", "test")]
 
 

@@ -19,6 +19,7 @@ from nearkin.config import load_toml, suggestion
 from nearkin.data.views import View
 from nearkin.errors import UsageError
 from nearkin.extensions import load_extension
+from nearkin.places import user_path
 
 INSTDISC: Final = View(
     flip=0.5, jitter=1.0, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.4, gray=0.2
@@ -132,7 +133,7 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     if augment in AUGMENTATIONS:
         return AUGMENTATIONS[augment]
     if augment.endswith(".toml"):
-        return _read_toml(Path(augment).expanduser())
+        return _read_toml(user_path(augment))
     hint = suggestion(augment, AUGMENTATIONS)
     names = ", ".join(AUGMENTATIONS)
     raise UsageError(f"unknown augmentation {augment}.{hint} One of {names}, or a .toml file")

@@ -21,6 +21,7 @@ from nearkin.data.decode import as_image
 from nearkin.data.images import Images
 from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError
+from nearkin.tables import whole
 
 VERSION: Final = 1  # Of the files; another version has other names
 DETAIL: Final = 2  # The shorter side of a cached image, in sides of a view
@@ -43,9 +44,56 @@ def cached_sizes(
 
 
 def cache_folder(kind: str) -> Path:
-    """The user's own folder for one kind of data that can be computed again."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    """The user's own folder for one kind of data that can be computed again.
+
+    A user without a home has none: below a file that always exists, nothing can be made.
+    """
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        root = Path(os.devnull)
     return root / "nearkin" / kind
+
+
+def hold(path: Path) -> None:
+    """Keep `make_room` of any process from removing a file as long as this process lives."""
+    if path not in _held:
+        with suppress(OSError):
+            _held[path] = os.open(path, os.O_RDONLY)
+            _lock(_held[path], "LOCK_SH")
+
+
+_held: Final = dict[Path, int]()
+
+
+def _lock(descriptor: int, kind: str) -> None:
+    """Lock an open file, or raise an OSError; no lock is ever waited for."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # on Windows, which removes no file that is open
+        return
+    fcntl.flock(descriptor, getattr(fcntl, kind) | fcntl.LOCK_NB)
+
+
+def make_room(folder: Path, limit: int) -> None:
+    """Remove the files that were written first, until those of a folder fit into a limit.
+
+    Those that a process holds stay.
+    """
+    files = list[tuple[int, int, str]]()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # another process makes room as well
+                state = entry.stat()
+                files.append((state.st_mtime_ns, state.st_size, entry.path))
+    excess = sum(size for _, size, _ in files) - limit
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            return
+        with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123  (many thousands)
+            _lock(file.fileno(), "LOCK_EX")
+            Path(path).unlink()
+            excess -= size
 
 
 class Cache:
@@ -139,10 +187,9 @@ def _on_disk(images: Images, image_size: int, size: int) -> str:
         if not path.exists() or path.stat().st_size != size:
             for old in path.parent.glob(f"{data}-*"):
                 old.unlink(missing_ok=True)
-            own = path.with_name(f"new-{os.getpid()}-{path.name}")
-            own.touch()
-            os.truncate(own, size)
-            own.replace(path)
+            with whole(path) as own:
+                own.touch()
+                os.truncate(own, size)
     except OSError as error:
         raise ResourceError(
             f"{path.parent}: cannot be written ({error}); use --cache off"
@@ -175,11 +222,11 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
 
 
 def free_disk() -> int:
-    """Free bytes on the disk of the cache."""
+    """Free bytes on the disk of the cache; 0 if there is none."""
     folder = cache_folder("images")
-    while not folder.exists():
+    while not os.path.exists(folder):  # noqa: PTH110  (also where it may not be entered)
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(folder).free if folder.is_dir() else 0
 
 
 def free_memory(root: Path = Path("/")) -> int:

@@ -20,11 +20,12 @@ from jaxtyping import Float32, Shaped, UInt8
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from nearkin.data.decode import (
-    MIN_SIDE,
     SWAPPED,
+    TIFF,
     UPRIGHT,
     BadImage,
     Header,
+    check_size,
     decode,
     eight_bits,
     opened,
@@ -33,7 +34,6 @@ from nearkin.data.decode import (
 )
 from nearkin.data.decode import header as eight_bit_header
 
-TIFF: Final = (b"II", b"MM")
 BIG: Final = (b"\x2b\0", b"\0\x2b")  # BigTIFF, in either order of bytes
 ERRORS: Final = (
     ArithmeticError,
@@ -140,8 +140,7 @@ def _tiff_header(encoded: bytes, whole: bool) -> Header:
     if not depth:
         return eight_bit_header(encoded)
     size = int(tags[WIDTH]), int(tags[HEIGHT])
-    if min(size) < MIN_SIDE:
-        raise BadImage("too-small")
+    check_size(*size)
     if not (depth.startswith(GRAY) or find_spec("tifffile")):
         raise BadImage(NEEDS_TIFFFILE)
     turned = tags.get(ORIENTATION) in SWAPPED

@@ -3,22 +3,26 @@
 import errno
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 
-from nearkin.data.cache import cache_folder
+from nearkin.data.cache import cache_folder, hold, make_room
 from nearkin.data.images import in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.remote import RemoteFile
 from nearkin.data.tables import File
 from nearkin.errors import DataError, ResourceError
+from nearkin.places import system_error
+from nearkin.tables import whole
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
+ROOM: Final = 50 * 2**30  # Bytes of all copies of tables
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 ROWS: Final = 256  # Rows that are copied at a time
 IMAGES: Final = ("image", "img")  # Which of several columns with bytes is taken
 
@@ -75,7 +79,7 @@ def list_column(table: File) -> tuple[Path, list[Cell]]:
         if not copy.exists():
             with table.open("rb") as file:
                 _copy(*_batches(table, file), copy)
-    return copy, _cells(copy) or []
+        return _kept(copy), _cells(copy) or []
 
 
 def copied_dataset(dataset: Any) -> Path:
@@ -83,21 +87,28 @@ def copied_dataset(dataset: Any) -> Path:
     if dataset.features is None:
         raise DataError("the dataset does not say what its columns are; cast it to its Features")
     tables = dataset.with_format("arrow").iter(batch_size=ROWS)
-    schema, whole = dataset.features.arrow_schema, hashlib.sha256()
+    schema, content = dataset.features.arrow_schema, hashlib.sha256()
 
     def batches() -> Iterator[Any]:
         for table in tables:
             for batch in table.cast(schema).combine_chunks().to_batches():
-                whole.update(batch.serialize())
+                content.update(batch.serialize())
                 yield batch
 
-    new = cache_folder("tables") / f"stream-{os.getpid()}.arrow"
+    new = cache_folder("tables") / f"stream-{uuid4().hex}.arrow"
     _copy(schema, batches(), new)
-    copy = new.with_name(f"{whole.hexdigest()[:32]}.arrow")
+    copy = new.with_name(f"{content.hexdigest()[:32]}.arrow")
     if copy.exists():  # the time of its last write stays
         new.unlink()
     else:
         new.replace(copy)
+    return _kept(copy)
+
+
+def _kept(copy: Path) -> Path:
+    """Hold a copy, and remove the oldest ones of other tables if there are more than `ROOM`."""
+    hold(copy)
+    make_room(copy.parent, ROOM)
     return copy
 
 
@@ -110,7 +121,8 @@ def _readable(table: File) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
         kind = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
-        raise DataError(f"{table}: not a readable {kind} ({reason}); write it anew") from error
+        damaged = DataError(f"{table}: not a readable {kind} ({reason}); write it anew")
+        raise system_error(error) or damaged from error
 
 
 def _state(table: Path) -> tuple[int, int]:
@@ -147,23 +159,21 @@ def _copy(schema: Any, batches: Iterable[Any], path: Path) -> None:
     """Write batches as an uncompressed Arrow file, whole or not at all."""
     import pyarrow as pa
 
-    new = path.with_name(f"new-{os.getpid()}-{path.name}")
     try:
-        new.parent.mkdir(parents=True, exist_ok=True)
-        with pa.OSFile(str(new), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-            for batch in batches:
-                batch.validate(full=True)
-                stream.write_batch(batch)
-        new.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as new, pa.OSFile(str(new), "wb") as file:
+            with pa.ipc.new_stream(file, schema) as stream:
+                for batch in batches:
+                    batch.validate(full=True)
+                    stream.write_batch(batch)
+            file.flush()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in NO_ROOM:
             raise
         raise ResourceError(
             f"{path.parent}: no room for a copy of the table's images ({error.strerror}); make "
             "some, or point XDG_CACHE_HOME to another disk"
         ) from error
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _cells(table: Path) -> list[Cell] | None:
@@ -210,13 +220,7 @@ def _values(column: Any) -> tuple[Any, np.ndarray, list[bool]]:
 
 def _rows(batch: Any, schema: Any) -> Iterator[Row]:
     """What the columns label (or the only one with named classes), group and split say."""
-    described = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = described.get("info", {}).get("features", {})
-    classes = {
-        name: said["names"]
-        for name, said in features.items()
-        if isinstance(said, dict) and said.get("_type") == "ClassLabel" and said.get("names")
-    }
+    classes = _named_classes(schema.metadata or {})
     label = "label" if "label" in schema.names or len(classes) != 1 else next(iter(classes))
 
     def cells(column: str) -> list[Any]:
@@ -229,7 +233,22 @@ def _rows(batch: Any, schema: Any) -> Iterator[Row]:
 
 
 def _class_name(names: Sequence[str], number: Any) -> Any:
-    """The name of a class by its number; None for -1. What is no number, or of no class, stays."""
-    if not isinstance(number, int) or number >= len(names):
+    """The name of a class by its number; None for -1 and numbers of no class."""
+    if not isinstance(number, int):
         return number
-    return names[number] if number >= 0 else None
+    return names[number] if 0 <= number < len(names) else None
+
+
+def _named_classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """The names of the classes of each column of `ClassLabel`, as `datasets` notes them."""
+    try:
+        described = json.loads(metadata.get(b"huggingface", b"{}"))
+        features = described["info"]["features"].items()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {
+        column: said["names"]
+        for column, said in features
+        if isinstance(said, dict) and said.get("_type") == "ClassLabel"
+        if isinstance(said.get("names"), list)
+    }

@@ -15,6 +15,7 @@ from PIL import Image
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
+from nearkin.places import user_path
 
 MAX_STEM: Final = 230
 """Characters of a file name; with a number and `.png` behind it, it fits in 255 bytes."""
@@ -55,7 +56,7 @@ def copy_to(
 
 def check_destination(folder: Path, data: Iterable[str]) -> None:
     """Refuse a folder for copies before anything has been computed."""
-    for root in (Path(name).expanduser() for name in data):
+    for root in map(user_path, data):
         # Path.resolve would raise on a loop of links.
         if root.is_dir() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
             raise UsageError(

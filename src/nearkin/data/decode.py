@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import re
 import threading
 import warnings
@@ -13,22 +14,37 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""The only decoders that are tried, whatever the name of a file."""
+from nearkin.errors import UsageError
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+"""The only decoders that are tried, whatever the name of a file, beside that of HEIC."""
 NETPBM: Final = (b"P2", b"P3", b"P5", b"P6")
 """PGM and PPM, as text and binary. Pillow's format PPM is also bitmaps, floats and extensions."""
-MAGIC: Final = (
-    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II", b"MM"),
-    *NETPBM,
-)
-"""How files of these formats begin."""
+TIFF: Final = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"II\0*", b"MM*\0")
+MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", *TIFF, *NETPBM)
+"""How files of these formats begin; WebP, AVIF and HEIC have a size before their names."""
+AVIF: Final = (b"avif", b"avis", b"mif1", b"msf1")
+HEIC: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
+"""Brands of files; `mif1` and `msf1` are of both kinds."""
+NEEDS_HEIF: Final = "HEIC; needs pip install 'nearkin[heif]'"
 MAX_BYTES: Final = 256 * 2**20
+MAX_PIXELS: Final = "50M"  # Of an image as it is decoded, unless the environment says otherwise
+HALVED: Final = 4  # How many times as many a JPEG may have, which is then decoded at half its size
 MIN_SIDE: Final = 2  # Shortest side of an image that can be trained on
 SWAPPED: Final = (5, 6, 7, 8)  # Exif orientations that exchange width and height
 
 
+def max_pixels() -> int:
+    """Pixels of the largest image that is decoded, from $NEARKIN_MAX_PIXELS, as 200M."""
+    text = os.environ.get("NEARKIN_MAX_PIXELS") or MAX_PIXELS
+    try:
+        return int(float(text.upper().removesuffix("M")) * (1e6 if text[-1] in "mM" else 1))
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"NEARKIN_MAX_PIXELS {text!r} is no number; say 200M") from error
+
+
 class BadImage(Exception):  # noqa: N818  (a finding about a file, not a failure of the program)
-    """An image that is not-an-image, truncated, too-large, too-small or unreadable (`reason`)."""
+    """An image that cannot be used; `reason` is a few words, such as truncated or unreadable."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -44,18 +60,23 @@ class Header(NamedTuple):
 
 
 class _Quiet:
-    """Ignores warnings while any thread is inside; `catch_warnings` alone is not thread-safe."""
+    """Pillow without its warnings and its own limit of pixels while any thread is inside.
+
+    Both are of the whole process, so the last thread that leaves puts them back.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.inside = 0
         self.filters = ExitStack()
+        self.limit: int | None = None
 
     def __enter__(self) -> None:
         with self.lock:
             if self.inside == 0:
                 self.filters.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")
+                self.limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -63,6 +84,7 @@ class _Quiet:
             self.inside -= 1
             if self.inside == 0:
                 self.filters.close()
+                Image.MAX_IMAGE_PIXELS = self.limit
 
 
 quiet = _Quiet()
@@ -73,35 +95,140 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
     """The image, identified, within the limits, not decoded; Pillow's errors become `BadImage`."""
     if len(encoded) > MAX_BYTES:
         raise BadImage("too-large")
+    formats = ("HEIF",) if is_heic(encoded) else FORMATS
+    if formats != FORMATS:
+        _register_heif()
     with quiet:
         try:
-            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(_without_texts(encoded)), formats=formats) as image:
                 if image.format == "PPM" and not encoded.startswith(NETPBM):
-                    raise BadImage("not-an-image")
-                if min(image.size) < MIN_SIDE:
-                    raise BadImage("too-small")
+                    raise BadImage(NOT_AN_IMAGE)
+                check_size(*image.size, most=HALVED if image.format in JPEG else 1)
                 yield image
-        except BadImage:
+        except (BadImage, UsageError):
             raise
         except Exception as error:
             raise BadImage(_reason(error, encoded)) from error
 
 
-ENDED: Final = ("truncated", "reached eof", "smaller than requested size")
-"""What Pillow and numpy say of data that end too early."""
+def check_size(width: int, height: int, *, most: int = 1) -> None:
+    """Refuse an image that is too small, or has more than `most` times the pixels allowed."""
+    if min(width, height) < MIN_SIDE:
+        raise BadImage("too-small")
+    if width * height > most * max_pixels():
+        raise BadImage(f"too-large: {width}x{height} pixels; see NEARKIN_MAX_PIXELS")
+
+
+JPEG: Final = ("JPEG", "MPO")  # The multi-image variant is, for its first image, a JPEG
+ENDED: Final = ("truncated", "reached eof", "smaller than requested size", "end of file")
+"""What Pillow, numpy and libheif say of data that end too early."""
+OTHERS: Final = {
+    b"version https://git-lfs": "git-lfs pointer; run git lfs pull",
+    b"\0\0\0\x0cJXL ": "JPEG XL; convert it to PNG",
+    b"\xff\x0a": "JPEG XL; convert it to PNG",
+    b"\0\0\0\x0cjP  ": "JPEG 2000; convert it to PNG",
+    b"\xff\x4f\xff\x51": "JPEG 2000; convert it to PNG",
+}
+"""How files begin that are no images which are read here, and what to do."""
+NOT_AN_IMAGE, EMPTY, HTML, TEXT = (
+    "not-an-image",
+    "empty file",
+    "HTML page, not an image",
+    "text, not an image",
+)
+NO_IMAGE: Final = (NOT_AN_IMAGE, EMPTY, HTML, TEXT, *OTHERS.values())
+"""Reasons by which a file is no image at all, rather than a bad one."""
 
 
 def _reason(error: Exception, encoded: bytes) -> str:
-    # A RIFF file says how long it is; libwebp only says that it failed.
-    riff = 8 + int.from_bytes(encoded[4:8], "little") if encoded[:4] == b"RIFF" else 0
+    # WebP, AVIF and HEIC say how long they are; their libraries only say that they failed.
+    cut = _stated_bytes(encoded) > len(encoded)
     if isinstance(error, Image.DecompressionBombError | MemoryError):
         return "too-large"
-    if isinstance(error, UnidentifiedImageError):
-        return "not-an-image"
+    if isinstance(error, UnidentifiedImageError) and not (cut and looks_like_image(encoded)):
+        return "unreadable" if is_heic(encoded) else what_it_is(encoded)
     ended = any(words in str(error).lower() for words in ENDED)
-    if isinstance(error, EOFError) or ended or riff > len(encoded):
-        return "truncated"
-    return "unreadable"
+    return "truncated" if isinstance(error, EOFError) or ended or cut else "unreadable"
+
+
+def _stated_bytes(encoded: bytes) -> int:
+    """How long a file says that it is, if it is RIFF or of ISO's base media format; else 0."""
+    if encoded.startswith(b"RIFF"):
+        return 8 + int.from_bytes(encoded[4:8], "little")
+    at = 0
+    while _brands(encoded) and at + 8 <= len(encoded):  # one box after another
+        size = int.from_bytes(encoded[at : at + 4], "big")
+        if size < 8:  # to the end of the file, or of 64 bits
+            return 0
+        at += size
+    return at
+
+
+def what_it_is(encoded: bytes) -> str:
+    """Why a file that no decoder knows is no image, from how it begins."""
+    if not encoded:
+        return EMPTY
+    start = encoded[:512]
+    if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return HTML
+    known = next((reason for head, reason in OTHERS.items() if start.startswith(head)), "")
+    text = start.isascii() and start.decode().replace("\n", "").replace("\r", "")
+    return known or (TEXT if text and text.isprintable() else NOT_AN_IMAGE)
+
+
+def looks_like_image(start: bytes) -> bool:
+    """Whether a file may be an image that is read here, from its first 128 bytes."""
+    if start.startswith(b"RIFF"):
+        return start[8:12] == b"WEBP"
+    return start.startswith(MAGIC) or (_brands(start) or [b""])[0] in (*AVIF, *HEIC)
+
+
+def is_heic(start: bytes) -> bool:
+    """Whether a file is HEIC, from its first 128 bytes."""
+    chief, *others = _brands(start) or [b""]
+    if chief in AVIF:  # which `mif1` is, too, if nothing else is said
+        return not {*AVIF[:2]} & {chief, *others} and bool({*HEIC} & {*others})
+    return chief in HEIC
+
+
+def needs_all(start: bytes) -> bool:
+    """Whether a header may lie anywhere in a file that begins so: TIFF, WebP, AVIF, HEIC."""
+    return start.startswith((*TIFF, b"RIFF")) or bool(_brands(start))
+
+
+def _brands(start: bytes) -> list[bytes]:
+    """What a file of ISO's base media format says that it is, the chief brand first."""
+    if start[4:8] != b"ftyp":
+        return []
+    end = min(int.from_bytes(start[:4], "big"), 128)
+    return [start[8:12], *(start[at : at + 4] for at in range(16, end, 4))]
+
+
+def _register_heif() -> None:
+    """Let Pillow open HEIC, by a library that is imported only where there is one to open."""
+    try:
+        import pillow_heif
+    except ImportError:
+        raise BadImage(NEEDS_HEIF) from None
+    pillow_heif.register_heif_opener()
+
+
+TEXTS: Final = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+"""Chunks of a PNG that Pillow refuses if they are large, and whose content counts for nothing."""
+EXIF: Final = b"Raw profile type"  # What begins the text that holds the exif of older PNGs
+
+
+def _without_texts(encoded: bytes) -> bytes:
+    """A PNG without its texts and color profile; any other file as it is."""
+    if not encoded.startswith(b"\x89PNG") or not any(kind in encoded for kind in TEXTS):
+        return encoded
+    parts, at = [encoded[:8]], 8
+    while at < len(encoded):
+        end = at + 12 + int.from_bytes(encoded[at : at + 4], "big")
+        if encoded[at + 4 : at + 8] not in TEXTS or encoded.startswith(EXIF, at + 8):
+            parts.append(encoded[at:end])
+        at = end
+    return b"".join(parts)
 
 
 def orientation(image: Image.Image) -> int:
@@ -127,8 +254,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 def header(encoded: bytes) -> Header:
     """Format and size of an encoded image, or of its beginning; a `BadImage` without any."""
     with opened(encoded) as image:
-        # The multi-image variant of JPEG is, for its first image, a JPEG.
-        name = "JPEG" if image.format == "MPO" else str(image.format)
+        name = "JPEG" if image.format in JPEG else str(image.format)
         return Header(name, *upright_size(image))
 
 
@@ -200,8 +326,10 @@ def pixels_as_image(pixels: np.ndarray) -> Image.Image | Planes:
 def load(image: Image.Image, min_side: int | None) -> Image.Image:
     """Decode an opened image; only to be called inside `opened`."""
     turn = orientation(image)
-    if min_side is not None and image.format in ("JPEG", "MPO"):
-        image.draft(None, (min_side, min_side))
+    if image.format in JPEG:
+        most = min(image.size) // (2 if image.width * image.height > max_pixels() else 1)
+        side = most if min_side is None else min(min_side, most)
+        image.draft(None, (side, side))
     if isinstance(image, ImageFile.ImageFile) and image.format == "PPM" and image.tile:
         return _netpbm(image)
     image.load()

@@ -6,7 +6,7 @@ A source holds no open files, so it can be pickled, forked, and read from any th
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
@@ -18,6 +18,8 @@ from PIL import Image
 from nearkin.data.channels import Channels, array_pixels, as_color, depth_of
 from nearkin.data.decode import BadImage, rgb_pixels
 from nearkin.data.notes import Note
+from nearkin.errors import ResourceError
+from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 
 SMALL_SIDE: Final = 64
 MAX_HELD: Final = 2**32  # Bytes of pixels
@@ -41,10 +43,16 @@ class Folder:
     """Reads files below a folder."""
 
     root: Path
+    written: Mapping[str, str] = field(default_factory=dict[str, str])
+    """How names are spelled on the disk, where they are not so here."""
+
+    def path(self, name: str) -> str:
+        """Where the file of this name lies."""
+        return f"{self.root}/{self.written.get(name, name)}"
 
     def read(self, name: str, limit: int | None = None) -> bytes:
         """The file's first `limit` bytes, or all of it."""
-        with open(f"{self.root}/{name}", "rb") as file:  # noqa: PTH123  (a million times)
+        with open(self.path(name), "rb") as file:  # noqa: PTH123  (a million times)
             return file.read(-1 if limit is None else limit)
 
 
@@ -227,10 +235,12 @@ class Images:
 
 
 def read(source: Source, name: str, limit: int | None = None) -> bytes | np.ndarray:
-    """What a source reads; a `BadImage` if that fails."""
+    """What a source reads; a `BadImage` if that fails, unless no file can be opened at all."""
     try:
         return source.read(name, limit)
     except OSError as error:
+        if error.errno in NO_HANDLES:
+            raise ResourceError(TOO_MANY_OPEN) from error
         raise BadImage(getattr(error, "reason", "unreadable")) from error
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
 from nearkin.data.arrays import Part, from_name, from_npz, is_name, list_arrays
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
+from nearkin.data.folders import list_folder, list_table
 from nearkin.data.images import CustomSource, Images, ImageSource, in_bytes
 from nearkin.data.labels import (
     Row,
@@ -17,23 +19,16 @@ from nearkin.data.labels import (
     spellings,
     split_of,
 )
+from nearkin.data.listing import Listing
 from nearkin.data.notes import Note
 from nearkin.data.remote import is_folder, is_url, remote_file
 from nearkin.data.scan import scan
-from nearkin.data.sources import (
-    ARCHIVES,
-    Listing,
-    is_pattern,
-    list_archives,
-    list_folder,
-    list_pattern,
-    list_store,
-    list_table,
-)
+from nearkin.data.stores import list_remote_table, list_store
 from nearkin.data.tables import TABLES, File, file_at, match
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import load_extension
 from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.places import exists, user_path
 
 
 def open_images(
@@ -77,7 +72,7 @@ def open_images(
             f"{where}: none of {len(images.bad)} images can be used, such as "
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
-    if is_name(where) and Path(where).exists():
+    if is_name(where) and exists(Path(where)):
         text = f"the built-in data set {where} for the folder of that name, which is ./{where}"
         images = images.noted(Note("substituted", text, len(images)))
     return _annotated(images, listing, labels)
@@ -86,7 +81,7 @@ def open_images(
 def _resolve(data: Any) -> tuple[Any, str]:
     """The data that a reference stands for, a path as text, and what to call them in messages."""
     where = redacted(str(data)) if isinstance(data, str | Path) else "the data"
-    known = not where or is_name(where) or is_url(where) or Path(where).expanduser().exists()
+    known = not where or is_name(where) or is_url(where) or exists(user_path(where))
     if not known:
         factory = load_extension("sources", where)
         if factory is not None:
@@ -113,8 +108,8 @@ def _list_place(text: str) -> Listing:
         return list_pattern(text)
     if is_url(text):
         return list_store(text) if is_folder(text) else _list_file(remote_file(text))
-    path = Path(text).expanduser()
-    if not path.exists():
+    path = user_path(text)
+    if not exists(path):
         raise DataError(f"{path}: no such file or folder; give the path of your images")
     return list_folder(path) if path.is_dir() else _list_file(path)
 
@@ -124,7 +119,7 @@ def _list_file(file: File) -> Listing:
     if file.name.lower().endswith(ARCHIVES) or (suffix in COLUMN_TABLES and has_images(file)):
         return list_archives(file, {"": file})
     if suffix in TABLES:
-        return list_table(file)
+        return list_table(file) if isinstance(file, Path) else list_remote_table(file)
     if suffix == ".npz":
         return list_arrays(str(file), from_npz(file))
     kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz"))

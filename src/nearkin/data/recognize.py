@@ -12,24 +12,16 @@ import numpy as np
 from nearkin.data import channels
 from nearkin.data.arrays import is_name
 from nearkin.data.decode import BadImage
-from nearkin.data.images import (
-    COLUMNS,
-    Arrays,
-    BadFile,
-    Folder,
-    Images,
-    Source,
-    digest,
-    in_bytes,
-)
+from nearkin.data.folders import list_files
+from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
 from nearkin.data.labels import Annotations, annotations_from_folders, class_of
 from nearkin.data.notes import Note, named
 from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
-from nearkin.data.sources import list_files
 from nearkin.data.tables import Resolver, by_name, file_at, is_table, read_table
 from nearkin.errors import DataError, redacted
+from nearkin.places import user_path
 from nearkin.types import UNKNOWN
 
 
@@ -172,7 +164,7 @@ def _images(data: Resolver, labeled: str) -> Recognized:
     images, labels = read_classes(labeled)
     if not any(labels):
         raise DataError(f"{labeled}: carries no labels; give class folders, or a table")
-    start = labeled if is_name(labeled) else str(Path(labeled).expanduser().resolve())
+    start = labeled if is_name(labeled) else str(user_path(labeled).resolve())
     if is_url(labeled):
         start = redacted(labeled).rstrip("/")
     prefix = f"{start}/"

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from nearkin.data.cache import cache_folder
+from nearkin.data.cache import cache_folder, make_room
 from nearkin.errors import DataError, UsageError, redacted
+from nearkin.tables import write_whole
 
 BLOCK: Final = 2**20
 """Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`
@@ -300,35 +301,15 @@ _bytes_written = 0  # By this process, since it last made room
 def _keep(path: Path, block: bytes) -> None:
     """Write a block of the cache; a full or read-only disk costs time, nothing else."""
     global _bytes_written
-    own = path.with_name(f"new-{os.getpid()}-{time.monotonic_ns()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        own.write_bytes(block)
-        own.replace(path)
+        write_whole(path, block)
     except OSError:
-        own.unlink(missing_ok=True)
         return
     _bytes_written += len(block)
     if _bytes_written > cache_limit() // 64:
         _bytes_written = 0
         make_room(path.parent, cache_limit())
-
-
-def make_room(folder: Path, limit: int) -> None:
-    """Remove the files that were written first, until those of a folder fit into a limit."""
-    files = list[tuple[int, int, str]]()
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):  # another process makes room as well
-                state = entry.stat()
-                files.append((state.st_mtime_ns, state.st_size, entry.path))
-    excess = sum(size for _, size, _ in files) - limit
-    for _, size, path in sorted(files):
-        if excess <= 0:
-            return
-        with suppress(OSError):
-            Path(path).unlink()
-        excess -= size
 
 
 # Listings
@@ -357,12 +338,20 @@ def files_below(root: str, select: Callable[[str], bool]) -> dict[str, RemoteFil
     """The files below an address whose name is selected, by their path below it."""
     root = root.rstrip("/")
     if root.startswith("http"):  # a page of links gives no sizes
-        linked = (path.removeprefix(f"{root}/") for path in _linked(f"{root}/"))
-        return remote_files({name: f"{root}/{name}" for name in linked if select(name)})
+        linked = (
+            unquote(path.removeprefix(f"{root}/"), errors="surrogateescape")
+            for path in _linked(f"{root}/")
+        )
+        return remote_files({name: address(root, name) for name in linked if select(name)})
     listing: Mapping[str, Any] = _ask(root, "find", LISTING, detail=True)
     start = _filesystem(_store(root), os.getpid())._strip_protocol(root).rstrip("/") + "/"
     infos = {path.removeprefix(start): info for path, info in listing.items()}
     return {n: _described(f"{root}/{n}", info) for n, info in infos.items() if select(n)}
+
+
+def address(root: str, name: str) -> str:
+    """The address of a file below another one; over HTTP, with its name percent-encoded."""
+    return f"{root}/{quote(name, errors='surrogateescape') if root.startswith('http') else name}"
 
 
 def _linked(page: str) -> Iterator[str]:

@@ -5,7 +5,6 @@ written, headers are read again at every start.
 """
 
 import hashlib
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +24,13 @@ from nearkin.data.batches import prefetch
 from nearkin.data.cache import cache_folder
 from nearkin.data.channels import array_header, check, header
 from nearkin.data.decode import (
-    FORMATS,
-    MAGIC,
     MAX_BYTES,
+    NO_IMAGE,
     BadImage,
     Header,
+    looks_like_image,
+    max_pixels,
+    needs_all,
     quiet,
 )
 from nearkin.data.images import (
@@ -45,9 +46,10 @@ from nearkin.data.images import (
     read,
 )
 from nearkin.data.kinds import of_one_kind
-from nearkin.data.sources import Listing
+from nearkin.data.listing import Listing, left_out, masks
 from nearkin.distributed import available_cpus
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.tables import whole
 from nearkin.types import UNKNOWN
 
 VERSION: Final = 3  # Of the index; another version has other file names
@@ -68,7 +70,7 @@ def fill(
     what: str,
     on_progress: ProgressCallback,
     *,
-    retried: str = "",
+    retried: str,
 ) -> None:
     """Fill in columns from the index of this kind, and compute what is not in it.
 
@@ -80,8 +82,7 @@ def fill(
         name = hashlib.sha256(in_bytes(files.key)).hexdigest()[:32]
         path = cache_folder("index") / f"{name}-{kind}-{VERSION}.npz"
         known = _load(path, files, columns)
-    if retried:
-        known &= columns[retried].any(axis=1)
+    known &= columns[retried].any(axis=1)
     fresh = np.flatnonzero(~known)
     blocks = _Blocks(values, fresh)
     workers = available_cpus() if len(fresh) >= MANY else 0
@@ -90,7 +91,7 @@ def fill(
     for rows, block in zip(blocks.rows, progress, strict=True):
         for column, each in zip(columns.values(), zip(*block, strict=True), strict=True):
             column[rows] = each
-    if path and len(fresh) and (not retried or columns[retried][fresh].any()):
+    if path and columns[retried][fresh].any():
         _save(path, files, columns)
 
 
@@ -125,15 +126,13 @@ def _joined(names: Sequence[str]) -> bytes:
 
 def _save(path: Path, files: Listing | Images, columns: Columns) -> None:
     """Store the columns in place of the index before."""
-    own = path.with_name(f"{path.stem}.{os.getpid()}.npz")
     names: UInt8[np.ndarray, " bytes"] = np.frombuffer(_joined(files.names), np.uint8)
-    try:
+    with suppress(OSError):  # a full or read-only disk costs the next start some time, no more
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(own, allow_pickle=False, names=names, stats=files.states, **columns)
-        own.replace(path)
-    except OSError:  # a full or read-only disk costs the next start some time, nothing else
-        with suppress(OSError):
-            own.unlink()
+        with whole(path) as own, own.open("wb") as file:
+            np.savez_compressed(
+                file, allow_pickle=False, names=names, stats=files.states, **columns
+            )
 
 
 class _Blocks(Dataset[list[Sequence[Any]]]):
@@ -155,11 +154,8 @@ class _Blocks(Dataset[list[Sequence[Any]]]):
         return list(map(self.values, rows.tolist()))
 
 
-MAX_PIXELS: Final = 50_000_000  # Larger images are bad
-WHOLE: Final = (b"II", b"MM", b"RIFF")
-"""TIFF and WebP: formats whose header may lie anywhere in the file."""
 FURTHER: Final = 2**24
-"""Bytes that hold the header of any other format; a JPEG with more before it is a trap."""
+"""Bytes that hold a header, unless it `needs_all`; a JPEG with more before it is a trap."""
 LARGE: Final = 2**25
 """Bytes of a file, or pixels, from which on at most two threads work at once, to bound memory."""
 _large: Final = BoundedSemaphore(2)
@@ -177,36 +173,33 @@ def scan(
     `full`, every image is decoded now, which finds damage behind the header.
     """
     names, states = listing.names, listing.states
-    # The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter.
-    kinds = np.full(len(names), b"not-an-image", np.dtype("S48"))
+    formats = np.full(len(names), b"", np.dtype("S64"))  # ASCII; of a bad file, the reason
     sizes = np.zeros((len(names), 2), np.int32)  # of a bad file, zeros
     contents = np.zeros(len(names), np.uint64)
-    columns = {"formats": kinds, "sizes": sizes, "contents": contents}
-    reasons, decoded_pixels = dict[int, str](), MAX_PIXELS if full else 0
+    columns = {"formats": formats, "sizes": sizes, "contents": contents}
+    reasons = dict[int, str]()
     if isinstance(listing.source, Arrays):
-        kinds[:], *size = array_header(listing.source.stacked(names[:1])[0])
+        formats[:], *size = array_header(listing.source.stacked(names[:1])[0])
         sizes[:] = size
         for row, name in enumerate(names):
             contents[row] = content_id(listing.source.read(name), int(states[row, 0]))
     elif isinstance(listing.source, CustomSource):
-        reasons = _scan_source(listing, columns, decoded_pixels, on_progress)
+        reasons = _scan_source(listing, columns, full, on_progress)
     else:
-        kind = f"up-to-{decoded_pixels}" if full else "headers"
+        kind = f"{'full' if full else 'headers'}-{max_pixels()}"
         what = "decoding all images" if full else "looking at all files"
-        values = partial(_scan_file, listing, decoded_pixels)
-        # That a store has failed says nothing of the file.
-        retried = "sizes" if getattr(listing.source, "tagged", False) else ""
-        fill(columns, listing, kind, values, what, on_progress, retried=retried)
-    kinds[sizes.prod(axis=1, dtype=np.int64) > MAX_PIXELS] = b"too-large"
-    few, kind_of = np.unique(kinds, return_inverse=True)  # a few texts for millions of files
-    texts = [text.decode() for text in few.tolist()]
-    good = np.array([text.partition(" of ")[0] in (*FORMATS, "array") for text in texts], bool)
-    bad = [*listing.bad]
-    for row in np.flatnonzero(~good[kind_of]).tolist():
-        reason = reasons.get(row, texts[kind_of[row]])
-        bad.append(BadFile(names[row], reason, int(states[row, 0])))
-    rows = np.flatnonzero(good[kind_of])
-    formats = np.array([text if ok else "" for text, ok in zip(texts, good, strict=True)], np.str_)
+        values = partial(_scan_file, listing, full)
+        # What has failed may be no fault of the file: a permission, a package, a disk, a store.
+        fill(columns, listing, kind, values, what, on_progress, retried="sizes")
+    bad, others = [*listing.bad], [*listing.others]
+    good = sizes.any(axis=1)
+    for row in np.flatnonzero(~good).tolist():
+        reason = reasons.get(row, formats[row].decode())
+        if names[row] in listing.tried and reason in NO_IMAGE:
+            others.append(names[row])
+        else:
+            bad.append(BadFile(names[row], reason, int(states[row, 0])))
+    rows = np.flatnonzero(good)
     images = Images(
         tuple(map(names.__getitem__, rows.tolist())),
         labels=np.full(len(rows), UNKNOWN, np.int64),
@@ -215,31 +208,22 @@ def scan(
         classes=(),
         sizes=sizes[rows],
         num_bytes=states[rows, 0],
-        kinds=formats[kind_of[rows]],
+        kinds=formats[rows].astype(np.str_),
         modified=states[rows, 1],
         contents=contents[rows],
         source=listing.source,
         key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
+        notes=(*listing.notes, *left_out(others), *masks(names)),
     )
     return of_one_kind(images)
 
 
-def _within(known: Header) -> Header:
-    """Return a header of a size that is decoded; a TIFF may state sides of 64 bits."""
-    if known.width * known.height > MAX_PIXELS:
-        raise BadImage("too-large")
-    return known
-
-
 def _scan_source(
-    listing: Listing,
-    columns: Columns,
-    decoded_pixels: int,
-    on_progress: ProgressCallback,
+    listing: Listing, columns: Columns, full: bool, on_progress: ProgressCallback
 ) -> dict[int, str]:
     """Read every image of a user's own source, once; return why some are bad."""
-    reasons, (kinds, sizes, contents) = dict[int, str](), columns.values()
+    reasons, (formats, sizes, contents) = dict[int, str](), columns.values()
     rows = [[row] for row in range(len(listing.names))]
     for (row,) in tracked(rows, len(rows), "reading all images", on_progress):
         try:
@@ -247,35 +231,32 @@ def _scan_source(
             content = content_bytes(image)
             # A checksum stands where files have the time of their last write.
             listing.states[row] = len(content), zlib.crc32(content)
-            kinds[row], *sizes[row] = _header(image, decoded_pixels)
+            formats[row], *sizes[row] = _header(image, full)
             contents[row] = content_id(image, len(content))
         except BadImage as error:
             reasons[row] = error.reason
     return reasons
 
 
-def _header(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
+def _header(image: bytes | np.ndarray, full: bool) -> Header:
     if not isinstance(image, bytes):
         return array_header(image)
-    known = _within(header(image))
-    if known.width * known.height <= decoded_pixels:
+    known = header(image)
+    if full:
         check(image, known)
     return known
 
 
-def _scan_file(
-    listing: Listing, decoded_pixels: int, row: int
-) -> tuple[str, tuple[int, int], int]:
+def _scan_file(listing: Listing, full: bool, row: int) -> tuple[str, tuple[int, int], int]:
     """The format, size and `content_id` of an image, or the reason why it is none."""
     source, name, size = listing.source, listing.names[row], int(listing.states[row, 0])
     try:
         if size > MAX_BYTES:
             raise BadImage("too-large")
         start = _read(source, name, PREFIX)
-        known = _within(_read_header(source, name, size, start))
-        pixels = known.width * known.height
-        if pixels <= decoded_pixels:
-            with _memory_limit(max(size, pixels)):
+        known = _read_header(source, name, size, start)
+        if full:
+            with _memory_limit(max(size, known.width * known.height)):
                 check(_read(source, name), known)
     except BadImage as error:
         return error.reason, (0, 0), 0
@@ -286,9 +267,9 @@ def _read_header(source: Source, name: str, size: int, start: bytes) -> Header:
     try:
         return header(start, whole=len(start) == size)
     except BadImage:
-        if size <= PREFIX or not start.startswith(MAGIC):
+        if size <= PREFIX or not looks_like_image(start):
             raise
-        limit = None if start.startswith(WHOLE) else FURTHER
+        limit = None if needs_all(start) else FURTHER
         with _memory_limit(size):
             return header(_read(source, name, limit))
 

@@ -15,6 +15,7 @@ from nearkin.data.labels import Row, split_of
 from nearkin.data.notes import Note, named
 from nearkin.data.remote import RemoteFile, is_url, remote_file
 from nearkin.errors import DataError
+from nearkin.places import user_path
 from nearkin.tables import csv_rows, in_utf8
 
 TABLES: Final = (".csv", ".parquet")
@@ -24,7 +25,7 @@ Rows = list[tuple[str, Row]]  # Of a table, with the path as it is written there
 
 def file_at(place: str) -> File:
     """The file at a path, which need not exist, or at an address; a DataError if there is none."""
-    return remote_file(place) if is_url(place) else Path(place).expanduser()
+    return remote_file(place) if is_url(place) else user_path(place)
 
 
 def is_table(where: str) -> bool:
@@ -136,7 +137,8 @@ class Resolver:
         folder, file = split(path)
         for place in (path, join(self._resolved(folder), file)) if self.root else ():
             name = place.removeprefix(self.root)
-            if name != place and name in self.names:
+            name = name if name in self.names else self._composed.get(normalize("NFC", name), "")
+            if place.startswith(self.root) and name:
                 return name
         return None
 
@@ -232,8 +234,12 @@ def files_of(table: Path, rows: Rows) -> tuple[Path, dict[str, Row]]:
     Raises:
         DataError: If files do not exist, or two rows say different things of one.
     """
-    root = folder_of(table)
-    found, missing = by_name(table, rows, lambda written: existing(written, (root,)))
+    root, around = folder_of(table), f"{table.absolute().parent}/"  # which may be a link
+
+    def find(written: str) -> str | None:
+        return existing(written.removeprefix(around), (root,))
+
+    found, missing = by_name(table, rows, find)
     if missing:
         raise absent(table, missing, len(rows), root)
     outside = [path for path in found if not path.startswith(join(root, ""))]

@@ -21,13 +21,13 @@ from nearkin.data.recognize import (
     recognize,
     union,
 )
-from nearkin.data.split import NEW, Split, open_readable, split_images
+from nearkin.data.split import Split, open_readable, split_images
 from nearkin.data.tables import Resolver, file_at, is_table, match
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.data import decided
-from nearkin.run.folder import RunFolder
+from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.named import image_labels, named_classes, read_edited
 from nearkin.run.settings import check_batch, known_classes, known_labels
 from nearkin.types import UNKNOWN
@@ -122,7 +122,7 @@ def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
         text = f"{spread} images of the data are labeled as exact copies of labeled ones"
         notes.append(Note("guessed", text, spread))
     outside = len(recognized.outside) + len(recognized.outside.bad)
-    used = replace(everything.subset(keep), notes=images.notes) if outside else images
+    used = everything.subset(keep) if outside else images
     return replace(used.noted(*notes), labels=numbers, classes=classes)
 
 
@@ -432,26 +432,31 @@ def hold_out(
 
     So an image that the encoder was trained on is never scored. The earlier run is `resumed`, if
     it has noted its images; else the one that is accepted, or that of the encoder.
-
-    Raises:
-        UsageError: If another share is asked for of images that are all divided already.
     """
     goes_on = resumed is not None and resumed.images.exists()
-    run = resumed if resumed is not None and goes_on else _origin(config)
-    earlier = decided(run)
-    if earlier and not goes_on and (earlier.side(images) != NEW).all():
-        settings, _ = run.any_settings()
-        if config.val not in ("auto", settings.val):
-            raise UsageError(
-                f"--val {config.val}, but {run.path} was made with --val {settings.val} of the "
-                "same images, and what it held out stays held out; leave --val out"
-            )
-    return split_images(images, share(config), config.seed, on_progress, earlier)
+    earlier = decided(resumed if resumed is not None and goes_on else _origin(config))
+    share = TrainConfig.val if config.val == "auto" else config.val
+    return split_images(images, share, config.seed, on_progress, earlier)
 
 
-def share(config: DiscoverConfig | ClassifyConfig) -> float:
-    """Return the share of new images to hold out."""
+def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
+    """Return the share of the images to hold out: that of the encoder's run on the same data."""
+    run = _origin(config)
+    if run.config.exists():
+        earlier, its_data = run.any_settings()
+        if its_data == data_name(data) and earlier.val != "auto":
+            return float(earlier.val)
     return TrainConfig.val if config.val == "auto" else config.val
+
+
+def check_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> None:
+    """Refuse to hold out another share of the images than the run of the encoder did."""
+    share = held_share(data, config)
+    if config.val not in ("auto", share):
+        raise UsageError(
+            f"--val {config.val}, but {_origin(config).path} was made with --val {share} of the "
+            "same images, and what it held out stays held out; leave --val out"
+        )
 
 
 def _origin(config: DiscoverConfig | ClassifyConfig) -> RunFolder:

@@ -14,6 +14,7 @@ from urllib.request import getproxies
 
 from nearkin.encoders.origin import sha256
 from nearkin.errors import CheckpointError, NearkinError, UsageError
+from nearkin.places import user_path
 
 CONNECT_SECONDS: Final = 5.0  # that a server may take to answer before weights are out of reach
 HUB_NAMES: Final = ("model.safetensors", "pytorch_model.bin")
@@ -60,7 +61,7 @@ def hub_file(name: str, repository: str, filename: str | None = None) -> Path:
 def torch_file(url: str) -> Path:
     """Return where torch keeps the file of an address, by the rule of its documentation."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = Path(os.environ.get("TORCH_HOME", f"{cache}/torch")).expanduser()
+    home = user_path(os.environ.get("TORCH_HOME", f"{cache}/torch"))
     return home / "hub" / "checkpoints" / Path(urlparse(url).path).name
 
 

@@ -15,11 +15,10 @@ from jaxtyping import Float, Float32
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.channels import header, preview
+from nearkin.data.channels import preview
 from nearkin.data.copies import copy_to, file_names
 from nearkin.data.decode import BadImage, center, decode
 from nearkin.data.images import SMALL_SIDE, Images
-from nearkin.data.scan import MAX_PIXELS
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
@@ -133,9 +132,6 @@ class RunSite:
 
     def _encode(self, file: bytes) -> Float[Tensor, "1 dim"]:
         try:
-            described = header(file)
-            if described.width * described.height > MAX_PIXELS:
-                raise BadImage("too-large")
             pixels = torch.from_numpy(self._encoder.preprocessing.pixels(file))
         except BadImage as error:
             raise DataError(f"the image cannot be read ({error.reason}); give another") from error

@@ -10,6 +10,7 @@ import torch
 from nearkin.data.batches import first_sentence, worker_lost
 from nearkin.data.cache import free_memory
 from nearkin.errors import ResourceError, WorkerError
+from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 from nearkin.run.reporter import Reporter
 
 
@@ -22,6 +23,8 @@ def resource_errors(batch_size: int | None = None) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, ConnectionError, EOFError) as error:
+        if "Too many open files" in str(error):  # torch makes a RuntimeError of it
+            raise ResourceError(TOO_MANY_OPEN) from error
         if _out_of_memory(error):
             raise ResourceError(f"out of memory{_smaller(batch_size)}") from error
         if not worker_lost(error):
@@ -35,6 +38,8 @@ def resource_errors(batch_size: int | None = None) -> Iterator[None]:
             f"loader workers failed twice ({first_sentence(error)}); {again}"
         ) from error
     except OSError as error:
+        if error.errno in NO_HANDLES:
+            raise ResourceError(TOO_MANY_OPEN) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = error.filename or "to the disk"

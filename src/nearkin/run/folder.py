@@ -23,12 +23,14 @@ from nearkin.config import (
     suggestion,
     to_toml,
 )
+from nearkin.data.archives import is_pattern
 from nearkin.data.arrays import is_name
+from nearkin.data.folders import MARKER
 from nearkin.data.remote import is_url
-from nearkin.data.sources import MARKER, is_pattern
 from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
 from nearkin.pace import count
+from nearkin.places import exists, user_path
 from nearkin.tables import aligned, remove_partial, replace_text, usable
 
 STAGES = "stages"
@@ -239,8 +241,9 @@ def data_name(data: Any) -> str:
     if is_url(str(data)):
         return redacted(str(data))
     if is_pattern(str(data)):
-        return str(Path(data).expanduser().absolute())
-    return str(Path(data).resolve()) if Path(data).exists() else absolute(str(data))
+        return str(user_path(data).absolute())
+    path = user_path(data)
+    return str(path.resolve()) if exists(path) else absolute(str(data))
 
 
 def clear(run: RunFolder) -> None:

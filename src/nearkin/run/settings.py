@@ -33,7 +33,7 @@ from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
 from nearkin.data.labels import composed
-from nearkin.data.sources import window_for
+from nearkin.data.stores import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, native_precision, num_processes
 from nearkin.errors import DataError, UsageError

@@ -1,6 +1,6 @@
-"""The images of folders, tables and archives, on this machine or in a store with a URL.
+"""Images in archives, in shards and in tables that hold them, all read in place.
 
-Archives, and the bytes of images in the columns of tables, are read in place.
+Nothing is extracted: a member is read from its place in the archive, by any thread or process.
 """
 
 import gzip
@@ -15,280 +15,49 @@ import tarfile
 import weakref
 import zipfile
 import zlib
-from array import array
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from posixpath import normpath, splitext
+from posixpath import splitext
 from typing import Final, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.cache import cache_folder
 from nearkin.data.columns import COLUMN_TABLES, Cell, list_column
-from nearkin.data.images import BadFile, Folder, Images, Source, in_bytes
+from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
-from nearkin.data.notes import named
+from nearkin.data.listing import (
+    START,
+    Entry,
+    Listing,
+    chosen,
+    in_order,
+    is_image,
+    require_files,
+    stem,
+)
+from nearkin.data.notes import Note, named
 from nearkin.data.remote import (
     THREADS,
     RemoteError,
     RemoteFile,
     blocks,
-    cache_limit,
-    files_below,
     is_url,
     remote_files,
     warm,
 )
-from nearkin.data.tables import File, absent, by_name, files_of, read_table
+from nearkin.data.tables import File
 from nearkin.errors import DataError, OutputError, redacted
+from nearkin.places import exists, system_error, user_path
 from nearkin.tables import replace_text
-
-EXTENSIONS: Final = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"}
-)
-"""A first filter only: the content of a file decides in the end."""
-
-
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """Images by name, before any of them is opened."""
-
-    source: Source
-    names: tuple[str, ...]  # Unique, in the order of their bytes
-    states: Int64[np.ndarray, "files 2"]
-    """Bytes, and time of the last write in nanoseconds (of a member, that of its archive)."""
-    bad: list[BadFile] = field(default_factory=list[BadFile])
-    key: str = ""  # The absolute path, which the index of headers is filed under; '' for no index
-    rows: Mapping[str, Row] = field(default_factory=dict[str, Row])
-    """What the data say of each image. Without it, folders may be classes."""
-    folders: bool = True  # Whether folders may be the sides of a split
-
-
-Entry = tuple[str, Sequence[int] | BadFile]  # The name of a file, and numbers that belong to it
-
-
-def in_order(
-    entries: Iterable[Entry], width: int
-) -> tuple[tuple[str, ...], Int64[np.ndarray, "files width"], list[BadFile]]:
-    """The names in the order of their bytes, `width` numbers of each, and the bad files."""
-    names, numbers, bad = list[str](), array("q"), list[BadFile]()
-    for name, entry in entries:  # there may be millions
-        if isinstance(entry, BadFile):
-            bad.append(entry)
-        else:
-            names.append(name)
-            numbers.extend(entry)
-    # ASCII text sorts like its bytes, and needs no copies to be compared.
-    plain = all(map(str.isascii, names))
-    key = names.__getitem__ if plain else lambda row: in_bytes(names[row])
-    rows = sorted(range(len(names)), key=key)
-    columns = np.array(numbers, np.int64).reshape(-1, width)[np.array(rows, np.int64)]
-    return tuple(map(names.__getitem__, rows)), columns, bad
-
-
-def stem(name: str) -> str:
-    """What files that belong together have in common: all up to the first dot after the folder.
-
-    >>> stem("shard.tar/0001.left.jpg")
-    'shard.tar/0001'
-    """
-    folder, slash, last = name.rpartition("/")
-    return folder + slash + last.partition(".")[0]
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a file or one of its folders is hidden, or is macOS's shadow of another file."""
-    if "." not in name[:1] and "/." not in name and "__MACOSX" not in name:
-        return False  # nearly always
-    parts = set(name.split("/")) - {".", ".."}
-    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
-
-
-def is_image(name: str) -> bool:
-    """Whether a file has the name of an image."""
-    return splitext(name)[1].lower() in EXTENSIONS
-
-
-def _require_files(listing: Listing, where: object, others: Iterable[str]) -> Listing:
-    """Refuse data without images, and say what there is instead."""
-    if listing.names or listing.bad:
-        return listing
-    counts = Counter(splitext(name)[1].lower() or "no extension" for name in others)
-    present = ", ".join(f"{count} x {suffix}" for suffix, count in counts.most_common(5))
-    raise DataError(
-        f"{where}: no images ({f'found {present}' if present else 'it is empty'}); "
-        f"give files ending in {' '.join(sorted(EXTENSIONS))}"
-    )
-
-
-# Folders and tables
-
-MARKER: Final = ".nearkin-run"
-"""A file in every run folder, so that the plots of a run never count as images."""
-
-
-def list_folder(root: Path) -> Listing:
-    """Find the images below a folder or, where it holds none, in the shards below it.
-
-    Hidden files and folders and the folders of runs are skipped. A link is followed only to a
-    target inside the folder. Every folder is entered once, real ones before links to them, which
-    cuts loops.
-    """
-    root = root.resolve()
-    others = list[str]()
-
-    def images() -> Iterator[Entry]:
-        for name, state in _walk(root):
-            if is_image(name) or isinstance(state, BadFile):
-                yield name, _entry(name, state)
-            else:
-                others.append(name)
-
-    names, states, bad = in_order(images(), 2)
-    shards = {name: root / name for name in others if is_shard(name)}
-    if shards and not names:
-        in_shards = list_shards(root, shards)
-        return replace(in_shards, bad=in_shards.bad + bad)
-    return _require_files(Listing(Folder(root), names, states, bad, str(root)), root, others)
-
-
-def list_store(url: str) -> Listing:
-    """The same for what lies below an address of a store, which knows neither links nor runs."""
-    files = files_below(url, lambda name: is_image(name) or is_shard(name))
-    visible = {name: file for name, file in files.items() if not is_hidden(name)}
-    images = {name: file for name, file in visible.items() if is_image(name)}
-    where = redacted(url).rstrip("/")
-    if visible and not images:
-        return list_shards(where, visible)
-    return _require_files(_objects(url.rstrip("/"), images), where, files)
-
-
-def _objects(root: str, files: Mapping[str, RemoteFile]) -> Listing:
-    """Images that are files of a store, by their paths below an address."""
-
-    def entries() -> Iterator[Entry]:
-        for name, file in files.items():
-            refusal = _refusal(name)
-            yield name, BadFile(name, refusal, file.size) if refusal else (file.size, file.tag)
-
-    names, states, bad = in_order(entries(), 2)
-    return Listing(Objects(root, names, states), names, states, bad, redacted(root))
-
-
-@dataclass(frozen=True, eq=False)
-class Objects:
-    """Reads files below an address of a store."""
-
-    root: str
-    names: Sequence[str]  # In the order of their bytes
-    states: Int64[np.ndarray, "files 2"]
-    tagged: Final = True
-
-    def read(self, name: str, limit: int | None = None) -> bytes:
-        """The file's first `limit` bytes, or all of it."""
-        file = self._file(name)
-        return file.read(0, file.size if limit is None else limit)
-
-    def warm(self, names: Sequence[str]) -> None:
-        """Fetch these files at once."""
-        files = map(self._file, names)
-        warm((file, number) for file in files for number in blocks(0, file.size))
-
-    def _file(self, name: str) -> RemoteFile:
-        row = bisect_left(self.names, in_bytes(name), key=in_bytes)
-        return RemoteFile(f"{self.root}/{name}", *self.states[row].tolist())
-
-
-def list_table(path: File) -> Listing:
-    """The images that a table lists, by paths relative to its folder."""
-    if isinstance(path, RemoteFile):
-        return _list_remote_table(path)
-    root, rows = files_of(path, read_table(path))
-    return replace(list_files(root, rows), key=str(path.resolve()), rows=rows, folders=False)
-
-
-def _list_remote_table(table: RemoteFile) -> Listing:
-    root = table.url.partition("?")[0].rpartition("/")[0]
-    written = read_table(table)
-    rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
-    if root.startswith("http"):  # which may have no list of its files
-        files = remote_files({name: f"{root}/{name}" for name in rows})
-    else:
-        files = files_below(root, rows.__contains__)
-    if missing := [name for name in rows if name not in files]:
-        raise absent(table, missing, len(rows), redacted(root))
-    return replace(_objects(root, files), key=str(table), rows=rows, folders=False)
-
-
-def list_files(root: Path, names: Iterable[str]) -> Listing:
-    """These files below a (resolved) folder, also those that no walk comes to."""
-    entries = ((name, _entry(name, _state(root, name, is_inside=False))) for name in names)
-    return Listing(Folder(root), *in_order(entries, 2))
-
-
-def _entry(name: str, state: os.stat_result | BadFile) -> Sequence[int] | BadFile:
-    if isinstance(state, BadFile):
-        return state
-    if not stat.S_ISREG(state.st_mode):
-        return BadFile(name, "not a regular file")
-    return state.st_size, state.st_mtime_ns
-
-
-def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:
-    """Every visible file's name and state, breadth first, links to folders last."""
-    real, linked = deque([""]), deque[str]()
-    entered = set[tuple[int, int]]()
-    while real or linked:
-        folder = real.popleft() if real else linked.popleft()
-        here = (root / folder).stat()
-        if (here.st_dev, here.st_ino) in entered:
-            continue
-        entered.add((here.st_dev, here.st_ino))
-        below = list[str]()
-        for name, state in _in_folder(root, folder):
-            if isinstance(state, BadFile) or not stat.S_ISDIR(state.st_mode):
-                yield name, state
-            else:
-                below.append(name)
-        for name in sorted(below):
-            (linked if (root / name).is_symlink() else real).append(name)
-
-
-def _in_folder(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | BadFile]]:
-    start = f"{folder}/" if folder else ""
-    try:
-        if (root / folder / MARKER).exists():
-            return
-        with os.scandir(f"{root}/{folder}") as entries:  # one at a time: there may be a million
-            for entry in entries:
-                if not is_hidden(entry.name):
-                    yield start + entry.name, _state(root, start + entry.name, is_inside=True)
-    except OSError:
-        yield folder, BadFile(folder, "unreadable folder")
-
-
-def _state(root: Path, name: str, *, is_inside: bool) -> os.stat_result | BadFile:
-    """The state of a file; `is_inside` if its folder is known to be below the root."""
-    try:
-        state = os.lstat(f"{root}/{name}")
-        if is_inside and not stat.S_ISLNK(state.st_mode):
-            return state
-        path = root / name
-        if not path.resolve().is_relative_to(root):
-            return BadFile(name, "link leaves the folder")
-        return path.stat()
-    except (OSError, RuntimeError):  # a dangling link, or one that leads to itself
-        return BadFile(name, "broken link")
-
-
-# Archives
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
@@ -297,8 +66,8 @@ MAX_OPEN: Final = 128  # Archives that a process keeps open; the data may be tho
 LABEL_SUFFIXES: Final = (".cls", ".json")
 """A member of such a suffix holds the label of the image of the same stem: as text, or as `label`
 or `cls` of a JSON object, as in WebDataset."""
-MAX_LABEL: Final = {".cls": 200, ".json": 2**16}  # Bytes of it that are read
-LISTINGS: Final = 1  # Version of the stored lists of members
+MAX_LABEL: Final = {".cls": 200, ".json": 2**24}  # Bytes of it that are read
+LISTINGS: Final = 2  # Version of the stored lists of members
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, NotImplementedError),
     *(EOFError, OSError, OverflowError, ValueError, MemoryError),
@@ -346,8 +115,18 @@ class _Opened:
         weakref.finalize(self, os.close, self.descriptor)
 
 
+def _kept_open() -> int:
+    """How many archives stay open: a fourth of all files that a process may open, at most."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # on Windows
+        return MAX_OPEN
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_OPEN if limit < 0 else min(MAX_OPEN, limit // 4)
+
+
 # An archive is opened once by a process, and for its forks, until it is written again.
-_opened = lru_cache(maxsize=MAX_OPEN)(_Opened)
+_opened = lru_cache(maxsize=_kept_open())(_Opened)
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,6 +155,12 @@ class Archive:
     def _where(self, name: str) -> Int64[np.ndarray, "5"]:
         where: np.ndarray = self.places[bisect_left(self.names, in_bytes(name), key=in_bytes)]
         return where
+
+    def start(self, row: int) -> bytes:
+        """The first bytes of a member, as far as they can be read."""
+        with suppress(OSError):
+            return self.read_place(self.places[row], START)
+        return b""
 
     def read_place(self, where: Int64[np.ndarray, "5"], limit: int | None) -> bytes:
         """The same for a row of `places`."""
@@ -418,13 +203,6 @@ class Archive:
         return os.pread(opened.descriptor, min(count, left), offset)
 
 
-def window_for(images: Images) -> int:
-    """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
-    shards = images.source.archives if isinstance(images.source, Archive) else ()
-    total, limit = sum(s.size for s in shards if isinstance(s, RemoteFile)), cache_limit()
-    return max(1, len(images) * limit // (2 * total)) if 0 < limit < total else 0
-
-
 def is_shard(name: str) -> bool:
     """Whether a file is a part of a data set, not a cache that `datasets` leaves beside them."""
     suffix = splitext(name)[1].lower()
@@ -433,7 +211,7 @@ def is_shard(name: str) -> bool:
 
 def is_pattern(text: str) -> bool:
     """Whether this stands for several shards, as `shards/{000000..000009}.tar`."""
-    return bool(re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", text)) and not Path(text).exists()
+    return bool(re.search(r"\{[^{}]*(,|\.\.)[^{}]*\}", text)) and not exists(user_path(text))
 
 
 def expanded(pattern: str) -> list[str]:
@@ -462,14 +240,14 @@ def list_pattern(pattern: str) -> Listing:
     names = [redacted(path)[len(redacted(root)) :].lstrip("/") for path in paths]
     if is_url(pattern):
         return list_shards(where, remote_files(dict(zip(names, paths, strict=True))))
-    files = {name: Path(path).expanduser() for name, path in zip(names, paths, strict=True)}
-    missing = [str(path) for path in files.values() if not path.exists()]
+    files = {name: user_path(path) for name, path in zip(names, paths, strict=True)}
+    missing = [str(path) for path in files.values() if not exists(path)]
     if missing:
         raise DataError(
             f"{where}: {len(missing)} of {len(files)} shards do not exist, such as "
             f"{named(missing)}; give a pattern of those that do"
         )
-    return list_shards(str(Path(where).expanduser().absolute()), files)
+    return list_shards(str(user_path(where).absolute()), files)
 
 
 def list_shards(where: Path | str, shards: Mapping[str, File]) -> Listing:
@@ -482,35 +260,93 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     """Find the images in archives, given by the prefix of their members' names.
 
     Listed as bad are members with an absolute name, a '..' or the name of an earlier one, links,
-    devices, encrypted members and those of an unusual compression.
+    devices, encrypted members and those of an unusual compression. Of the images of one sample,
+    as shards of WebDataset have them, one counts.
     """
     contents: list[File | bytes] = []
-    labels, others, rows = dict[str, str](), list[str](), dict[str, Row]()
+    labels, refused, rows = dict[str, str](), list[str](), dict[str, Row]()
     modified = [_modified(file) for file in archives.values()]
 
-    def images() -> Iterator[Entry]:
+    def members() -> Iterator[Entry]:
         opened = zip(archives, modified, _opened_all(archives.values()), strict=True)
         for prefix, written, (content, members) in opened:
             for member in _once(members):
                 name, place = prefix + member.name, member.place
                 if member.label is not None:
-                    labels[name] = member.label
-                elif member.row is None and not is_image(name):
-                    others.append(name)
-                elif member.refusal:
+                    labels[normalize("NFC", name)] = member.label
+                    continue
+                if member.row is not None:
+                    rows[name] = member.row
+                if not member.refusal:
+                    yield name, (place.bytes, written, len(contents), *place)
+                elif member.row is not None or is_image(name):
                     yield name, BadFile(name, member.refusal, place.bytes)
                 else:
-                    if member.row is not None:
-                        rows[name] = member.row
-                    yield name, (place.bytes, written, len(contents), *place)
+                    refused.append(name)
             contents.append(content)
 
-    names, numbers, bad = in_order(images(), 2 + 5)
+    entries = in_order(members(), 2 + 5)
+    rows = {entries.spelled(name): row for name, row in rows.items()}
     tagged = any(isinstance(file, RemoteFile) for file in archives.values())
-    source = Archive(contents, max(modified), names, numbers[:, 2:], tagged)
-    rows |= _labels_beside(labels, names)
-    key = str(where.resolve()) if isinstance(where, Path) else str(where)
-    return _require_files(Listing(source, names, numbers[:, :2], bad, key, rows), where, others)
+    opened = Archive(contents, max(modified), entries.names, entries.numbers[:, 2:], tagged)
+    kept, tried, others = chosen(entries, opened.start, rows)
+    companions = [] if rows else _companions([entries.names[row] for row in kept])
+    beside = {*companions}
+    images = entries.only([row for row in kept if entries.names[row] not in beside])
+    source = replace(opened, names=images.names, places=images.numbers[:, 2:])
+    listing = Listing(
+        source,
+        images.names,
+        images.numbers[:, :2],
+        images.bad,
+        key=str(where.resolve()) if isinstance(where, Path) else str(where),
+        rows=rows | _labels_beside(labels, images.names),
+        tried=tried,
+        others=[*others, *refused],
+        notes=[*images.notes(), *_beside(companions)],
+    )
+    return require_files(listing, where)
+
+
+PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "heif")
+
+
+def _companions(names: Sequence[str]) -> list[str]:
+    """The images that belong to another one of their sample: masks, depth maps.
+
+    That are `0.mask.png` beside `0.jpg` and, where most samples have two, `0.png`.
+    """
+    samples = dict[str, list[str]]()
+    for name in names:
+        samples.setdefault(stem(name), []).append(name)
+    found, plain = list[str](), list[list[str]]()
+    for group in samples.values():
+        simple = [name for name in group if "." not in _field(name)]
+        found += [name for name in group if simple and name not in simple]
+        if len({_field(name) for name in simple}) > 1:
+            plain.append(simple)
+    if 2 * len(plain) >= len(samples):
+        for group in plain:
+            first = min(map(_field, group), key=lambda kind: (kind not in PHOTOGRAPHS, kind))
+            found += [name for name in group if _field(name) != first]
+    return found
+
+
+def _field(name: str) -> str:
+    """What WebDataset calls the field of a sample: all behind the stem.
+
+    >>> _field("shard.tar/0001.Mask.png")
+    'mask.png'
+    """
+    return name[len(stem(name)) + 1 :].lower()
+
+
+def _beside(names: Sequence[str]) -> list[Note]:
+    """Note images that are left out for another one of their sample."""
+    counts = Counter(map(_field, names)).most_common(5)
+    kinds = ", ".join(f"{count} .{kind}" for kind, count in counts)
+    text = f"{len(names)} images ({kinds}) beside the one of their sample"
+    return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
 
 
 def _once(members: Iterable[Member]) -> Iterator[Member]:
@@ -519,7 +355,7 @@ def _once(members: Iterable[Member]) -> Iterator[Member]:
     for member in members:
         repeated = member.name in earlier and not member.refusal and member.label is None
         yield member._replace(refusal="duplicate name") if repeated else member
-        if not member.refusal and (member.row is not None or is_image(member.name)):
+        if not member.refusal and member.label is None:
             earlier.add(member.name)
 
 
@@ -578,7 +414,8 @@ def _readable(file: File) -> Iterator[None]:
     except RemoteError as error:
         raise DataError(f"{file}: cannot be read ({error.reason}); try again") from error
     except DAMAGED as error:
-        raise DataError(f"{file}: not a readable archive ({error}); pack it again") from error
+        damaged = DataError(f"{file}: not a readable archive ({error}); pack it again")
+        raise system_error(error) or damaged from error
 
 
 def _open(path: File) -> Opened:
@@ -633,18 +470,18 @@ def _zip_members(path: File) -> Iterator[Member]:
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
-            refusal = _refusal(info.orig_filename)
+            refused = forbidden(info.orig_filename)
             if stat.S_ISLNK(info.external_attr >> 16):
-                refusal = "link"
+                refused = "link"
             elif info.flag_bits & 1:
-                refusal = "encrypted"
+                refused = "encrypted"
             elif not deflated and info.compress_type != zipfile.ZIP_STORED:
-                refusal = "unusual compression"
+                refused = "unusual compression"
             sizes = info.compress_size, info.file_size
-            if not info.is_dir() and not is_hidden(_plain(info.filename)):
+            if not info.is_dir():
                 form = DEFLATED if deflated else STORED
                 place = Place.stated(info.header_offset, *sizes, form=form)
-                yield Member(_plain(info.filename), place, refusal)
+                yield Member(_plain(info.filename), place, refused)
 
 
 def _tar_members(content: File | bytes) -> Iterator[Member]:
@@ -655,10 +492,10 @@ def _tar_members(content: File | bytes) -> Iterator[Member]:
         for info in archive:
             archive.members = []  # type: ignore[attr-defined]  # or it would remember all
             regular = info.isreg() and not info.issparse()
-            refusal = _refusal(info.name) if regular else "link, device or sparse file"
-            if not info.isdir() and not is_hidden(_plain(info.name)):
+            refused = forbidden(info.name) if regular else "link, device or sparse file"
+            if not info.isdir():
                 place = Place.stated(info.offset_data, info.size, info.size)
-                yield Member(_plain(info.name), place, refusal)
+                yield Member(_plain(info.name), place, refused)
         if file.seek(0, io.SEEK_END) % tarfile.BLOCKSIZE:  # tarfile takes half a header for none
             raise tarfile.ReadError("unexpected end of data")
 
@@ -667,7 +504,8 @@ def _plain(name: str) -> str:
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
-def _refusal(name: str) -> str:
+def forbidden(name: str) -> str:
+    """Why no file of this name is read; '' if it is."""
     parts = name.replace("\\", "/").split("/")
-    unsafe = name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name
+    unsafe = name.startswith(("/", "\\")) or ".." in parts or "\0" in name
     return "name leaves the archive" if unsafe else ""

@@ -1,0 +1,221 @@
+"""The images below a folder, and those that a table lists."""
+
+import os
+import stat
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from nearkin.data.archives import is_shard, list_shards
+from nearkin.data.images import BadFile, Folder
+from nearkin.data.listing import (
+    START,
+    Entries,
+    Listing,
+    chosen,
+    in_order,
+    is_hidden,
+    is_image,
+    require_files,
+)
+from nearkin.data.notes import Note
+from nearkin.data.tables import File, files_of, folder_of, read_table
+from nearkin.errors import DataError
+from nearkin.pace import count
+from nearkin.places import NO_HANDLES
+
+MARKER: Final = ".nearkin-run"
+"""A file in every run folder, so that the plots of a run never count as images."""
+UNREADABLE: Final = "unreadable folder"
+PASSED: Final = "passed over"  # A reason that is shown nowhere
+State = os.stat_result | BadFile
+
+
+def list_folder(root: Path) -> Listing:
+    """Find the images below a folder, or in the shards below it if these hold more.
+
+    Hidden files and folders, those of systems and the folders of runs are passed over. Links are
+    followed wherever they lead, but not to a folder around this one. Every folder is entered
+    once, real ones before links to them, which cuts loops.
+    """
+    root = root.resolve()
+    walk = _Walk(root)
+    entries = in_order(((name, _entry(name, state)) for name, state in walk.files()), 2)
+    folder = Folder(root, entries.written)
+    rows, tried, others = chosen(entries, lambda row: _start(folder, entries.names[row]))
+    images = entries.only(rows)
+    bad = [file for file in images.bad if is_image(file.name) or file.reason == UNREADABLE]
+    listed = {file.name for file in bad}
+    listing = Listing(
+        folder,
+        images.names,
+        images.numbers,
+        bad,
+        key=str(root),
+        tried=tried,
+        others=[*others, *(file.name for file in images.bad if file.name not in listed)],
+        notes=[*images.notes(), *walk.notes()],
+    )
+    shards = {name: root / entries.written.get(name, name) for name in others if is_shard(name)}
+    return require_files(images_or_shards(root, listing, shards), root)
+
+
+def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, File]) -> Listing:
+    """The images in files of their own or those in shards, whichever are more, and a note."""
+    if not shards:
+        return loose
+    if not loose.names:
+        packed = list_shards(where, shards)
+    else:
+        try:
+            packed = list_shards(where, shards)
+        except DataError:  # which are no shards of images
+            return loose
+        if len(loose.names) >= len(packed.names):
+            which = f"{count(len(loose.names), 'file')} are the data"
+            text = f"{which}, not the images in {count(len(shards), 'shard')} beside them"
+            note = Note("guessed", text, len(packed.names), tuple([*shards][:3]))
+            return replace(loose, notes=[*loose.notes, note])
+        which = (
+            f"{count(len(packed.names), 'image')} in {count(len(shards), 'shard')} are the data"
+        )
+        text = f"{which}, not {count(len(loose.names), 'file')} beside them"
+        note = Note("guessed", text, len(loose.names), loose.names[:3])
+        packed = replace(packed, notes=[*packed.notes, note])
+    rest = [name for name in loose.others if name not in shards]
+    return replace(packed, bad=packed.bad + loose.bad, others=[*packed.others, *rest])
+
+
+def list_table(path: Path) -> Listing:
+    """The images that a table lists, by absolute paths or relative to the table's folder."""
+    written = read_table(path)
+    root, rows = files_of(path, written)
+    entries = _entries(root, rows)
+    notes, again = entries.notes(), len(written) - len(rows)
+    if again:
+        text = f"{count(again, 'row')} of {path} with the files of others"
+        notes.append(Note("merged", text, again))
+    if str(root) != folder_of(path):
+        text = (
+            f"{len(rows)} images by their paths below {root}, for some lie outside of the table's"
+        )
+        notes.append(Note("renamed", f"{text} folder", len(rows), tuple(entries.names[:3])))
+    return Listing(
+        Folder(root, entries.written),
+        entries.names,
+        entries.numbers,
+        entries.bad,
+        key=str(path.resolve()),
+        rows={entries.spelled(name): row for name, row in rows.items()},
+        folders=False,
+        notes=notes,
+    )
+
+
+def list_files(root: Path, names: Iterable[str]) -> Listing:
+    """These files below a folder, also those that no walk comes to."""
+    entries = _entries(root, names)
+    return Listing(Folder(root, entries.written), entries.names, entries.numbers, entries.bad)
+
+
+def _entries(root: Path, names: Iterable[str]) -> Entries:
+    return in_order(((name, _entry(name, _state(f"{root}/{name}", name))) for name in names), 2)
+
+
+def _entry(name: str, state: State) -> Sequence[int] | BadFile:
+    if isinstance(state, BadFile):
+        return state
+    if not stat.S_ISREG(state.st_mode):
+        return BadFile(name, "not a regular file")
+    return state.st_size, state.st_mtime_ns
+
+
+def _start(folder: Folder, name: str) -> bytes:
+    with suppress(OSError):
+        return folder.read(name, START)
+    return b""
+
+
+def _state(path: str, name: str) -> State:
+    """The state of what a path leads to."""
+    try:
+        return os.stat(path)  # noqa: PTH116  (a million times)
+    except PermissionError:
+        return BadFile(name, "unreadable")
+    except (OSError, ValueError):  # a dangling link, or one that leads to itself
+        return BadFile(name, "broken link")
+
+
+class _Walk:
+    """Finds the files below a folder, and keeps in mind which links lead out of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.inside = f"{root}{os.sep}".replace(os.sep * 2, os.sep)
+        self.leading_out = list[tuple[str, str]]()  # Names, and where they lead
+
+    def files(self) -> Iterator[tuple[str, State]]:
+        """Every file's name and state, breadth first, links to folders last."""
+        real, linked = deque([""]), deque[str]()
+        entered = set[tuple[int, int]]()
+        while real or linked:
+            folder = real.popleft() if real else linked.popleft()
+            try:
+                here = (self.root / folder).stat()
+                if (here.st_dev, here.st_ino) in entered:
+                    continue
+                entered.add((here.st_dev, here.st_ino))
+                below = list[tuple[str, bool]]()
+                for name, is_link, state in self._in_folder(folder):
+                    if isinstance(state, BadFile) or not stat.S_ISDIR(state.st_mode):
+                        yield name, state
+                    else:
+                        below.append((name, is_link))
+            except OSError as error:
+                if error.errno in NO_HANDLES:  # which says nothing of the folder
+                    raise
+                yield folder, BadFile(folder, UNREADABLE)
+                continue
+            for name, is_link in sorted(below):
+                (linked if is_link else real).append(name)
+
+    def _in_folder(self, folder: str) -> Iterator[tuple[str, bool, State]]:
+        """The name of each entry, whether it is a link, and the state of what it leads to."""
+        start = f"{folder}/" if folder else ""
+        if os.path.lexists(f"{self.root}/{start}{MARKER}"):
+            yield start + MARKER, False, BadFile(start + MARKER, PASSED)
+            return
+        with os.scandir(f"{self.root}/{folder}") as entries:  # one at a time, of maybe a million
+            for entry in entries:
+                name, is_link = start + entry.name, entry.is_symlink()
+                if is_hidden(entry.name):
+                    yield name, is_link, BadFile(name, PASSED)
+                elif is_link:
+                    yield name, is_link, self._followed(name)
+                else:
+                    yield name, is_link, entry.stat()
+
+    def _followed(self, name: str) -> State:
+        path = f"{self.root}/{name}"
+        state = _state(path, name)
+        if isinstance(state, BadFile):
+            return state
+        target = os.path.realpath(path)
+        if stat.S_ISDIR(state.st_mode) and self.inside.startswith(
+            f"{target.rstrip(os.sep)}{os.sep}"
+        ):
+            return BadFile(name, PASSED)  # it leads to what it is in
+        if not target.startswith(self.inside):
+            self.leading_out.append((name, target))
+        return state
+
+    def notes(self) -> list[Note]:
+        """Note links that lead out of the folder."""
+        links = sorted(self.leading_out)
+        text = f"{count(len(links), 'link')} out of {self.root}, followed"
+        text += f", to {Path(links[0][1]).parent}" if links else ""
+        names = tuple(name for name, _ in links[:3])
+        return [Note("guessed", text, len(links), names)] if links else []

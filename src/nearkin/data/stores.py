@@ -1,0 +1,114 @@
+"""Images that are files of a store, by their paths below an address."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from posixpath import normpath
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int64
+
+from nearkin.data.archives import Archive, forbidden, is_shard
+from nearkin.data.folders import images_or_shards
+from nearkin.data.images import BadFile, Images, in_bytes
+from nearkin.data.labels import Row
+from nearkin.data.listing import Listing, in_order, is_hidden, is_image, require_files
+from nearkin.data.remote import (
+    RemoteFile,
+    address,
+    blocks,
+    cache_limit,
+    files_below,
+    remote_files,
+    warm,
+)
+from nearkin.data.tables import absent, by_name, read_table
+from nearkin.errors import redacted
+
+
+def list_store(url: str) -> Listing:
+    """The same as `list_folder` for an address of a store, which knows neither links nor runs.
+
+    The suffixes of names decide which files are images: to open others would cost requests.
+    """
+    root, others = url.rstrip("/"), list[str]()
+
+    def wanted(name: str) -> bool:
+        found = is_image(name) or (is_shard(name) and not is_hidden(name))
+        if not found:
+            others.append(name)
+        return found
+
+    files = files_below(root, wanted)
+    images = {name: file for name, file in files.items() if is_image(name)}
+    shards = {name: file for name, file in files.items() if name not in images}
+    loose = replace(_objects(root, images), others=[*others, *shards])
+    where = redacted(root)
+    return require_files(images_or_shards(where, loose, shards), where)
+
+
+def list_remote_table(table: RemoteFile) -> Listing:
+    """The images that a table in a store lists, by paths relative to it, or by addresses."""
+    root = table.url.partition("?")[0].rpartition("/")[0]
+    written = read_table(table)
+    rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
+    if root.startswith("http"):  # which may have no list of its files
+        files = remote_files({name: address(root, name) for name in rows})
+    else:
+        files = files_below(root, rows.__contains__)
+    if missing := [name for name in rows if name not in files]:
+        raise absent(table, missing, len(rows), redacted(root))
+    return replace(_objects(root, files, rows), key=str(table), folders=False)
+
+
+def _objects(
+    root: str, files: Mapping[str, RemoteFile], rows: Mapping[str, Row] | None = None
+) -> Listing:
+    def entry(name: str, file: RemoteFile) -> Sequence[int] | BadFile:
+        refused = forbidden(name)
+        return BadFile(name, refused, file.size) if refused else (file.size, file.tag)
+
+    entries = in_order(((name, entry(name, file)) for name, file in files.items()), 2)
+    return Listing(
+        Objects(root, entries.names, entries.numbers, entries.written),
+        entries.names,
+        entries.numbers,
+        entries.bad,
+        key=redacted(root),
+        rows={entries.spelled(name): row for name, row in (rows or {}).items()},
+        notes=entries.notes(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """Reads files below an address of a store."""
+
+    root: str
+    names: Sequence[str]  # In the order of their bytes
+    states: Int64[np.ndarray, "files 2"]
+    written: Mapping[str, str]  # How names are spelled in the store, where they are not so here
+    tagged: Final = True
+
+    def read(self, name: str, limit: int | None = None) -> bytes:
+        """The file's first `limit` bytes, or all of it."""
+        file = self._file(name)
+        return file.read(0, file.size if limit is None else limit)
+
+    def warm(self, names: Sequence[str]) -> None:
+        """Fetch these files at once."""
+        files = map(self._file, names)
+        warm((file, number) for file in files for number in blocks(0, file.size))
+
+    def _file(self, name: str) -> RemoteFile:
+        row = bisect_left(self.names, in_bytes(name), key=in_bytes)
+        url = address(self.root, self.written.get(name, name))
+        return RemoteFile(url, *self.states[row].tolist())
+
+
+def window_for(images: Images) -> int:
+    """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
+    shards = images.source.archives if isinstance(images.source, Archive) else ()
+    total, limit = sum(s.size for s in shards if isinstance(s, RemoteFile)), cache_limit()
+    return max(1, len(images) * limit // (2 * total)) if 0 < limit < total else 0
