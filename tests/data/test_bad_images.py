@@ -86,6 +86,7 @@ def headless():
         "empty.jpg": (b"", "empty file"),
         "byte.jpg": (b"\xff", "not-an-image"),
         "text.png": (b"hello world\n" * 50, "text, not an image"),
+        "words.png": ("Käfer\r\n甲虫\n".encode() * 99, "text, not an image"),
         "page.jpg": (b"\n<!DOCTYPE html><html></html>", "HTML page, not an image"),
         "lfs.jpg": (b"version https://git-lfs.github.com/spec/v1\n", LFS),
         "jxl.jpg": (b"\xff\x0a" + bytes(99), "JPEG XL; convert it to PNG"),
