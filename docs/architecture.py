@@ -53,6 +53,7 @@ ROOMS = {
     "distributed": "processes and devices",
     "tables": "CSV tables, atomic writes, files with a checksum; no torch",
     "config": "settings from the command line, environment and files",
+    "places": "paths that users give, and what the system refuses",
     "extensions": "methods, backbones, augmentations and sources from outside",
     "types": "Batch and Step",
     "errors": "errors with exit codes",

@@ -213,7 +213,7 @@ def test_names_that_an_encoding_cannot_spell_are_escaped(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert run("check", tmp_path) == 0
     sys.stdout.flush()
-    assert b"\\xe9.png: not-an-image" in sys.stdout.buffer.getvalue()
+    assert b"\\xe9.png: text, not an image" in sys.stdout.buffer.getvalue()
 
 
 def test_a_line_fits_into_any_width_and_keeps_what_comes_first():

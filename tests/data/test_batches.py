@@ -115,7 +115,7 @@ def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(sm
     order = Order(40, 8, seed=3)
     kinds = views_of("simclr_cifar")
     made = Batches(small_folder, kinds, image_size=12, order=order, device=CPU)
-    assert made.bad == {7: "not-an-image", 31: "unreadable"}
+    assert made.bad == {7: "text, not an image", 31: "unreadable"}
     batch_rows = np.concatenate([batch.index.numpy() for batch in made.between(0, 10)])
     planned = np.concatenate([order.rows(step) for step in range(10)])
     replaced = np.flatnonzero(np.isin(planned, [7, 31]))
@@ -193,7 +193,7 @@ def test_pixels_come_in_order_and_unreadable_ones_are_gray_and_listed(photograph
     for workers in (0, 2):
         source = CenterCrops(images, 32, batch_size=5, workers=workers)
         crops = torch.cat(list(source))
-        assert source.bad == {2: "not-an-image", 9: "unreadable"}
+        assert source.bad == {2: "empty file", 9: "unreadable"}
         assert crops.shape == (12, 3, 32, 32)
         assert (crops[[2, 9]] == 128).all()
         assert (crops[8].permute(1, 2, 0).numpy() == center(images.read(8), 32)).all()

@@ -190,7 +190,7 @@ def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
                     cache.read(row)
         made = batches(images, size=SIZE, cache=place)
         assert [batch.index.tolist() for batch in made.between(0, 6)] == expected
-        assert made.bad == plain.bad == {2: "not-an-image", 9: "unreadable"}
+        assert made.bad == plain.bad == {2: "text, not an image", 9: "unreadable"}
 
 
 def test_a_training_keeps_images_where_it_is_told_to(photographs, tmp_path, cache_folder):

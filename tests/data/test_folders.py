@@ -12,11 +12,13 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from builders import as_bytes, encoded, fill, soft, tar, write_files
 from nearkin_command import run
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from pyarrow import parquet
 
 from nearkin.data.cache import cache_folder
 from nearkin.data.decode import decode
@@ -382,3 +384,26 @@ def test_folders_of_masks_are_images_and_this_is_said(tmp_path):
     assert (note.decision, note.count, note.examples[0]) == ("guessed", 3, "Masks/0.png")
     assert not any("masks" in n.text for n in open_images(tmp_path / "Masks").notes)
     assert not any("masks" in n.text for n in open_images(tmp_path / "images").notes)
+
+
+def test_a_table_without_images_is_no_shard(tmp_path):
+    """Metadata as Parquet lies beside the shards of many data sets, and beside images."""
+    parquet.write_table(pa.table({"file": ["0.png"], "width": [20]}), tmp_path / "info.parquet")
+    with pytest.raises(DataError, match=r"info\.parquet: no column of images among: file, width"):
+        open_images(tmp_path)
+    write_files(tmp_path, {"0.tar": tar([(f"{n}.png", encoded(n)) for n in range(3)])})
+    images = open_images(tmp_path)
+    assert len(images) == 3
+    assert "1 file (1 .parquet)" in str(noted(images, "left out"))
+    fill(tmp_path, *(f"{n}.png" for n in range(5)))
+    assert len(open_images(tmp_path)) == 5
+
+
+def test_a_folder_that_two_links_lead_to_is_read_once_and_said_so(tmp_path):
+    fill(tmp_path / "pool", "1.png", "2.png")
+    (tmp_path / "data").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "pool")
+    images = open_images(tmp_path / "data")
+    assert images.names == ("a/1.png", "a/2.png")
+    assert noted(images, "left out").examples == ("b",)

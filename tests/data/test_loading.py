@@ -98,6 +98,11 @@ def test_only_workers_of_its_own_are_replaced(photographs):
 
 
 def test_without_a_run_the_advice_is_to_give_the_command_again_and_memory_can_be_freed():
+    says = pytest.raises(
+        ResourceError, match=r"too many open files; .* `ulimit -n 4096`, or .*workers"
+    )
+    with says, resource_errors(4):  # as torch says it
+        raise RuntimeError("Too many open files. Communication with the workers is no longer ...")
     with pytest.raises(WorkerError, match="give the same command again"), resource_errors(None):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
     for batch_size, advice in ((4, "give about 2, or a smaller"), (None, "end other programs")):

@@ -178,7 +178,7 @@ def test_a_store_that_says_no_is_one_line(refusal):
         ("/photos.tar", "403", "access denied; set the credentials"),
         ("/photos.tar", "503", silent),
         ("/photos.tar", "wait 2", silent),
-        ("/notes/", "", "no images (it is empty)"),
+        ("/notes/", "", "no images (found 1 .txt)"),
         ("/shards/{000000..000002}.tar", "", "000002.tar: nothing is there"),
         ("/cut/", "", "cut/1.tar: not a readable archive (unexpected end of data); pack it again"),
     ):

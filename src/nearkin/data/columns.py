@@ -55,11 +55,17 @@ def has_images(table: File) -> bool:
     """Whether a table holds the images themselves, and not their paths."""
     if table.suffix.lower() != ".parquet":
         return table.suffix.lower() in COLUMN_TABLES
-    from pyarrow import parquet
+    return "path" not in _schema(table).names or has_image_column(table)
 
+
+def has_image_column(table: File) -> bool:
+    """Whether a table has a column of images."""
+    return image_column(_schema(table)) is not None
+
+
+def _schema(table: File) -> Any:
     with _readable(table), table.open("rb") as file:
-        schema = parquet.read_schema(file)
-    return "path" not in schema.names or image_column(schema) is not None
+        return _batches(table, file)[0]
 
 
 def list_column(table: File) -> tuple[Path, list[Cell]]:
@@ -70,7 +76,7 @@ def list_column(table: File) -> tuple[Path, list[Cell]]:
     """
     with _readable(table):
         if isinstance(table, Path) and table.suffix.lower() == ".arrow":
-            cells = _cells(table)
+            cells = _cells(table, table)
             if cells is not None:
                 return table, cells
         state = (table.size, table.tag) if isinstance(table, RemoteFile) else _state(table)
@@ -79,7 +85,7 @@ def list_column(table: File) -> tuple[Path, list[Cell]]:
         if not copy.exists():
             with table.open("rb") as file:
                 _copy(*_batches(table, file), copy)
-        return _kept(copy), _cells(copy) or []
+        return _kept(copy), _cells(copy, table) or []
 
 
 def copied_dataset(dataset: Any) -> Path:
@@ -176,11 +182,11 @@ def _copy(schema: Any, batches: Iterable[Any], path: Path) -> None:
         ) from error
 
 
-def _cells(table: Path) -> list[Cell] | None:
-    """What lies where in an Arrow file; None if it is compressed."""
+def _cells(copy: Path, table: File) -> list[Cell] | None:
+    """What lies where in an Arrow file, the copy of a table; None if it is compressed."""
     import pyarrow as pa
 
-    with pa.memory_map(str(table)) as mapped:
+    with pa.memory_map(str(copy)) as mapped:
         whole = mapped.read_buffer()
     schema, batches = _stream(pa.BufferReader(whole))
     name = image_column(schema)

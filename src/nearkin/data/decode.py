@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import warnings
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
@@ -172,8 +173,16 @@ def what_it_is(encoded: bytes) -> str:
     if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return HTML
     known = next((reason for head, reason in OTHERS.items() if start.startswith(head)), "")
-    text = start.isascii() and start.decode().replace("\n", "").replace("\r", "")
-    return known or (TEXT if text and text.isprintable() else NOT_AN_IMAGE)
+    return known or (TEXT if _is_text(start) else NOT_AN_IMAGE)
+
+
+def _is_text(start: bytes) -> bool:
+    """Whether these are the first bytes of a text in UTF-8; the last letter may be cut."""
+    try:
+        text = getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return "".join(text.split()).isprintable()
 
 
 def looks_like_image(start: bytes) -> bool:

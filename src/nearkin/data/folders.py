@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from nearkin.data.archives import is_shard, list_shards
+from nearkin.data.columns import COLUMN_TABLES, has_image_column
 from nearkin.data.images import BadFile, Folder
 from nearkin.data.listing import (
     START,
@@ -67,26 +68,36 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     """The images in files of their own or those in shards, whichever are more, and a note."""
     if not shards:
         return loose
-    if not loose.names:
+    try:
+        shards = _with_images(shards)
         packed = list_shards(where, shards)
-    else:
-        try:
-            packed = list_shards(where, shards)
-        except DataError:  # which are no shards of images
-            return loose
-        if len(loose.names) >= len(packed.names):
-            which = f"{count(len(loose.names), 'file')} are the data"
-            text = f"{which}, not the images in {count(len(shards), 'shard')} beside them"
-            note = Note("guessed", text, len(packed.names), tuple([*shards][:3]))
-            return replace(loose, notes=[*loose.notes, note])
-        which = (
-            f"{count(len(packed.names), 'image')} in {count(len(shards), 'shard')} are the data"
-        )
-        text = f"{which}, not {count(len(loose.names), 'file')} beside them"
-        note = Note("guessed", text, len(loose.names), loose.names[:3])
-        packed = replace(packed, notes=[*packed.notes, note])
+    except DataError:
+        if not loose.names:
+            raise
+        return loose  # beside images, what cannot be read is no shard
+    files, images = count(len(loose.names), "file"), count(len(packed.names), "image")
+    several = count(len(shards), "shard")
+    if len(loose.names) >= len(packed.names):
+        text = f"{files} are the data, not the images in {several} beside them"
+        note = Note("guessed", text, len(packed.names), tuple([*shards][:3]))
+        return replace(loose, notes=[*loose.notes, note])
+    notes = [*packed.notes]
+    if loose.names:
+        text = f"{images} in {several} are the data, not {files} beside them"
+        notes.append(Note("guessed", text, len(loose.names), loose.names[:3]))
     rest = [name for name in loose.others if name not in shards]
-    return replace(packed, bad=packed.bad + loose.bad, others=[*packed.others, *rest])
+    others = [*packed.others, *rest]
+    return replace(packed, bad=packed.bad + loose.bad, others=others, notes=notes)
+
+
+def _with_images(shards: Mapping[str, File]) -> Mapping[str, File]:
+    """Archives and tables with images; all if there are none, so that an error says why."""
+    some = {
+        name: file
+        for name, file in shards.items()
+        if not name.lower().endswith(COLUMN_TABLES) or has_image_column(file)
+    }
+    return some or shards
 
 
 def list_table(path: Path) -> Listing:
@@ -166,6 +177,7 @@ class _Walk:
             try:
                 here = (self.root / folder).stat()
                 if (here.st_dev, here.st_ino) in entered:
+                    yield folder, BadFile(folder, PASSED)
                     continue
                 entered.add((here.st_dev, here.st_ino))
                 below = list[tuple[str, bool]]()
