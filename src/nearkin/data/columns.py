@@ -55,7 +55,7 @@ def has_images(table: File) -> bool:
 
     with _readable(table), table.open("rb") as file:
         schema = parquet.read_schema(file)
-    return "path" not in schema.names or image_column(schema) is not None
+    return "path" not in _columns(schema) or image_column(schema) is not None
 
 
 def list_column(table: File) -> tuple[Path, list[Cell]]:
@@ -217,15 +217,22 @@ def _rows(batch: Any, schema: Any) -> Iterator[Row]:
         for name, said in features.items()
         if isinstance(said, dict) and said.get("_type") == "ClassLabel" and said.get("names")
     }
-    label = "label" if "label" in schema.names or len(classes) != 1 else next(iter(classes))
+    columns = _columns(schema)
+    only = next(iter(classes)) if len(classes) == 1 else None
 
-    def cells(column: str) -> list[Any]:
-        if column not in schema.names:
+    def cells(column: str | None) -> list[Any]:
+        if column is None:
             return [None] * len(batch)
         names, values = classes.get(column), batch.column(column).to_pylist()
         return values if names is None else [_class_name(names, value) for value in values]
 
-    yield from map(Row.of, cells(label), cells("group"), cells("split"))
+    label = columns.get("label", only)
+    yield from map(Row.of, *map(cells, (label, columns.get("group"), columns.get("split"))))
+
+
+def _columns(schema: Any) -> dict[str, str]:
+    """The names of columns by how they are meant: a header may be in capitals."""
+    return {name.strip().lower(): name for name in schema.names}
 
 
 def _class_name(names: Sequence[str], number: Any) -> Any:
