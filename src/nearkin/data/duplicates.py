@@ -7,7 +7,6 @@ alone would not do: at the distance of a crop, thousands of drawings and digits 
 """
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -137,12 +136,9 @@ def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progre
     rows, hashes = _hashes(known.features, _firsts(groups))
     for number in range(TABLES):
         on_progress(number, TABLES, "comparing images")
-        near = [np.zeros((0, 2), np.int64)]
-        for places in _candidates(hashes, rng.permutation(64)):
-            pairs = rows[places]
-            pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
-            near.append(pairs[similarity(known.features, pairs) > 0])
-        groups = _merged(groups, np.concatenate(near))
+        pairs = rows[_candidates(hashes, rng.permutation(64))]
+        pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
+        groups = _merged(groups, pairs[similarity(known.features, pairs) > 0])
     return groups
 
 
@@ -252,18 +248,17 @@ def _hashes(
     return np.concatenate(visible), np.concatenate(hashes)
 
 
-def _candidates(
-    hashes: UInt64[np.ndarray, " images"], bits: Int64[np.ndarray, " 64"]
-) -> Iterator[Pairs]:
-    """Yield positions of hashes that are close in this order of their bits, and in all bits."""
+def _candidates(hashes: UInt64[np.ndarray, " images"], bits: Int64[np.ndarray, " 64"]) -> Pairs:
+    """Return positions of hashes that are close in this order of their bits, and in all bits."""
     keys = np.zeros_like(hashes)
     for place, bit in enumerate(bits.tolist()):
         keys |= (hashes >> np.uint64(bit) & np.uint64(1)) << np.uint64(place)
     order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
+    ordered, pairs = keys[order], [np.zeros((0, 2), np.int64)]
     for reach in range(1, min(REACH, len(keys) - 1) + 1):
         near = np.flatnonzero(np.bitwise_count(ordered[:-reach] ^ ordered[reach:]) <= MAX_BITS)
-        yield np.stack([order[near], order[near + reach]], axis=1)
+        pairs.append(np.stack([order[near], order[near + reach]], axis=1))
+    return np.concatenate(pairs)
 
 
 def similarity(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"]:
@@ -285,12 +280,8 @@ def _planes(features: Features) -> tuple[Squares, Float32[np.ndarray, "batch 2 _
 
 def _shows(luma: Squares) -> Bool[np.ndarray, " batch"]:
     """Whether images show enough to be compared."""
-    detail = luma.copy()
-    detail[:, :SMOOTH, :SMOOTH] = 0
-    levels, details = (
-        np.sqrt(_dot(x, x)) / SIDE for x in (luma.reshape(len(luma), -1)[:, 1:], detail)
-    )
-    return np.asarray((levels >= MIN_LEVELS) & (details >= MIN_DETAIL))
+    levels, detail = (np.sqrt(_dot(x, x)) / SIDE for x in (_flat(luma, KEPT), luma * _detail))
+    return np.asarray((levels >= MIN_LEVELS) & (detail >= MIN_DETAIL))
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> Float32[np.ndarray, " batch"]:
