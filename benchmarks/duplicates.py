@@ -1,140 +1,165 @@
-"""Copies among synthetic vectors with planted copies: time, peak memory and recall.
+"""Edited copies that are found, and other images that are taken for copies, beside imagehash.
 
-    python -m benchmarks duplicates [--counts 100000 1000000] [--dim 384] [--folder FOLDER]
+    python -m benchmarks duplicates [--sets photos/ digits.zip] [--sides 28 300] [--count 2000]
 
-The vectors fill about 26 dimensions, as a spectrum that falls like the root of the rank, and one
-in fifty is a copy of another one with a cosine of .955 to .995; copies are looked for from .95 on.
-They are written to FOLDER (by default a temporary one) as `nearkin embed` does, in parts. Every
-step is a process of its own, in CPU time, with its peak memory above that after imports: below
-200,000 vectors all are compared, by nearkin and by range_search of faiss; above, `nearkin index`
-makes an index, and copies are looked for by it, by nearkin and, without comparing true features,
-by faiss. Recall is the share of the planted copies that are in the cluster of what they are copies
-of. Without faiss there is nothing to compare with, and no index.
+Of each set, which is any data that nearkin opens, `count` images are drawn and made squares of
+each side; 0 leaves them as they are. Of `copies` of them a copy is made by each edit. In a folder
+of them all, nearkin, pHash of imagehash at distances 4 and 10, and cleanvision look for
+duplicates, one after the other. A row says the CPU time of an image, how many copies share a group
+with their original, and how many of 1,000 originals are merged with another one: some sets have
+duplicates of their own, which all should find. What is not installed is left out.
 """
 
+import io
 import tempfile
+import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from PIL import Image, ImageEnhance
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-import nearkin
-from benchmarks.shared.memory import alone
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, compared
-from nearkin.commands.index import COPY_PROBES, SHORTLIST
-from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import Note, PartFolder, open_table
+from nearkin.data.decode import decode, pixels_as_image
+from nearkin.data.duplicates import near_groups, signatures
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 
-THRESHOLD: Final = 0.95
-SHARE: Final = 50  # One in so many vectors is a copy
-EXACT: Final = 200_000
-BLOCK: Final = 65_536
 OPTIONS: Final = (
-    Option("counts", [100_000, 1_000_000], "numbers of vectors", quick=[2000]),
-    Option("dim", 384, "numbers of a vector", quick=64),
-    Option("folder", "", "where the vectors are written"),
+    Option("sets", ["digits"], "data to draw images from"),
+    Option("sides", [0], "pixels a side; 0: as they are", quick=[32]),
+    Option("count", 2000, "images of a set", quick=60),
+    Option("copies", 200, "images of which copies are made", quick=10),
 )
+Edit = Callable[[Image.Image], Image.Image]
+Groups = np.ndarray
 
 
-def planted(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that are copies, and the rows that they are copies of."""
-    drawn = np.random.default_rng(1).permutation(count)[: 2 * (count // SHARE)]
-    return drawn[::2], drawn[1::2]
+def _jpeg(quality: int) -> Edit:
+    def encoded(image: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        return Image.open(file).convert("RGB")
+
+    return encoded
 
 
-def block(start: int, stop: int, dim: int) -> np.ndarray:
-    """Return unit vectors of these rows, before copies are planted."""
-    scale = (1 / np.sqrt(np.arange(1, dim + 1))).astype(np.float32)
-    rng = np.random.default_rng((2, start))
-    x = rng.standard_normal((stop - start, dim), np.float32) * scale
-    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+def _resized(factor: float) -> Edit:
+    def resized(image: Image.Image) -> Image.Image:
+        width, height = (max(1, round(factor * edge)) for edge in image.size)
+        return _jpeg(85)(image.resize((width, height), Image.Resampling.BICUBIC))
+
+    return resized
 
 
-def write(folder: Path, count: int, dim: int) -> None:
-    """Write the vectors in parts."""
-    copies, originals = planted(count)
-    parts = PartFolder.claim(folder, Note("", "synthetic", count, BLOCK))
-    wanted = np.empty((len(originals), dim), np.float32)
-    for fill in (True, False):  # first the originals, which lie anywhere
-        for number, start in enumerate(range(0, count, BLOCK)):
-            stop = min(start + BLOCK, count)
-            x = block(start, stop, dim)
-            if fill:
-                inside = (originals >= start) & (originals < stop)
-                wanted[inside] = x[originals[inside] - start]
-                continue
-            own = np.flatnonzero((copies >= start) & (copies < stop))
-            rng = np.random.default_rng((3, start))
-            cosine = rng.uniform(0.955, 0.995, (len(own), 1)).astype(np.float32)
-            noise = x[copies[own] - start]  # as other vectors, made orthogonal
-            noise -= (noise * wanted[own]).sum(axis=1, keepdims=True) * wanted[own]
-            noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-            x[copies[own] - start] = cosine * wanted[own] + np.sqrt(1 - cosine**2) * noise
-            names = tuple(f"{row:09}.jpg" for row in range(start, stop))
-            unknown = np.full(stop - start, -1)
-            splits = np.full(stop - start, "")
-            parts.write(number, Embeddings(x, unknown, paths=names, splits=splits))
+def _unchanged(image: Image.Image) -> Image.Image:
+    return image
 
 
-def by_nearkin(table: Path, index: Path, count: int) -> float:
-    """Look for copies; return the recall."""
-    found = nearkin.duplicates(table, threshold=THRESHOLD, index=index if count >= EXACT else None)
-    of = {copy.path: copy.of for copy in found.copies}
-    paths = [[f"{row:09}.jpg" for row in rows.tolist()] for rows in planted(count)]
-    together = [one in of and of[one] == of.get(two) for one, two in zip(*paths, strict=True)]
-    return float(np.mean(together))
+def _cropped(image: Image.Image) -> Image.Image:
+    x, y = (max(1, round(0.03 * edge)) for edge in image.size)
+    return image.crop((x, y, image.width - x, image.height - y))
 
 
-def by_faiss(table: Path, index: Path, count: int) -> float:
-    """Search for all within the threshold, or neighbors by the index; return the recall."""
-    faiss: Any = import_module("faiss")
-    opened = open_table(table)
-    if count < EXACT:
-        x = opened.gather().numpy()
-        exact = faiss.IndexFlatIP(x.shape[1])
-        exact.add(x)
-        ends, _, near = exact.range_search(x, THRESHOLD)
-        own = np.repeat(np.arange(count), np.diff(ends.astype(np.int64)))
-    else:
-        by = faiss.read_index(str(index))
-        by.nprobe = COPY_PROBES
-        found = [by.search(part.vectors.numpy(), SHORTLIST)[1] for part in opened.blocks()]
-        near, own = np.concatenate(found).ravel(), np.repeat(np.arange(count), SHORTLIST)
-    keys, (copies, originals) = np.sort(own * count + near), planted(count)
-    wanted = copies * count + originals, originals * count + copies
-    hit = np.any([np.isin(each, keys, assume_unique=True) for each in wanted], axis=0)
-    return float(hit.mean())
+EDITS: Final[dict[str, Edit]] = {
+    "JPEG 85": _jpeg(85),
+    "JPEG 35": _jpeg(35),
+    "x .7": _resized(0.7),
+    "x 1.25": _resized(1.25),
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.15),
+    "cropped": _cropped,
+}
 
 
-def build_index(table: Path, index: Path) -> None:
-    """Make the index that both search."""
-    nearkin.build_index(table, index)
+def drawn(name: str, count: int) -> list[Image.Image]:
+    """Draw images of a set."""
+    images = open_images(name, labels="none")
+    rows = np.random.default_rng(0).permutation(len(images))[:count].tolist()
+    contents = (images.read(row) for row in rows)
+    read = (decode(x) if isinstance(x, bytes) else pixels_as_image(x) for x in contents)
+    return [image for image in read if isinstance(image, Image.Image)]
+
+
+def by_nearkin(folder: Path, images: Images) -> dict[str, Groups]:
+    """Group by nearkin."""
+    del folder
+    return {"": near_groups(signatures(images))}
+
+
+def by_imagehash(folder: Path, images: Images) -> dict[str, Groups]:
+    """Group by the distance of pHash."""
+    imagehash: Any = import_module("imagehash")
+    hashes = [imagehash.phash(Image.open(folder / name)).hash.ravel() for name in images.names]
+    signs = np.array(hashes, np.float32) * 2 - 1
+    distance = (64 - signs @ signs.T) / 2
+    return {f"pHash {most}": _joined(np.argwhere(distance <= most), images) for most in (4, 10)}
+
+
+def by_cleanvision(folder: Path, images: Images) -> dict[str, Groups]:
+    """Group by cleanvision."""
+    lab: Any = import_module("cleanvision").Imagelab(data_path=str(folder))
+    lab.find_issues({"near_duplicates": {}, "exact_duplicates": {}}, n_jobs=1, verbose=False)
+    row = {str((folder / name).resolve()): number for number, name in enumerate(images.names)}
+    sets = [each for info in ("near", "exact") for each in lab.info[f"{info}_duplicates"]["sets"]]
+    pairs = [(row[paths[0]], row[path]) for paths in sets for path in paths]
+    return {"cleanvision": _joined(np.array(pairs, np.int64).reshape(-1, 2), images)}
+
+
+def _joined(pairs: np.ndarray, images: Images) -> Groups:
+    edges = coo_array((np.ones(len(pairs), bool), pairs.T), (len(images),) * 2)
+    return np.asarray(connected_components(edges, directed=False)[1])
+
+
+def figures(groups: Groups, images: Images) -> dict[str, float]:
+    """Return the recall of each edit, and how many of 1,000 originals are merged with another."""
+    group = dict(zip(images.names, groups.tolist(), strict=True))
+    own = {name: at for name, at in group.items() if name.startswith("original/")}
+    found = {edit: list[bool]() for edit in EDITS}
+    for name, at in group.items():
+        kind, _, number = name.partition("/")
+        if kind in found:
+            found[kind].append(at == own[f"original/{number}"])
+    merged = 1000 * (len(own) - len(set(own.values()))) / len(own)
+    return {edit: float(np.mean(hits)) for edit, hits in found.items()} | {"merged": merged}
+
+
+def plant(folder: Path, images: list[Image.Image], side: int, copies: int) -> Images:
+    """Write images of a side, and the copies of some, as files; open them."""
+    for number, image in enumerate(images):
+        square = image.resize((side, side), Image.Resampling.BICUBIC) if side else image
+        edits: dict[str, Edit] = EDITS if number < copies else {}
+        for kind, edit in ({"original": _unchanged} | edits).items():
+            (folder / kind).mkdir(exist_ok=True)
+            edit(square).save(folder / kind / f"{number:05}.png")
+    return open_images(folder, labels="none", cache=False)
 
 
 def run(options: Namespace) -> Iterator[Row]:
-    """Do the steps of each count, each in a process of its own."""
-    has_faiss = find_spec("faiss") is not None
-    if max(options.counts) >= EXACT and not has_faiss:
-        raise SystemExit(f"an index takes faiss; without it, ask for less than {EXACT} vectors")
-    for count in options.counts:
-        with tempfile.TemporaryDirectory(dir=options.folder or None) as folder:
-            table, index = Path(folder) / "vectors", Path(folder) / "vectors.faiss"
-            case = f"{count} vectors of {options.dim}"
-            alone(write, table, count, options.dim)
-            if count >= EXACT:
-                yield Row(f"{case}, index", alone(build_index, table, index).cpu_seconds, "CPU s")
-            own = alone(by_nearkin, table, index, count)
-            found = {"recall": own.result}
-            if not has_faiss:
-                yield Row(case, own.cpu_seconds, "CPU s", more=found | {"MB": own.megabytes})
-                continue
-            other = alone(by_faiss, table, index, count)
-            found["recall of faiss"] = other.result
-            for unit, figure in (("CPU s", "cpu_seconds"), ("MB", "megabytes")):
-                one, two = ([getattr(cost, figure)] for cost in (own, other))
-                yield compared(case, one, two, against="faiss", unit=unit, **found)
+    """Plant copies in each set at each side, and look for them."""
+    others = {"imagehash": by_imagehash, "cleanvision": by_cleanvision}
+    there = [function for name, function in others.items() if find_spec(name)]
+    for name, side in product(options.sets, options.sides):
+        cost, more = list[float](), dict[str, Any]()
+        with tempfile.TemporaryDirectory() as folder:
+            drawn_ones = drawn(name, options.count)
+            images = plant(Path(folder), drawn_ones, side, options.copies)
+            for function in (by_nearkin, *there):
+                start = time.process_time()
+                groups = function(Path(folder), images)
+                cost.append(1000 * (time.process_time() - start) / len(images))
+                for which, each in groups.items():
+                    found = figures(each, images).items()
+                    more |= {f"{which} {key}".strip(): value for key, value in found}
+        case, unit = f"{Path(name).stem} {side or ''}".strip(), "CPU ms an image"
+        if there:
+            yield compared(case, cost[:1], cost[1:2], against="pHash", unit=unit, **more)
+        else:
+            yield Row(case, cost[0], unit, more=more)

@@ -190,12 +190,11 @@ def neighbors(
 
 @app.command(config=())  # NEARKIN_PRECISION is that of a training's numbers
 def duplicates(
-    source: Source,
-    data: DataOf = None,
+    data: Images,
     /,
     *,
+    encoder: Annotated[str | None, Parameter(help=f"{ENCODER} Compare features, too.")] = None,
     vectors: VectorsOf = None,
-    index: Path | None = None,
     threshold: float | None = None,
     precision: float | None = None,
     output: Output | None = None,
@@ -207,11 +206,10 @@ def duplicates(
     seed: int = 0,
     json: Json = False,
 ) -> None:
-    """Find exact and near copies, and the one to keep of each; nothing is deleted.
+    """Find exact and near-duplicates, and the one to keep of each; nothing is deleted.
 
     Args:
-        index: What `nearkin index` has made of the vectors; faster, and may miss some.
-        threshold: Least cosine of copies.
+        threshold: Least cosine of features.
         precision: Choose the threshold by its precision on edited copies of the images: .99 by
             default.
         output: A new .csv: path, action (keep or drop), of, similarity, why.
@@ -223,10 +221,9 @@ def duplicates(
         return
     with Terminal(json) as terminal:
         result = nearkin.duplicates(
-            source,
             data,
+            encoder=encoder,
             vectors=vectors,
-            index=index,
             threshold=threshold,
             precision=precision,
             output=output,

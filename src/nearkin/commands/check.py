@@ -11,10 +11,10 @@ from nearkin.config import TrainConfig
 from nearkin.data import notes
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import CenterCrops, from_zero_to_one
-from nearkin.data.duplicates import duplicates
+from nearkin.data.duplicates import duplicates, leaks
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.data.split import duplicate_warnings, trained_or_scored
+from nearkin.data.split import duplicate_warnings, has_test_split, trained_or_scored
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
@@ -57,6 +57,7 @@ class DataReport:
     images: Images
     exact: int
     near: int
+    leaked: int  # Images of a test part that the data name with a duplicate in the other part
     warnings: tuple[str, ...]
     proposal: str  # The settings of `auto`, or why there are none, if training is impossible
     cost: Cost | None  # Of that training
@@ -73,6 +74,7 @@ class DataReport:
             "bad": [{"path": bad.name, "reason": bad.reason} for bad in self.images.bad],
             "exact_duplicates": self.exact,
             "near_duplicates": self.near,
+            "leaked": self.leaked,
             "notes": [note.to_dict() for note in self.images.notes],
             "warnings": list(self.warnings),
             "proposal": self.proposal,
@@ -90,6 +92,7 @@ class DataReport:
             f"height      {least} to {most} px, median {median}",
             f"labels      {_summary(values['classes'])}",
             f"duplicates  {self.exact} exact, {self.near} near",
+            *_block("", [self.leaks()] if self.leaked else []),
             f"unreadable  {len(self.images.bad)}",
             *(f"            {bad.name}: {bad.reason}" for bad in self.images.bad[:10]),
             *_block("notes", notes.lines(self.images.notes)),
@@ -98,6 +101,13 @@ class DataReport:
         ]
         cost = self.cost.lines() if self.cost else []
         return [*lines, *(f"            {line}" for line in cost)]
+
+    def leaks(self) -> str:
+        """Say how much of the test part that the data name is in the training part, too."""
+        num_test = int((self.images.splits == "test").sum())
+        return (
+            f"{self.leaked} of {num_test} test images have a (near-)duplicate in the training part"
+        )
 
 
 def _block(name: str, entries: list[str]) -> list[str]:
@@ -133,9 +143,9 @@ def check(
     on_progress = (reporter or Silent()).progress
     opened = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
     images = trained_or_scored(opened)
-    copies = duplicates(images, on_progress)
-    warnings = duplicate_warnings(copies.num_exact, "exact", images)
-    warnings += duplicate_warnings(copies.num_near, "near", images)
+    found = duplicates(images, on_progress)
+    warnings = duplicate_warnings(found.num_exact, "exact", images)
+    warnings += duplicate_warnings(found.num_near, "near", images)
     estimate = None
     try:
         device = choose_device("auto")
@@ -146,7 +156,13 @@ def check(
     except NearkinError as error:
         proposal = f"none: {error}"
     return DataReport(
-        images, copies.num_exact, copies.num_near, tuple(warnings), proposal, estimate
+        images,
+        found.num_exact,
+        found.num_near,
+        len(leaks(found.groups, images.splits)) if has_test_split(images) else 0,
+        tuple(warnings),
+        proposal,
+        estimate,
     )
 
 

@@ -20,8 +20,6 @@ TRAINED: Final = 50  # Images per list, and per code, to learn from; faiss asks 
 CODES: Final = 64  # Bytes, at most, that an image takes in the index, beside 8 for its place
 PROBES: Final = 64  # Lists that a search scans
 SHORTLIST: Final = 10  # Candidates per requested image, compared by their true features
-COPY_PROBES: Final = 8  # Lists that are scanned for copies, which are in the same one as a rule
-SLACK: Final = 0.1  # Of a threshold that codes may fall short by, in shares of the own similarity
 
 
 @dataclass(frozen=True)
@@ -101,33 +99,12 @@ def shortlist(
         UsageError: If faiss is not installed.
         CheckpointError: If the index is damaged, or of other vectors.
     """
-    index = _open(path, table, queries.shape[1], PROBES)
+    index = _open(path, table, queries.shape[1])
     _, places = index.search(queries.numpy(), min(SHORTLIST * top, index.ntotal))
     return np.unique(places[places >= 0])
 
 
-def likely_copies(
-    path: Path, table: EmbeddingTable, threshold: float
-) -> Int[np.ndarray, "pairs 2"]:
-    """Return pairs of positions that may have a cosine of `threshold` or more, each once.
-
-    Codes shorten what they stand for, so that a query's similarities count as shares of the
-    largest, which is its own; see `shortlist` for errors.
-    """
-    index, keys, start = None, [np.empty(0, np.int64)], 0
-    for block in table.blocks():
-        index = index or _open(path, table, block.vectors.shape[1], COPY_PROBES)
-        scores, places = index.search(block.vectors.numpy(), min(SHORTLIST, index.ntotal))
-        near = (scores >= (threshold - SLACK) * scores[:, :1]) & (places >= 0)
-        own = np.arange(start, start + len(places))[near.nonzero()[0]]
-        low, high = np.minimum(own, places[near]), np.maximum(own, places[near])
-        keys.append((low * index.ntotal + high)[low != high])
-        start += len(places)
-    every = np.unique(np.concatenate(keys))
-    return np.stack(np.divmod(every, max(start, 1)), axis=1)
-
-
-def _open(path: Path, table: EmbeddingTable, dim: int, probes: int) -> Any:
+def _open(path: Path, table: EmbeddingTable, dim: int) -> Any:
     """Read the index of a table."""
     faiss, again = _faiss(), "make it again with nearkin index"
     with usable(_note(path), again):
@@ -140,7 +117,7 @@ def _open(path: Path, table: EmbeddingTable, dim: int, probes: int) -> Any:
             raise ValueError("it is not the file that is noted beside it")
         index = faiss.read_index(faiss.PyCallbackIOReader(file.read))
         if hasattr(index, "nprobe"):
-            index.nprobe = probes
+            index.nprobe = PROBES
     return index
 
 

@@ -1,13 +1,18 @@
-"""Exact and near duplicates, found by SHA-256 and by thumbnails of all images."""
+"""Exact duplicates by SHA-256, near-duplicates by a perceptual hash that pixels confirm.
+
+An image is kept as the lowest frequencies of its brightness and color (DCT-II). The signs of the
+lowest are its hash. Hashes that lie side by side in sorted tables are candidates; a candidate is
+a near-duplicate if one image, or a section of it, is the other one at another brightness. Hashes
+alone would not do: at the distance of a crop, thousands of drawings and digits have the same.
+"""
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float16, Float32, Int64, Shaped, UInt8, UInt64
 from PIL import Image
 
 from nearkin.data.channels import preview
@@ -16,102 +21,203 @@ from nearkin.data.images import Images, digest
 from nearkin.data.scan import fill
 from nearkin.pace import ProgressCallback, ignore_progress
 
-SIDE: Final = 16  # Side of a thumbnail; larger ones tell resized copies apart
 DIGEST: Final = 32  # Bytes of a SHA-256
+SIDE: Final = 32  # Pixels a side that an image is reduced to before its frequencies are taken
+KEPT: Final = 20  # Frequencies a side that are kept; a section has some of the higher ones
+COMPARED: Final = 16  # Frequencies a side that are compared
+COARSE: Final = 8  # Frequencies a side by which sections are aligned, and that are hashed
+COLOR: Final = 4  # Frequencies a side of the two color differences
+SMOOTH: Final = 3  # Frequencies a side that any sky has
+LENGTH: Final = KEPT**2 + 2 * COLOR**2  # Numbers that are kept of an image
+
+# Bounds of near-duplicates. Of 200 images each of CIFAR-10, Fashion-MNIST, Omniglot and Caltech,
+# copies as JPEG of quality 35, at .7 of the size, 15 % brighter or cropped by 3 % a side stay
+# below them in 97 % or more; see docs/duplicates.md for what other images do.
+MAX_REST: Final = 0.05  # Share of the variance in which a copy differs
+MAX_LEVELS: Final = 9.0  # Root mean square of the difference, in gray levels
+MAX_DETAIL: Final = 0.15  # Share of the variance of detail
+MIN_LEVELS: Final = 4.0  # Standard deviation below which an image shows too little to compare
+MIN_DETAIL: Final = 1.0  # The same of its detail
+MAX_CROP: Final = 0.12  # Share of the width or height that a section may lack
+
+SECTION: Final = 0.06  # Share of the width and height that the section lacks which is hashed, too
+TABLES: Final = 16  # Orders of the bits in which hashes are sorted
+REACH: Final = 8  # Hashes behind each in such an order that are candidates
+MAX_BITS: Final = 14  # Bits of 64 in which candidates differ
+BLOCK: Final = 2**10  # Images or pairs whose frequencies are held as floats at a time
+
+Pairs = Int64[np.ndarray, "pairs 2"]
+Groups = Int64[np.ndarray, " images"]
+Features = Float16[np.ndarray, "images length"]
+Squares = Float32[np.ndarray, "batch _ _"]
+
+_steps = np.arange(SIDE, dtype=np.float32) + 0.5 - SIDE / 2  # Pixels, from the center
+_waves = np.arange(KEPT, dtype=np.float32) * np.float32(np.pi / SIDE)
+_norms = np.where(_waves == 0, SIDE**-0.5, (SIDE / 2) ** -0.5).astype(np.float32)
+_dct = np.cos((_steps[:, None] + SIDE / 2) * _waves) * _norms
+_luma_chroma = np.array(
+    [[0.299, 0.587, 0.114], [-0.1687, -0.3313, 0.5], [0.5, -0.4187, -0.0813]], np.float32
+)  # of JPEG
+_places = np.arange(KEPT)
+_detail = np.logical_or.outer(_places >= SMOOTH, _places >= SMOOTH)
+_detail[0] = _detail[:, 0] = False  # stripes and slopes, of which there are many
 
 
-def thumbnails(
-    images: Images, on_progress: ProgressCallback = ignore_progress
-) -> tuple[UInt8[np.ndarray, "images digest"], UInt8[np.ndarray, "images features"]]:
-    """The SHA-256 and thumbnail of each image, kept in an index; zeros if unreadable."""
-    digests = np.zeros((len(images), DIGEST), np.uint8)
-    tiny = np.zeros((len(images), 3 * SIDE**2), np.uint8)
-    columns = {"digests": digests, "thumbnails": tiny}
-    what, values = "looking for copies", partial(_thumbnail, images)
-    # Thumbnails depend on the range of the values. An image that could not be read is tried again.
-    kind = f"thumbnails{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
-    fill(columns, images, kind, values, what, on_progress, retried="digests")
-    return digests, tiny
+@dataclass(frozen=True, eq=False)
+class Signatures:
+    """What images are compared by: zeros for one that cannot be read."""
 
-
-def _thumbnail(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        content = images.stored(row)
-        image = as_image(images.scaled(content), min_side=4 * SIDE)
-    except BadImage:
-        return np.zeros(DIGEST, np.uint8), np.zeros(3 * SIDE**2, np.uint8)
-    small = image.resize((SIDE, SIDE), Image.Resampling.BOX)
-    return np.frombuffer(digest(content), np.uint8), preview(np.asarray(small)).ravel()
-
-
-ALIKE: Final = 0.98  # Smallest correlation of the thumbnails of near duplicates
-ALIKE_SMALL: Final = 0.995
-"""The same for images up to 64 pixels: handwritten digits reach .98 without being copies."""
-PLAIN: Final = 3.0
-"""Standard deviation, in gray levels, below which a thumbnail shows too little to compare."""
-TABLES: Final = 32
-BITS: Final = 24
-"""Per table: two thumbnails that correlate by .98 share at least one key at 99.9 %."""
-REACH: Final = 16
-"""Images compared with one another in a bucket; keeps thousands of like ones affordable."""
-BLOCK: Final = 2**11  # Thumbnails held as floats, or pairs correlated, at a time
+    digests: UInt8[np.ndarray, "images digest"]  # SHA-256 of the content
+    features: Features  # The lowest frequencies of brightness and color
 
 
 @dataclass(frozen=True, eq=False)
 class Duplicates:
     """Groups of duplicates."""
 
-    groups: Int64[np.ndarray, " images"]
+    groups: Groups
     """Each image's group: the first row of its duplicates and of the group it had before."""
+    whole: Groups  # The same without near-duplicates: what is never divided
     num_exact: int  # Images with the bytes of an earlier one
     num_near: int  # Further images that look like an earlier one
 
 
-def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates:
-    """Group exact copies (by SHA-256) and near copies, and merge the groups the images had.
+def signatures(images: Images, on_progress: ProgressCallback = ignore_progress) -> Signatures:
+    """Read or compute what the images are compared by; it is kept in an index."""
+    digests = np.zeros((len(images), DIGEST), np.uint8)
+    features = np.zeros((len(images), LENGTH), np.float16)
+    columns: dict[str, np.ndarray] = {"digests": digests, "features": features}
+    what, values = "looking for duplicates", partial(_signature, images)
+    # Features depend on the range of the values. An image that could not be read is tried again.
+    kind = f"features{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
+    fill(columns, images, kind, values, what, on_progress, retried="digests")
+    return Signatures(digests, features)
 
-    Two images are near copies if their thumbnails, each color channel without its mean,
-    correlate by .98 or more. So size, compression, brightness and contrast may differ, not the
-    section that is shown. Which pairs are compared at all is decided by the signs of random
-    projections (Charikar 2002, "Similarity estimation techniques from rounding algorithms"),
-    in a time and a memory nearly proportional to the number of images.
+
+def _signature(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        content = images.stored(row)
+        image = as_image(images.scaled(content), min_side=4 * SIDE)
+    except BadImage:
+        return np.zeros(DIGEST, np.uint8), np.zeros(LENGTH, np.float16)
+    small = preview(np.asarray(image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)))
+    planes = np.moveaxis(small.astype(np.float32) @ _luma_chroma.T, -1, 0)
+    luma, *chroma = _dct.T @ planes @ _dct
+    parts = (luma, *(plane[:COLOR, :COLOR] for plane in chroma))
+    features = np.concatenate([part.ravel() for part in parts]).astype(np.float16)
+    return np.frombuffer(digest(content), np.uint8), features
+
+
+def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates:
+    """Group exact and near-duplicates, and merge the groups that the images had.
+
+    In a time and a memory nearly proportional to the number of images, of any size, without an
+    encoder. A plain image, or one without detail, is no near-duplicate.
     """
-    digests, tiny = thumbnails(images, on_progress)
+    known, own = signatures(images, on_progress), _pairs(images.groups)
+    exact = exact_groups(known)
+    near = near_groups(known, on_progress)
+    num_exact = len(images) - len(_firsts(exact))
+    num_near = len(images) - num_exact - len(_firsts(near))
+    return Duplicates(_merged(near, own), _merged(exact, own), num_exact, num_near)
+
+
+def exact_groups(known: Signatures) -> Groups:
+    """Return for each image the first row with the same content."""
     first: dict[bytes | int, int] = {}
     # An image that cannot be read has no digest and no duplicate.
-    keys = (own.tobytes() if own.any() else row for row, own in enumerate(digests))
-    exact = np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
-    copies = _merge_near(exact, tiny, ALIKE_SMALL if images.is_small else ALIKE)
-    return Duplicates(
-        groups=_merge(copies, _pairs(images.groups)),
-        num_exact=len(images) - len(first),
-        num_near=len(first) - len(np.unique(copies)),
-    )
+    keys = (own.tobytes() if own.any() else row for row, own in enumerate(known.digests))
+    return np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
+
+
+def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progress) -> Groups:
+    """Return for each image the first row of its exact and near-duplicates, and of theirs."""
+    groups, rng = exact_groups(known), np.random.default_rng(0)
+    rows, hashes = _hashes(known.features, _firsts(groups))
+    for number in range(TABLES):
+        on_progress(number, TABLES, "comparing images")
+        pairs = rows[_candidates(hashes, rng.permutation(64))]
+        pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
+        groups = _merged(groups, pairs[similarity(known.features, pairs) > 0])
+    return groups
+
+
+def leaks(groups: Groups, splits: Shaped[np.ndarray, " images"]) -> Int64[np.ndarray, " rows"]:
+    """Return the rows of test images that have a duplicate among the other images.
+
+    >>> leaks(np.array([0, 1, 0, 3]), np.array(["train", "train", "test", "test"]))
+    array([2])
+    """
+    test = splits == "test"
+    return np.flatnonzero(test & np.isin(groups, groups[~test]))
+
+
+def divided(found: Duplicates, most: int) -> Groups:
+    """Divide groups of more than `most` images in the order of their names.
+
+    One scene in slow change is one group, though its ends have nothing in common: each image is
+    a near-duplicate of the next. A piece has `most` images at most, unless it is one of the
+    groups of exact duplicates, or those that the images had, which are never divided.
+    """
+    pieces, size = found.groups.copy(), np.bincount(found.groups)
+    width = np.bincount(found.whole)
+    order = np.lexsort((found.whole, found.groups))
+    group, piece, held = -1, -1, 0
+    for row in order[size[found.groups[order]] > most].tolist():
+        if found.whole[row] == row:  # the first of what stays together
+            if found.groups[row] != group or held + width[row] > most:
+                group, piece, held = found.groups[row], row, 0
+            held += int(width[row])
+        pieces[row] = piece
+    return pieces
+
+
+def keep_one(
+    known: Signatures, groups: Groups, order: Int64[np.ndarray, " images"]
+) -> tuple[Groups, Float32[np.ndarray, " images"]]:
+    """Return for each image the one that is kept in its place, and how similar they are.
+
+    Images of a group are taken in this order: one is kept unless it is a duplicate of one that is
+    kept already. So the ends of a chain, alike only by way of its middle, are both kept.
+    """
+    exact = exact_groups(known)
+    keeper, similar = np.arange(len(groups)), np.ones(len(groups), np.float32)
+    grouped = order[np.argsort(groups[order], kind="stable")]
+    for left in np.split(grouped, np.flatnonzero(np.diff(groups[grouped])) + 1):
+        while len(left) > 1:
+            first, left = left[0], left[1:]
+            pairs = np.stack([np.full(len(left), first), left], axis=1)
+            score = np.where(exact[left] == exact[first], 1, similarity(known.features, pairs))
+            keeper[left[score > 0]], similar[left[score > 0]] = first, score[score > 0]
+            left = left[score == 0]
+    return keeper, similar
 
 
 def relation(images: Images, row: int, other: int) -> str:
-    """Say what two images have in common: `same bytes`, `same pixels`, or less: `near copy`."""
+    """Say what two images share: `same bytes`, `same pixels`, or less: `near-duplicate`."""
     if (images.sizes[row] != images.sizes[other]).any():
-        return "near copy"
+        return "near-duplicate"
     try:
         pair = [images.read(each) for each in (row, other)]
         if digest(pair[0]) == digest(pair[1]):
             return "same bytes"
         a, b = (np.asarray(as_image(content)) for content in pair)
     except BadImage:
-        return "near copy"
-    return "same pixels" if np.array_equal(a, b) else "near copy"
+        return "near-duplicate"
+    return "same pixels" if np.array_equal(a, b) else "near-duplicate"
 
 
-def _pairs(groups: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, "images 2"]:
+def _firsts(groups: Groups) -> Int64[np.ndarray, " firsts"]:
+    return np.flatnonzero(groups == np.arange(len(groups)))
+
+
+def _pairs(groups: Groups) -> Pairs:
     """Each image's row, and the first row of its group."""
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     return np.stack([np.arange(len(groups)), first[group]], axis=1)
 
 
-def _merge(
-    groups: Int64[np.ndarray, " images"], pairs: Int64[np.ndarray, "pairs 2"]
-) -> Int64[np.ndarray, " images"]:
+def _merged(groups: Groups, pairs: Pairs) -> Groups:
     """The groups, each named by its first row, once every pair of rows shares one."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -121,52 +227,162 @@ def _merge(
     return _pairs(connected_components(edges, directed=False)[1].astype(np.int64))[:, 1]
 
 
-def _merge_near(
-    groups: Int64[np.ndarray, " images"], tiny: UInt8[np.ndarray, "images features"], alike: float
-) -> Int64[np.ndarray, " images"]:
-    """The groups, merged where thumbnails correlate by `alike` or more."""
-    rows, keys = _keys(tiny, np.flatnonzero(groups == np.arange(len(groups))))
-    for table in keys:
-        order = np.argsort(table, kind="stable")
-        alike_pairs = [np.zeros((0, 2), np.int64)]
-        for near in _neighbors(table[order]):
-            pairs = rows[order[near]]
-            pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
-            left, right = _vectors(tiny[pairs[:, 0]]), _vectors(tiny[pairs[:, 1]])
-            alike_pairs.append(pairs[np.einsum("ij,ij->i", left, right) >= alike])
-        groups = _merge(groups, np.concatenate(alike_pairs))
-    return groups
+def _hashes(
+    features: Features, rows: Int64[np.ndarray, " rows"]
+) -> tuple[Int64[np.ndarray, " visible"], UInt64[np.ndarray, " visible"]]:
+    """Return the rows of images that show anything, and the hashes of each: the signs of 64 waves.
 
-
-def _vectors(tiny: UInt8[np.ndarray, "batch features"]) -> Float[np.ndarray, "batch features"]:
-    """Thumbnails as unit vectors without each channel's mean; zero if they are plain."""
-    pixels = tiny.reshape(len(tiny), tiny.shape[1] // 3, 3).astype(np.float32)
-    shape = (pixels - pixels.mean(axis=1, keepdims=True)).reshape(tiny.shape)
-    length = np.linalg.norm(shape, axis=1, keepdims=True)
-    plain = shape.std(axis=1, keepdims=True) < PLAIN
-    return np.where(plain, np.float32(0), shape / np.maximum(length, 1))
-
-
-def _keys(
-    tiny: UInt8[np.ndarray, "images features"], rows: Int64[np.ndarray, " chosen"]
-) -> tuple[Int64[np.ndarray, " visible"], Int64[np.ndarray, "tables visible"]]:
-    """The rows whose thumbnail is not plain, and their key in each table."""
-    features = tiny.shape[1]
-    planes = np.random.default_rng(0).standard_normal((TABLES, features, BITS), np.float32)
-    flat = planes.transpose(1, 0, 2).reshape(features, TABLES * BITS)
-    visible_rows, keys = [], []
+    One is of the whole image, the other of a section, which a cropped copy resembles more.
+    """
+    wave = np.add.outer(np.arange(KEPT), np.arange(KEPT)).ravel()
+    lowest = np.argsort(wave, kind="stable")[1:65]
+    section = _warps(np.full(1, -SECTION, np.float32), np.zeros(1, np.float32))[0]
+    visible, hashes = [rows[:0]], [np.zeros(0, np.uint64)]
     for block in np.array_split(rows, len(rows) // BLOCK + 1):
-        vectors = _vectors(tiny[block])
-        visible = vectors.any(axis=1)
-        signs = (vectors[visible] @ flat > 0).reshape(-1, TABLES, BITS)
-        visible_rows.append(block[visible])
-        keys.append(signs @ (1 << np.arange(BITS, dtype=np.int64)))
-    return np.concatenate(visible_rows), np.concatenate(keys).T
+        luma, _ = _planes(features[block])
+        shows = _shows(luma)
+        for whole in (luma[shows], section @ luma[shows] @ section.mT):
+            signs = whole.reshape(-1, KEPT**2)[:, lowest] > 0
+            visible.append(block[shows])
+            hashes.append(signs @ (np.uint64(1) << np.arange(64, dtype=np.uint64)))
+    return np.concatenate(visible), np.concatenate(hashes)
 
 
-def _neighbors(keys: Int64[np.ndarray, " images"]) -> Iterator[Int64[np.ndarray, "pairs 2"]]:
-    """Positions at most `REACH` apart in the sorted keys that have the same key."""
-    for reach in range(1, REACH + 1):
-        left = np.flatnonzero(keys[:-reach] == keys[reach:])
-        for block in np.array_split(left, len(left) // BLOCK + 1):
-            yield np.stack([block, block + reach], axis=1)
+def _candidates(hashes: UInt64[np.ndarray, " images"], bits: Int64[np.ndarray, " 64"]) -> Pairs:
+    """Return positions of hashes that are close in this order of their bits, and in all bits."""
+    keys = np.zeros_like(hashes)
+    for place, bit in enumerate(bits.tolist()):
+        keys |= (hashes >> np.uint64(bit) & np.uint64(1)) << np.uint64(place)
+    order = np.argsort(keys, kind="stable")
+    ordered, pairs = keys[order], [np.zeros((0, 2), np.int64)]
+    for reach in range(1, min(REACH, len(keys) - 1) + 1):
+        near = np.flatnonzero(np.bitwise_count(ordered[:-reach] ^ ordered[reach:]) <= MAX_BITS)
+        pairs.append(np.stack([order[near], order[near + reach]], axis=1))
+    return np.concatenate(pairs)
+
+
+def similarity(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"]:
+    """Return the correlation of near-duplicates, one aligned to the other; 0 of other pairs."""
+    found = np.zeros(len(pairs), np.float32)
+    for start in range(0, len(pairs), BLOCK):
+        rows = slice(start, start + BLOCK)
+        one, other = (_planes(features[pairs[rows, side]]) for side in (0, 1))
+        found[rows] = np.maximum(_inside(*one, *other), _inside(*other, *one))
+    return found
+
+
+def _planes(features: Features) -> tuple[Squares, Float32[np.ndarray, "batch 2 _ _"]]:
+    """The frequencies of brightness, and of the two color differences."""
+    numbers = features.astype(np.float32)
+    luma = numbers[:, : KEPT**2].reshape(-1, KEPT, KEPT)
+    return luma, numbers[:, KEPT**2 :].reshape(-1, 2, COLOR, COLOR)
+
+
+def _shows(luma: Squares) -> Bool[np.ndarray, " batch"]:
+    """Whether images show enough to be compared."""
+    levels, detail = (np.sqrt(_dot(x, x)) / SIDE for x in (_flat(luma, KEPT), luma * _detail))
+    return np.asarray((levels >= MIN_LEVELS) & (detail >= MIN_DETAIL))
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> Float32[np.ndarray, " batch"]:
+    return np.asarray((a * b).sum(axis=tuple(range(1, a.ndim))))
+
+
+def _inside(
+    luma: Squares, chroma: np.ndarray, luma_b: Squares, chroma_b: np.ndarray
+) -> Float32[np.ndarray, " batch"]:
+    """The correlation with images of the second kind of a section of the first; 0 if they differ.
+
+    Gauss-Newton steps find the section that resembles the lowest frequencies most. A section lies
+    within the image: what is merely shifted, as strokes of other people's digits are, is none.
+    """
+    zoom = shift = np.zeros((2, len(luma)), np.float32)
+    target = _flat(luma_b, COARSE)
+    columns = _columns(luma, zoom[:, :1], shift[:, :1])
+    step = _solve(columns, target)
+    rest = target - (columns @ step[..., None])[..., 0]
+    most = np.minimum(MAX_REST * _dot(target, target), (MAX_LEVELS * SIDE) ** 2)
+    likely = np.flatnonzero(_dot(rest, rest) <= most)
+    found = np.zeros(len(luma), np.float32)
+    luma, chroma, luma_b, chroma_b = (x[likely] for x in (luma, chroma, luma_b, chroma_b))
+    target, step, zoom, shift = target[likely], step[likely], zoom[:, likely], shift[:, likely]
+    for again in (True, True, False):
+        move = (step[:, 1:] / np.maximum(step[:, :1], 0.3)).T
+        zoom = (zoom + move[:2]).clip(-MAX_CROP, 0)
+        shift = (shift + move[2:]).clip(zoom * SIDE / 2, -zoom * SIDE / 2)
+        if again:
+            step = _solve(_columns(luma, zoom, shift), target)
+    found[likely] = _correlation(luma, chroma, luma_b, chroma_b, zoom, shift)
+    return found
+
+
+def _correlation(
+    luma: Squares,
+    chroma: np.ndarray,
+    luma_b: Squares,
+    chroma_b: np.ndarray,
+    zoom: Float32[np.ndarray, "2 batch"],
+    shift: Float32[np.ndarray, "2 batch"],
+) -> Float32[np.ndarray, " batch"]:
+    """The correlation of these sections with the second images; 0 if they differ too much."""
+    rows, columns = (_warps(zoom[axis], shift[axis])[0] for axis in (0, 1))
+    section = rows @ luma @ columns.mT
+    small = (slice(None), None, slice(COLOR), slice(COLOR))
+    tint = rows[small] @ chroma @ columns[small].mT
+    seen, target = _flat(section, COMPARED), _flat(luma_b, COMPARED)
+    gain = _dot(seen, target) / (_dot(seen, seen) + 1)
+    rest = target - gain[:, None] * seen
+    color = chroma_b - gain[:, None, None, None] * tint
+    detail = _detail[:COMPARED, :COMPARED].ravel()[1:]
+    share = _dot(rest, rest) / (_dot(target, target) + 1)
+    alike = share <= MAX_REST
+    alike &= _dot(rest * detail, rest) <= MAX_DETAIL * _dot(target * detail, target)
+    for differing in (rest, color):
+        alike &= _dot(differing, differing) <= (MAX_LEVELS * SIDE) ** 2
+    return np.where(alike, np.sqrt(1 - share.clip(max=1)), 0).astype(np.float32)
+
+
+def _flat(luma: Squares, side: int) -> Float32[np.ndarray, "batch _"]:
+    """The lowest frequencies without the mean."""
+    return luma[:, :side, :side].reshape(len(luma), side**2)[:, 1:]
+
+
+def _warps(
+    zoom: Float32[np.ndarray, " _"], shift: Float32[np.ndarray, " _"]
+) -> tuple[Squares, Squares, Squares]:
+    """Matrices from frequencies of a side to those of a section; derivatives by both numbers."""
+    place = _steps * (1 + zoom[:, None]) + shift[:, None] + SIDE / 2
+    phase = place[..., None] * _waves
+    slope = -np.sin(phase) * (_norms * _waves)
+    return (
+        _dct.T @ (np.cos(phase) * _norms),
+        _dct.T @ (_steps[:, None] * slope),
+        _dct.T @ slope,
+    )
+
+
+def _columns(
+    luma: Squares, zoom: Float32[np.ndarray, "2 _"], shift: Float32[np.ndarray, "2 _"]
+) -> Float32[np.ndarray, "batch _ 5"]:
+    """Sections and their derivatives by zoom and shift of both axes, in coarse frequencies."""
+    (rows, *of_rows), (columns, *of_columns) = (
+        [each[:, :COARSE] for each in _warps(zoom[axis], shift[axis])] for axis in (0, 1)
+    )
+    left, right = rows @ luma, luma @ columns.mT
+    by_zoom, by_shift = (
+        (d_rows @ right, left @ d_columns.mT)
+        for d_rows, d_columns in zip(of_rows, of_columns, strict=True)
+    )
+    parts = (rows @ right, *by_zoom, *by_shift)
+    return np.stack([_flat(part, COARSE) for part in parts], axis=2)
+
+
+def _solve(
+    columns: Float32[np.ndarray, "batch _ 5"], target: Float32[np.ndarray, "batch _"]
+) -> Float32[np.ndarray, "batch 5"]:
+    """Least squares, with a little of a ridge where columns depend on one another."""
+    scale = np.sqrt((columns**2).sum(axis=1)) + 1e-3
+    unit = columns / scale[:, None]
+    gram = unit.mT @ unit + 1e-3 * np.eye(columns.shape[2], dtype=np.float32)
+    solved = np.linalg.solve(gram, unit.mT @ target[..., None])[..., 0]
+    return np.asarray(solved / scale)

@@ -10,15 +10,15 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 from nearkin.config import Config, EmbedConfig, TrainConfig
-from nearkin.data.duplicates import duplicates
+from nearkin.data.duplicates import Duplicates, divided, duplicates, leaks
 from nearkin.data.images import Images
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
 
-MAX_COMPARED: Final = 100_000
-"""Images among which near-duplicates are searched, at most: it takes half a millisecond each."""
+MAX_COMPARED: Final = 1_000_000
+"""Images among which near-duplicates are searched, at most: each is decoded, and takes 1 kB."""
 
 NAMED: Final = 10  # Unreadable images that an error names
 NEW: Final = -1  # The side of an image that no earlier run had
@@ -88,8 +88,7 @@ class Split:
     @property
     def leaked(self) -> Bool[np.ndarray, " test"]:
         """Whether each held-out image has a near-duplicate among those that are trained on."""
-        groups = self.images.groups
-        return np.isin(groups[self.test_rows], groups[self.train_rows])
+        return np.isin(self.test_rows, leaks(self.images.groups, self.splits))
 
     def without(self, bad_rows: Collection[int]) -> "Split":
         """The same images less those that turned out unreadable."""
@@ -184,7 +183,8 @@ def split_images(
     """Hold a share of the images out, or the test images that the data themselves name.
 
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
-    would find itself again, and inflate the score. Above `MAX_COMPARED` images they are not
+    would find itself again, and inflate the score. Larger groups are divided where they are most
+    of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
     searched for, which the images' notes say. Images that are `decided` stay where they were, and
     new ones join those that they are near-duplicates of. Parts that the data name are kept even if
     near-duplicates are on both sides; see `Split.leaked`.
@@ -197,15 +197,41 @@ def split_images(
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     num_exact = 0
     if len(images) > MAX_COMPARED:
-        text = f"the search for copies, which may be held out: more than {MAX_COMPARED:,} images"
+        text = f"the search for duplicates, which may be held out: over {MAX_COMPARED:,} images"
         images = images.noted(Note("left out", text, len(images)))
     else:
-        copies = duplicates(images, on_progress)
-        images, num_exact = replace(images, groups=copies.groups), copies.num_exact
+        found = duplicates(images, on_progress)
+        num_exact, grouped = found.num_exact, replace(images, groups=found.groups)
+        images = grouped if declared else _without_chains(grouped, found, share)
     if (side == NEW).all():
         return Split(images, *split_rows(images, share, seed), num_exact)
     held_out = _joined(side, images, share, seed)
     return Split(images, np.flatnonzero(~held_out), np.flatnonzero(held_out), num_exact)
+
+
+def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
+    """Divide groups larger than what is held out, if most of the images are in such groups.
+
+    They would all train, and what is held out would be the few images that look like no other.
+    Two pieces make up the share, so that few images have a near-duplicate on the other side.
+    """
+    large = np.bincount(found.groups)[found.groups] > share * len(images)
+    if not large.sum() > len(images) / 2:
+        return images
+    pieces = divided(found, max(1, int(share * len(images) / 2)))
+    concerned = np.flatnonzero(pieces != found.groups)
+    if not len(concerned):
+        return images
+    text = (
+        f"{int(large.sum())} images that are near-duplicates one after another are larger groups "
+        f"than --val holds out; they are divided in the order of names, into "
+        f"{len(np.unique(pieces[large]))} groups, so that images at the edge of one have "
+        "near-duplicates on the other side"
+    )
+    names = [images.names[row] for row in np.flatnonzero(large)[:3].tolist()]
+    return replace(images, groups=pieces).noted(
+        Note("merged", text, int(large.sum()), tuple(names))
+    )
 
 
 def _joined(

@@ -1,4 +1,4 @@
-"""How well a threshold on the cosine separates copies from other images of the same data."""
+"""How well a threshold on the cosine separates edited copies from other images of the data."""
 
 import io
 import zlib
@@ -14,7 +14,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from nearkin.data.decode import as_image
-from nearkin.data.duplicates import duplicates
+from nearkin.data.duplicates import Groups
 from nearkin.data.images import Images, Source, read
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
@@ -110,13 +110,13 @@ class Precision:
 
 
 @dataclass(frozen=True, eq=False)
-class CopyTest:
+class EditTest:
     """Sampled images, each with an edited copy and with the most similar image that is no copy."""
 
     edit: tuple[str, ...]
     copy: Float[np.ndarray, " n"]  # The cosine of the image and its copy
     other: Float[np.ndarray, " n"]  # The cosine of the image and the other one
-    pairs: Int[np.ndarray, "n 2"]  # The table's rows of the image and the other one
+    pairs: Int[np.ndarray, "n 2"]  # The rows of the image and the other one
 
     @property
     def choosing(self) -> Bool[np.ndarray, " n"]:
@@ -162,27 +162,29 @@ def _share(part: int, whole: int) -> tuple[float, float, float]:
     return (part / whole if whole else 1.0, *wilson(part, whole))
 
 
-def copy_test(
+def edit_test(
     table: EmbeddingTable,
     encoder: Encoder,
     images: Images,
     image_rows: Int[np.ndarray, " rows"],
+    groups: Groups,
     *,
     seed: int,
     device: torch.device,
     workers: int,
     on_progress: ProgressCallback = ignore_progress,
-) -> CopyTest:
+) -> EditTest:
     """Edit copies of sampled images, and find the most similar other image of each in the table.
 
-    Other images are those that `nearkin.data.duplicates` does not take for copies, by bytes and
-    thumbnails. A copy that it misses counts as another image: precision is rather too low.
+    Other images are those of other groups. A duplicate that pixels miss counts as another image:
+    precision is rather too low.
 
     Args:
         table: Features of the images.
         encoder: That they are from.
         images: Those of the table, maybe with others.
         image_rows: The row among the images of each row of the table.
+        groups: The duplicates that contents and pixels have found, as `near_groups` does.
         seed: Decides which images are drawn and how they are edited.
         device: Where to compute.
         workers: Processes that decode photographs.
@@ -194,9 +196,9 @@ def copy_test(
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(table), min(SAMPLE, len(table)), replace=False))
     vectors, at = table.gather(rows), image_rows[rows]
-    other, other_row = _others(table, rows, vectors, images, image_rows)
+    other, other_row = _others(table, at, vectors, image_rows, groups)
     order = np.argsort(at)  # as images are encoded
-    rows, at, other, other_row = rows[order], at[order], other[order], other_row[order]
+    at, other, other_row = at[order], other[order], other_row[order]
     drawn = images.subset(at)
     edits = dict(zip(drawn.names, cycle(EDITS), strict=False))
     edited = replace(drawn, source=EditedSource(drawn.source, edits, seed))
@@ -211,41 +213,24 @@ def copy_test(
             f"{tested.sum()} images have another image to be told from, too few to estimate a "
             f"precision; give a --threshold, or {LEAST} images or more"
         )
-    return CopyTest(
+    return EditTest(
         edit=tuple(edits[drawn.names[row]] for row in read[tested].tolist()),
         copy=copy[tested],
         other=other[read][tested],
-        pairs=np.stack([rows, other_row], axis=1)[read][tested],
+        pairs=np.stack([at, other_row], axis=1)[read][tested],
     )
 
 
 def _others(
     table: EmbeddingTable,
-    rows: Int[np.ndarray, " n"],
+    at: Int[np.ndarray, " n"],
     vectors: Float[Tensor, "n dim"],
-    images: Images,
     image_rows: Int[np.ndarray, " rows"],
+    groups: Groups,
 ) -> tuple[Float[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Return the cosine and the row of the most similar image that is no copy; -1 if none is."""
+    """Return the cosine and the image of the most similar other group; -1 if none is."""
     similarity, near = (x.numpy() for x in table.nearest(vectors, OTHERS + 1))
-    every = np.union1d(near, rows)
-    compared, place = np.unique(image_rows[every], return_inverse=True)
-    # Not stored: it would replace what is known of the thumbnails of all images.
-    groups = duplicates(replace(images.subset(compared), key="")).groups
-    group = groups[place]
-    own, theirs = (group[np.searchsorted(every, each)] for each in (rows, near))
-    different = theirs != own[:, None]
-    first, lines = different.argmax(axis=1), np.arange(len(rows))
-    has_other = different.any(axis=1)
-    return similarity[lines, first], np.where(has_other, near[lines, first], -1)
-
-
-def curves(test: CopyTest) -> dict[str, list[tuple[float, float]]]:
-    """Return precision and recall of thresholds, on all sampled images."""
-    low, high = min(test.copy.min(), test.other.max()), 1.0
-    at = [test.at(float(each), chosen=False) for each in np.linspace(low, high, 41)]
-    return {
-        "precision": [(each.threshold, each.precision[0]) for each in at],
-        "recall of edited copies": [(each.threshold, each.recall[0]) for each in at],
-        "other images above": [(each.threshold, each.false[0]) for each in at],
-    }
+    other = image_rows[near]
+    different = groups[other] != groups[at][:, None]
+    first, lines = different.argmax(axis=1), np.arange(len(at))
+    return similarity[lines, first], np.where(different.any(axis=1), other[lines, first], -1)

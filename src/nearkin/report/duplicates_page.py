@@ -1,0 +1,101 @@
+"""The page of `nearkin duplicates`: pairs of images to look at."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from nearkin.data.images import Images
+from nearkin.evaluation.duplicates import Precision
+from nearkin.evaluation.table import as_text
+from nearkin.report.image_map import thumbnails
+from nearkin.report.page.html import BLOCKS, document
+from nearkin.report.page.sections import Table, Tile
+
+MAX_PAIRS: Final = 24  # Pairs in each list
+SIDE: Final = 128
+
+
+class Pair(NamedTuple):
+    """Two images, and how similar they are."""
+
+    one: str
+    two: str
+    similarity: float
+    note: str = ""
+
+
+def duplicates_page(
+    images: Images,
+    data: str,
+    lead: str,
+    estimate: Precision | None,
+    found: Sequence[Pair],
+    others: Sequence[Pair],
+    workers: int,
+) -> str:
+    """Return the page.
+
+    Args:
+        images: Those of the pairs, by name.
+        data: What they are called.
+        lead: How many duplicates there are, in a sentence.
+        estimate: What the threshold on features does.
+        found: Each image that is not kept, beside the one that is.
+        others: Images beside the most similar ones below the threshold.
+        workers: Processes that decode photographs.
+    """
+    near = sorted(found, key=lambda pair: pair.similarity)
+    rest = near[MAX_PAIRS:]
+    lists = {
+        "Least similar": near[:MAX_PAIRS],
+        "Further duplicates": [
+            rest[row] for row in range(0, len(rest), len(rest) // MAX_PAIRS + 1)
+        ],
+        "No duplicates": sorted(others, key=lambda pair: -pair.similarity)[:MAX_PAIRS],
+    }
+    row = {as_text(name): number for number, name in enumerate(images.names)}
+    names = {name for pairs in lists.values() for pair in pairs for name in (pair.one, pair.two)}
+    uris = thumbnails(images, np.array([row[name] for name in names], np.int64), SIDE, workers)
+    tiles = {name: Tile(name, uris[row[name]], 0.0) for name in names if row[name] in uris}
+    blocks = {
+        title: BLOCKS.pairs(EXPLANATIONS[title], _tiled(pairs, tiles))
+        for title, pairs in lists.items()
+        if pairs
+    }
+    return document(
+        title=f"Duplicates in {data}",
+        kicker="nearkin duplicates",
+        lead=lead,
+        sections=[*_threshold(estimate), *blocks.items()],
+        tiny=images.is_small,
+    )
+
+
+EXPLANATIONS: Final = {
+    "Least similar": "On the left the image that is kept, on the right its duplicate, from the "
+    "least similar pair on. Similar features are no duplicates? Raise the threshold.",
+    "Further duplicates": "Evenly drawn from all other pairs.",
+    "No duplicates": "Sampled images beside the most similar image below the threshold, closest "
+    "first. If some are duplicates, lower it.",
+}
+
+
+def _tiled(
+    pairs: Sequence[Pair], tiles: Mapping[str, Tile]
+) -> Iterator[tuple[Tile, Tile, str, str]]:
+    for pair in pairs:
+        if pair.one in tiles and pair.two in tiles:
+            yield tiles[pair.one], tiles[pair.two], f"{pair.similarity:.4f}", pair.note
+
+
+def _threshold(estimate: Precision | None) -> Iterator[tuple[str, str]]:
+    if estimate is None:
+        return
+    note = (
+        f"Of {estimate.num} sampled images, each with an edited copy and with the most similar "
+        "image that is no duplicate by its pixels; 95 % intervals. Precision is the share of "
+        "copies among both above the threshold."
+    )
+    title = f"Threshold {estimate.threshold:.4f}"
+    yield "Threshold", BLOCKS.results(Table(title, (), tuple(estimate.rows()), note))
