@@ -24,3 +24,20 @@ def test_what_was_decided_about_the_data_is_one_block_what_was_left_out_first(tm
     left_out, guessed = json.loads(capsys.readouterr().out)["notes"]
     assert (left_out["decision"], left_out["count"]) == ("left out", 1)
     assert (guessed["decision"], guessed["examples"]) == ("guessed", ["Cat", "cat"])
+
+
+def test_the_parts_that_folders_name_are_said_with_what_leaks_from_one_to_the_other(
+    tmp_path, capsys
+):
+    sides = {"Training": 8, "Testing": 4}
+    names = [f"{side}/{i % 2}/{i}.png" for side, number in sides.items() for i in range(number)]
+    data = fill(tmp_path / "data", *names, size=(40, 40))
+    (data / "Testing/0/0.png").write_bytes((data / "Training/0/2.png").read_bytes())
+    assert run("check", data) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "labels      2 classes of 6 images, for scoring only" in lines
+    assert "parts       8 to train on, 4 to score, by the data's own names" in lines
+    leak = "            1 of 4 test images have a (near-)duplicate in the training part"
+    assert leak in lines
+    assert run("check", data / "Training") == 0
+    assert "parts       none in the data; --val holds some out" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
+from nearkin.pace import count
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.run.settings import describe, resolve, view_sides
 from nearkin.training.length import planned_epochs, time_epoch
@@ -71,6 +72,7 @@ class DataReport:
             "classes": {name: counts[label] for label, name in enumerate(self.images.classes)},
             "width": _range(self.images.sizes[:, 0]),
             "height": _range(self.images.sizes[:, 1]),
+            "parts": self.parts(),
             "bad": [{"path": bad.name, "reason": bad.reason} for bad in self.images.bad],
             "exact_duplicates": self.exact,
             "near_duplicates": self.near,
@@ -85,12 +87,13 @@ class DataReport:
         """Return lines of text, for people."""
         values = self.to_dict()
         (low, middle, high), (least, median, most) = values["width"], values["height"]
-        formats = ", ".join(f"{count} {kind}" for kind, count in values["formats"].items())
+        formats = ", ".join(f"{number} {kind}" for kind, number in values["formats"].items())
         lines = [
             f"images    {values['images']} ({formats})",
             f"width       {low} to {high} px, median {middle}",
             f"height      {least} to {most} px, median {median}",
             f"labels      {_summary(values['classes'])}",
+            f"parts       {_parts(values['parts'])}",
             f"duplicates  {self.exact} exact, {self.near} near",
             *_block("", [self.leaks()] if self.leaked else []),
             f"unreadable  {len(self.images.bad)}",
@@ -102,11 +105,18 @@ class DataReport:
         cost = self.cost.lines() if self.cost else []
         return [*lines, *(f"            {line}" for line in cost)]
 
+    def parts(self) -> dict[str, int]:
+        """Count the images of each part that the data name; empty if `--val` decides."""
+        if not has_test_split(self.images):
+            return {}
+        test = int((self.images.splits == "test").sum())
+        return {"train": len(self.images) - test, "test": test}
+
     def leaks(self) -> str:
         """Say how much of the test part that the data name is in the training part, too."""
-        num_test = int((self.images.splits == "test").sum())
         return (
-            f"{self.leaked} of {num_test} test images have a (near-)duplicate in the training part"
+            f"{self.leaked} of {self.parts()['test']} test images have a (near-)duplicate in the "
+            "training part"
         )
 
 
@@ -121,8 +131,15 @@ def _range(values: np.ndarray) -> tuple[int, int, int]:
 def _summary(classes: dict[str, int]) -> str:
     if not classes:
         return "none; they are not needed"
-    counts = classes.values()
-    return f"{len(classes)} classes of {min(counts)} to {max(counts)} images, for scoring only"
+    least, most = min(classes.values()), max(classes.values())
+    each = f"{least}" if least == most else f"{least} to {most}"
+    return f"{count(len(classes), 'class')} of {each} images, for scoring only"
+
+
+def _parts(parts: dict[str, int]) -> str:
+    if not parts:
+        return "none in the data; --val holds some out"
+    return f"{parts['train']} to train on, {parts['test']} to score, by the data's own names"
 
 
 def check(

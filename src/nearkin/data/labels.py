@@ -15,6 +15,7 @@ from jaxtyping import Int64
 from nearkin.data.images import in_bytes
 from nearkin.data.notes import Note
 from nearkin.errors import DataError
+from nearkin.pace import count
 from nearkin.types import UNKNOWN
 
 SPLIT_WORDS: Final = {
@@ -127,11 +128,11 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
             meaning |= {x: x.partition(".")[0].removeprefix("+") for x in rest}
         if none:
             total = sum(counts[label] for label in none)
-            text = f"{total} labels that are {' or '.join(sorted(none))}, which means no label"
+            text = f"{count(total, 'label')} {' or '.join(sorted(none))}, which means no label"
             notes.append(Note("left out", text, total))
         renamed = sorted(x for x in rest if meaning.get(x, x) != x)
         if renamed:
-            text = f"{len(renamed)} labels that are whole numbers are written without a fraction"
+            text = f"{count(len(renamed), 'whole number')} as a label, now without a fraction"
             notes.append(Note("renamed", text, len(renamed), tuple(renamed[:3])))
     else:
         names = sorted(label for label in counts if label.casefold() in MISSING)
