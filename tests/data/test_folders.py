@@ -85,6 +85,19 @@ def test_the_content_decides_whatever_a_file_is_called(tmp_path, form):
     assert f"left out: 64 files ({kinds}" in str(noted(images, "left out"))
 
 
+def test_texts_that_begin_like_images_are_none(tmp_path):
+    """Captions of BMWs do not make all captions images, nor themselves bad ones."""
+    texts = (b"BMW on a street, seen from the left", b"P2P network", b"P3 is a model", b"II\n", b"MM",
+             b"P5\nhello", b"P6: a plan", b"RIFF of a guitar", b"GIF, a format", b"P2")  # fmt: skip
+    captions = {f"{n:03}.txt": text for n, text in enumerate(texts * 9)} | {"BM": texts[0]}
+    bitmap = as_bytes(soft(0, (9, 8)), "PPM").replace(b"P6\n", b"P6\n# made by a program\n")
+    images = {"a.bin": encoded(kind="BMP"), "b": bitmap, "c.jpg": encoded(1)}
+    found = open_images(write_files(tmp_path, captions | images | {"d.jpg": texts[0]}))
+    assert found.names == tuple(images)
+    assert {bad.name: bad.reason for bad in found.bad} == {"d.jpg": "text, not an image"}
+    assert "91 files (90 .txt, 1 without a suffix)" in str(noted(found, "left out"))
+
+
 def test_a_suffix_of_which_one_in_many_is_an_image_is_not_searched(tmp_path):
     files = {f"{n:05}.dat": b"no image" for n in range(3_000)} | {"00001.dat": encoded()}
     images = open_images(write_files(tmp_path, files | {"a.png": encoded()}))

@@ -22,8 +22,10 @@ FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 NETPBM: Final = (b"P2", b"P3", b"P5", b"P6")
 """PGM and PPM, as text and binary. Pillow's format PPM is also bitmaps, floats and extensions."""
 TIFF: Final = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"II\0*", b"MM*\0")
-MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", *TIFF, *NETPBM)
-"""How files of these formats begin; WebP, AVIF and HEIC have a size before their names."""
+MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", *TIFF)
+"""How files of these formats begin. Others are told by more: a text may begin with BM or P2."""
+BMP: Final = re.compile(rb"BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0", re.DOTALL)
+PNM: Final = re.compile(rb"P[2356]\s(?:\s|#[^\n\r]*(?:[\n\r]|$))*(?:\d|$)")
 AVIF: Final = (b"avif", b"avis", b"mif1", b"msf1")
 HEIC: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 """Brands of files; `mif1` and `msf1` are of both kinds."""
@@ -146,7 +148,8 @@ def _reason(error: Exception, encoded: bytes) -> str:
     cut = _stated_bytes(encoded) > len(encoded)
     if isinstance(error, Image.DecompressionBombError | MemoryError):
         return "too-large"
-    if isinstance(error, UnidentifiedImageError) and not (cut and looks_like_image(encoded)):
+    unknown = isinstance(error, UnidentifiedImageError) and not cut
+    if unknown or not looks_like_image(encoded):
         return "unreadable" if is_heic(encoded) else what_it_is(encoded)
     ended = any(words in str(error).lower() for words in ENDED)
     return "truncated" if isinstance(error, EOFError) or ended or cut else "unreadable"
@@ -189,7 +192,8 @@ def looks_like_image(start: bytes) -> bool:
     """Whether a file may be an image that is read here, from its first 128 bytes."""
     if start.startswith(b"RIFF"):
         return start[8:12] == b"WEBP"
-    return start.startswith(MAGIC) or (_brands(start) or [b""])[0] in (*AVIF, *HEIC)
+    named = start.startswith(MAGIC) or (_brands(start) or [b""])[0] in (*AVIF, *HEIC)
+    return named or bool(BMP.match(start) or PNM.match(start))
 
 
 def is_heic(start: bytes) -> bool:
