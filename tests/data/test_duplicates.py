@@ -228,8 +228,8 @@ def test_test_images_with_a_duplicate_in_the_training_part_are_counted(tmp_path)
     for seed in range(4):
         for part in ("train", "test"):
             (tmp_path / part / "a").mkdir(parents=True, exist_ok=True)
-        builders.soft(seed, (100, 100)).save(tmp_path / "train" / "a" / f"{seed}.png")
-        other = builders.soft(seed if seed % 2 else 9 + seed, (90, 90))
+        builders.soft(seed, (32, 32)).save(tmp_path / "train" / "a" / f"{seed}.png")
+        other = builders.soft(seed if seed % 2 else 9 + seed, (30, 30))
         other.save(tmp_path / "test" / "a" / f"{seed}.jpg")
     images = open_images(tmp_path, cache=False)
     leaked = leaks(duplicates(images).groups, images.splits)
@@ -242,14 +242,14 @@ def test_test_images_with_a_duplicate_in_the_training_part_are_counted(tmp_path)
 
 def test_memory_is_bounded_though_all_images_are_alike():
     base = np.random.default_rng(0).integers(0, 240, (16, 16, 3), dtype=np.uint8)
-    x = np.repeat(base[None], 2000, axis=0)
-    flat = x.reshape(2000, -1)
-    flat[np.arange(2000), np.arange(2000) % 768] += (1 + np.arange(2000) // 768).astype(np.uint8)
+    x = np.repeat(base[None], 1000, axis=0)
+    flat = x.reshape(1000, -1)
+    flat[np.arange(1000), np.arange(1000) % 768] += (1 + np.arange(1000) // 768).astype(np.uint8)
     images = open_images(x)
     tracemalloc.start()
     copies = duplicates(images)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (set(copies.groups), copies.num_near) == ({0}, 1999)
-    # 2,000 x 16 pairs of 16 bytes are .5 MB, and all pairs of 2,000 images are 64 MB.
+    assert (set(copies.groups), copies.num_near) == ({0}, 999)
+    # 1,000 x 16 pairs of 16 bytes are .5 MB, and all pairs of 1,000 images are 64 MB.
     assert peak < 50e6

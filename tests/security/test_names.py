@@ -43,7 +43,7 @@ USING = [
     "embed HERE images --out embedded",
     "neighbors HERE images/a/a0.png",
     "evaluate HERE",
-    "duplicates HERE images",
+    "duplicates images --encoder HERE",
     "select HERE images --num 2 -o x.csv",
     "export HERE --format safetensors -o exported",
     RANK,

@@ -134,11 +134,17 @@ def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progre
     """Return for each image the first row of its exact and near-duplicates, and of theirs."""
     groups, rng = exact_groups(known), np.random.default_rng(0)
     rows, hashes = _hashes(known.features, _firsts(groups))
+    different = np.zeros(0, np.int64)  # Pairs, as a number each, that were candidates
     for number in range(TABLES):
         on_progress(number, TABLES, "comparing images")
         pairs = rows[_candidates(hashes, rng.permutation(64))]
         pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
-        groups = _merged(groups, pairs[similarity(known.features, pairs) > 0])
+        keys = np.unique(pairs.min(axis=1) * len(groups) + pairs.max(axis=1))
+        keys = np.setdiff1d(keys, different, assume_unique=True)
+        pairs = np.stack(np.divmod(keys, len(groups)), axis=1)
+        alike = similarity(known.features, pairs) > 0
+        different = np.union1d(different, keys[~alike])
+        groups = _merged(groups, pairs[alike])
     return groups
 
 
