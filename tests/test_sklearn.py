@@ -80,6 +80,15 @@ def test_a_grid_search_over_a_pipeline_chooses_a_method_and_its_options(digits):
     assert search.best_estimator_.predict(digits[0][:3]).shape == (3,)
 
 
+class Column(list):
+    """A column of a table after a split: iterated by position and indexed by other numbers."""
+
+    ndim = 1
+
+    def __getitem__(self, row):
+        return list(self)[len(self) - 1 - row]
+
+
 def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, tmp_path):
     paths = [str(path) for path in sorted(photographs.iterdir())]
     encoder = SelfSupervisedEncoder(backbone="tiny", batch_size=4, **QUICK)
@@ -90,6 +99,9 @@ def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, 
     assert (backwards[:-1][::-1] == encoder.transform(paths)).all()
     assert (backwards[-1] == backwards[len(paths) - 4]).all()
     assert (nearkin.load(tmp_path / "run").dim, encoder.n_features_in_) == (128, 1)
+    column = Column([*paths, str(tmp_path / "other.png")])
+    with pytest.raises(ValueError, match=r"cannot read .*other.png: .*; leave it out"):
+        encoder.transform(column)
     with pytest.raises(ValueError, match=r"cannot read .*missing.png: .*; leave it out"):
         encoder.transform([paths[0], tmp_path / "missing.png"])
 

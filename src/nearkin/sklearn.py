@@ -119,7 +119,7 @@ class SelfSupervisedEncoder(
         )
         bad = {bad.name: bad.reason for bad in images.bad} | {**embeddings.bad}
         for name, reason in bad.items():
-            raise ValueError(f"cannot read {X[int(name)]}: {reason}; leave it out")
+            raise ValueError(f"cannot read {list(X)[int(name)]}: {reason}; leave it out")
         return embeddings.normalized().vectors
 
     @property

@@ -274,3 +274,37 @@ def test_two_forms_of_one_name_are_one_class_and_said(tmp_path):
     (note,) = images.notes
     assert (note.decision, note.count) == ("merged", 2)
     assert "\\u0301" in "".join(note.examples)
+
+
+class Series:
+    """What pandas gives: an array behind an index."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+def test_pairs_of_images_and_columns_of_tables(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    cells = ["cat", "dog", None, float("nan")]
+    for labels in (Series(np.array(cells, object)), cells, tuple(cells)):
+        assert labels_of(open_images((x, labels), cache=False)) == ["cat", "dog", "", ""]
+    assert labels_of(open_images((list(x), cells), cache=False))[:2] == ["cat", "dog"]
+    with pytest.raises(DataError, match="4 images but 3 labels"):
+        open_images((x, cells[:3]), cache=False)
+
+
+def test_medmnist_and_other_names_of_arrays(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (3, 4, 8, 8), np.uint8)
+    y = np.array([[0], [1], [1], [0]])
+    arrays = {}
+    for pixels, part in zip(x, ("train", "val", "test"), strict=True):
+        arrays |= {f"{part}_images": pixels, f"{part}_labels": y}
+    np.savez(tmp_path / "medmnist.npz", **arrays)
+    images = open_images(tmp_path / "medmnist.npz", cache=False)
+    assert splits_of(images) == {"train": 4, "val": 4, "test": 4}
+    assert images.classes == ("0", "1")
+    assert labels_of(images) == ["0", "1", "1", "0"] * 3
+    assert np.array_equal(images.read(0)[..., 0], x[2, 0])  # test/0 comes first

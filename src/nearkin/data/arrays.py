@@ -74,7 +74,8 @@ def _stacked(images: Any) -> np.ndarray:
 def _labels(where: str, part: Part) -> list[Any]:
     """The label of each image, by name where numbers have one."""
     count = len(part.pixels)
-    labels = [None] * count if part.labels is None else list(np.asarray(part.labels))
+    given = part.labels if isinstance(part.labels, list | tuple) else np.asarray(part.labels)
+    labels = [None] * count if part.labels is None else list(given)
     if len(labels) != count:
         raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
     if part.classes is None:

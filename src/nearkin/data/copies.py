@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from posixpath import splitext
 from typing import Final
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Int
@@ -18,10 +19,13 @@ from nearkin.errors import OutputError, UsageError
 from nearkin.places import user_path
 
 MAX_STEM: Final = 230
-"""Characters of a file name; with a number and `.png` behind it, it fits in 255 bytes."""
+"""Bytes of a file name; with a number and `.png` behind it, it fits in 255."""
+FORBIDDEN: Final = frozenset('/\\:*?"<>|')
+"""What some file system takes in no name."""
+JOINERS: Final = frozenset("\u200c\u200d")  # Invisible, and a part of how words are written
 DEVICE: Final = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 """What Windows takes for a device, with any extension."""
-MAX_SUFFIX: Final = 8  # Characters of a file extension; what is longer belongs to the name
+MAX_SUFFIX: Final = 8  # Bytes of a file extension; what is longer belongs to the name
 
 
 def copy_to(
@@ -74,34 +78,44 @@ def check_destination(folder: Path, data: Iterable[str]) -> None:
 def file_names(names: Iterable[str]) -> list[str]:
     r"""Return a distinct name for a file or folder per name, also where case does not count.
 
-    It has letters, digits, `.`, `_` and `-` only, does not begin with `.` or `-` nor end with `.`,
-    and is no device of Windows. Letters outside ASCII become their code points.
+    It keeps letters of all scripts and all else that every file system takes, does not begin with
+    `.`, `-` or `~` nor end with `.`, and is no device of Windows.
 
     >>> file_names(["cat", "Cat", "a/b.png", "../..", "\u732b", "", "Con", "aux.png"])
-    ['cat', 'Cat-2', 'a-b.png', '_.-._', '_u732b', '_', '_Con', '_aux.png']
+    ['cat', 'Cat-2', 'a-b.png', '_.-._', '\u732b', '_', '_Con', '_aux.png']
     """
     used, result = set[str](), list[str]()
     repeats = Counter[str]()
     for name in names:
         stem, suffix = _safe(name)
         plain = free = stem + suffix
-        while free.lower() in used:
+        while _folded(free) in used:
             repeats[plain] += 1
             free = f"{stem}-{repeats[plain] + 1}{suffix}"
-        used.add(free.lower())
+        used.add(_folded(free))
         result.append(free)
     return result
 
 
+def _folded(name: str) -> str:
+    """Return what file systems may take for the same name, if it is the same."""
+    return normalize("NFC", name).casefold()
+
+
 def _safe(name: str) -> tuple[str, str]:
     """Return stem and extension, both short and of safe characters only."""
-    ascii_only = name.replace("/", "-").encode("ascii", "backslashreplace").decode()
-    plain = re.sub(r"^[.-]|\.$", "_", re.sub(r"[^A-Za-z0-9._-]", "_", ascii_only)) or "_"
+    plain = "".join(c if _is_safe(c) else "_" for c in name.replace("/", "-"))
+    plain = re.sub(r"^[-.~\s]|[.\s]$", "_", plain) or "_"
     plain = "_" + plain if DEVICE.match(plain) else plain
     stem, suffix = splitext(plain)
-    if len(suffix) > MAX_SUFFIX:
-        stem, suffix = plain[:MAX_STEM].rstrip("."), ""
-    return stem[:MAX_STEM], suffix
+    if len(suffix.encode()) > MAX_SUFFIX:
+        stem, suffix = plain, ""
+    cut = stem.encode()[:MAX_STEM].decode(errors="ignore")
+    return (cut if cut == stem else cut.rstrip(". ")), suffix
+
+
+def _is_safe(character: str) -> bool:
+    return character not in FORBIDDEN and (character.isprintable() or character in JOINERS)
 
 
 def _names(images: Images, rows: Iterable[int]) -> list[str]:
