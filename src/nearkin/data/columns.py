@@ -55,7 +55,7 @@ def has_images(table: File) -> bool:
     """Whether a table holds the images themselves, and not their paths."""
     if table.suffix.lower() != ".parquet":
         return table.suffix.lower() in COLUMN_TABLES
-    return "path" not in _schema(table).names or has_image_column(table)
+    return "path" not in _columns(_schema(table)) or has_image_column(table)
 
 
 def has_image_column(table: File) -> bool:
@@ -227,15 +227,22 @@ def _values(column: Any) -> tuple[Any, np.ndarray, list[bool]]:
 def _rows(batch: Any, schema: Any) -> Iterator[Row]:
     """What the columns label (or the only one with named classes), group and split say."""
     classes = _named_classes(schema.metadata or {})
-    label = "label" if "label" in schema.names or len(classes) != 1 else next(iter(classes))
+    columns = _columns(schema)
+    only = next(iter(classes)) if len(classes) == 1 else None
 
-    def cells(column: str) -> list[Any]:
-        if column not in schema.names:
+    def cells(column: str | None) -> list[Any]:
+        if column is None:
             return [None] * len(batch)
         names, values = classes.get(column), batch.column(column).to_pylist()
         return values if names is None else [_class_name(names, value) for value in values]
 
-    yield from map(Row.of, cells(label), cells("group"), cells("split"))
+    label = columns.get("label", only)
+    yield from map(Row.of, *map(cells, (label, columns.get("group"), columns.get("split"))))
+
+
+def _columns(schema: Any) -> dict[str, str]:
+    """The names of columns by how they are meant: a header may be in capitals."""
+    return {name.strip().lower(): name for name in schema.names}
 
 
 def _class_name(names: Sequence[str], number: Any) -> Any:

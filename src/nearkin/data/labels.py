@@ -115,7 +115,7 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
     in `datasets`; and whole numbers are written as such, since programs make floats of them where
     one is missing. Among names, these are names.
     """
-    labels = {name: composed(row.label) for name, row in rows.items()}
+    labels = {name: row.label for name, row in rows.items()}
     counts = Counter(filter(None, labels.values()))
     meaning, notes = dict[str, str](), list[Note]()
     if all(map(NUMBER.fullmatch, counts)):

@@ -1,0 +1,160 @@
+"""Tables of the user, and those that nearkin writes: which image a path means, in any of them."""
+
+import csv
+import os
+import unicodedata
+
+import pytest
+from builders import encoded, fill, write_files
+from loaders import labels_of
+from nearkin_command import run
+from pyarrow import parquet, table
+
+from nearkin.classification.data import open_labeled_data
+from nearkin.config import ClassifyConfig
+from nearkin.data.opening import open_images
+from nearkin.discovery.data import label_images
+from nearkin.errors import DataError
+from nearkin.tables import read_csv, write_csv
+
+NAMES = ("-1.png", "+2.png", "=3.png", "@4.png", "'5.png", "'=6.png", "x/7.png", "8 'a'.png")
+CLASSES = ("-", "+", "=", "@")
+
+
+def by_name(images):
+    """The class of each image, '' for none."""
+    return dict(zip(images.names, labels_of(images), strict=True))
+
+
+def test_what_nearkin_writes_for_spreadsheets_it_reads_as_it_was(tmp_path):
+    data = fill(tmp_path / "data", *NAMES)
+    expected = {name: CLASSES[row % 4] for row, name in enumerate(NAMES)}
+    made = data / "made.csv"
+    write_csv(made, ("path", "label"), list(expected.items()))
+    cells = [row[0] for row in csv.reader(made.read_text().splitlines())]
+    assert cells[1:5] == ["'-1.png", "'+2.png", "'=3.png", "'@4.png"]
+    assert by_name(open_images(made, cache=False)) == expected
+    assert by_name(open_images(data, labels=str(made), cache=False)) == expected
+    images = open_images(data, cache=False)
+    assert by_name(label_images(images, str(made), all_labeled=True)) == expected
+
+
+def test_what_is_kept_of_copies_is_data_again(tmp_path):
+    """Also with classes that a spreadsheet takes for formulas, and from another folder."""
+    files = {
+        f"{c}/{c}{i}.png": encoded(10 * k + i) for k, c in enumerate(CLASSES) for i in range(3)
+    }
+    data = write_files(tmp_path / "symbols", files | {"-/copy.png": files["-/-0.png"]})
+    kept = tmp_path / "lists" / "kept.csv"
+    kept.parent.mkdir()
+    images = open_images(data, cache=False)
+    rows = [(f"{data}/{name}", label, "") for name, label in by_name(images).items()]
+    write_csv(kept, ("path", "label", "split"), rows)
+    again = open_images(kept, cache=False)
+    assert again.classes == images.classes == tuple(sorted(CLASSES))
+    assert labels_of(again) == labels_of(images)
+    assert len(again) == len(images) == 13
+    assert again.names[0].startswith("symbols/")
+
+
+def test_paths_and_labels_in_either_form_of_unicode(tmp_path):
+    nfc, nfd = (unicodedata.normalize(form, "Käfer") for form in ("NFC", "NFD"))
+    data = fill(tmp_path / "data", *(f"{nfd}{i}.png" for i in range(4)))
+    rows = [(f"{nfc}{i}.png", name) for i, name in enumerate((nfc, nfd, "Wal", "Wal"))]
+    for folder in (tmp_path, data):
+        write_csv(folder / "t.csv", ("path", "label"), rows)
+        images = open_images(data, labels=str(folder / "t.csv"), cache=False)
+        assert images.classes == (nfc, "Wal") if nfc < "Wal" else ("Wal", nfc)
+        assert [note.decision for note in images.notes] == ["merged"]
+    assert len(open_images(data / "t.csv", cache=False)) == 4
+    images = label_images(open_images(data, cache=False), str(data / "t.csv"), all_labeled=True)
+    assert labels_of(images) == [nfc, nfc, "Wal", "Wal"]
+
+
+def test_two_rows_of_one_image_agree_however_they_spell_it(tmp_path):
+    data = fill(tmp_path / "d", "x/1.png", "x/2.png")
+    spellings = ("x/1.png", "./x/1.png", "x/./1.png", "x//1.png", "x\\1.png", f"{data}/x/1.png")
+    for spelled in spellings:
+        for label, one in (("cat", True), ("dog", False)):
+            write_csv(data / "t.csv", ("path", "label"), [("x/1.png", "cat"), (spelled, label)])
+            if one:
+                assert by_name(open_images(data / "t.csv", cache=False)) == {"x/1.png": "cat"}
+                assert open_images(data, labels=str(data / "t.csv"), cache=False).classes == (
+                    "cat",
+                )
+                continue
+            for read in (
+                lambda: open_images(data / "t.csv"),
+                lambda: open_images(data, labels=str(data / "t.csv")),
+            ):
+                with pytest.raises(DataError, match="line 2 and, differently, in line 3"):
+                    read()
+
+
+def test_a_header_may_be_in_capitals_in_either_format(tmp_path):
+    data = fill(tmp_path, "1.png", "2.png")
+    columns = {"Path": ["1.png", "2.png"], "LABEL ": ["a", "b"], "Split": ["Train", "TEST"]}
+    parquet.write_table(table(columns), data / "t.parquet")
+    rows = "\n".join(map(",".join, zip(*columns.values(), strict=True)))
+    for text, encoding in (
+        (f"{','.join(columns)}\n{rows}\n", "utf-8-sig"),
+        (f"{';'.join(columns)}\r\n{rows.replace(',', ';')}\r\n", "utf-8"),
+        (f"{chr(9).join(columns)}\n{rows.replace(',', chr(9))}\n", "utf-8"),
+    ):
+        (data / "t.csv").write_bytes(text.encode(encoding))
+        for name in ("t.csv", "t.parquet"):
+            images = open_images(data / name, cache=False)
+            assert labels_of(images) == ["a", "b"]
+            assert images.splits.tolist() == ["train", "test"]
+
+
+def test_a_table_may_list_files_anywhere(tmp_path):
+    pool = fill(tmp_path / "pool", "1.png", "2.png")
+    fill(tmp_path / "lists", "3.png")
+    rows = [f"{pool}/1.png", "../pool/2.png", "3.png"]
+    write_csv(tmp_path / "lists/t.csv", ("path",), [[row] for row in rows])
+    images = open_images(tmp_path / "lists/t.csv", cache=False)
+    assert images.names == ("lists/3.png", "pool/1.png", "pool/2.png")
+    assert images.read(1) == (pool / "1.png").read_bytes()
+
+
+def test_a_table_that_is_not_utf_8_is_told_where(tmp_path, capsys):
+    data = fill(tmp_path / "d", "1.png", "2.png", os.fsdecode(b"\xff.png"))
+    good = tmp_path / "names.csv"
+    write_csv(good, ("path", "label"), [("1.png", "a"), (os.fsdecode(b"\xff.png"), "b")])
+    assert labels_of(open_images(data, labels=str(good), cache=False)) == ["a", "", "b"]
+    bad = tmp_path / "bad.csv"
+    for text, says in (
+        (
+            "path,label\n1.png,cat\n2.png,Käfer\n",
+            "line 3: the label is not in UTF-8; save the table",
+        ),
+        ("path,label\n1.png,cat\nKäfer.png,dog\n", "is not in UTF-8; save the table as UTF-8"),
+        ("Größe,path\n1,1.png\n", "line 1: no header of different names; save it as UTF-8"),
+        (
+            'path,label\n1.png,"big\n2.png,dog\n',
+            "line 2: unexpected end of data; close every quote",
+        ),
+        (
+            'path,label\n1.png,"big\n2.png,"dog"\n',
+            "line 2: ',' expected after '\"'; close every quote",
+        ),
+    ):
+        bad.write_bytes(text.encode("cp1252"))
+        assert run("check", data, "--labels", bad) == 3
+        error = capsys.readouterr().err
+        assert says in error
+        assert error.count("\n") == 1
+    bad.write_bytes("cluster,name,kind\n0,Käfer,novel\n".encode("cp1252"))
+    with pytest.raises(ValueError, match="line 2: the name is not in UTF-8"):
+        list(read_csv(bad))
+
+
+def test_labels_of_a_table_say_what_was_passed_over(tmp_path):
+    data = fill(tmp_path / "d", *(f"{i}.png" for i in range(6)))
+    known = tmp_path / "known.csv"
+    rows = zip((f"{i}.png" for i in range(6)), ("0", "1", "0", "1", "-1", "-1"), strict=True)
+    write_csv(known, ("path", "label"), rows)
+    dataset = open_labeled_data(str(data), ClassifyConfig(labeled=str(known)))
+    assert sorted(dataset.classes) == ["0", "1"]
+    assert [(n.decision, n.count) for n in dataset.images.notes] == [("left out", 2)]
