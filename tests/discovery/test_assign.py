@@ -35,7 +35,7 @@ def test_images_of_a_discovery_are_assigned_as_they_were(discovery, flat, tmp_pa
     counts = {name.strip(): int(count) for name, count in printed}
     assert counts == Counter(row["cluster"] for row in everything)
     for row in everything:
-        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
+        copy = copies / row["cluster"] / row["path"]
         assert copy.read_bytes() == (flat / row["path"]).read_bytes()
 
 

@@ -38,7 +38,7 @@ def test_images_may_be_labeled_by_a_table_and_copies_are_sorted_into_the_classes
     written = {folder.name: len(list(folder.iterdir())) for folder in copies.iterdir()}
     assert written == sizes
     for row in rows(discovery / "assignments.csv"):
-        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
+        copy = copies / row["cluster"] / row["path"]
         assert copy.read_bytes() == (flat / row["path"]).read_bytes()
 
 
