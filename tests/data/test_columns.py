@@ -103,16 +103,16 @@ def test_lists_and_other_features_of_older_datasets_are_no_labels(tmp_path):
         "person": {"names": {"dtype": "string", "_type": "Value"}},
     }
     extra = {"captions": [["a"]] * 6, "person": [{"names": "x"}] * 6}
-    for columns in (["image", "label", *extra], ["image", *extra]):
+    for kept in (["image", "label", *extra], ["image", *extra]):
         whole = table()
         for name, values in extra.items():
             whole = whole.append_column(name, pa.array(values))
-        info = {"info": {"features": {name: features[name] for name in columns}}}
-        whole = whole.select(columns).replace_schema_metadata({"huggingface": json.dumps(info)})
-        parquet.write_table(whole, tmp_path / f"{len(columns)}.parquet")
-        images = open_images(tmp_path / f"{len(columns)}.parquet", cache=False)
+        info = {"info": {"features": {name: features[name] for name in kept}}}
+        whole = whole.select(kept).replace_schema_metadata({"huggingface": json.dumps(info)})
+        parquet.write_table(whole, tmp_path / f"{len(kept)}.parquet")
+        images = open_images(tmp_path / f"{len(kept)}.parquet", cache=False)
         assert len(images) == 6
-        assert images.classes == (("cat", "dog") if "label" in columns else ())
+        assert images.classes == (("cat", "dog") if "label" in kept else ())
 
 
 def test_a_folder_of_tables_is_one_data_set(tmp_path):
