@@ -23,7 +23,10 @@ def test_a_contact_sheet_shows_a_query_and_what_is_nearest(
     encoder, vectors = (
         trained_run / name for name in ("encoder.safetensors", "embeddings.parquet")
     )
+    path.unlink()
     words = ["neighbors", encoder, query, "--in", vectors, "--top", "3", "--sheet", path]
     assert call(*words, "--data", digits_file) == 0
     assert path.read_bytes() == before
+    refusal(4, *words, "--data", digits_file)
+    path.unlink()
     refusal(2, *words)

@@ -101,6 +101,7 @@ def test_a_classifier_without_a_reference_flags_nothing(discovery, flat, tmp_pat
     table, expected = tmp_path / "old.csv", tmp_path / "new.csv"
     assert run("assign", out, strangers(tmp_path / "noise"), "-o", table) == 0
     assert unlike(rows(table)) == []
+    table.unlink()
     for each, file in ((out, table), (discovery, expected)):
         assert run("assign", each, flat, "-o", file) == 0
     kept = [[{**row, "flag": ""} for row in rows(file)] for file in (table, expected)]

@@ -167,8 +167,8 @@ def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path)
     titles = re.findall(r"<h3>([^<]*)</h3>", page)
     assert (titles.count("Training loss"), titles.count("kNN accuracy")) == (2, 2)
     other = training(tmp_path / "other", method="byol")
-    compare([runs[0], other], output=tmp_path / "c.html")
-    assert "<h3>Training loss</h3>" not in (tmp_path / "c.html").read_text()
+    compare([runs[0], other], output=tmp_path / "other.html")
+    assert "<h3>Training loss</h3>" not in (tmp_path / "other.html").read_text()
 
 
 def test_from_the_command_line(tmp_path, capsys):

@@ -193,7 +193,8 @@ def test_the_command_prints_where_the_page_is_in_which_pixels_stand(trained, cap
 
 def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
     path = tmp_path / "a page.html"
-    for _ in range(2):
+    for _ in range(2):  # the folder of an earlier page is replaced with it
+        path.unlink(missing_ok=True)
         assert call("report", trained.path, "-o", path, "--one-file", "50") == 0
         made = {file.name: file.read_bytes() for file in (tmp_path / "a page_files").iterdir()}
     assert made.keys() == {"0.js", "0.webp"}

@@ -231,7 +231,7 @@ def _rows(batch: Any, schema: Any) -> Iterator[Row]:
     only = next(iter(classes)) if len(classes) == 1 else None
 
     def cells(column: str | None) -> list[Any]:
-        if column is None:
+        if column is None or column not in schema.names:
             return [None] * len(batch)
         names, values = classes.get(column), batch.column(column).to_pylist()
         return values if names is None else [_class_name(names, value) for value in values]
