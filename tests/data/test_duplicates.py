@@ -213,6 +213,8 @@ def test_frames_of_one_scene_are_held_out_as_a_run_of_frames(scene):
     (note,) = split.images.notes
     assert (note.decision, note.count) == ("merged", 100)
     assert "in the order of names" in str(note)
+    few = scene.subset(np.arange(60, 105))  # a piece would be little but edges
+    assert (split_images(few, share=0.2, seed=0).test_rows >= 40).all()
     copies = open_images(np.repeat(builders.pixels(2), [60, 40], axis=0))
     assert len(split_images(copies, share=0.2, seed=0).test_rows) == 40  # exact ones stay whole
 

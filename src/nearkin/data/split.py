@@ -20,6 +20,7 @@ from nearkin.pace import ProgressCallback, count, ignore_progress
 MAX_COMPARED: Final = 1_000_000
 """Images among which near-duplicates are searched, at most: each is decoded, and takes 1 kB."""
 
+MIN_PIECE: Final = 10  # Images of a piece of a group; smaller ones are little but edges
 NAMED: Final = 10  # Unreadable images that an error names
 NEW: Final = -1  # The side of an image that no earlier run had
 
@@ -216,11 +217,11 @@ def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
     Two pieces make up the share, so that few images have a near-duplicate on the other side.
     """
     large = np.bincount(found.groups)[found.groups] > share * len(images)
-    if not large.sum() > len(images) / 2:
+    most = int(share * len(images) / 2)
+    if most < MIN_PIECE or large.sum() <= len(images) / 2:
         return images
-    pieces = divided(found, max(1, int(share * len(images) / 2)))
-    concerned = np.flatnonzero(pieces != found.groups)
-    if not len(concerned):
+    pieces = divided(found, most)
+    if (pieces == found.groups).all():
         return images
     text = (
         f"{int(large.sum())} images that are near-duplicates one after another are larger groups "
