@@ -233,7 +233,7 @@ def test_images_that_share_the_beginning_of_their_names_are_no_sample(tmp_path):
     assert images.notes == ()
 
 
-def test_a_snapshot_of_links_as_the_hub_and_dvc_have_them(tmp_path):
+def test_a_snapshot_of_links_as_the_hub_and_dvc_have_them(tmp_path, monkeypatch):
     blobs = [f"{n:040x}" for n in range(6)]
     fill(tmp_path / "blobs", *(f"{blob}.png" for blob in blobs))
     for row, blob in enumerate(blobs):
@@ -241,6 +241,12 @@ def test_a_snapshot_of_links_as_the_hub_and_dvc_have_them(tmp_path):
         link = tmp_path / "snapshots" / "0abc" / ("cat", "dog")[row % 2] / f"{row}.png"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(f"../../../blobs/{blob}")
+    with pytest.raises(DataError, match=r"no images .*6 links out of .*; NEARKIN_LINKS=follow"):
+        open_images(tmp_path / "snapshots" / "0abc")
+    monkeypatch.setenv("NEARKIN_LINKS", "everywhere")
+    with pytest.raises(UsageError, match="NEARKIN_LINKS 'everywhere' is not inside or follow"):
+        open_images(tmp_path / "snapshots" / "0abc")
+    monkeypatch.setenv("NEARKIN_LINKS", "follow")
     for images in (open_images(tmp_path / "snapshots" / "0abc") for _ in range(2)):
         assert images.classes == ("cat", "dog")
         assert [images.read(row) for row in (0, 3)] == [encoded(0), encoded(1)]
@@ -412,7 +418,8 @@ def test_a_table_without_images_is_no_shard(tmp_path):
     assert len(open_images(tmp_path)) == 5
 
 
-def test_a_folder_that_two_links_lead_to_is_read_once_and_said_so(tmp_path):
+def test_a_folder_that_two_links_lead_to_is_read_once_and_said_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEARKIN_LINKS", "follow")
     fill(tmp_path / "pool", "1.png", "2.png")
     (tmp_path / "data").mkdir()
     for name in ("a", "b"):

@@ -91,7 +91,9 @@ def test_the_header_decides_and_not_the_extension(tmp_path):
     assert images.formats == {"JPEG": 3, "PNG": 1, "WEBP": 1}
 
 
-def test_links_are_followed_but_not_round_in_a_circle_and_what_is_hidden_is_passed_over(tmp_path):
+def test_links_are_followed_but_not_round_in_a_circle_and_what_is_hidden_is_passed_over(
+    tmp_path, monkeypatch
+):
     data, outside = tmp_path / "data", tmp_path / "outside"
     fill(data, "real/a.png", ".pool/b.png", ".b.png", ".thumbs/c.png", "real/.e/f.png")
     fill(outside, "c.png")
@@ -106,15 +108,24 @@ def test_links_are_followed_but_not_round_in_a_circle_and_what_is_hidden_is_pass
     (data / "dangling.txt").symlink_to("nothing.txt")
     (data / "dangling").symlink_to("/nowhere")
     (data / "self.png").symlink_to("self.png")
-    images = open_images(data)
     names = ("folder/c.png", "inside.png", "leaves.png", "pool/b.png", "real/a.png")
+    inside = open_images(data)
+    assert inside.names == (names[1], *names[3:])
+    assert {bad.name for bad in inside.bad} == {"dangling.png", "self.png"}
+    led = next(note for note in inside.notes if "link" in note.text)
+    assert (led.decision, led.count, led.examples) == ("left out", 2, ("folder", "leaves.png"))
+    assert f"2 links out of {data}, to {tmp_path}; NEARKIN_LINKS=follow reads them" in led.text
+    monkeypatch.setenv("NEARKIN_LINKS", "follow")
+    images = open_images(data)
     assert images.names == names
     assert [images.read(row) for row in (0, 2)] == [(outside / "c.png").read_bytes()] * 2
-    reasons = {"dangling.png": "broken link", "self.png": "broken link"}
-    assert {bad.name: bad.reason for bad in images.bad} == reasons
+    assert {(bad.name, bad.reason) for bad in images.bad} == {
+        ("dangling.png", "broken link"),
+        ("self.png", "broken link"),
+    }
     led, passed = (note for note in images.notes if "classes" not in note.text)
     assert (led.decision, led.count, led.examples) == ("guessed", 2, ("folder", "leaves.png"))
-    assert f"2 links out of {data}, followed, to {tmp_path}" in str(led)
+    assert f"2 links out of {data}, to {tmp_path}, followed" in str(led)
     assert (passed.decision, passed.count) == ("left out", 9)
     assert "9 files (4 hidden, 4 without a suffix, 1 .txt)" in str(passed)
 

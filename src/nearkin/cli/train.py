@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
 OTHER_VARIABLES: Final = (
+    "NEARKIN_LINKS",
     "NEARKIN_MAX_PIXELS",
     "NEARKIN_REMOTE_CACHE",
     "NEARKIN_TORCHVISION",

@@ -24,14 +24,16 @@ from nearkin.data.listing import (
 )
 from nearkin.data.notes import Note
 from nearkin.data.tables import File, files_of, folder_of, read_table
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
 
 MARKER: Final = ".nearkin-run"
 """A file in every run folder, so that the plots of a run never count as images."""
 UNREADABLE: Final = "unreadable folder"
-PASSED: Final = "passed over"  # A reason that is shown nowhere
+PASSED: Final = "passed over"  # Reasons that are shown nowhere
+OUTSIDE: Final = "a link that leads out"
+LINKS: Final = "NEARKIN_LINKS"
 State = os.stat_result | BadFile
 
 
@@ -39,8 +41,9 @@ def list_folder(root: Path) -> Listing:
     """Find the images below a folder, or in the shards below it if these hold more.
 
     Hidden files and folders, those of systems and the folders of runs are passed over. Links are
-    followed wherever they lead, but not to a folder around this one. Every folder is entered
-    once, real ones before links to them, which cuts loops.
+    followed within the folder; `NEARKIN_LINKS=follow` allows those that lead out of it, but not to
+    a folder around it. Every folder is entered once, real ones before links to them, which cuts
+    loops.
     """
     root = root.resolve()
     walk = _Walk(root)
@@ -48,7 +51,8 @@ def list_folder(root: Path) -> Listing:
     folder = Folder(root, entries.written)
     rows, tried, others = chosen(entries, lambda row: _start(folder, entries.names[row]))
     images = entries.only(rows)
-    bad = [file for file in images.bad if is_image(file.name) or file.reason == UNREADABLE]
+    unused = [file for file in images.bad if file.reason != OUTSIDE]  # of which a note tells
+    bad = [file for file in unused if is_image(file.name) or file.reason == UNREADABLE]
     listed = {file.name for file in bad}
     listing = Listing(
         folder,
@@ -57,7 +61,7 @@ def list_folder(root: Path) -> Listing:
         bad,
         key=str(root),
         tried=tried,
-        others=[*others, *(file.name for file in images.bad if file.name not in listed)],
+        others=[*others, *(file.name for file in unused if file.name not in listed)],
         notes=[*images.notes(), *walk.notes()],
     )
     shards = {name: root / entries.written.get(name, name) for name in others if is_shard(name)}
@@ -167,6 +171,7 @@ class _Walk:
         self.root = root
         self.inside = f"{root}{os.sep}".replace(os.sep * 2, os.sep)
         self.leading_out = list[tuple[str, str]]()  # Names, and where they lead
+        self.follow = _follows_links()
 
     def files(self) -> Iterator[tuple[str, State]]:
         """Every file's name and state, breadth first, links to folders last."""
@@ -222,12 +227,28 @@ class _Walk:
             return BadFile(name, PASSED)  # it leads to what it is in
         if not target.startswith(self.inside):
             self.leading_out.append((name, target))
+            return state if self.follow else BadFile(name, OUTSIDE)
         return state
 
     def notes(self) -> list[Note]:
         """Note links that lead out of the folder."""
         links = sorted(self.leading_out)
-        text = f"{count(len(links), 'link')} out of {self.root}, followed"
-        text += f", to {Path(links[0][1]).parent}" if links else ""
+        if not links:
+            return []
+        text = f"{count(len(links), 'link')} out of {self.root}, to {Path(links[0][1]).parent}"
         names = tuple(name for name, _ in links[:3])
-        return [Note("guessed", text, len(links), names)] if links else []
+        if self.follow:
+            return [Note("guessed", f"{text}, followed as {LINKS} says", len(links), names)]
+        return [Note("left out", f"{text}; {LINKS}=follow reads them", len(links), names)]
+
+
+def _follows_links() -> bool:
+    """Whether links that lead out of a folder are followed: from $NEARKIN_LINKS, if it is set.
+
+    A folder from a stranger may have links to images of the user, which would then be in
+    embeddings, pages and exports.
+    """
+    text = os.environ.get(LINKS) or "inside"
+    if text not in ("inside", "follow"):
+        raise UsageError(f"{LINKS} {text!r} is not inside or follow")
+    return text == "follow"

@@ -236,7 +236,8 @@ def require_files(listing: Listing, where: object) -> Listing:
     if listing.names or listing.bad:
         return listing
     present = found(listing.others)
+    also = "".join(f"; {note}" for note in listing.notes if note.decision == "left out")
     raise DataError(
-        f"{where}: no images ({f'found {present}' if present else 'it is empty'}); "
+        f"{where}: no images ({f'found {present}' if present else 'it is empty'}{also}); "
         f"give files ending in {' '.join(sorted(EXTENSIONS))}"
     )
