@@ -224,6 +224,14 @@ def test_of_the_images_of_one_sample_the_photograph_counts(tmp_path, name):
     assert "12 images (4 .depth.png, 4 .mask.png, 4 .png) beside the one of their s" in str(note)
 
 
+def test_of_fields_with_names_those_of_masks_are_left_out(tmp_path):
+    fields = {".rgb.jpg": 0, ".depth.png": 100, ".seg.png": 200}
+    files = {f"{n}{kind}": encoded(n + k) for n in range(3) for kind, k in fields.items()}
+    images = open_images(pack(files | {"9.mask.png": encoded(9)}, tmp_path / "d.tar"))
+    assert images.names == ("0.rgb.jpg", "1.rgb.jpg", "2.rgb.jpg", "9.mask.png")
+    assert noted(images, "left out").count == 6
+
+
 def test_images_that_share_the_beginning_of_their_names_are_no_sample(tmp_path):
     names = ("0.left.jpg", "0.right.jpg", "photo.2020.jpg", "photo.2021.jpg", "x.jpg", "x.png",
              "y.jpg", "z.jpg", "z/x.jpg")  # fmt: skip

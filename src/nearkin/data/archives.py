@@ -35,6 +35,7 @@ from nearkin.data.columns import COLUMN_TABLES, Cell, list_column
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
 from nearkin.data.listing import (
+    MASKS,
     START,
     Entry,
     Listing,
@@ -314,7 +315,7 @@ PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "hei
 def _companions(names: Sequence[str]) -> list[str]:
     """The images that belong to another one of their sample: masks, depth maps.
 
-    That are `0.mask.png` beside `0.jpg` and, where most samples have two, `0.png`.
+    That are `0.mask.png` beside `0.jpg` or `0.rgb.jpg` and, where most samples have two, `0.png`.
     """
     samples = dict[str, list[str]]()
     for name in names:
@@ -322,7 +323,10 @@ def _companions(names: Sequence[str]) -> list[str]:
     found, plain = list[str](), list[list[str]]()
     for group in samples.values():
         simple = [name for name in group if "." not in _field(name)]
-        found += [name for name in group if simple and name not in simple]
+        others = [name for name in group if name not in simple]
+        if not simple:
+            others = [name for name in group if not MASKS.isdisjoint(_field(name).split("."))]
+        found += others if len(others) < len(group) else []
         if len({_field(name) for name in simple}) > 1:
             plain.append(simple)
     if 2 * len(plain) >= len(samples):

@@ -216,9 +216,10 @@ MASKS: Final = frozenset(
     {
         *("mask", "masks", "annotation", "annotations", "segmentation", "segmentations", "seg"),
         *("gt", "groundtruth", "ground_truth", "trimap", "trimaps", "depth", "depths"),
+        *("label", "labels"),
     }
 )
-"""Folders beside the images that mostly hold no photographs."""
+"""What folders and fields are called that mostly hold no photographs."""
 
 
 def masks(names: Sequence[str]) -> list[Note]:
