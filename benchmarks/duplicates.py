@@ -39,29 +39,18 @@ OPTIONS: Final = (
     Option("count", 2000, "images of a set", quick=60),
     Option("copies", 200, "images of which copies are made", quick=10),
 )
-Edit = Callable[[Image.Image], Image.Image]
 Groups = np.ndarray
 
 
-def _jpeg(quality: int) -> Edit:
-    def encoded(image: Image.Image) -> Image.Image:
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality)
-        return Image.open(file).convert("RGB")
-
-    return encoded
+def _jpeg(image: Image.Image, quality: int = 85) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return Image.open(file).convert("RGB")
 
 
-def _resized(factor: float) -> Edit:
-    def resized(image: Image.Image) -> Image.Image:
-        width, height = (max(1, round(factor * edge)) for edge in image.size)
-        return _jpeg(85)(image.resize((width, height), Image.Resampling.BICUBIC))
-
-    return resized
-
-
-def _unchanged(image: Image.Image) -> Image.Image:
-    return image
+def _resized(image: Image.Image, factor: float) -> Image.Image:
+    width, height = (max(1, round(factor * edge)) for edge in image.size)
+    return _jpeg(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def _cropped(image: Image.Image) -> Image.Image:
@@ -69,11 +58,11 @@ def _cropped(image: Image.Image) -> Image.Image:
     return image.crop((x, y, image.width - x, image.height - y))
 
 
-EDITS: Final[dict[str, Edit]] = {
-    "JPEG 85": _jpeg(85),
-    "JPEG 35": _jpeg(35),
-    "x .7": _resized(0.7),
-    "x 1.25": _resized(1.25),
+EDITS: Final[dict[str, Callable[[Image.Image], Image.Image]]] = {
+    "JPEG 85": _jpeg,
+    "JPEG 35": lambda image: _jpeg(image, 35),
+    "x .7": lambda image: _resized(image, 0.7),
+    "x 1.25": lambda image: _resized(image, 1.25),
     "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.15),
     "cropped": _cropped,
 }
@@ -88,9 +77,8 @@ def drawn(name: str, count: int) -> list[Image.Image]:
     return [image for image in read if isinstance(image, Image.Image)]
 
 
-def by_nearkin(folder: Path, images: Images) -> dict[str, Groups]:
+def by_nearkin(_: Path, images: Images) -> dict[str, Groups]:
     """Group by nearkin."""
-    del folder
     return {"": near_groups(signatures(images))}
 
 
@@ -133,11 +121,12 @@ def figures(groups: Groups, images: Images) -> dict[str, float]:
 
 def plant(folder: Path, images: list[Image.Image], side: int, copies: int) -> Images:
     """Write images of a side, and the copies of some, as files; open them."""
+    for kind in ("original", *EDITS):
+        (folder / kind).mkdir()
     for number, image in enumerate(images):
         square = image.resize((side, side), Image.Resampling.BICUBIC) if side else image
-        edits: dict[str, Edit] = EDITS if number < copies else {}
-        for kind, edit in ({"original": _unchanged} | edits).items():
-            (folder / kind).mkdir(exist_ok=True)
+        square.save(folder / "original" / f"{number:05}.png")
+        for kind, edit in EDITS.items() if number < copies else ():
             edit(square).save(folder / kind / f"{number:05}.png")
     return open_images(folder, labels="none", cache=False)
 
@@ -149,8 +138,7 @@ def run(options: Namespace) -> Iterator[Row]:
     for name, side in product(options.sets, options.sides):
         cost, more = list[float](), dict[str, Any]()
         with tempfile.TemporaryDirectory() as folder:
-            drawn_ones = drawn(name, options.count)
-            images = plant(Path(folder), drawn_ones, side, options.copies)
+            images = plant(Path(folder), drawn(name, options.count), side, options.copies)
             for function in (by_nearkin, *there):
                 start = time.process_time()
                 groups = function(Path(folder), images)
