@@ -2,8 +2,8 @@
 
     python -m benchmarks duplicates [--sets photos/ digits.zip] [--sides 28 300] [--count 2000]
 
-Of each set, any data that nearkin opens, `count` images are drawn and made squares of each side (0:
-as they are). Of `copies` of them a copy is made by each edit. nearkin, pHash of imagehash and
+`count` images of each set, any data that nearkin opens, are made squares of each side (0: as
+they are). Of `copies` of them a copy is made by each edit. nearkin, pHash of imagehash and
 cleanvision, where installed, look for duplicates among all. A row says the CPU time of an image,
 how many copies share a group with their original, and how many of 1,000 originals are merged with
 another one: some sets have duplicates of their own, which all should find.
