@@ -2,12 +2,11 @@
 
     python -m benchmarks duplicates [--sets photos/ digits.zip] [--sides 28 300] [--count 2000]
 
-Of each set, which is any data that nearkin opens, `count` images are drawn and made squares of
-each side; 0 leaves them as they are. Of `copies` of them a copy is made by each edit. In a folder
-of them all, nearkin, pHash of imagehash at distances 4 and 10, and cleanvision look for
-duplicates, one after the other. A row says the CPU time of an image, how many copies share a group
-with their original, and how many of 1,000 originals are merged with another one: some sets have
-duplicates of their own, which all should find. What is not installed is left out.
+`count` images of each set, any data that nearkin opens, are made squares of each side (0: as
+they are). Of `copies` of them a copy is made by each edit. nearkin, pHash of imagehash and
+cleanvision, where installed, look for duplicates among all. A row says the CPU time of an image,
+how many copies share a group with their original, and how many of 1,000 originals are merged with
+another one: some sets have duplicates of their own, which all should find.
 """
 
 import io
@@ -39,7 +38,6 @@ OPTIONS: Final = (
     Option("count", 2000, "images of a set", quick=60),
     Option("copies", 200, "images of which copies are made", quick=10),
 )
-Groups = np.ndarray
 
 
 def _jpeg(image: Image.Image, quality: int = 85) -> Image.Image:
@@ -77,12 +75,12 @@ def drawn(name: str, count: int) -> list[Image.Image]:
     return [image for image in read if isinstance(image, Image.Image)]
 
 
-def by_nearkin(_: Path, images: Images) -> dict[str, Groups]:
+def by_nearkin(_: Path, images: Images) -> dict[str, np.ndarray]:
     """Group by nearkin."""
     return {"": near_groups(signatures(images))}
 
 
-def by_imagehash(folder: Path, images: Images) -> dict[str, Groups]:
+def by_imagehash(folder: Path, images: Images) -> dict[str, np.ndarray]:
     """Group by the distance of pHash."""
     imagehash: Any = import_module("imagehash")
     hashes = [imagehash.phash(Image.open(folder / name)).hash.ravel() for name in images.names]
@@ -91,7 +89,7 @@ def by_imagehash(folder: Path, images: Images) -> dict[str, Groups]:
     return {f"pHash {most}": _joined(np.argwhere(distance <= most), images) for most in (4, 10)}
 
 
-def by_cleanvision(folder: Path, images: Images) -> dict[str, Groups]:
+def by_cleanvision(folder: Path, images: Images) -> dict[str, np.ndarray]:
     """Group by cleanvision."""
     lab: Any = import_module("cleanvision").Imagelab(data_path=str(folder))
     lab.find_issues({"near_duplicates": {}, "exact_duplicates": {}}, n_jobs=1, verbose=False)
@@ -101,12 +99,12 @@ def by_cleanvision(folder: Path, images: Images) -> dict[str, Groups]:
     return {"cleanvision": _joined(np.array(pairs, np.int64).reshape(-1, 2), images)}
 
 
-def _joined(pairs: np.ndarray, images: Images) -> Groups:
+def _joined(pairs: np.ndarray, images: Images) -> np.ndarray:
     edges = coo_array((np.ones(len(pairs), bool), pairs.T), (len(images),) * 2)
     return np.asarray(connected_components(edges, directed=False)[1])
 
 
-def figures(groups: Groups, images: Images) -> dict[str, float]:
+def figures(groups: np.ndarray, images: Images) -> dict[str, float]:
     """Return the recall of each edit, and how many of 1,000 originals are merged with another."""
     group = dict(zip(images.names, groups.tolist(), strict=True))
     own = {name: at for name, at in group.items() if name.startswith("original/")}
@@ -147,7 +145,6 @@ def run(options: Namespace) -> Iterator[Row]:
                     found = figures(each, images).items()
                     more |= {f"{which} {key}".strip(): value for key, value in found}
         case, unit = f"{Path(name).stem} {side or ''}".strip(), "CPU ms an image"
-        if there:
-            yield compared(case, cost[:1], cost[1:2], against="pHash", unit=unit, **more)
-        else:
-            yield Row(case, cost[0], unit, more=more)
+        alone = Row(case, cost[0], unit, more=more)
+        pair = cost[:1], cost[1:2]
+        yield compared(case, *pair, against="pHash", unit=unit, **more) if there else alone
