@@ -140,7 +140,7 @@ def _dim(table: EmbeddingTable) -> int:
 
 
 def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
-    """Return the rows to learn from, and those to score: of validation only if there is no test."""
+    """Return the rows to learn from and to score; validation only where there is no test."""
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table))
     splits = np.array(table.texts("split"), np.str_)
