@@ -12,11 +12,14 @@ from loaders import labels_of
 from nearkin_command import run
 from pyarrow import parquet
 
+from nearkin.commands.evaluate_vectors import _split as rows_of
 from nearkin.config import TrainConfig
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.opening import open_images
 from nearkin.data.split import open_split
 from nearkin.errors import DataError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import open_table, write_embeddings
 
 
 def splits_of(images):
@@ -308,3 +311,16 @@ def test_medmnist_and_other_names_of_arrays(tmp_path):
     assert images.classes == ("0", "1")
     assert labels_of(images) == ["0", "1", "1", "0"] * 3
     assert np.array_equal(images.read(0)[..., 0], x[2, 0])  # test/0 comes first
+
+
+def test_vectors_of_a_validation_part_are_scored_only_where_there_is_no_other(tmp_path):
+    parts = {"three": ["train", "val", "test", "train"], "two": ["train", "val", "val", "train"]}
+    for name, splits in parts.items():
+        path, paths = tmp_path / f"{name}.parquet", [f"{i}.png" for i in range(4)]
+        vectors, labels = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
+        of = {"rows": np.arange(4), "paths": paths, "classes": ("a", "b")}
+        write_embeddings(path, Embeddings(vectors, labels, **of, splits=np.array(splits)))
+        table = open_table(path)
+        learned, scored = rows_of(table, table)
+        assert learned.tolist() == [0, 3]
+        assert scored.tolist() == {"three": [2], "two": [1, 2]}[name]

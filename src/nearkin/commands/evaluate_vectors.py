@@ -140,13 +140,15 @@ def _dim(table: EmbeddingTable) -> int:
 
 
 def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
-    """Return the rows to learn from, and those to score."""
+    """Return the rows to learn from and to score; validation only where there is no test."""
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table))
-    learned = np.array(table.texts("split"), np.str_) == "train"
+    splits = np.array(table.texts("split"), np.str_)
+    learned = splits == "train"
     if learned.all():  # nothing is held out: clusters and geometry are measured of all
         learned[:] = False
-    return np.flatnonzero(learned), np.flatnonzero(~learned)
+    scored = ~learned & ((splits != "val") | ~(splits == "test").any())
+    return np.flatnonzero(learned), np.flatnonzero(scored)
 
 
 def _check_disk(folder: Path, needed: int) -> None:

@@ -107,7 +107,8 @@ def select(
                 "classify or discover, or another --rule"
             )
         paths = table.texts("path")
-        pool = np.flatnonzero(np.array(table.texts("split"), np.str_) != "test")
+        held_out = np.isin(np.array(table.texts("split"), np.str_), ("val", "test"))
+        pool = np.flatnonzero(~held_out)
         names = [paths[row] for row in pool.tolist()]
         has_label, margin = _labels(names, labeled, assigned), _margins(names, assigned)
         possible = ~has_label & (np.isfinite(margin) if rule == "uncertain" else True)
