@@ -54,7 +54,8 @@ def csv_rows(table: io.BufferedReader) -> Iterator[tuple[int, dict[str, str]]]:
         try:
             columns = [cell.strip().lower() for cell in next(reader, [])]
             line = reader.line_num
-            if not (header.strip() and in_utf8(header) and len(set(columns)) == len(columns)):
+            own = [name for name in columns if name in ("path", *WRITTEN)]
+            if not (header.strip() and in_utf8(header) and len(set(own)) == len(own)):
                 raise ValueError("line 1: no header of different names; save it as UTF-8")
             for cells in reader:
                 if cells:

@@ -117,7 +117,7 @@ def test_embeddings_do_not_replace_the_table_they_were_made_from(finished, image
     table = images.parent / "images.csv"
     table.write_text("path\n" + "\n".join(f"images/{n:03d}.png" for n in range(40)) + "\n")
     line = refusal(2, "embed", finished, table, "-o", table.with_suffix(".npy"))
-    assert "would replace the data" in line
+    assert f"would replace {table}" in line
     assert ".parquet" in refusal(2, "embed", finished, images, "-o", "vectors.pt")
 
 

@@ -9,7 +9,7 @@ import pytest
 from builders import encoded, exchange, fill, write_files
 from loaders import labels_of
 
-from nearkin.data.duplicates import thumbnails
+from nearkin.data.duplicates import signatures
 from nearkin.data.opening import open_images
 from nearkin.data.recognize import copies, union
 from nearkin.data.split import split_rows
@@ -104,11 +104,11 @@ def test_bad_files_and_notes_of_both_are_kept(tmp_path):
 def test_findings_are_remembered_if_both_remember_theirs(tmp_path):
     first, second = two(tmp_path)
     both = union(first, second, "b/")
-    digests, _ = thumbnails(both)
+    digests = signatures(both).digests
     for path in filter(Path.is_file, tmp_path.rglob("*")):
         exchange(path)
-    assert np.array_equal(thumbnails(union(first, second, "b/"))[0], digests)
-    assert not thumbnails(union(first, second, "c/"))[0].any()
+    assert np.array_equal(signatures(union(first, second, "b/")).digests, digests)
+    assert not signatures(union(first, second, "c/")).digests.any()
     assert union(first, open_images(np.zeros((2, 8, 8), np.uint8)), "b/").key == ""
 
 

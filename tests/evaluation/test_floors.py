@@ -95,7 +95,8 @@ def others(split):
     pixels = np.random.default_rng(1).permutation(images.source.pixels)
     yield replace(split, images=replace(images, labels=(images.labels + 1) % 2))
     yield replace(split, train_rows=rows[:20], test_rows=rows[20:])
-    yield replace(split, images=replace(images, source=replace(images.source, pixels=pixels)))
+    source, contents = replace(images.source, pixels=pixels), images.contents[::-1]
+    yield replace(split, images=replace(images, source=source, contents=contents))
     yield replace(split, images=replace(images, groups=rows // 2))  # by which no neighbor differs
 
 

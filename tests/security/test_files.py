@@ -244,7 +244,13 @@ def weights():
     encoders = NO_TENSORS | {name: make(state) for name, make in ENCODERS.items()}
     for name, content in encoders.items():
         file = "encoder.safetensors"
-        yield f"encoder: {name}", {file: content}, "embed HERE images -o x.npz", {5}, file
+        yield (
+            f"encoder: {name}",
+            {file: content},
+            "embed HERE images -o x.npz --overwrite",
+            {5},
+            file,
+        )
     heads = {"heads.weight": torch.ones(3, 128)}
     sound = {"sound": {}, "names": {"classes": [STEERS, "b", "c"]}}
     classifiers = {
@@ -285,9 +291,21 @@ def others():
     yield "check", {}, "check hostile", {0, 3}, ""
     yield "left out", {}, "embed good hostile -o hostile.npy", {0}, ""
     heading = {"heading.csv": f'"{STEERS}",label\n'}
-    yield "heading", heading, "embed good HERE/heading.csv -o x.npz", REFUSED, "error: "
+    yield (
+        "heading",
+        heading,
+        "embed good HERE/heading.csv -o x.npz --overwrite",
+        REFUSED,
+        "error: ",
+    )
     named = {"x.safetensors": tensors(tiny(), {**ENCODER, "backbone": STEERS})}
-    yield "architecture", named, "embed HERE/x.safetensors images -o x.npz", REFUSED, "error: "
+    yield (
+        "architecture",
+        named,
+        "embed HERE/x.safetensors images -o x.npz --overwrite",
+        REFUSED,
+        "error: ",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -340,10 +358,14 @@ def test_what_other_decoders_would_open_is_no_image(answers, place):
     assert len(images.bad) >= 15
 
 
-def test_what_is_no_regular_file_is_not_opened(answers, place):
+def test_what_is_no_regular_file_is_not_opened(answers, place, monkeypatch):
     assert answers["special"].out.startswith("1 images")
     images = open_images(place / "special", cache=False)
     links, others = ("environ", "mem"), ("pipe", "socket", "stdin", "to_pipe", "zero")
+    inside = {bad.name.removesuffix(".jpg") for bad in images.bad}
+    assert inside == {"pipe", "socket", "to_pipe"}
+    monkeypatch.setenv("NEARKIN_LINKS", "follow")
+    images = open_images(place / "special", cache=False)
     reasons = {bad.name.removesuffix(".jpg"): bad.reason for bad in images.bad}
     assert reasons.keys() == {*links, *others}
     assert {name: reasons[name] for name in others} == dict.fromkeys(others, "not a regular file")

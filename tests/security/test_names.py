@@ -37,9 +37,9 @@ NEEDED = {"discover": {"known": "a,b", "from_run": "good"}, "classify": {"from_r
           "embed": {"encoder": "good"}}  # fmt: skip
 RANK = "compare HERE good --rank-by rankme"
 USING = [
-    "embed HERE images -o x.npz",
-    "embed HERE/encoder.safetensors images -o x.npz",
-    "embed HERE images -o x.npz --image-size 32",
+    "embed HERE images -o x.npz --overwrite",
+    "embed HERE/encoder.safetensors images -o x.npz --overwrite",
+    "embed HERE images -o x.npz --overwrite --image-size 32",
     "embed HERE images --out embedded",
     "neighbors HERE images/a/a0.png",
     "evaluate HERE",
@@ -127,14 +127,14 @@ def others():
     for spelling in SPELLINGS:
         files = {"x.pth": zipped({"arch": spelling.format("Net"), "state_dict": tiny()})}
         for size in ("", " --image-size 32"):
-            command = f"embed HERE/x.pth images -o x.npz{size}"
+            command = f"embed HERE/x.pth images -o x.npz --overwrite{size}"
             yield f"checkpoint: {spelling}{size}", files, command, REFUSED, "error: "
 
 
 def test_no_name_in_a_file_is_imported(place):
     fingerprint = open_images(place / "images", labels="none", cache=False).fingerprint
     folder_of(place / "good", run_of(TrainConfig(image_size=16), fingerprint=fingerprint))
-    cases = [("warm", {}, "embed good images -o x.npz", {0}, "")]
+    cases = [("warm", {}, "embed good images -o x.npz --overwrite", {0}, "")]
     cases += [*headers(fingerprint), *configs(), *runs(fingerprint), *others()]
     assert sum(says == UNTRUSTED[1] for *_, says in cases) > 70
     assert_harmless(place, cases, answers_to(place, cases))

@@ -55,7 +55,7 @@ def sources(place):
     folder_of(hub, {"refs/main": "0123abc", "snapshots/0123abc/pytorch_model.bin": flat})
     for name in ("torchvision:resnet18", "timm:gcvit_xxtiny.in1k", "timm:resnet18.a1_in1k"):
         says = NOT_OF_ITS_NAME if name == "torchvision:resnet18" else "error: "
-        yield f"weights: {name}", {}, f"embed {name} images -o x.npz", {5}, says
+        yield f"weights: {name}", {}, f"embed {name} images -o x.npz --overwrite", {5}, says
     old = zipped({"x": Runs()}, _use_new_zipfile_serialization=False)
     timms = json.dumps({"architecture": "resnet18", "num_classes": 0})
     theirs = json.dumps({"model_type": "resnet", "depths": [1], "hidden_sizes": [8]})
@@ -69,11 +69,11 @@ def sources(place):
         "config.json": theirs, "pytorch_model.bin.index.json": index, "part.bin": flat
     }  # fmt: skip
     for name, files in folders.items():
-        yield f"weights: {name}", files, "embed HERE images -o x.npz", {5}, "error: "
+        yield f"weights: {name}", files, "embed HERE images -o x.npz --overwrite", {5}, "error: "
     for name, content in {"nested": nested, "flat": flat, "old": old, "bare": PICKLE}.items():
         for suffix in ("bin", "pth", "safetensors"):
             for start in ("", "resnet18@"):
-                command = f"embed {start}HERE/x.{suffix} images -o x.npz"
+                command = f"embed {start}HERE/x.{suffix} images -o x.npz --overwrite"
                 what = f"weights: {start}{name}.{suffix}"
                 yield what, {f"x.{suffix}": content}, command, {5}, "error: "
 
@@ -132,7 +132,7 @@ def data(place):
 
 def test_no_file_is_unpickled(tmp_path):
     place = work_place(tmp_path)
-    cases = [("warm", {}, "embed good images -o x.npz", {0}, "")]
+    cases = [("warm", {}, "embed good images -o x.npz --overwrite", {0}, "")]
     cases += [*runs(place), *sources(place), *data(place)]
     answers = answers_to(place, cases, anew=True)  # since the hub's home is read once
     assert_harmless(place, cases, answers)

@@ -186,7 +186,7 @@ PICTURES = {
     "side.gif": b"GIF89a" + struct.pack("<HH", 65535, 65535) + bytes(99),
 }  # fmt: skip
 """Images in one folder with a good one."""
-EMBED = "embed good images -o x.npz"
+EMBED = "embed good images -o x.npz --overwrite"
 
 
 def test_no_stated_size_is_believed(tmp_path):

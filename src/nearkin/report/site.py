@@ -183,7 +183,8 @@ class RunSite:
         """Copy images, or all of them, by class into a new folder in the run's exports."""
         if file_names([folder]) != [folder]:
             raise UsageError(
-                f"{folder!r} is no folder name; use letters, digits, '.', '_' and '-'"
+                f"{folder!r} is no folder name; begin with a letter or a digit, and use no "
+                "characters that file systems refuse, such as / and :"
             )
         path = self._folder.exports / folder
         if self._folder.exports.is_symlink() or path.is_symlink() or path.exists():

@@ -108,7 +108,9 @@ def changed_data(folder: RunFolder, split: Split) -> str:
     """Describe how these images differ from those that a run has noted; '' if they do not."""
     before = decided(folder)
     if before is None:
-        raise CheckpointError(f"{folder.images} is missing; put it back, or {ANEW}")
+        raise CheckpointError(
+            f"{folder.images} is missing, beside {folder.data.name}; put it back, or {ANEW}"
+        )
     now = Decided(split.images.names, split.images.contents, split.held_out)
     changes = _differences(before, now)
     if not changes:
