@@ -287,9 +287,9 @@ def a_zip_of_a_mac(root: Path) -> Path:
     return write_files(root, {"pets.zip": packed.getvalue()}) / "pets.zip"
 
 
-@ordinary(2)
-def as_few_as_can_be_divided(root: Path) -> Path:
-    return write(root, ["a.jpg", "b.jpg"])
+@ordinary(3)
+def as_few_as_make_a_batch_and_one_held_out(root: Path) -> Path:
+    return write(root, ["a.jpg", "b.jpg", "c.jpg"])
 
 
 @ordinary(12)
