@@ -115,10 +115,10 @@ def test_memory_is_that_of_the_call_alone():
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_a_watch_sees_what_is_held_while_it_looks():
     with Watch() as memory:
-        held = np.ones(64 * 2**20 // 8)
-        while memory.megabytes - memory.before < 60:
+        held = np.ones(256 * 2**20 // 8)  # more than earlier tests may give back meanwhile
+        while memory.megabytes - memory.before < 128:
             assert held.all()  # until it has looked
-    assert memory.megabytes - memory.before < 128
+    assert memory.megabytes - memory.before < 512
 
 
 def test_a_stage_of_the_gpu_plan_is_done_once_and_ends_with_its_limit_or_the_budget(tmp_path):
