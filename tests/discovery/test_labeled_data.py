@@ -9,7 +9,7 @@ import discoveries
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders import as_bytes, encoded, fill, noise, tar, write_files
+from builders import as_bytes, encoded, fill, noise, tar, write_files, write_network
 from PIL import Image
 from pyarrow import parquet
 
@@ -20,6 +20,8 @@ from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
 from nearkin.discovery.data import (
     check_disjoint,
+    check_share,
+    held_share,
     label_images,
     open_discovery_data,
     own_images,
@@ -429,6 +431,21 @@ def test_added_images_leave_those_held_out_that_the_encoder_was_not_trained_on(t
         assert {name for name, is_own in zip(names, own, strict=True) if is_own} == held_out
         added = {name for name, is_own in zip(names, own, strict=True) if not is_own}
         assert added == {name for name in held_out if int(name[:2]) % 3 == 0} != set()
+
+
+def test_files_of_other_folders_that_are_called_as_those_of_a_run_are_none(tmp_path, monkeypatch):
+    """A user's own in the current folder, and beside weights that are given as a file."""
+    data = str(fill(tmp_path / "data", *(f"{name}/{n}.png" for name in "ab" for n in range(9))))
+    for name in ("images.csv", "config.toml", "data.json"):
+        (tmp_path / name).write_text("file,label\n")
+    write_network(tmp_path / "mine.safetensors")
+    monkeypatch.chdir(tmp_path)
+    for given in ("", "mine.safetensors"):
+        config = ClassifyConfig(from_run=given)
+        check_share(data, config)
+        assert held_share(data, config) == 0.1
+        parts = open_labeled_data(data, config).parts
+        assert len(parts.train_rows) == 18 - len(parts.test_rows)
 
 
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path, classed):

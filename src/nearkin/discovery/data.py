@@ -433,8 +433,8 @@ def hold_out(
     So an image that the encoder was trained on is never scored. The earlier run is `resumed`, if
     it has noted its images; else the one that is accepted, or that of the encoder.
     """
-    goes_on = resumed is not None and resumed.images.exists()
-    earlier = decided(resumed if resumed is not None and goes_on else _origin(config))
+    runs = (run for run in (resumed, _origin(config)) if run)
+    earlier = next(filter(None, map(decided, runs)), None)
     share = TrainConfig.val if config.val == "auto" else config.val
     return split_images(images, share, config.seed, on_progress, earlier)
 
@@ -442,7 +442,7 @@ def hold_out(
 def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
     """Return the share of the images to hold out: that of the encoder's run on the same data."""
     run = _origin(config)
-    if run.config.exists():
+    if run and run.config.exists():
         earlier, its_data = run.any_settings()
         if its_data == data_name(data) and earlier.val != "auto":
             return float(earlier.val)
@@ -451,19 +451,21 @@ def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
 
 def check_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> None:
     """Refuse to hold out another share of the images than the run of the encoder did."""
-    share = held_share(data, config)
-    if config.val not in ("auto", share):
+    share, run = held_share(data, config), _origin(config)
+    if run and config.val not in ("auto", share):
         raise UsageError(
-            f"--val {config.val}, but {_origin(config).path} was made with --val {share} of the "
-            "same images, and what it held out stays held out; leave --val out"
+            f"--val {config.val}, but {run.path} was made with --val {share} of the same images, "
+            "and what it held out stays held out; leave --val out"
         )
 
 
-def _origin(config: DiscoverConfig | ClassifyConfig) -> RunFolder:
+def _origin(config: DiscoverConfig | ClassifyConfig) -> RunFolder | None:
     """Return the run that has held images out before: the one accepted, or that of the encoder."""
     accepted = config.accept if isinstance(config, DiscoverConfig) else ""
     path = Path(accepted or config.from_run)
-    return RunFolder(path.parent if path.is_file() else path)
+    run = RunFolder(path.parent if path.is_file() else path)
+    named = path in (run.path, run.encoder) and (accepted or config.from_run)
+    return run if named and run.data.exists() else None  # other folders may have such files, too
 
 
 def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:

@@ -54,7 +54,7 @@ ANEW: Final = "start anew with --init-from this run"
 
 def decided(folder: RunFolder) -> Decided | None:
     """Return which images a run has trained on and held out; None before it has noted them."""
-    if not folder.images.exists():
+    if not (folder.data.exists() and folder.images.exists()):
         return None
     with usable(folder.images, ANEW):
         rows = list(read_csv(folder.images))
