@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nearkin.classification.data import LabeledData
 from nearkin.classification.frozen import Trained
 from nearkin.config import ClassifyConfig
+from nearkin.data.notes import plain
 from nearkin.discovery.assignments import (
     Assignments,
     assign,
@@ -197,7 +198,7 @@ class Outcome:
             "learning_curve": {str(size): value for size, value in self.learning_curve.items()},
             "labels_to_check": [doubt._asdict() for doubt in self.doubts],
             "flags": {flag: flags.count(flag) for flag in sorted(set(flags)) if flag},
-            "notes": [note.to_dict() for note in self.dataset.images.notes],
+            "notes": plain(self.dataset.images.notes),
         }
 
 

@@ -136,12 +136,11 @@ def _opened(
     folder: RunFolder, config: TrainConfig | EmbedConfig, data: Any, log: Reporter
 ) -> tuple[Split, bool]:
     """Open images, divided as the run has noted, and say whether they are those of the run."""
-    split = open_split(data, config, log.progress, decided=decided(folder))
+    before = decided(folder)
+    split = open_split(data, config, log.progress, decided=before)
     for line in lines(split.images.notes):
         log.info(line)
-    if not folder.images.exists():
-        return split, True
-    changes = changed_data(folder, split)
+    changes = changed_data(before, split) if before else ""
     if changes:
         log.info(
             f"warning: these are not the images of {folder.path}: {changes}; nothing is stored "

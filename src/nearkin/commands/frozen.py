@@ -17,6 +17,7 @@ from nearkin.commands.train import Run
 from nearkin.config import TRUST, EmbedConfig, option
 from nearkin.data.augmentations import views_of
 from nearkin.data.images import Images
+from nearkin.data.notes import plain
 from nearkin.data.split import Split
 from nearkin.distributed import cpus_per_process
 from nearkin.encoders.encoder import Encoder, is_own, load, untrained_like, write_encoder
@@ -203,7 +204,7 @@ def _measure(
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "health": health(embeddings.tensor),
-        "notes": [note.to_dict() for note in split.images.notes],
+        "notes": plain(split.images.notes),
     }
     # Last: a run without a summary is evaluated again.
     folder.write_summary({**summary, **evaluation.to_dict()})

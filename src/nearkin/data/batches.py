@@ -134,9 +134,8 @@ class ViewSampler(Dataset[Crops]):
     @property
     def item_bytes(self) -> int:
         """Bytes of this process's part of a step, at most."""
-        numbers = sum(side**2 for side in self.sizes) * self.images.num_channels
-        each = 4 if self.images.channels else 1
-        return len(range(self.order.batch_size)[self.share]) * numbers * each
+        images = len(range(self.order.batch_size)[self.share])
+        return images * sum(side**2 for side in self.sizes) * self.images.pixel_bytes
 
     def __getitem__(self, step: int) -> Crops:
         """This process's part of a step."""
@@ -417,8 +416,8 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
 
     def __iter__(self) -> Iterator[Shaped[Tensor, "batch _ size size"]]:
         """The batches; see `prefetch` for what happens if workers are lost."""
-        numbers = self.batch_size * self.view.image_size**2 * self.images.num_channels
-        workers = workers_that_fit(self.workers, 4 * numbers if self.images.channels else numbers)
+        item_bytes = self.batch_size * self.view.image_size**2 * self.images.pixel_bytes
+        workers = workers_that_fit(self.workers, item_bytes)
         loaded = prefetch(self, 0, len(self), workers, images=self.batch_size)
         for pixels, bad in loaded:
             self.bad.update(bad)

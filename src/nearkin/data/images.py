@@ -172,6 +172,11 @@ class Images:
         """Channels of the pixels: three, if they are RGB or gray."""
         return 3 if self.channels is None else len(self.channels.low)
 
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a decoded pixel: a byte a channel, or a float if they have `channels`."""
+        return self.num_channels * (4 if self.channels else 1)
+
     def warm(self, rows: Sequence[int]) -> None:
         """Fetch these images at once, if they lie in a store, before they are read one by one."""
         if hasattr(self.source, "warm"):
@@ -221,8 +226,7 @@ class Images:
         0 if images are not small, or take more than 4 GiB: then they are read at every step.
         """
         side = image_size if self.are_square else max(image_size, int(self.sizes.max(initial=0)))
-        numbers = len(self) * side**2 * self.num_channels
-        fits = self.is_small and numbers * (4 if self.channels else 1) <= MAX_HELD
+        fits = self.is_small and len(self) * side**2 * self.pixel_bytes <= MAX_HELD
         return side if fits else 0
 
     @cached_property

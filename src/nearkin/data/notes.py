@@ -40,6 +40,11 @@ def lines(notes: Iterable[Note]) -> list[str]:
     return [str(note) for note in sorted(notes, key=lambda note: DECISIONS.index(note.decision))]
 
 
+def plain(notes: Iterable[Note]) -> list[dict[str, Any]]:
+    """Return plain values of notes, for JSON."""
+    return [note.to_dict() for note in notes]
+
+
 def named(names: Iterable[str]) -> str:
     """Format the first three names for a message: on one line, whatever they contain."""
     return ", ".join(map(repr, islice(names, 3)))

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from nearkin.data.copies import copy_to, file_names
+from nearkin.data.notes import plain
 from nearkin.data.sheets import class_sheet
 from nearkin.discovery.assignments import (
     CLUSTER_COLUMNS,
@@ -105,7 +106,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "agreement": outcome.agreement,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
-        "notes": [note.to_dict() for note in outcome.dataset.images.notes],
+        "notes": plain(outcome.dataset.images.notes),
         **computed_with(config.seed),
     }
 

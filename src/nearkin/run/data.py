@@ -88,7 +88,12 @@ def note_data(
         noted |= {"channels": asdict(images.channels)} if images.channels else {}
         replace_text(folder.data, json.dumps({**noted, "sources": sources or {}}) + "\n")
         return []
-    changes = changed_data(folder, split)
+    before = decided(folder)
+    if before is None:
+        raise CheckpointError(
+            f"{folder.images} is missing, beside {folder.data.name}; put it back, or {ANEW}"
+        )
+    changes = changed_data(before, split)
     if changes:
         raise CheckpointError(
             f"the data have changed since the run was started: {changes}; bring them back, or "
@@ -104,13 +109,8 @@ def note_data(
         ]
 
 
-def changed_data(folder: RunFolder, split: Split) -> str:
+def changed_data(before: Decided, split: Split) -> str:
     """Describe how these images differ from those that a run has noted; '' if they do not."""
-    before = decided(folder)
-    if before is None:
-        raise CheckpointError(
-            f"{folder.images} is missing, beside {folder.data.name}; put it back, or {ANEW}"
-        )
     now = Decided(split.images.names, split.images.contents, split.held_out)
     changes = _differences(before, now)
     if not changes:

@@ -17,6 +17,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Feed, Growing
 from nearkin.data.images import Images
+from nearkin.data.notes import plain
 from nearkin.data.order import Order, RepeatedViews
 from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
@@ -296,7 +297,7 @@ def _evaluate(
     # Last: a run without a summary is evaluated again.
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
-    details["notes"] = [note.to_dict() for note in split.images.notes]
+    details["notes"] = plain(split.images.notes)
     folder.write_summary({**details, **evaluation.to_dict()})
     log.debug("\n".join(replace(evaluation, comparison=None, kept=(), leaks=None).lines()))
     if evaluation.leaks:
