@@ -35,9 +35,9 @@ from builders import write_network
 from small import same
 
 import nearkin.commands.train  # noqa: F401
-from nearkin import tables
 from nearkin.cli import main
 from nearkin.config import option
+from nearkin.files import PARTIAL
 from nearkin.methods import METHODS, parameters
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.plots import curves
@@ -77,8 +77,11 @@ def in_epoch(position: int) -> Callable[..., bool]:
 
 
 COMMIT = "METHOD.commit"
-SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.tables.write_sealed"
-FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.health.Monitor.evaluate"
+SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.files.write_sealed"
+FLUSH, LOOK = (
+    "nearkin.training.csv_logger.CSVLogger.flush",
+    "nearkin.training.health.Monitor.evaluate",
+)
 HEALTH, TRAIN = "nearkin.training.health.health", "nearkin.training.session"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_split"
 FOLDER, TEACHER = "nearkin.run.folder.RunFolder", "nearkin.training.teacher"
@@ -257,7 +260,7 @@ def files(out: Path) -> dict[str, bytes]:
 
 def temporary(out: Path) -> set[Path]:
     """Files that were being written."""
-    return {*out.rglob(f"*{tables.PARTIAL}*"), *out.rglob("*.tmp")}
+    return {*out.rglob(f"*{PARTIAL}*"), *out.rglob("*.tmp")}
 
 
 def differences(whole: Path, broken: Path) -> list[str]:

@@ -34,9 +34,9 @@ from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.data.split import Split, open_split
 from nearkin.evaluation.measures import Measure
+from nearkin.files import replace_text
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.data import versions
-from nearkin.tables import replace_text
 
 CPU = torch.device("cpu")
 REFUSED = 3  # exit status of a run that shared its core

@@ -21,7 +21,7 @@ from nearkin_command import run
 from processes import SECONDS, children, ended, environment, free_port, srun, wait_until
 from safetensors.torch import load_file
 
-from nearkin import tables
+from nearkin import files
 from nearkin.distributed import all_reduce_max, available_cpus, training_group
 from nearkin.distributed.ranks import RankInfo, num_processes, rank_info, slurm_env
 from nearkin.errors import UsageError
@@ -212,7 +212,7 @@ def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, tmp
     assert "error: process 1 of this training was ended by SIGKILL; " in last
     newest = checkpoint.latest(out / "checkpoints")
     assert newest is not None
-    assert tables.read_sealed(newest) is not None  # the tests above go on from such a one
+    assert files.read_sealed(newest) is not None  # the tests above go on from such a one
 
 
 @pytest.mark.slow

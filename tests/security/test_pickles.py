@@ -26,7 +26,7 @@ from hostile import (
 from nearkin_command import run as command_line
 
 from nearkin.config import TrainConfig
-from nearkin.tables import write_sealed
+from nearkin.files import write_sealed
 
 NOT_OF_ITS_NAME = "resnet18-f37072fd.pth is not the file of its name: its SHA-256"
 

@@ -22,10 +22,10 @@ from hostile import PICKLE, Runs, zipped
 from processes import SECONDS, fork
 from small import same, small, spawn
 
-from nearkin import tables
+from nearkin import files
 from nearkin.data.rng import seeded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
-from nearkin.tables import whole, write_whole
+from nearkin.files import whole, write_whole
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Restored, latest, load, save
 from nearkin.training.optimizer import build_optimizer
@@ -153,7 +153,7 @@ def test_what_is_drawn_depends_on_the_seed_alone():
 
 def damaged_versions(whole):
     """Ways in which a file can be damaged, by name."""
-    size, seal = len(whole), len(whole) - tables.SEAL_SIZE
+    size, seal = len(whole), len(whole) - files.SEAL_SIZE
     for place in (*range(0, size, 1000), *range(seal, size)):
         for bits in (0xFF, 0x01):
             flipped = bytes([whole[place] ^ bits])
@@ -216,7 +216,7 @@ def test_a_hostile_file_runs_nothing(tmp_path, monkeypatch):
     folder, marker = tmp_path / "checkpoints", tmp_path / "marker"
     folder.mkdir()
     for content in (PICKLE, zipped({"format": 1, "step": 1, "method": Runs()})):
-        for file in (content, content + tables.seal(content)):
+        for file in (content, content + files.seal(content)):
             (folder / "ckpt-00000001.pt").write_bytes(file)
             with pytest.raises(CheckpointError, match=r"ckpt-00000001\.pt"):
                 load(folder, *run_at(0))
@@ -227,7 +227,7 @@ def test_a_hostile_file_runs_nothing(tmp_path, monkeypatch):
 
 def test_a_sealed_file_of_another_program_or_a_later_format_or_a_renamed_one_is_refused(folder):
     later = zipped({"format": 2, "step": 30})
-    renamed = tables.read_sealed(folder / "ckpt-00000020.pt")
+    renamed = files.read_sealed(folder / "ckpt-00000020.pt")
     unknown = "cannot be read as a checkpoint"
     for content, message in (
         (b"text", unknown),
@@ -236,7 +236,7 @@ def test_a_sealed_file_of_another_program_or_a_later_format_or_a_renamed_one_is_
         (later, r"of format 2, nearkin .* reads 1\)"),
         (renamed, r"00000030\.pt has been renamed.*00000020\.pt$"),
     ):
-        tables.write_sealed(folder / "ckpt-00000030.pt", content)
+        files.write_sealed(folder / "ckpt-00000030.pt", content)
         with pytest.raises(CheckpointError, match=message):
             load(folder, *run_at(0))
         assert "ckpt-00000030.pt" in names(folder), content
@@ -332,7 +332,7 @@ def kill_at_every_line(_, folder):
         status = os.waitpid(fork(work), 0)[1]
         if os.WIFEXITED(status):
             break
-        half_written = any(tables.PARTIAL in name for name in names(folder))
+        half_written = any(files.PARTIAL in name for name in names(folder))
         after = load(folder, *run)
         assert not after.damaged, line
         assert same(memory_of(run), memory_of(run_at(after.step))), line
@@ -357,11 +357,11 @@ def kill_in_the_middle(_, folder):
     for _ in range(50):
         child = fork(lambda: [save(folder, step, *new) for step in itertools.repeat(2)])
         deadline = time.monotonic() + SECONDS
-        while not list(folder.glob(f"*{tables.PARTIAL}*")):
+        while not list(folder.glob(f"*{files.PARTIAL}*")):
             assert time.monotonic() < deadline, "nothing was written"
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        met += any(tables.PARTIAL in name for name in names(folder))
+        met += any(files.PARTIAL in name for name in names(folder))
         result = load(folder, *run)
         assert not result.damaged
         content = run[0].state_dict()["queue.keys"]

@@ -7,9 +7,9 @@ from small import small
 from nearkin.errors import ResourceError
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
-from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
+from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.optimizer import build_optimizer
 
 
@@ -36,7 +36,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save", slow)
     folder, method = RunFolder(tmp_path), small("simclr")
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
-    journal = Journal(folder.metrics, ("step",), 0)
+    journal = CSVLogger(folder.metrics, ("step",), 0)
     with Logger(Silent(), folder.log) as log:
         yield Checkpointer(Files(folder, journal, log), method, optimizer, "auto", 0), clock, takes
 

@@ -20,7 +20,7 @@ from discoveries import bytes_of
 from processes import fork
 from small import small, spawn
 
-from nearkin import tables
+from nearkin import files
 from nearkin.commands.train import train
 from nearkin.config import FREE, TrainConfig, continued
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
@@ -130,14 +130,14 @@ def test_an_fsync_that_fails_is_a_save_that_failed(saved, tmp_path, monkeypatch)
 def test_a_disk_that_reads_other_bytes_than_were_written_is_noticed_at_once(
     saved, tmp_path, monkeypatch
 ):
-    seal, written = tables.seal, tables.write_sealed
-    monkeypatch.setattr(tables, "seal", lambda content: seal(content[:-1]))  # as it is written
+    seal, written = files.seal, files.write_sealed
+    monkeypatch.setattr(files, "seal", lambda content: seal(content[:-1]))  # as it is written
 
     def failing(path, content):
         written(path, content)
-        monkeypatch.setattr(tables, "seal", seal)
+        monkeypatch.setattr(files, "seal", seal)
 
-    monkeypatch.setattr(tables, "write_sealed", failing)
+    monkeypatch.setattr(files, "write_sealed", failing)
     with pytest.raises(ResourceError, match="not read back as it was written"):
         saved(2)
     names = sorted(path.name for path in tmp_path.iterdir())

@@ -22,10 +22,10 @@ from nearkin.data.views import View, normalize
 from nearkin.encoders.encoder import load
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, ResourceError, UsageError
+from nearkin.files import read_sealed
 from nearkin.networks.backbone import build_backbone
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_sealed
 from nearkin.training.teacher import HALF, HEAD, open_teacher, teacher_files, with_teacher
 
 CPU = torch.device("cpu")

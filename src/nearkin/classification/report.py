@@ -21,7 +21,8 @@ from nearkin.report.page.sections import ClassificationReport, ClassView, Confus
 from nearkin.report.pages import store_report, write_page
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
-from nearkin.tables import aligned, write_csv
+from nearkin.tables import write_csv
+from nearkin.text import aligned
 from nearkin.types import UNKNOWN
 
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest

@@ -22,7 +22,7 @@ from nearkin.cli.terminal import err
 from nearkin.cli.train import method_options
 from nearkin.errors import NearkinError, UsageError
 from nearkin.places import system_error
-from nearkin.tables import printable
+from nearkin.text import printable
 
 
 def main(arguments: list[str] | None = None) -> int:

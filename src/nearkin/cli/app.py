@@ -8,7 +8,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 
 from nearkin.config import VARIABLES
-from nearkin.tables import printable
+from nearkin.text import printable
 from nearkin.version import __version__
 
 HELP = """Self-supervised contrastive learning of images, and novel class discovery.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.text import Text
 
-from nearkin.tables import printable
+from nearkin.text import printable
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderResult

@@ -11,7 +11,7 @@ from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import FULL, PROTOCOLS, Criterion, ExportFormat, Rule
 from nearkin.errors import OutputError, UsageError
-from nearkin.tables import check_new
+from nearkin.files import check_new
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]

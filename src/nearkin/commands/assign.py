@@ -17,9 +17,10 @@ from nearkin.discovery.classifier import read_classifier
 from nearkin.discovery.features import Extraction, readable_rows
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
+from nearkin.files import writing
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import write_csv, writing
+from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN
 
 

@@ -18,6 +18,7 @@ from nearkin.evaluation.choice import Ranking
 from nearkin.evaluation.evaluate import label_free
 from nearkin.evaluation.measures import GEOMETRY_IMAGES
 from nearkin.extensions import check_trusted
+from nearkin.files import check_new, replace_text, writing
 from nearkin.methods import METHODS
 from nearkin.pace import under
 from nearkin.report.comparison import (
@@ -32,7 +33,6 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.run.settings import augment_for
-from nearkin.tables import check_new, replace_text, writing
 from nearkin.training.checkpoint import backbone_states
 
 

@@ -20,13 +20,15 @@ from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.duplicates import EditTest, Precision, edit_test
 from nearkin.evaluation.table import EmbeddingTable, as_text
+from nearkin.files import replace_text, writing
 from nearkin.measures.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.duplicates_page import Pair, duplicates_page
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import aligned, replace_text, write_csv, writing
+from nearkin.tables import write_csv
+from nearkin.text import aligned
 
 PRECISION: Final = 0.99  # Of the threshold that is chosen by default
 BY_FEATURES: Final = "similar features"

@@ -27,10 +27,10 @@ from nearkin.evaluation.table import (
     note_on,
     write_embeddings,
 )
+from nearkin.files import check_new
 from nearkin.pace import Pace
 from nearkin.run.failures import resource_errors
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import check_new
 
 
 def embed(

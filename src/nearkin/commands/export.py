@@ -35,6 +35,7 @@ from nearkin.encoders.graphs import OPSET, write_graph
 from nearkin.encoders.native import Native, write_native
 from nearkin.errors import CheckpointError, DataError, NearkinError, OutputError, UsageError
 from nearkin.evaluation.embeddings import images_at_once
+from nearkin.files import PARTIAL, writing
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.networks.heads import MultiHead
 from nearkin.networks.input_size import patch_size
@@ -43,7 +44,6 @@ from nearkin.report.model_card import ModelCard
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import PARTIAL, writing
 
 TOLERANCE: Final = 1e-4  # Of ONNX: largest difference of a feature, of the largest feature
 AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.table import ROOM, EmbeddingTable, digest, open_table
-from nearkin.tables import check_new, replace_text, usable, whole, writing
+from nearkin.files import check_new, replace_text, usable, whole, writing
 
 FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
 MOST_LISTS: Final = 65_536

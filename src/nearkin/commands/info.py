@@ -44,7 +44,7 @@ from nearkin.methods import METHODS, method_class, method_names, option_types, p
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.pace import count
 from nearkin.run.settings import default_options, fitted_options
-from nearkin.tables import aligned
+from nearkin.text import aligned
 from nearkin.version import __version__
 
 

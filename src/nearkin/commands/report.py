@@ -7,11 +7,11 @@ from nearkin.commands.vectors import Vectors, images_of
 from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
 from nearkin.evaluation.table import are_vectors, open_table
+from nearkin.files import check_new, writing
 from nearkin.report.image_map import ONE_FILE
 from nearkin.report.pages import write_page, write_table_page
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
-from nearkin.tables import check_new, writing
 
 
 def write_report(

@@ -14,12 +14,13 @@ from nearkin.data.labels import class_of
 from nearkin.data.tables import file_at, match
 from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.errors import UsageError
+from nearkin.files import usable, writing
 from nearkin.measures.selection import ranked
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
 from nearkin.run.reporter import Reporter
-from nearkin.tables import usable, write_csv, writing
+from nearkin.tables import write_csv
 
 
 @dataclass(frozen=True)

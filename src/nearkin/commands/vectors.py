@@ -20,9 +20,9 @@ from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, as_text, open_table
 from nearkin.extensions import check_trusted
+from nearkin.files import check_new
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
-from nearkin.tables import check_new
 
 
 @dataclass(frozen=True)

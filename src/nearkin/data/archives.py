@@ -57,8 +57,8 @@ from nearkin.data.remote import (
 )
 from nearkin.data.tables import File
 from nearkin.errors import DataError, OutputError, redacted
+from nearkin.files import replace_text
 from nearkin.places import exists, system_error, user_path
-from nearkin.tables import replace_text
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30

@@ -16,8 +16,8 @@ from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing
 from nearkin.data.tables import File
 from nearkin.errors import DataError
+from nearkin.files import read_arrays
 from nearkin.places import user_path
-from nearkin.tables import read_arrays
 from nearkin.types import UNKNOWN
 
 

@@ -21,7 +21,7 @@ from nearkin.data.decode import as_image
 from nearkin.data.images import Images
 from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError
-from nearkin.tables import whole
+from nearkin.files import whole
 
 VERSION: Final = 1  # Of the files; another version has other names
 DETAIL: Final = 2  # The shorter side of a cached image, in sides of a view

@@ -17,8 +17,8 @@ from nearkin.data.labels import Row
 from nearkin.data.remote import RemoteFile
 from nearkin.data.tables import File
 from nearkin.errors import DataError, ResourceError
+from nearkin.files import whole
 from nearkin.places import system_error
-from nearkin.tables import whole
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
 ROOM: Final = 50 * 2**30  # Bytes of all copies of tables

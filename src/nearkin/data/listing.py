@@ -17,7 +17,7 @@ from nearkin.data.labels import Row
 from nearkin.data.notes import Note
 from nearkin.errors import DataError
 from nearkin.pace import count
-from nearkin.tables import abridged
+from nearkin.text import abridged
 
 EXTENSIONS: Final = frozenset(
     {

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from nearkin.data.cache import cache_folder, make_room
 from nearkin.errors import DataError, UsageError, redacted
-from nearkin.tables import write_whole
+from nearkin.files import write_whole
 
 BLOCK: Final = 2**20
 """Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`

@@ -48,8 +48,8 @@ from nearkin.data.images import (
 from nearkin.data.kinds import of_one_kind
 from nearkin.data.listing import Listing, left_out, masks
 from nearkin.distributed import available_cpus
+from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.tables import whole
 from nearkin.types import UNKNOWN
 
 VERSION: Final = 3  # Of the index; another version has other file names

@@ -14,7 +14,7 @@ from torch import Tensor
 from nearkin.data.batches import Batches, CenterCrops, from_zero_to_one, squares
 from nearkin.data.channels import preview
 from nearkin.data.images import Images
-from nearkin.tables import printable
+from nearkin.text import printable
 
 MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
 COLUMNS: Final = 12  # Images in a row of a class

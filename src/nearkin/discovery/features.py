@@ -26,13 +26,13 @@ from nearkin.distributed import rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, read_tensors
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode, images_at_once, images_per_part
+from nearkin.files import usable, whole
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.data import write_bad_files
 from nearkin.run.folder import RunFolder
-from nearkin.tables import usable, whole
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views

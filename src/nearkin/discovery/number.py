@@ -18,8 +18,8 @@ from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import FEWEST, DiscoveryData
 from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import DataError
+from nearkin.files import replace_text, usable
 from nearkin.measures.kmeans import compact, constrained_kmeans
-from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most

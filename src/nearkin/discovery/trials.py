@@ -24,8 +24,8 @@ from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import DiscoveryEncoder
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
+from nearkin.files import read_arrays, usable
 from nearkin.measures.matching import right
-from nearkin.tables import read_arrays, usable
 from nearkin.types import UNKNOWN
 
 

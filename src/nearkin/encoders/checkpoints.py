@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from nearkin.data.cache import free_memory
 from nearkin.errors import CheckpointError, UsageError
-from nearkin.tables import abridged, check_unpacked, usable
+from nearkin.files import check_unpacked, usable
+from nearkin.text import abridged
 
 SUFFIXES: Final = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
 REMEDY: Final = "get it again from where it came from"

@@ -24,11 +24,11 @@ from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
+from nearkin.files import usable, write_whole
 from nearkin.networks.backbone import NATIVE, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.run.folder import RunFolder
-from nearkin.tables import usable, write_whole
 from nearkin.version import __version__, check_format
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from nearkin.networks.backbone import (
     timm_names,
     torchvision_names,
 )
-from nearkin.tables import abridged
+from nearkin.text import abridged
 
 SIZE: Final = 224
 RESIZE: Final = 256

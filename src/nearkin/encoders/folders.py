@@ -23,8 +23,8 @@ from nearkin.config import suggestion
 from nearkin.data.preprocessing import Crop, Interpolation, Preprocessing
 from nearkin.encoders.libraries import differences
 from nearkin.errors import UsageError
+from nearkin.files import usable
 from nearkin.networks.backbone import RESERVED
-from nearkin.tables import usable
 
 PREFIX: Final = "transformers:"
 CLASS_TOKEN, POOLED, AVERAGE = "class token", "pooled", "average"

@@ -20,7 +20,7 @@ from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
 from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
-from nearkin.tables import abridged
+from nearkin.text import abridged
 
 
 @dataclass(frozen=True, eq=False)

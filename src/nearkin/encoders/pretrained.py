@@ -31,9 +31,9 @@ from nearkin.encoders.libraries import (
 )
 from nearkin.encoders.origin import NOT_STATED, folder_license, origin
 from nearkin.errors import UsageError
+from nearkin.files import usable
 from nearkin.networks.backbone import timm_names, torchvision_names
 from nearkin.run.folder import neighboring_runs
-from nearkin.tables import usable
 
 DINOV2: Final = {
     f"dinov2-{size}": f"timm:vit_{size}_patch14_dinov2.lvd142m"

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors, separate_weights
 from nearkin.errors import UsageError
+from nearkin.files import usable, write_whole
 from nearkin.networks.branch import Backbone, as_backbone
-from nearkin.tables import usable, write_whole
 from nearkin.version import check_format
 
 FORMATS: Final = ("1",)  # Those that are read; the last is written

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nearkin.config import Criterion
-from nearkin.tables import aligned
+from nearkin.text import aligned
 
 CRITERIA: Final[Mapping[Criterion, tuple[str, Callable[[float], float]]]] = {
     "effective-rank": ("effective rank", float),

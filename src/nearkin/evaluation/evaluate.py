@@ -41,7 +41,7 @@ from nearkin.evaluation.views import ImageViews, pixel_encoder, second_view
 from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
-from nearkin.tables import aligned
+from nearkin.text import aligned
 from nearkin.types import UNKNOWN
 
 # Columns that are headed by another name than their own.

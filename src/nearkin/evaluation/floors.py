@@ -24,8 +24,8 @@ from nearkin.distributed import device_name
 from nearkin.encoders.encoder import CUSTOM, Encoder
 from nearkin.evaluation.measures import Measure
 from nearkin.evaluation.protocols import Entry
+from nearkin.files import read_sealed, write_sealed
 from nearkin.networks.backbone import is_extension
-from nearkin.tables import read_sealed, write_sealed
 
 Taken = dict[str, list[Measure] | str]
 """Measures by the title of their entry, or why there are none."""

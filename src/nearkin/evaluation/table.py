@@ -23,12 +23,13 @@ from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.files import PARTIAL, read_arrays, replace_text, usable, whole, writing
 from nearkin.measures.neighbors import nearest
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.tables import PARTIAL, read_arrays, replace_text, usable, whole, write_csv, writing
+from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN
 
 FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes

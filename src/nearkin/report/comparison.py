@@ -17,11 +17,12 @@ from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measures import Measure, knn, num_neighbors
 from nearkin.evaluation.table import read_all
 from nearkin.evaluation.verdict import DECISIVE, differences
+from nearkin.files import usable
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.html import BLOCKS, Chart, document, text
 from nearkin.report.page.sections import Table, line_charts
 from nearkin.run.folder import RunFolder
-from nearkin.tables import aligned, usable
+from nearkin.text import aligned
 from nearkin.types import UNKNOWN
 
 TRAININGS: Final = "trainings"

@@ -23,12 +23,13 @@ from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import digest, read_embeddings
+from nearkin.files import read_arrays, usable, write_whole
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest
 from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_arrays, read_csv, usable, write_whole
+from nearkin.tables import read_csv
 
 MAX_IMAGES: Final = 1_000_000  # a map of more images shows a sample that is balanced over classes
 LANDMARKS: Final = 20_000  # of more images, a balanced sample is laid out, and places the others

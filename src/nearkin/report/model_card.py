@@ -15,10 +15,11 @@ from nearkin.encoders.native import architecture, public, without_folder
 from nearkin.encoders.origin import NOT_STATED, RESTRICTED, RESTRICTION
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measures import Measure
+from nearkin.files import replace_text, usable
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
-from nearkin.tables import printable, replace_text, usable
+from nearkin.text import printable
 
 CARD: Final = "README.md"
 PREPROCESSING: Final = "preprocessing.json"

@@ -16,6 +16,7 @@ from nearkin.distributed import available_cpus
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable, numbered, read_embeddings
+from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
 from nearkin.report.image_map import ONE_FILE, EarlyMap, image_map, thumbnails
@@ -32,7 +33,7 @@ from nearkin.report.page.sections import (
 )
 from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.run.folder import KINDS, RunFolder
-from nearkin.tables import read_csv, replace_text, usable
+from nearkin.tables import read_csv
 
 FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192

@@ -24,6 +24,7 @@ from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_pixels
 from nearkin.evaluation.table import read_embeddings
+from nearkin.files import whole, write_whole, writing
 from nearkin.measures.neighbors import nearest
 from nearkin.report.image_map import (
     ONE_FILE,
@@ -39,7 +40,7 @@ from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
 from nearkin.run.folder import RunFolder, locked
 from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
-from nearkin.tables import whole, write_csv, write_whole, writing
+from nearkin.tables import write_csv
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size

@@ -20,9 +20,10 @@ from nearkin.data.recognize import class_names
 from nearkin.data.split import Decided, Split, duplicate_warnings, open_split
 from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError
+from nearkin.files import replace_text, usable
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter
-from nearkin.tables import read_csv, replace_text, usable, write_csv
+from nearkin.tables import read_csv, write_csv
 from nearkin.version import __version__
 
 

@@ -29,9 +29,10 @@ from nearkin.data.folders import MARKER
 from nearkin.data.remote import is_url
 from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
+from nearkin.files import remove_partial, replace_text, usable
 from nearkin.pace import count
 from nearkin.places import exists, user_path
-from nearkin.tables import aligned, remove_partial, replace_text, usable
+from nearkin.text import aligned
 
 STAGES = "stages"
 KINDS: Final[Mapping[str, type[Config]]] = {

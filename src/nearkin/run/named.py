@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from nearkin.errors import DataError
+from nearkin.files import usable
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_csv, usable
+from nearkin.tables import read_csv
 
 CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
 LABEL_COLUMNS: Final = ("path", "label")

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
-from nearkin.tables import printable, writing
+from nearkin.files import writing
+from nearkin.text import printable
 
 
 @runtime_checkable

@@ -19,9 +19,10 @@ from uuid import uuid4
 from nearkin.config import tracker_names
 from nearkin.data.batches import first_sentence
 from nearkin.errors import UsageError
+from nearkin.files import replace_text, usable
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter
-from nearkin.tables import read_numbers, replace_text, usable
+from nearkin.tables import read_numbers
 
 PROJECT: Final = "nearkin"  # What runs are filed under, unless a variable of the tracker's says so
 PATIENCE: Final = 60  # seconds that W&B may wait: for somebody to log in, and to upload at the end

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from nearkin import tables
+from nearkin import files
 from nearkin.distributed import all_reduce_max, diverging_together, full_state, is_sharded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
+from nearkin.files import usable
 from nearkin.method import Method
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.tables import Journal, usable
+from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.optimizer import restore_optimizer
 from nearkin.version import check_format
 
@@ -106,8 +107,8 @@ def save(
     path, content = folder / NAME_FORMAT.format(step), buffer.getvalue()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tables.remove_partial(folder)
-        tables.write_sealed(path, content)
+        files.remove_partial(folder)
+        files.write_sealed(path, content)
         _verify(path)
         for old in _newest_first(folder)[keep:]:
             old.unlink()
@@ -129,7 +130,7 @@ def join_save(step: int, method: Method[Any], optimizer: Optimizer, finite: bool
 
 def _verify(path: Path) -> None:
     """Read a checkpoint back before any older one is given up for it."""
-    content = tables.read_sealed(path)
+    content = files.read_sealed(path)
     if content is None:
         raise ResourceError(
             f"{path} is not read back as it was written, and was set aside as "
@@ -154,10 +155,10 @@ def load(folder: Path, method: Method[Any], optimizer: Optimizer) -> Restored:
             method and the optimizer. Both are then left as they were.
     """
     try:
-        tables.remove_partial(folder)
+        files.remove_partial(folder)
         damaged: list[Path] = []
         for path in _newest_first(folder):
-            content = tables.read_sealed(path)
+            content = files.read_sealed(path)
             if content is not None:
                 step = _restore(path, content, method, optimizer)
                 return Restored(step, path, tuple(map(_set_aside, damaged)))
@@ -179,7 +180,7 @@ def backbone_states(folder: Path) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     """Yield the name and the trained backbone of each sound checkpoint, the oldest first."""
     prefix = "online.backbone."
     for path in reversed(_newest_first(folder)):
-        content = tables.read_sealed(path)
+        content = files.read_sealed(path)
         if content is not None:
             state = _unpacked(path, content)["method"]
             own = {name: value for name, value in state.items() if name.startswith(prefix)}
@@ -260,7 +261,7 @@ class Files(NamedTuple):
     """What the first process writes to."""
 
     folder: RunFolder
-    journal: Journal  # The metrics: a checkpoint is never ahead of them
+    journal: CSVLogger  # The metrics: a checkpoint is never ahead of them
     log: Logger  # Receives warnings of checkpoints that failed
 
 

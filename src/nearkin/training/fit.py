@@ -28,9 +28,9 @@ from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import PRECISIONS
-from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
+from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.health import Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
@@ -136,7 +136,7 @@ def fit(config: TrainConfig, method: Method[Any], batches: Feed, lead: Lead | No
     with ExitStack() as stack:
         if lead:
             # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
-            journal = Journal(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
+            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
             stack.enter_context(journal)
             record = Record(lead, config, method, batches.order, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
@@ -186,7 +186,7 @@ class Record:
     method: Method[Any]
     order: BatchOrder
     start: int
-    journal: Journal
+    journal: CSVLogger
     interrupts: Interrupts  # Through which a collapse stops the run
 
     def __post_init__(self) -> None:

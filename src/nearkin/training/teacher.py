@@ -30,11 +30,11 @@ from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, OutputError, ResourceError
 from nearkin.evaluation.embeddings import images_at_once, images_per_part
+from nearkin.files import read_sealed, write_sealed
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_sealed, write_sealed
 from nearkin.types import Batch
 
 HALF: Final = np.dtype(np.float16)

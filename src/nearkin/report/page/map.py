@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, Shaped
 from markupsafe import Markup
 
+from nearkin.files import write_whole
 from nearkin.report.page.html import TEMPLATES
-from nearkin.tables import write_whole
 
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""

@@ -1,0 +1,152 @@
+"""Files that are written whole or not at all, and verified when they are read."""
+
+import contextlib
+import hashlib
+import os
+import zipfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from nearkin.errors import CheckpointError, OutputError
+
+PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
+
+
+SEAL: Final = b"nearkin\n"
+
+
+SEAL_SIZE: Final = len(SEAL) + 8 + hashlib.sha256().digest_size
+
+
+def check_unpacked(file: Any, most: int) -> None:
+    """Raise an error of any kind for a zip that is damaged, or unpacks to more bytes than `most`.
+
+    Its list of contents tells: what unpacks to more than is stated there is not read further.
+    """
+    with zipfile.ZipFile(file) as packed:
+        unpacked = sum(member.file_size for member in packed.infolist())
+    if 0 < most < unpacked:
+        raise ValueError(f"it unpacks to {unpacked / 1e6:,.0f} MB, and {most / 1e6:,.0f} are free")
+
+
+def read_arrays(file: Any, most: int, names: Collection[str] = ()) -> dict[str, Any]:
+    """Read arrays of an .npz; nothing is unpickled, and a small file stays small.
+
+    Args:
+        file: The file.
+        most: Bytes that all arrays may take; 0 for any number.
+        names: Which are read; all if empty.
+
+    Raises:
+        Exception: Of many kinds if it is damaged, or unpacks to more.
+    """
+    import numpy as np  # here, so that the command line starts without it
+
+    check_unpacked(file, most)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files if not names or name in names}
+
+
+@contextlib.contextmanager
+def usable(path: Path, remedy: str) -> Iterator[None]:
+    """Turn any error in a `with` block that reads a file of a run into one line.
+
+    The file may be damaged, or of somebody else.
+
+    Raises:
+        CheckpointError: With the reason, and `remedy`, which says what to do.
+    """
+    try:
+        yield
+    except Exception as error:  # of any kind: the file may hold anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{path} cannot be used ({reason}); {remedy}") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path, remedy: str = "choose another -o") -> Iterator[None]:
+    """Turn an operating system's error in a `with` block that writes a file into one line.
+
+    Raises:
+        OutputError: With the reason, and `remedy`, which says what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+
+
+def check_new(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse to replace a file, before anything is computed.
+
+    Raises:
+        OutputError: If there is one.
+    """
+    if not overwrite and os.path.lexists(path):
+        raise OutputError(f"{path} exists, and may have been edited; choose another name")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary name to write a file under, then rename it: an atomic write.
+
+    The bytes reach the disk before the name does.
+
+    Raises:
+        OSError: If that fails. The old file is still there, and no temporary one.
+    """
+    # Not the process id: two machines that share a disk may have the same.
+    partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
+    try:
+        yield partial
+        with partial.open("r+b") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_whole(path: Path, *parts: bytes) -> None:
+    """Write a file of these parts, whole or not at all."""
+    with whole(path) as partial, partial.open("xb") as file:
+        file.writelines(parts)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    write_whole(path, text.encode("utf-8", "surrogateescape"))
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove temporary files of killed processes from a folder that nobody writes to."""
+    for partial in folder.glob(f"*{PARTIAL}[0-9]*"):
+        partial.unlink(missing_ok=True)
+
+
+def seal(content: bytes) -> bytes:
+    """Return what ends a sealed file: "nearkin", the length of the content, and its SHA-256."""
+    return SEAL + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
+def write_sealed(path: Path, content: bytes) -> None:
+    """Write a file that is verified when it is read, whole or not at all."""
+    write_whole(path, content, seal(content))
+
+
+def read_sealed(path: Path) -> bytes | None:
+    """Return the content of a sealed file; None if it is damaged, absent, or was never sealed."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:  # another rank has set it aside since it was listed
+        return None
+    content = raw[:-SEAL_SIZE]
+    return content if raw[-SEAL_SIZE:] == seal(content) else None

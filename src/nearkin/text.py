@@ -1,0 +1,29 @@
+"""Text for people: without control characters, in columns, abridged."""
+
+from collections.abc import Sequence
+
+
+def printable(text: str) -> str:
+    r"""Escape control characters and broken bytes, which names of files may hold.
+
+    >>> print(printable("a\x1b[31mred"))
+    a\x1b[31mred
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows of cells as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return [line.rstrip() for line in lines]
+
+
+def abridged(names: Sequence[str], most: int) -> list[str]:
+    """Return the first of many names, and how many more there are.
+
+    >>> ", ".join(abridged(["a", "b", "c"], 1))
+    'a, and 2 more'
+    """
+    more = len(names) - most
+    return [*names[:most], f"and {more} more"] if more > 0 else list(names)

@@ -1,0 +1,13 @@
+"""Text for people."""
+
+from nearkin import text
+
+
+def test_what_is_more_than_is_shown_is_counted():
+    assert text.abridged(["a", "b"], 3) == text.abridged(["a", "b"], 2) == ["a", "b"]
+    assert text.abridged(["a", "b", "c"], 2) == ["a", "b", "and 1 more"]
+
+
+def test_letters_of_all_alphabets_and_line_ends_are_printed_as_they_are():
+    assert text.printable("é\nж") == "é\nж"
+    assert text.printable("\u202eé\udcff") == "\\u202eé\\udcff"
