@@ -115,7 +115,7 @@ def test_a_member_beyond_all_bounds_is_an_error_of_the_file(tmp_path):
     path = pack(tmp_path / "d.zip", [("a.png", encoded())])
 
     def read(*place):
-        return Archive([path], 0, ("a.png",), np.array([[0, *Place(*place)]])).read("a.png")
+        return Archive([path], 0, np.array([Place(0, *place)])).read(0)
 
     with pytest.raises(OSError, match=r"damaged in the archive|Invalid argument"):
         read(2**63 - 31, 9, 9, STORED)

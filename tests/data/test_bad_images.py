@@ -258,9 +258,9 @@ def test_a_disk_that_fails_makes_a_bad_image_and_no_failure(tmp_path):
     if not Path("/proc/self/mem").exists():
         pytest.skip("no file that always fails to be read")
     images = open_images(write_files(tmp_path, {"a.png": encoded()}), cache=False)
-    failing = replace(images, names=("mem",), source=Folder(Path("/proc/self")))
+    failing = replace(images, source=Folder(Path("/proc/self"), ["mem"]))
     with pytest.raises(OSError, match="Input/output error"):
-        failing.source.read("mem")
+        failing.source.read(0)
     with pytest.raises(BadImage, match="unreadable"):
         failing.read(0)
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from nearkin.data.copies import check_destination, copy_to, file_names
-from nearkin.data.images import Arrays
 from nearkin.data.opening import open_images
 from nearkin.errors import OutputError, UsageError
 
@@ -77,8 +76,7 @@ def test_an_empty_folder_is_filled_and_none_made_without_images(tmp_path):
 def test_hostile_names_of_images_and_classes_stay_inside_the_folder(tmp_path):
     names = sorted(HOSTILE, key=lambda name: name.encode("utf-8", "surrogateescape"))
     pixels = np.arange(len(names), dtype=np.uint8)[:, None, None, None].repeat(2, 1).repeat(2, 2)
-    rows = {name: row for row, name in enumerate(names)}
-    images = replace(open_images(pixels), names=tuple(names), source=Arrays(pixels, rows))
+    images = replace(open_images(pixels), names=tuple(names))
     for number, classes in enumerate((["", *names[1:]], ["cat"] * len(names))):
         out = tmp_path / "deep" / str(number)
         assert copy(out, images, classes) == len(names)

@@ -104,10 +104,10 @@ def test_contrast_shrinks_toward_the_mean_of_each_channel_and_jpeg_is_that_of_pi
 
 def test_a_source_is_corrupted_before_any_preprocessing():
     pixels = np.stack([photograph(300, 600), photograph(300, 600, seed=1)])
-    arrays = Arrays(pixels, {"a": 0, "b": 1})
-    plain = CorruptedSource(arrays, "", 1, 0).read("b")
+    arrays = Arrays(pixels)
+    plain = CorruptedSource(arrays, "", 1, 0).read(1)
     assert plain.shape == (corruptions.LARGEST_SIDE, 2 * corruptions.LARGEST_SIDE, 3)
     source = pickle.loads(pickle.dumps(CorruptedSource(arrays, "shot noise", 3, 7)))
-    assert np.array_equal(source.read("b"), corrupt(plain, "shot noise", 3, seed=7))
-    small = CorruptedSource(Arrays(pixels[:, :50, :50], {"a": 0}), "", 1, 0)
-    assert np.array_equal(small.read("a"), pixels[0, :50, :50])  # never enlarged
+    assert np.array_equal(source.read(1), corrupt(plain, "shot noise", 3, seed=7))
+    small = CorruptedSource(Arrays(pixels[:, :50, :50]), "", 1, 0)
+    assert np.array_equal(small.read(0), pixels[0, :50, :50])  # never enlarged

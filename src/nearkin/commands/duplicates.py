@@ -326,7 +326,8 @@ def _apply(target: Path, images: Images, rows: Rows) -> None:
         copy_to(target, images, rows, classes, data=[images.key] if images.key else [])
         return
     source = images.source
-    paths = map(source.path, listed.names) if isinstance(source, Folder) else listed.names
+    places = listed.place.tolist()
+    paths = map(source.path, places) if isinstance(source, Folder) else listed.names
     with writing(target):
         columns = zip(paths, class_names(listed), listed.splits.tolist(), strict=True)
         write_csv(target, ("path", "label", "split"), columns)

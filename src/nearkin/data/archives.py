@@ -15,7 +15,7 @@ import tarfile
 import weakref
 import zipfile
 import zlib
-from bisect import bisect_left
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,13 +31,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.cache import cache_folder
-from nearkin.data.columns import COLUMN_TABLES, Cell, list_column
+from nearkin.data.columns import COLUMN_TABLES, list_column
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
 from nearkin.data.listing import (
     MASKS,
     START,
-    Entry,
     Listing,
     chosen,
     in_order,
@@ -68,7 +67,7 @@ LABEL_SUFFIXES: Final = (".cls", ".json")
 """A member of such a suffix holds the label of the image of the same stem: as text, or as `label`
 or `cls` of a JSON object, as in WebDataset."""
 MAX_LABEL: Final = {".cls": 200, ".json": 2**24}  # Bytes of it that are read
-LISTINGS: Final = 2  # Version of the stored lists of members
+LISTINGS: Final = 3  # Version of the stored lists of members
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, NotImplementedError),
     *(EOFError, OSError, OverflowError, ValueError, MemoryError),
@@ -80,28 +79,20 @@ BARE, STORED, DEFLATED = range(3)
 
 
 class Place(NamedTuple):
-    """Where in an archive a file lies."""
+    """Where a file lies: a row of `Archive.places`."""
 
-    offset: int  # Of a zip member, its local header; of a tar member, its first byte
+    archive: int  # Which one
+    offset: int  # Of a zip member, its local header; of any other, its first byte
     packed: int  # Its bytes in the archive
     bytes: int
     form: int = BARE
 
-    @classmethod
-    def stated(cls, offset: int, packed: int, unpacked: int, form: int = BARE) -> "Place":
-        """What an archive says, which may be any number: reading such a place gives nothing."""
-
-        def bounded(number: int) -> int:
-            return number if 0 <= number < MOST else MOST
-
-        return cls(bounded(offset), bounded(packed), bounded(unpacked), form)
-
 
 class Member(NamedTuple):
-    """A file in an archive, or a row of a table."""
+    """A file in an archive, or a row of a table, by what the archive says of it."""
 
     name: str
-    place: Place
+    place: Place  # In its own archive, whose number may be another in the data
     refusal: str = ""  # Why it is not read
     label: str | None = None  # What a member says that is no image, of the one of its stem
     row: Row | None = None  # What a table says of its own image
@@ -136,72 +127,69 @@ class Archive:
 
     archives: Sequence[File | bytes]
     modified: int  # When the last of them was written, in nanoseconds
-    names: Sequence[str]  # In the order of their bytes
-    places: Int64[np.ndarray, "members 5"]  # Of each name: which archive, and its `Place` there
+    places: Int64[np.ndarray, "members 5"]  # The `Place` of each member
 
-    tagged: bool = False  # Whether `modified` of images changes with their content alone
-
-    def read(self, name: str, limit: int | None = None) -> bytes:
+    def read(self, place: int, limit: int | None = None) -> bytes:
         """The member's first `limit` bytes, or all of it; an OSError if it is damaged."""
-        return self.read_place(self._where(name), limit)
+        where = Place(*self.places[place].tolist())
+        return _read(self.archives[where.archive], self.modified, where, limit)
 
-    def warm(self, names: Sequence[str]) -> None:
-        """Fetch what these members need of files of a store, at once."""
-        needed = dict[tuple[RemoteFile, int], None]()
-        for archive, offset, packed, *_ in (self._where(name).tolist() for name in names):
-            if isinstance(file := self.archives[archive], RemoteFile):
-                needed |= {(file, number): None for number in blocks(offset, offset + packed)}
-        warm(needed)
-
-    def _where(self, name: str) -> Int64[np.ndarray, "5"]:
-        where: np.ndarray = self.places[bisect_left(self.names, in_bytes(name), key=in_bytes)]
-        return where
-
-    def start(self, row: int) -> bytes:
+    def start(self, place: int) -> bytes:
         """The first bytes of a member, as far as they can be read."""
         with suppress(OSError):
-            return self.read_place(self.places[row], START)
+            return self.read(place, START)
         return b""
 
-    def read_place(self, where: Int64[np.ndarray, "5"], limit: int | None) -> bytes:
-        """The same for a row of `places`."""
-        archive, *place = where.tolist()
-        try:
-            return self._read(self.archives[archive], Place(*place), limit)
-        except (struct.error, zlib.error, ValueError, OverflowError, MemoryError) as error:
-            raise OSError("damaged in the archive") from error
+    def warm(self, places: Sequence[int]) -> None:
+        """Fetch what these members need of files of a store, at once."""
+        needed = dict[tuple[RemoteFile, int], None]()
+        for where in (Place(*place) for place in self.places[places].tolist()):
+            if isinstance(file := self.archives[where.archive], RemoteFile):
+                stop = where.offset + where.packed
+                needed |= {(file, number): None for number in blocks(where.offset, stop)}
+        warm(needed)
 
-    def _read(self, archive: File | bytes, place: Place, limit: int | None) -> bytes:
-        offset = place.offset
-        size = place.bytes if limit is None else min(limit, place.bytes)
-        if size <= 0:  # which zlib would take for no limit
-            return b""
-        if place.form != BARE:
-            # The lengths of name and extra field may differ from the central directory's.
-            mark, *lengths = struct.unpack("<4s22xHH", self._bytes(archive, offset, 30))
-            if mark != b"PK\3\4":
-                raise OSError("no file begins there in the archive")
-            offset += 30 + sum(lengths)
-        if place.form != DEFLATED:
-            return self._bytes(archive, offset, size)
-        # No packing makes as much larger, but for what is made to be read in vain.
-        packed = self._bytes(archive, offset, min(place.packed, 2 * size + 2**10))
-        # Bounded by `size`, or a small member could unpack to any number of bytes.
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size)
 
-    def _bytes(self, archive: File | bytes, offset: int, count: int) -> bytes:
-        if isinstance(archive, bytes):
-            return archive[offset : offset + count]
-        if isinstance(archive, RemoteFile):
-            return archive.read(offset, count)
-        if not hasattr(os, "pread"):  # on Windows, where an offset is shared by all threads
-            with archive.open("rb") as file:
-                file.seek(offset)
-                return file.read(count)
-        opened = _opened(archive, self.modified)  # a reference, or the cache might close it
-        # The memory for `count` bytes is taken before any is read, however few there are.
-        left = max(0, os.fstat(opened.descriptor).st_size - offset)
-        return os.pread(opened.descriptor, min(count, left), offset)
+def _read(archive: File | bytes, modified: int, place: Place, limit: int | None) -> bytes:
+    """The first bytes of what lies at a place; an OSError if the archive lies of it."""
+    try:
+        return _unpacked(archive, modified, place, limit)
+    except (struct.error, zlib.error, ValueError, OverflowError, MemoryError) as error:
+        raise OSError("damaged in the archive") from error
+
+
+def _unpacked(archive: File | bytes, modified: int, place: Place, limit: int | None) -> bytes:
+    offset = place.offset
+    size = place.bytes if limit is None else min(limit, place.bytes)
+    if size <= 0:  # which zlib would take for no limit
+        return b""
+    if place.form != BARE:
+        # The lengths of name and extra field may differ from the central directory's.
+        mark, *lengths = struct.unpack("<4s22xHH", _bytes(archive, modified, offset, 30))
+        if mark != b"PK\3\4":
+            raise OSError("no file begins there in the archive")
+        offset += 30 + sum(lengths)
+    if place.form != DEFLATED:
+        return _bytes(archive, modified, offset, size)
+    # No packing makes as much larger, but for what is made to be read in vain.
+    packed = _bytes(archive, modified, offset, min(place.packed, 2 * size + 2**10))
+    # Bounded by `size`, or a small member could unpack to any number of bytes.
+    return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size)
+
+
+def _bytes(archive: File | bytes, modified: int, offset: int, count: int) -> bytes:
+    if isinstance(archive, bytes):
+        return archive[offset : offset + count]
+    if isinstance(archive, RemoteFile):
+        return archive.read(offset, count)
+    if not hasattr(os, "pread"):  # on Windows, where an offset is shared by all threads
+        with archive.open("rb") as file:
+            file.seek(offset)
+            return file.read(count)
+    opened = _opened(archive, modified)  # a reference, or the cache might close it
+    # The memory for `count` bytes is taken before any is read, however few there are.
+    left = max(0, os.fstat(opened.descriptor).st_size - offset)
+    return os.pread(opened.descriptor, min(count, left), offset)
 
 
 def is_shard(name: str) -> bool:
@@ -264,49 +252,71 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     devices, encrypted members and those of an unusual compression. Of the images of one sample,
     as shards of WebDataset have them, one counts.
     """
-    contents: list[File | bytes] = []
-    labels, refused, rows = dict[str, str](), list[str](), dict[str, Row]()
+    found = _Found()
     modified = [_modified(file) for file in archives.values()]
-
-    def members() -> Iterator[Entry]:
-        opened = zip(archives, modified, _opened_all(archives.values()), strict=True)
-        for prefix, written, (content, members) in opened:
-            for member in _once(members):
-                name, place = prefix + member.name, member.place
-                if member.label is not None:
-                    labels[normalize("NFC", name)] = member.label
-                    continue
-                if member.row is not None:
-                    rows[name] = member.row
-                if not member.refusal:
-                    yield name, (place.bytes, written, len(contents), *place)
-                elif member.row is not None or is_image(name):
-                    yield name, BadFile(name, member.refusal, place.bytes)
-                else:
-                    refused.append(name)
-            contents.append(content)
-
-    entries = in_order(members(), 2 + 5)
-    rows = {entries.spelled(name): row for name, row in rows.items()}
-    tagged = any(isinstance(file, RemoteFile) for file in archives.values())
-    opened = Archive(contents, max(modified), entries.names, entries.numbers[:, 2:], tagged)
-    kept, tried, others = chosen(entries, opened.start, rows)
-    companions = [] if rows else _companions([entries.names[row] for row in kept])
+    opened = _opened_all(archives.values())
+    for (prefix, file), written in zip(archives.items(), modified, strict=True):
+        with _readable(file):
+            found.add(prefix, written, *next(opened))
+    files = in_order(found.names)
+    numbers = np.array(found.numbers, np.int64).reshape(-1, len(Place._fields) + 1)[files.found]
+    said = files.said(found.rows)
+    archive = Archive(found.archives, max(modified), numbers[:, 1:])
+    kept, tried, others = chosen(files.names, archive.start, said)
+    companions = [] if said else _companions([files.names[row] for row in kept])
     beside = {*companions}
-    images = entries.only([row for row in kept if entries.names[row] not in beside])
-    source = replace(opened, names=images.names, places=images.numbers[:, 2:])
+    rows = [row for row in kept if files.names[row] not in beside]
+    images, numbers = files.only(rows), numbers[np.array(rows, np.int64)]
+    sizes = numbers[:, 1 + Place._fields.index("bytes")]
     listing = Listing(
-        source,
+        replace(archive, places=numbers[:, 1:]),
         images.names,
-        images.numbers[:, :2],
-        images.bad,
+        np.stack([sizes, numbers[:, 0]], axis=1),
+        found.bad,
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
-        rows=rows | _labels_beside(labels, images.names),
+        rows=said | _labels_beside(found.labels, images.names),
         tried=tried,
-        others=[*others, *refused],
+        others=[*others, *found.refused],
         notes=[*images.notes(), *_beside(companions)],
     )
     return require_files(listing, where)
+
+
+class _Found:
+    """What lies in archives, in the order in which it lies there."""
+
+    def __init__(self) -> None:
+        self.archives = list[File | bytes]()
+        self.names = list[str]()
+        self.numbers = array("q")
+        """Of each name, when its archive was written, and its `Place`; there may be millions."""
+        self.rows = dict[str, Row]()  # What tables say of their images
+        self.labels = dict[str, str]()  # What members say of the images of their stem
+        self.bad = list[BadFile]()
+        self.refused = list[str]()  # Files that are not read, and would not be images
+
+    def add(
+        self, prefix: str, modified: int, archive: File | bytes, members: Iterable[Member]
+    ) -> None:
+        """Add an archive. Of members of one name, all that follow the first good one are bad."""
+        earlier = set[str]()
+        for member in members:
+            name = prefix + member.name
+            if member.label is not None:
+                self.labels[normalize("NFC", name)] = member.label
+                continue
+            refusal = member.refusal or ("duplicate name" if name in earlier else "")
+            if member.row is not None:
+                self.rows[name] = member.row
+            if not refusal:
+                earlier.add(name)
+                self.names.append(name)
+                self.numbers.extend((modified, len(self.archives), *member.place[1:]))
+            elif member.row is not None or is_image(name):
+                self.bad.append(BadFile(name, refusal, member.place.bytes))
+            else:
+                self.refused.append(name)
+        self.archives.append(archive)
 
 
 PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "heif")
@@ -353,16 +363,6 @@ def _beside(names: Sequence[str]) -> list[Note]:
     return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
 
 
-def _once(members: Iterable[Member]) -> Iterator[Member]:
-    """The same members; of those of one name, all that follow the first good one are refused."""
-    earlier = set[str]()
-    for member in members:
-        repeated = member.name in earlier and not member.refusal and member.label is None
-        yield member._replace(refusal="duplicate name") if repeated else member
-        if not member.refusal and member.label is None:
-            earlier.add(member.name)
-
-
 def _labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, Row]:
     """The label of each image, from members that hold labels; nothing if there are none."""
     in_turn = sorted((name for name, label in labels.items() if label), key=in_bytes)
@@ -390,25 +390,18 @@ def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
 def _opened_one(file: File) -> Opened:
     """An archive, whose members are listed once if it lies in a store."""
     if not isinstance(file, RemoteFile) or file.suffix.lower() in (*COLUMN_TABLES, ".gz", ".tgz"):
-        with _readable(file):
-            content, members = _open(file.resolve() if isinstance(file, Path) else file)
-        return content, _guarded(file, members)
+        return _open(file.resolve() if isinstance(file, Path) else file)
     known = hashlib.sha256(f"{file} {file.size} {file.tag}".encode()).hexdigest()
     path = cache_folder("index") / f"{known[:32]}-members-{LISTINGS}.json"
     try:
         stored = json.loads(path.read_bytes())
         return file, [Member(name, Place(*place), *rest) for name, place, *rest in stored]
     except (OSError, ValueError, TypeError):  # absent or damaged
-        members = list(_guarded(file, _open(file)[1]))
+        members = list(_open(file)[1])
     with suppress(OSError, OutputError):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(members))
     return file, members
-
-
-def _guarded(file: File, members: Iterable[Member]) -> Iterator[Member]:
-    with _readable(file):
-        yield from members
 
 
 @contextmanager
@@ -427,7 +420,8 @@ def _open(path: File) -> Opened:
     suffix = path.suffix.lower()
     if suffix in COLUMN_TABLES:
         table, cells = list_column(path)
-        return table, _rows_of(cells)
+        rows = ((cell, Place(0, cell.offset, cell.bytes, cell.bytes)) for cell in cells)
+        return table, (Member(cell.name, at, cell.refusal, None, cell.row) for cell, at in rows)
     if suffix == ".zip":
         return path, _with_labels(path, _zip_members(path))
     if suffix == ".tar":
@@ -442,21 +436,15 @@ def _open(path: File) -> Opened:
     return content, _with_labels(content, _tar_members(content))
 
 
-def _rows_of(cells: Iterable[Cell]) -> Iterator[Member]:
-    for name, offset, size, refusal, row in cells:
-        yield Member(name, Place(offset, size, size), refusal, row=row)
-
-
 def _with_labels(content: File | bytes, members: Iterable[Member]) -> Iterator[Member]:
     """The same members, those that hold a label with it."""
     modified = 0 if isinstance(content, bytes) else _modified(content)
-    source = Archive([content], modified, (), np.zeros((0, 5), np.int64))
     for member in members:
         suffix = splitext(member.name)[1].lower()
         if suffix not in LABEL_SUFFIXES or member.refusal:
             yield member
             continue
-        written = source.read_place(np.array([0, *member.place]), MAX_LABEL[suffix])
+        written = _read(content, modified, member.place, MAX_LABEL[suffix])
         text = written.decode("utf-8", "replace").strip()
         yield member._replace(label=text if suffix == ".cls" else _json_label(text))
 
@@ -481,10 +469,11 @@ def _zip_members(path: File) -> Iterator[Member]:
                 refused = "encrypted"
             elif not deflated and info.compress_type != zipfile.ZIP_STORED:
                 refused = "unusual compression"
-            sizes = info.compress_size, info.file_size
+            numbers = info.header_offset, info.compress_size, info.file_size
             if not info.is_dir():
                 form = DEFLATED if deflated else STORED
-                place = Place.stated(info.header_offset, *sizes, form=form)
+                offset, packed, size = map(_bounded, numbers)
+                place = Place(0, offset, packed, size, form)
                 yield Member(_plain(info.filename), place, refused)
 
 
@@ -498,10 +487,16 @@ def _tar_members(content: File | bytes) -> Iterator[Member]:
             regular = info.isreg() and not info.issparse()
             refused = forbidden(info.name) if regular else "link, device or sparse file"
             if not info.isdir():
-                place = Place.stated(info.offset_data, info.size, info.size)
+                offset, size = map(_bounded, (info.offset_data, info.size))
+                place = Place(0, offset, size, size)
                 yield Member(_plain(info.name), place, refused)
         if file.seek(0, io.SEEK_END) % tarfile.BLOCKSIZE:  # tarfile takes half a header for none
             raise tarfile.ReadError("unexpected end of data")
+
+
+def _bounded(number: int) -> int:
+    """What an archive states, which may be any number: nothing can be read at the largest."""
+    return number if 0 <= number < MOST else MOST
 
 
 def _plain(name: str) -> str:

@@ -45,8 +45,8 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
         for number, label in enumerate(labels):
             rows[f"{prefix}{number:0{digits}}"] = Row.of(label, split=part.split)
     joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
-    source = Arrays(joined, {name: row for row, name in enumerate(rows)})
-    return Listing(source, tuple(rows), np.tile([joined[0].nbytes, 0], (len(rows), 1)), rows=rows)
+    states = np.tile([joined[0].nbytes, 0], (len(rows), 1))
+    return Listing(Arrays(joined), tuple(rows), states, rows=rows)
 
 
 def _pixels(where: str, images: Any) -> np.ndarray:

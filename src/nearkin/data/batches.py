@@ -368,7 +368,7 @@ def center_crops(
     """
     plain = images.channels is None
     if plain and isinstance(images.source, Arrays) and view.keeps(images.source.pixels.shape[1:3]):
-        return images.source.stacked([images.names[row] for row in rows]), {}
+        return images.source.stacked(images.place[list(rows)]), {}
     size, gray = view.image_size, MIDDLE_GRAY if plain else 0.5
     shape = len(rows), size, size, images.num_channels
     pixels = np.full(shape, gray, np.uint8 if plain else np.float32)

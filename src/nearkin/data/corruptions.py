@@ -76,10 +76,10 @@ class CorruptedSource:
     severity: int
     seed: int
 
-    def read(self, name: str, limit: int | None = None) -> np.ndarray:
+    def read(self, place: int, limit: int | None = None) -> np.ndarray:
         """An image's corrupted pixels; `BadImage` where it cannot be read."""
         del limit
-        image = as_image(read(self.source, name), min_side=LARGEST_SIDE)
+        image = as_image(read(self.source, place), min_side=LARGEST_SIDE)
         short = min(image.size)
         if short > LARGEST_SIDE:
             width, height = (max(1, round(edge * LARGEST_SIDE / short)) for edge in image.size)

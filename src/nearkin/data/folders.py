@@ -2,19 +2,23 @@
 
 import os
 import stat
+from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+from jaxtyping import Int64
 
 from nearkin.data.archives import is_shard, list_shards
 from nearkin.data.columns import COLUMN_TABLES, has_image_column
 from nearkin.data.images import BadFile, Folder
 from nearkin.data.listing import (
     START,
-    Entries,
+    Files,
     Listing,
     chosen,
     in_order,
@@ -47,24 +51,26 @@ def list_folder(root: Path) -> Listing:
     """
     root = root.resolve()
     walk = _Walk(root)
-    entries = in_order(((name, _entry(name, state)) for name, state in walk.files()), 2)
-    folder = Folder(root, entries.written)
-    rows, tried, others = chosen(entries, lambda row: _start(folder, entries.names[row]))
-    images = entries.only(rows)
-    unused = [file for file in images.bad if file.reason != OUTSIDE]  # of which a note tells
+    found, states, unusable = _sorted_out(walk.files())
+    files = in_order(found)
+    disk = Folder(root, files.written)
+    rows, tried, others = chosen(files.names, lambda row: _start(disk, row))
+    unused = [file for file in unusable if file.reason != OUTSIDE]  # of which a note tells
     bad = [file for file in unused if is_image(file.name) or file.reason == UNREADABLE]
-    listed = {file.name for file in bad}
+    listed, images = {file.name for file in bad}, files.only(rows)
     listing = Listing(
-        folder,
+        Folder(root, images.written),
         images.names,
-        images.numbers,
+        states[images.found],
         bad,
         key=str(root),
         tried=tried,
         others=[*others, *(file.name for file in unused if file.name not in listed)],
         notes=[*images.notes(), *walk.notes()],
     )
-    shards = {name: root / entries.written.get(name, name) for name in others if is_shard(name)}
+    passed = {*others}
+    written = zip(files.names, files.written, strict=True)
+    shards = {name: root / path for name, path in written if name in passed and is_shard(name)}
     return require_files(images_or_shards(root, listing, shards), root)
 
 
@@ -108,8 +114,8 @@ def list_table(path: Path) -> Listing:
     """The images that a table lists, by absolute paths or relative to the table's folder."""
     written = read_table(path)
     root, rows = files_of(path, written)
-    entries = _entries(root, rows)
-    notes, again = entries.notes(), len(written) - len(rows)
+    listing, files = _listed(root, rows)
+    notes, again = [*listing.notes], len(written) - len(rows)
     if again:
         text = f"{count(again, 'row')} of {path} with the files of others"
         notes.append(Note("merged", text, again))
@@ -117,40 +123,42 @@ def list_table(path: Path) -> Listing:
         text = (
             f"{len(rows)} images by their paths below {root}, for some lie outside of the table's"
         )
-        notes.append(Note("renamed", f"{text} folder", len(rows), tuple(entries.names[:3])))
-    return Listing(
-        Folder(root, entries.written),
-        entries.names,
-        entries.numbers,
-        entries.bad,
-        key=str(path.resolve()),
-        rows={entries.spelled(name): row for name, row in rows.items()},
-        folders=False,
-        notes=notes,
-    )
+        notes.append(Note("renamed", f"{text} folder", len(rows), files.names[:3]))
+    key, said = str(path.resolve()), files.said(rows)
+    return replace(listing, key=key, rows=said, folders=False, notes=notes)
 
 
 def list_files(root: Path, names: Iterable[str]) -> Listing:
     """These files below a folder, also those that no walk comes to."""
-    entries = _entries(root, names)
-    return Listing(Folder(root, entries.written), entries.names, entries.numbers, entries.bad)
+    return _listed(root, names)[0]
 
 
-def _entries(root: Path, names: Iterable[str]) -> Entries:
-    return in_order(((name, _entry(name, _state(f"{root}/{name}", name))) for name in names), 2)
+def _listed(root: Path, names: Iterable[str]) -> tuple[Listing, Files]:
+    found, states, bad = _sorted_out((name, _state(f"{root}/{name}", name)) for name in names)
+    files = in_order(found)
+    source, notes = Folder(root, files.written), files.notes()
+    return Listing(source, files.names, states[files.found], bad, notes=notes), files
 
 
-def _entry(name: str, state: State) -> Sequence[int] | BadFile:
-    if isinstance(state, BadFile):
-        return state
-    if not stat.S_ISREG(state.st_mode):
-        return BadFile(name, "not a regular file")
-    return state.st_size, state.st_mtime_ns
+def _sorted_out(
+    files: Iterable[tuple[str, State]],
+) -> tuple[list[str], Int64[np.ndarray, "files 2"], list[BadFile]]:
+    """The names of regular files, with size and time of the last write; and all others."""
+    names, states, bad = list[str](), array("q"), list[BadFile]()
+    for name, state in files:  # there may be millions
+        if isinstance(state, BadFile):
+            bad.append(state)
+        elif not stat.S_ISREG(state.st_mode):
+            bad.append(BadFile(name, "not a regular file"))
+        else:
+            names.append(name)
+            states.extend((state.st_size, state.st_mtime_ns))
+    return names, np.array(states, np.int64).reshape(-1, 2), bad
 
 
-def _start(folder: Folder, name: str) -> bytes:
+def _start(folder: Folder, place: int) -> bytes:
     with suppress(OSError):
-        return folder.read(name, START)
+        return folder.read(place, START)
     return b""
 
 

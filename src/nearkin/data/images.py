@@ -6,7 +6,7 @@ A source holds no open files, so it can be pickled, forked, and read from any th
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
@@ -24,7 +24,8 @@ from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 SMALL_SIDE: Final = 64
 MAX_HELD: Final = 2**32  # Bytes of pixels
 COLUMNS: Final = (
-    *("labels", "groups", "splits", "sizes", "num_bytes", "kinds", "modified", "contents"),
+    *("place", "labels", "groups", "splits"),
+    *("sizes", "num_bytes", "kinds", "modified", "contents"),
 )
 PREFIX: Final = 2**16
 """Bytes that nearly always hold the whole header of an image, and that tell it from others."""
@@ -32,46 +33,46 @@ PREFIX: Final = 2**16
 
 @runtime_checkable
 class Source(Protocol):
-    """Reads images by name."""
+    """Reads images by their positions in it."""
 
-    def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
+    def read(self, place: int, limit: int | None = None) -> bytes | np.ndarray:
         """An image's encoded bytes (the first `limit`) or its pixels; else OSError, BadImage."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Folder:
     """Reads files below a folder."""
 
     root: Path
-    written: Mapping[str, str] = field(default_factory=dict[str, str])
-    """How names are spelled on the disk, where they are not so here."""
+    names: Sequence[str]  # As the disk spells them
 
-    def path(self, name: str) -> str:
-        """Where the file of this name lies."""
-        return f"{self.root}/{self.written.get(name, name)}"
+    def path(self, place: int) -> str:
+        """Where a file lies."""
+        return f"{self.root}/{self.names[place]}"
 
-    def read(self, name: str, limit: int | None = None) -> bytes:
+    def read(self, place: int, limit: int | None = None) -> bytes:
         """The file's first `limit` bytes, or all of it."""
-        with open(self.path(name), "rb") as file:  # noqa: PTH123  (a million times)
+        with open(self.path(place), "rb") as file:  # noqa: PTH123  (a million times)
             return file.read(-1 if limit is None else limit)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arrays:
     """Pixels in memory, channels last: gray, RGB, or as `array_pixels` leaves them."""
 
     pixels: np.ndarray
-    rows: Mapping[str, int]
 
-    def read(self, name: str, limit: int | None = None) -> np.ndarray:
+    def read(self, place: int, limit: int | None = None) -> np.ndarray:
         """An image's pixels: RGB, if they are of 8 bits and of one channel or three."""
         del limit
-        image: np.ndarray = self.stacked([name])[0]
+        image: np.ndarray = self.stacked(np.array([place]))[0]
         return image
 
-    def stacked(self, names: Sequence[str]) -> Shaped[np.ndarray, "names height width _"]:
+    def stacked(
+        self, places: Int64[np.ndarray, " images"]
+    ) -> Shaped[np.ndarray, "images height width _"]:
         """The pixels of several images, which are all of one size."""
-        return as_color(self.pixels[[self.rows[name] for name in names]])
+        return as_color(self.pixels[places])
 
 
 @runtime_checkable
@@ -93,16 +94,17 @@ class ImageSource(Protocol):
         """A file's bytes, a PIL image, or an array or tensor; see `rgb_pixels`, `array_pixels`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CustomSource:
     """Reads an `ImageSource`; whatever it raises, or returns that is no image, is a `BadImage`."""
 
     source: ImageSource
+    names: Sequence[str]
 
-    def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
+    def read(self, place: int, limit: int | None = None) -> bytes | np.ndarray:
         """The encoded bytes, or RGB pixels."""
         try:
-            image: Any = self.source.read(name)
+            image: Any = self.source.read(self.names[place])
             if isinstance(image, bytes):
                 return image[:limit]
             if isinstance(image, Image.Image):
@@ -111,6 +113,21 @@ class CustomSource:
         except Exception as error:
             message = " ".join(str(error).split())  # on one line, as in bad_files.csv
             raise BadImage(f"unreadable: {type(error).__name__}: {message}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Either:
+    """A source of two sources, whose positions follow those of the first."""
+
+    first: Source
+    second: Source
+    start: int  # The position of the second's first image
+
+    def read(self, place: int, limit: int | None = None) -> bytes | np.ndarray:
+        """The image's bytes, or the first `limit` of them; or its pixels."""
+        if place < self.start:
+            return self.first.read(place, limit)
+        return self.second.read(place - self.start, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +143,8 @@ class BadFile:
 class Images:
     """Images in the order of their names' bytes, an image's row its index. Can be pickled."""
 
-    names: Sequence[str]  # Unique and sorted; relative to the data, with '/'
+    names: Sequence[str]  # Unique and sorted; relative to the data, with '/'; for people
+    place: Int64[np.ndarray, " images"]  # The position of each in its source
     labels: Int64[np.ndarray, " images"]  # Class numbers, or `UNKNOWN`
     groups: Int64[np.ndarray, " images"]
     """Images of one group, such as near-duplicates, never fall on two sides of a split."""
@@ -165,7 +183,7 @@ class Images:
 
     def stored(self, row: SupportsIndex) -> bytes | np.ndarray:
         """An image as it is stored: encoded, or its pixels of any type."""
-        return read(self.source, self.names[row.__index__()])
+        return read(self.source, int(self.place[row]))
 
     @property
     def num_channels(self) -> int:
@@ -180,7 +198,7 @@ class Images:
     def warm(self, rows: Sequence[int]) -> None:
         """Fetch these images at once, if they lie in a store, before they are read one by one."""
         if hasattr(self.source, "warm"):
-            self.source.warm([self.names[row] for row in rows])
+            self.source.warm(self.place[list(rows)].tolist())
 
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
         """The images in these ascending rows, with the same classes."""
@@ -238,10 +256,10 @@ class Images:
         return whole.hexdigest()
 
 
-def read(source: Source, name: str, limit: int | None = None) -> bytes | np.ndarray:
+def read(source: Source, place: int, limit: int | None = None) -> bytes | np.ndarray:
     """What a source reads; a `BadImage` if that fails, unless no file can be opened at all."""
     try:
-        return source.read(name, limit)
+        return source.read(place, limit)
     except OSError as error:
         if error.errno in NO_HANDLES:
             raise ResourceError(TOO_MANY_OPEN) from error

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Shaped
 
 from nearkin.data.channels import GRAY, Channels, depth_of, named, read_channels
 from nearkin.data.decode import BadImage, header
-from nearkin.data.images import BadFile, Images, in_bytes, read
+from nearkin.data.images import BadFile, Images, in_bytes
 from nearkin.data.notes import Note
 from nearkin.errors import DataError
 
@@ -78,9 +78,10 @@ def _channels(images: Images, kind: str) -> Channels:
 def _sampled(images: Images) -> Float64[np.ndarray, "pixels channels"]:
     """Some pixels of some images; a `DataError` if none of these can be read."""
     sampled, reason = list[Shaped[np.ndarray, "pixels channels"]](), ""
-    for name in images.spread(SAMPLE).names:
+    sample = images.spread(SAMPLE)
+    for row, name in enumerate(sample.names):
         try:
-            pixels = read_channels(read(images.source, name))
+            pixels = read_channels(sample.stored(row))
         except BadImage as error:
             reason = f"{name!r} ({error.reason})"
             continue

@@ -1,6 +1,5 @@
 """Lists of images, by name, before any of them is opened; and which files are none."""
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +58,7 @@ HIDDEN: Final = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """Images by name, before any of them is opened."""
+    """Images by name, before any of them is opened; each one's row is its position in `source`."""
 
     source: Source
     names: tuple[str, ...]  # Unique, in the order of their bytes
@@ -75,69 +74,52 @@ class Listing:
     notes: Sequence[Note] = ()
 
 
-Entry = tuple[str, Sequence[int] | BadFile]  # The name of a file, and numbers that belong to it
-
-
-class Entries(NamedTuple):
-    """Files by name, in the order of the names' bytes, and the bad ones among them."""
+class Files(NamedTuple):
+    """Files in the order of their names' bytes."""
 
     names: tuple[str, ...]  # With composed letters (NFC), unless two would be the same
-    numbers: Int64[np.ndarray, "files width"]
-    bad: list[BadFile]
-    written: Mapping[str, str]  # How names are spelled in the data, where they are not so here
+    written: tuple[str, ...]  # As the data spell them: `names` itself where they are the same
+    found: Int64[np.ndarray, " files"]  # The position of each in the list that they came in
 
-    def only(self, rows: Sequence[int]) -> "Entries":
+    def only(self, rows: Sequence[int]) -> "Files":
         """The files of these rows."""
-        names = tuple(map(self.names.__getitem__, rows))
-        return self._replace(names=names, numbers=self.numbers[np.array(rows, np.int64)])
+        names, written = (tuple(map(each.__getitem__, rows)) for each in self[:2])
+        written = names if self.written is self.names else written
+        return Files(names, written, self.found[np.array(rows, np.int64)])
 
-    def spelled(self, name: str) -> str:
-        """How a name of the data is spelled here."""
-        form = name if name.isascii() else normalize("NFC", name)
-        return form if self.written.get(form) == name else name
+    def said(self, rows: Mapping[str, Row]) -> dict[str, Row]:
+        """By name, what is said of files as they are spelled in the data."""
+        pairs = zip(self.names, self.written, strict=True)
+        return {name: rows[written] for name, written in pairs if written in rows}
 
     def notes(self) -> list[Note]:
         """Note which names are spelled otherwise than in the data."""
-        changed = sorted(self.written.keys() & {*self.names}, key=in_bytes) if self.written else []
+        if self.written is self.names:
+            return []
+        pairs = zip(self.names, self.written, strict=True)
+        changed = [name for name, written in pairs if name != written]
         text = f"{len(changed)} names, spelled with composed letters (NFC)"
         return [Note("renamed", text, len(changed), tuple(changed[:3]))] if changed else []
 
 
-def in_order(entries: Iterable[Entry], width: int) -> Entries:
-    """The entries in the order of their names' bytes, with `width` numbers of each."""
-    names, numbers, bad = list[str](), array("q"), list[BadFile]()
-    for name, entry in entries:  # there may be millions
-        if isinstance(entry, BadFile):
-            bad.append(entry)
-        else:
-            names.append(name)
-            numbers.extend(entry)
-    written = dict[str, str]()
+def in_order(names: Sequence[str]) -> Files:
+    """The files of these names in order. Names that would become the same stay what they are."""
     # ASCII text is composed, sorts like its bytes, and needs no copies to be compared.
-    plain = all(map(str.isascii, names))
-    if not plain:
-        written = composed(names)
-        spelled = {name: new for new, name in written.items()}
-        names = [spelled.get(name, name) for name in names]
-    key = names.__getitem__ if plain else lambda row: in_bytes(names[row])
-    rows = sorted(range(len(names)), key=key)
-    columns = np.array(numbers, np.int64).reshape(-1, width)[np.array(rows, np.int64)]
-    return Entries(tuple(map(names.__getitem__, rows)), columns, bad, written)
-
-
-def composed(names: Sequence[str]) -> dict[str, str]:
-    """Names by how they are spelled with composed letters (NFC), where that is another one.
-
-    Names that would become the same stay what they are.
-    """
+    if all(map(str.isascii, names)):
+        rows = sorted(range(len(names)), key=names.__getitem__)
+        plain = tuple(map(names.__getitem__, rows))
+        return Files(plain, plain, np.array(rows, np.int64))
     forms = [name if name.isascii() else normalize("NFC", name) for name in names]
     times = Counter(forms)
     pairs = zip(forms, names, strict=True)
-    return {form: name for form, name in pairs if form != name and times[form] == 1}
+    spelled = [form if times[form] == 1 else name for form, name in pairs]
+    rows = sorted(range(len(names)), key=lambda row: in_bytes(spelled[row]))
+    ordered, written = (tuple(map(each.__getitem__, rows)) for each in (spelled, names))
+    return Files(ordered, written, np.array(rows, np.int64))
 
 
 def chosen(
-    entries: Entries, start: Callable[[int], bytes], known: Collection[str] = ()
+    names: Sequence[str], start: Callable[[int], bytes], known: Collection[str] = ()
 ) -> tuple[list[int], set[str], list[str]]:
     """The rows of files that are images, or may be; the names of the latter; and all other names.
 
@@ -145,7 +127,7 @@ def chosen(
     opened: `start` gives the first bytes of a row. Those of `known` names are images.
     """
     rows, unknown = list[int](), dict[str, list[int]]()
-    for row, name in enumerate(entries.names):
+    for row, name in enumerate(names):
         if is_image(name) or name in known:
             rows.append(row)
         elif not is_hidden(name):
@@ -160,8 +142,8 @@ def chosen(
         tried += members if alike and ending else alike
     rows = sorted([*rows, *tried])
     taken = {*rows}
-    others = [name for row, name in enumerate(entries.names) if row not in taken]
-    return rows, {entries.names[row] for row in tried}, others
+    others = [name for row, name in enumerate(names) if row not in taken]
+    return rows, {names[row] for row in tried}, others
 
 
 def suffix(name: str) -> str:
@@ -196,8 +178,9 @@ def is_image(name: str) -> bool:
 
 def found(names: Iterable[str]) -> str:
     """How many files of each suffix there are, in words."""
+    ordered = sorted(names, key=in_bytes)
     counts = Counter(
-        "hidden" if is_hidden(name) else suffix(name) or "without a suffix" for name in names
+        "hidden" if is_hidden(name) else suffix(name) or "without a suffix" for name in ordered
     )
     kinds = [f"{number:,} {kind}" for kind, number in counts.most_common()]
     return ", ".join(abridged(kinds, 5))

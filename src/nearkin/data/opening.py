@@ -133,7 +133,8 @@ def _list_source(source: ImageSource, where: str) -> Listing:
     if len(set(names)) < len(names) or not names:
         raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
     states = np.zeros((len(names), 2), np.int64)
-    return Listing(CustomSource(source), names, states, rows=_rows(source, where, own_names))
+    rows = _rows(source, where, own_names)
+    return Listing(CustomSource(source, names), names, states, rows=rows)
 
 
 def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
@@ -165,7 +166,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         of_folders, more = annotations_from_folders(names, kind)
         annotations, notes = annotations.or_else(of_folders), notes + more
     if labels not in ("auto", "none", "folders"):
-        matched, lost = match(file_at(labels), names, images.source)
+        matched, lost = match(file_at(labels), names, images)
         of_table, more = annotations_from_rows(matched, names)
         annotations, notes = of_table.or_else(annotations), [*notes, *lost, *more]
     classes, numbers = annotations.numbered()

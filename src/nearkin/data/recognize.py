@@ -13,7 +13,7 @@ from nearkin.data import channels
 from nearkin.data.arrays import is_name
 from nearkin.data.decode import BadImage
 from nearkin.data.folders import list_files
-from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
+from nearkin.data.images import COLUMNS, Arrays, BadFile, Either, Folder, Images, digest, in_bytes
 from nearkin.data.labels import Annotations, annotations_from_folders, class_of
 from nearkin.data.notes import Note, named
 from nearkin.data.opening import open_images
@@ -23,22 +23,6 @@ from nearkin.data.tables import Resolver, by_name, file_at, is_table, read_table
 from nearkin.errors import DataError, redacted
 from nearkin.places import user_path
 from nearkin.types import UNKNOWN
-
-
-@dataclass(frozen=True)
-class Either:
-    """A source of two sources."""
-
-    first: Source
-    second: Source
-    prefix: str  # Of the names of the second source's images
-    added: frozenset[str]  # These names, with the prefix
-
-    def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
-        """Return the image's bytes, or the first `limit` of them; or its pixels."""
-        if name in self.added:
-            return self.second.read(name.removeprefix(self.prefix), limit)
-        return self.first.read(name, limit)
 
 
 def union(first: Images, second: Images, prefix: str) -> Images:
@@ -64,15 +48,17 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     groups = np.concatenate([first.groups, second.groups + first.groups.max(initial=-1) + 1])
     _, start, group = np.unique(groups[rows], return_index=True, return_inverse=True)
     second_bad = (BadFile(prefix + bad.name, bad.reason, bad.bytes) for bad in second.bad)
+    start_of_second = int(first.place.max(initial=-1)) + 1
+    shifted_second = replace(second, place=second.place + start_of_second)
     columns: dict[str, Any] = {
-        name: np.concatenate([getattr(first, name), getattr(second, name)])[rows]
+        name: np.concatenate([getattr(first, name), getattr(shifted_second, name)])[rows]
         for name in COLUMNS
     }
     return Images(
         **columns | {"labels": labels[rows], "groups": start[group]},
         names=tuple(names[row] for row in rows),
         classes=classes,
-        source=Either(first.source, second.source, prefix, frozenset(added)),
+        source=Either(first.source, second.source, start_of_second),
         channels=first.channels,
         key="\0".join((first.key, prefix, second.key)) if first.key and second.key else "",
         bad=tuple(sorted((*first.bad, *second_bad), key=lambda bad: in_bytes(bad.name))),
@@ -115,7 +101,7 @@ def recognize(images: Images, labeled: str) -> Recognized:
     """
     names = [*images.names, *(bad.name for bad in images.bad)]
     table = file_at(labeled) if is_table(labeled) else Path(labeled)
-    data = Resolver(table, names, images.source)
+    data = Resolver(table, names, images)
     return _table(data) if is_table(labeled) else _images(data, labeled)
 
 

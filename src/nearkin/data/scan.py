@@ -179,10 +179,10 @@ def scan(
     columns = {"formats": formats, "sizes": sizes, "contents": contents}
     reasons = dict[int, str]()
     if isinstance(listing.source, Arrays):
-        formats[:], *size = array_header(listing.source.stacked(names[:1])[0])
+        formats[:], *size = array_header(listing.source.read(0))
         sizes[:] = size
-        for row, name in enumerate(names):
-            contents[row] = content_id(listing.source.read(name), int(states[row, 0]))
+        for row in range(len(names)):
+            contents[row] = content_id(listing.source.read(row), int(states[row, 0]))
     elif isinstance(listing.source, CustomSource):
         reasons = _scan_source(listing, columns, full, on_progress)
     else:
@@ -201,7 +201,8 @@ def scan(
             bad.append(BadFile(names[row], reason, int(states[row, 0])))
     rows = np.flatnonzero(good)
     images = Images(
-        tuple(map(names.__getitem__, rows.tolist())),
+        names if good.all() else tuple(map(names.__getitem__, rows.tolist())),
+        place=rows,
         labels=np.full(len(rows), UNKNOWN, np.int64),
         groups=np.arange(len(rows)),
         splits=np.full(len(rows), ""),
@@ -227,7 +228,7 @@ def _scan_source(
     rows = [[row] for row in range(len(listing.names))]
     for (row,) in tracked(rows, len(rows), "reading all images", on_progress):
         try:
-            image = listing.source.read(listing.names[row])
+            image = listing.source.read(row)
             content = content_bytes(image)
             # A checksum stands where files have the time of their last write.
             listing.states[row] = len(content), zlib.crc32(content)
@@ -249,21 +250,21 @@ def _header(image: bytes | np.ndarray, full: bool) -> Header:
 
 def _scan_file(listing: Listing, full: bool, row: int) -> tuple[str, tuple[int, int], int]:
     """The format, size and `content_id` of an image, or the reason why it is none."""
-    source, name, size = listing.source, listing.names[row], int(listing.states[row, 0])
+    source, size = listing.source, int(listing.states[row, 0])
     try:
         if size > MAX_BYTES:
             raise BadImage("too-large")
-        start = _read(source, name, PREFIX)
-        known = _read_header(source, name, size, start)
+        start = _read(source, row, PREFIX)
+        known = _read_header(source, row, size, start)
         if full:
             with _memory_limit(max(size, known.width * known.height)):
-                check(_read(source, name), known)
+                check(_read(source, row), known)
     except BadImage as error:
         return error.reason, (0, 0), 0
     return known.format, (known.width, known.height), content_id(start, size)
 
 
-def _read_header(source: Source, name: str, size: int, start: bytes) -> Header:
+def _read_header(source: Source, place: int, size: int, start: bytes) -> Header:
     try:
         return header(start, whole=len(start) == size)
     except BadImage:
@@ -271,14 +272,14 @@ def _read_header(source: Source, name: str, size: int, start: bytes) -> Header:
             raise
         limit = None if needs_all(start) else FURTHER
         with _memory_limit(size):
-            return header(_read(source, name, limit))
+            return header(_read(source, place, limit))
 
 
 def _memory_limit(amount: int) -> AbstractContextManager[object]:
     return nullcontext() if amount < LARGE else _large
 
 
-def _read(source: Source, name: str, limit: int | None = None) -> bytes:
-    encoded = read(source, name, limit)
-    assert isinstance(encoded, bytes), name
+def _read(source: Source, place: int, limit: int | None = None) -> bytes:
+    encoded = read(source, place, limit)
+    assert isinstance(encoded, bytes), place
     return encoded

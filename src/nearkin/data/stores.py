@@ -1,17 +1,15 @@
 """Images that are files of a store, by their paths below an address."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from posixpath import normpath
-from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.archives import Archive, forbidden, is_shard
 from nearkin.data.folders import images_or_shards
-from nearkin.data.images import BadFile, Images, in_bytes
+from nearkin.data.images import BadFile, Images
 from nearkin.data.labels import Row
 from nearkin.data.listing import Listing, in_order, is_hidden, is_image, require_files
 from nearkin.data.remote import (
@@ -65,19 +63,18 @@ def list_remote_table(table: RemoteFile) -> Listing:
 def _objects(
     root: str, files: Mapping[str, RemoteFile], rows: Mapping[str, Row] | None = None
 ) -> Listing:
-    def entry(name: str, file: RemoteFile) -> Sequence[int] | BadFile:
-        refused = forbidden(name)
-        return BadFile(name, refused, file.size) if refused else (file.size, file.tag)
-
-    entries = in_order(((name, entry(name, file)) for name, file in files.items()), 2)
+    reasons = {name: forbidden(name) for name in files}
+    images = in_order([name for name in files if not reasons[name]])
+    stored = [files[name] for name in images.written]
+    states = np.array([(file.size, file.tag) for file in stored], np.int64).reshape(-1, 2)
     return Listing(
-        Objects(root, entries.names, entries.numbers, entries.written),
-        entries.names,
-        entries.numbers,
-        entries.bad,
+        Objects(root, images.written, states),
+        images.names,
+        states,
+        [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason],
         key=redacted(root),
-        rows={entries.spelled(name): row for name, row in (rows or {}).items()},
-        notes=entries.notes(),
+        rows=images.said(rows or {}),
+        notes=images.notes(),
     )
 
 
@@ -86,25 +83,22 @@ class Objects:
     """Reads files below an address of a store."""
 
     root: str
-    names: Sequence[str]  # In the order of their bytes
-    states: Int64[np.ndarray, "files 2"]
-    written: Mapping[str, str]  # How names are spelled in the store, where they are not so here
-    tagged: Final = True
+    names: Sequence[str]  # As the store spells them
+    states: Int64[np.ndarray, "files 2"]  # Bytes and tag of each
 
-    def read(self, name: str, limit: int | None = None) -> bytes:
+    def read(self, place: int, limit: int | None = None) -> bytes:
         """The file's first `limit` bytes, or all of it."""
-        file = self._file(name)
+        file = self._file(place)
         return file.read(0, file.size if limit is None else limit)
 
-    def warm(self, names: Sequence[str]) -> None:
+    def warm(self, places: Sequence[int]) -> None:
         """Fetch these files at once."""
-        files = map(self._file, names)
+        files = map(self._file, places)
         warm((file, number) for file in files for number in blocks(0, file.size))
 
-    def _file(self, name: str) -> RemoteFile:
-        row = bisect_left(self.names, in_bytes(name), key=in_bytes)
-        url = address(self.root, self.written.get(name, name))
-        return RemoteFile(url, *self.states[row].tolist())
+    def _file(self, place: int) -> RemoteFile:
+        url = address(self.root, self.names[place])
+        return RemoteFile(url, *self.states[place].tolist())
 
 
 def window_for(images: Images) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from unicodedata import normalize
 
 from nearkin.data.decode import BadImage
-from nearkin.data.images import Folder, Source, read
+from nearkin.data.images import Folder, Images
 from nearkin.data.labels import Row, split_of
 from nearkin.data.notes import Note, named
 from nearkin.data.remote import RemoteFile, is_url, remote_file
@@ -111,13 +111,14 @@ class Resolver:
     A path is the name of an image in the data, relative to the folder of the table, or absolute.
     """
 
-    def __init__(self, table: File, names: Iterable[str], source: Source | None = None) -> None:
-        """For images of these names that a source reads; without one, paths are names only."""
+    def __init__(self, table: File, names: Iterable[str], images: Images | None = None) -> None:
+        """For these names of images, or of bad files; without `images`, paths are names only."""
         self.table = table
         self.names = frozenset(names)
-        self.source = source
+        self.images = images
+        source = images and images.source
         self.root = join(str(source.root), "") if isinstance(source, Folder) else ""
-        self._folder = folder_of(table) if source is not None else ""
+        self._folder = folder_of(table) if images is not None else ""
         self._resolved = lru_cache(maxsize=2**10)(os.path.realpath)
 
     @cached_property
@@ -162,8 +163,10 @@ class Resolver:
 
     def _is_copy(self, name: str, path: Path) -> bool:
         """Whether a file has the bytes of an image of the data; of pixels nobody can tell."""
+        if self.images is None or name not in self.images.names:  # a bad file
+            return False
         try:
-            content = self.source and read(self.source, name)
+            content = self.images.stored(self.images.names.index(name))
             return not isinstance(content, bytes) or content == path.read_bytes()
         except (BadImage, OSError):
             return False
@@ -201,24 +204,24 @@ def by_name(
 
 
 def match(
-    table: File, names: Iterable[str], source: Source | None = None
+    table: File, names: Iterable[str], images: Images | None = None
 ) -> tuple[dict[str, Row], list[Note]]:
     """The rows of a table of labels by image name, and a note on rows without an image.
 
     Raises:
         DataError: If no row is of an image, or two of one say different things.
     """
-    rows, images = read_table(table, ("path", "label")), Resolver(table, names, source)
+    rows, resolver = read_table(table, ("path", "label")), Resolver(table, names, images)
 
     def find(written: str) -> str | None:
-        name = images.find(written)
-        return name if name in images.names else None
+        name = resolver.find(written)
+        return name if name in resolver.names else None
 
     found, stray = by_name(table, rows, find)
     if not found:
         raise DataError(
             f"{table}: labels {named(stray)}, but the images are called "
-            f"{named(sorted(images.names))}; write the paths as they are below the data"
+            f"{named(sorted(resolver.names))}; write the paths as they are below the data"
         )
     if not stray:
         return found, []

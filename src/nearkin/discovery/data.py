@@ -10,11 +10,10 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from nearkin.config import ClassifyConfig, DiscoverConfig, TrainConfig
-from nearkin.data.images import Images
+from nearkin.data.images import Either, Images
 from nearkin.data.labels import Annotations, class_of, composed, spellings
 from nearkin.data.notes import Note, lines, named
 from nearkin.data.recognize import (
-    Either,
     class_names,
     copies,
     read_classes,
@@ -81,8 +80,9 @@ def label_images(
 
 def own_images(images: Images) -> Bool[np.ndarray, " images"]:
     """Whether each image is one of the data, and not a labeled one from outside."""
-    added = images.source.added if isinstance(images.source, Either) else frozenset()
-    return np.array([name not in added for name in images.names], bool)
+    start = images.source.start if isinstance(images.source, Either) else np.inf
+    own: np.ndarray = images.place < start
+    return own
 
 
 def _by_name(images: Images, known: str) -> Images:
@@ -197,7 +197,7 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
             raise DataError("--truth data: the data carry no labels; give a table or folders")
         return dict(zip(data.names, class_names(data), strict=True))
     if is_table(truth):
-        rows, _ = match(file_at(truth), data.names, data.source)
+        rows, _ = match(file_at(truth), data.names, data)
         return class_of(rows)[0]
     images, labels = read_classes(truth)
     own = set(data.names)

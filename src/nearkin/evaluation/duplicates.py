@@ -4,7 +4,6 @@ import io
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from nearkin.data.decode import as_image
 from nearkin.data.duplicates import Groups
-from nearkin.data.images import Images, Source, read
+from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
@@ -68,19 +67,23 @@ EDITS: Final[Mapping[str, Callable[[Image.Image, np.random.Generator], Image.Ima
 
 @dataclass(frozen=True)
 class EditedSource:
-    """Reads the images of another source, each edited; a pure function of name and seed."""
+    """Reads images, each edited in turn by another edit; a pure function of name and seed."""
 
-    source: Source
-    edit_of: Mapping[str, str]  # The edit of each image
+    images: Images
     seed: int
 
-    def read(self, name: str, limit: int | None = None) -> np.ndarray:
+    def edit_of(self, place: int) -> str:
+        """The edit of an image."""
+        return [*EDITS][place % len(EDITS)]
+
+    def read(self, place: int, limit: int | None = None) -> np.ndarray:
         """An edited image's pixels; `BadImage` where it cannot be read."""
         del limit
-        image = as_image(read(self.source, name), min_side=LARGEST_SIDE)
+        image = as_image(self.images.stored(place), min_side=LARGEST_SIDE)
         assert isinstance(image, Image.Image)  # only RGB of 8 bits is edited
-        rng = np.random.default_rng((self.seed, zlib.crc32(name.encode(errors="surrogatepass"))))
-        return np.asarray(EDITS[self.edit_of[name]](image, rng))
+        name = self.images.names[place].encode(errors="surrogatepass")
+        rng = np.random.default_rng((self.seed, zlib.crc32(name)))
+        return np.asarray(EDITS[self.edit_of(place)](image, rng))
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,8 @@ def edit_test(
     order = np.argsort(at)  # as images are encoded
     at, other, other_row = at[order], other[order], other_row[order]
     drawn = images.subset(at)
-    edits = dict(zip(drawn.names, cycle(EDITS), strict=False))
-    edited = replace(drawn, source=EditedSource(drawn.source, edits, seed))
+    source = EditedSource(drawn, seed)
+    edited = replace(drawn, source=source, place=np.arange(len(drawn)))
     embeddings = encode_images(
         encoder, edited, device=device, workers=workers, on_progress=under("copies", on_progress)
     )
@@ -214,7 +217,7 @@ def edit_test(
             f"precision; give a --threshold, or {LEAST} images or more"
         )
     return EditTest(
-        edit=tuple(edits[drawn.names[row]] for row in read[tested].tolist()),
+        edit=tuple(map(source.edit_of, read[tested].tolist())),
         copy=copy[tested],
         other=other[read][tested],
         pairs=np.stack([at, other_row], axis=1)[read][tested],
