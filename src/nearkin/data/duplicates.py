@@ -18,7 +18,7 @@ from PIL import Image
 from nearkin.data.channels import preview
 from nearkin.data.decode import BadImage, as_image
 from nearkin.data.images import Images, digest
-from nearkin.data.scan import fill
+from nearkin.data.scan import indexed
 from nearkin.pace import ProgressCallback, ignore_progress
 
 DIGEST: Final = 32  # Bytes of a SHA-256
@@ -84,22 +84,17 @@ class Duplicates:
 
 def signatures(images: Images, on_progress: ProgressCallback = ignore_progress) -> Signatures:
     """Read or compute what the images are compared by; it is kept in an index."""
-    digests = np.zeros((len(images), DIGEST), np.uint8)
-    features = np.zeros((len(images), LENGTH), np.float16)
-    columns: dict[str, np.ndarray] = {"digests": digests, "features": features}
-    what, values = "looking for duplicates", partial(_signature, images)
-    # Features depend on the range of the values. An image that could not be read is tried again.
+    what, compute = "looking for duplicates", partial(_signature, images)
+    # Features depend on the range of the values.
     kind = f"features{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
-    fill(columns, images, kind, values, what, on_progress, retried="digests")
-    return Signatures(digests, features)
+    dtype = np.dtype([("digest", np.uint8, (DIGEST,)), ("features", np.float16, (LENGTH,))])
+    found, _ = indexed(images, kind, dtype, compute, what, on_progress)
+    return Signatures(*(np.ascontiguousarray(found[name]) for name in ("digest", "features")))
 
 
 def _signature(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        content = images.stored(row)
-        image = as_image(images.scaled(content), min_side=4 * SIDE)
-    except BadImage:
-        return np.zeros(DIGEST, np.uint8), np.zeros(LENGTH, np.float16)
+    content = images.stored(row)
+    image = as_image(images.scaled(content), min_side=4 * SIDE)
     small = preview(np.asarray(image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)))
     planes = np.moveaxis(small.astype(np.float32) @ _luma_chroma.T, -1, 0)
     luma, *chroma = _dct.T @ planes @ _dct

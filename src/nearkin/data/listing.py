@@ -178,9 +178,8 @@ def is_image(name: str) -> bool:
 
 def found(names: Iterable[str]) -> str:
     """How many files of each suffix there are, in words."""
-    ordered = sorted(names, key=in_bytes)
     counts = Counter(
-        "hidden" if is_hidden(name) else suffix(name) or "without a suffix" for name in ordered
+        "hidden" if is_hidden(name) else suffix(name) or "without a suffix" for name in names
     )
     kinds = [f"{number:,} {kind}" for kind, number in counts.most_common()]
     return ", ".join(abridged(kinds, 5))

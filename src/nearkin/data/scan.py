@@ -7,7 +7,7 @@ written, headers are read again at every start.
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -52,108 +52,123 @@ from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
 
-VERSION: Final = 3  # Of the index; another version has other file names
-
-
+VERSION: Final = 4  # Of the index; another version has other file names
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
 BLOCK: Final = 2**10  # Files between two calls of `on_progress`
 MANY: Final = 2**14  # Files from which on starting processes pays
-Columns = Mapping[str, np.ndarray]  # A value of each file
-Values = Callable[[int], Sequence[Any]]  # Computes the values of a row, one of each column
+Record = tuple[Any, ...]  # The values of one file
+Compute = Callable[[int], Record]  # Those of a row; a `BadImage` if there are none
 
 
-def fill(
-    columns: Columns,
+def indexed(
     files: Listing | Images,
     kind: str,
-    values: Values,
+    dtype: np.dtype[Any],
+    compute: Compute,
     what: str,
     on_progress: ProgressCallback,
-    *,
-    retried: str,
-) -> None:
-    """Fill in columns from the index of this kind, and compute what is not in it.
+) -> tuple[np.ndarray, dict[int, str]]:
+    """A record of each file: from the index of this kind or, if it is not in there, computed.
 
-    Threads do so and, if many files are new, processes with threads. Where the column `retried`
-    is zero, the index does not count.
+    Threads compute and, if many files are new, processes with threads. Returns the records, which
+    are zero where there is none, and for each such row the reason. It may be no fault of the file
+    but of a permission, a package, a disk or a store, so these are tried again at every start.
     """
-    path, known = None, np.zeros(len(files.names), np.bool_)
+    records, known = np.zeros(len(files.names), dtype), np.zeros(len(files.names), np.bool_)
+    path = None
     if files.key:
         name = hashlib.sha256(in_bytes(files.key)).hexdigest()[:32]
         path = cache_folder("index") / f"{name}-{kind}-{VERSION}.npz"
-        known = _load(path, files, columns)
-    known &= columns[retried].any(axis=1)
+        known = _load(path, files, records)
     fresh = np.flatnonzero(~known)
-    blocks = _Blocks(values, fresh)
+    blocks = _Blocks(compute, fresh)
     workers = available_cpus() if len(fresh) >= MANY else 0
     computed = prefetch(blocks, 0, len(blocks), workers, images=BLOCK)
-    progress = tracked(computed, len(fresh), what, on_progress)
-    for rows, block in zip(blocks.rows, progress, strict=True):
-        for column, each in zip(columns.values(), zip(*block, strict=True), strict=True):
-            column[rows] = each
-    if path and columns[retried][fresh].any():
-        _save(path, files, columns)
+    answers = chain.from_iterable(tracked(computed, len(fresh), what, on_progress))
+    reasons = dict[int, str]()
+    for row, answer in zip(fresh.tolist(), answers, strict=True):
+        if isinstance(answer, str):
+            reasons[row] = answer
+        else:
+            records[row] = answer
+            known[row] = True
+    if path and len(reasons) < len(fresh):
+        _save(path, files, records, known)
+    return records, reasons
 
 
-def _load(path: Path, files: Listing | Images, columns: Columns) -> Bool[np.ndarray, " files"]:
-    """Fill in the columns of each file that has not changed; return which rows are filled in."""
-    filled = np.zeros(len(files.names), np.bool_)
+def _load(path: Path, files: Listing | Images, records: np.ndarray) -> Bool[np.ndarray, " files"]:
+    """Fill in the records of files that have not changed; return which rows these are."""
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
             then = _stored_rows(file["names"].tobytes(), files.names)
-            same = (then >= 0) & (file["stats"][then] == files.states).all(axis=1)
-            for name, column in columns.items():
-                column[same] = file[name][then[same]]
-            filled[same] = True
+            unchanged = (file["states"][then] == files.states).all(axis=1)
+            same: np.ndarray = (then >= 0) & file["known"][then] & unchanged
+            records[same] = file["records"][then[same]]
+            return same
     except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error):
-        filled[:] = False  # absent or damaged: everything in it can be read again
-    return filled
+        return np.zeros(len(records), np.bool_)  # absent or damaged: all can be computed again
 
 
 def _stored_rows(stored: bytes, names: Sequence[str]) -> Int64[np.ndarray, " files"]:
     """Return the row in the index of each file, -1 if it has none."""
     if stored == _joined(names):  # as a rule; a table of millions of names is large
         return np.arange(len(names))
-    row = {
-        name: row for row, name in enumerate(stored.decode("utf-8", "surrogateescape").split("\0"))
-    }
-    return np.array([row.get(name, -1) for name in names], np.int64)
+    then = stored.decode("utf-8", "surrogateescape").split("\0")
+    row_of = {name: row for row, name in enumerate(then)}
+    return np.array([row_of.get(name, -1) for name in names], np.int64)
 
 
 def _joined(names: Sequence[str]) -> bytes:
     return in_bytes("\0".join(names))
 
 
-def _save(path: Path, files: Listing | Images, columns: Columns) -> None:
-    """Store the columns in place of the index before."""
+def _save(
+    path: Path,
+    files: Listing | Images,
+    records: np.ndarray,
+    known: Bool[np.ndarray, " files"],
+) -> None:
+    """Store an index in place of the one before."""
     names: UInt8[np.ndarray, " bytes"] = np.frombuffer(_joined(files.names), np.uint8)
+    columns = {"names": names, "states": files.states, "records": records, "known": known}
     with suppress(OSError):  # a full or read-only disk costs the next start some time, no more
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole(path) as own, own.open("wb") as file:
-            np.savez_compressed(
-                file, allow_pickle=False, names=names, stats=files.states, **columns
-            )
+            np.savez_compressed(file, allow_pickle=False, **columns)
 
 
-class _Blocks(Dataset[list[Sequence[Any]]]):
-    """The values of some rows, block by block."""
+class _Blocks(Dataset[list[Record | str]]):
+    """The records of some rows, or why there are none, block by block.
 
-    def __init__(self, values: Values, rows: np.ndarray) -> None:
-        self.values = values
+    As a data set, for the loader's processes: they replace a lost one, and get `compute`, which
+    may hold a million names, once.
+    """
+
+    def __init__(self, compute: Compute, rows: np.ndarray) -> None:
+        self.compute = compute
         self.rows = np.split(rows, range(BLOCK, len(rows), BLOCK)) if len(rows) else []
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, number: int) -> list[Sequence[Any]]:
+    def __getitem__(self, number: int) -> list[Record | str]:
         with quiet, ThreadPoolExecutor(THREADS) as pool:
             parts = np.array_split(self.rows[number], THREADS)
             return list(chain.from_iterable(pool.map(self._part, parts)))
 
-    def _part(self, rows: np.ndarray) -> list[Sequence[Any]]:
-        return list(map(self.values, rows.tolist()))
+    def _part(self, rows: np.ndarray) -> list[Record | str]:
+        return list(map(self._answer, rows.tolist()))
+
+    def _answer(self, row: int) -> Record | str:
+        try:
+            return self.compute(row)
+        except BadImage as error:
+            return error.reason
 
 
+HEADER: Final = np.dtype([("format", "S48"), ("size", np.int32, (2,)), ("content", np.uint64)])
+"""What is known of an image: format, in ASCII; width and height, upright; and `content_id`."""
 FURTHER: Final = 2**24
 """Bytes that hold a header, unless it `needs_all`; a JPEG with more before it is a trap."""
 LARGE: Final = 2**25
@@ -172,47 +187,38 @@ def scan(
     Reads the header of every file, or loads it from the index if the file has not changed. If
     `full`, every image is decoded now, which finds damage behind the header.
     """
-    names, states = listing.names, listing.states
-    formats = np.full(len(names), b"", np.dtype("S64"))  # ASCII; of a bad file, the reason
-    sizes = np.zeros((len(names), 2), np.int32)  # of a bad file, zeros
-    contents = np.zeros(len(names), np.uint64)
-    columns = {"formats": formats, "sizes": sizes, "contents": contents}
+    names, states, source = listing.names, listing.states, listing.source
     reasons = dict[int, str]()
-    if isinstance(listing.source, Arrays):
-        formats[:], *size = array_header(listing.source.read(0))
-        sizes[:] = size
-        for row in range(len(names)):
-            contents[row] = content_id(listing.source.read(row), int(states[row, 0]))
-    elif isinstance(listing.source, CustomSource):
-        reasons = _scan_source(listing, columns, full, on_progress)
+    if isinstance(source, Arrays):
+        headers = _of_arrays(source, states)
+    elif isinstance(source, CustomSource):
+        headers, states, reasons = _of_own_source(source, full, on_progress)
     else:
         kind = f"{'full' if full else 'headers'}-{max_pixels()}"
         what = "decoding all images" if full else "looking at all files"
-        values = partial(_scan_file, listing, full)
-        # What has failed may be no fault of the file: a permission, a package, a disk, a store.
-        fill(columns, listing, kind, values, what, on_progress, retried="sizes")
+        compute = partial(_of_file, source, states[:, 0], full)
+        headers, reasons = indexed(listing, kind, HEADER, compute, what, on_progress)
     bad, others = [*listing.bad], [*listing.others]
-    good = sizes.any(axis=1)
-    for row in np.flatnonzero(~good).tolist():
-        reason = reasons.get(row, formats[row].decode())
+    for row, reason in reasons.items():
         if names[row] in listing.tried and reason in NO_IMAGE:
             others.append(names[row])
         else:
             bad.append(BadFile(names[row], reason, int(states[row, 0])))
-    rows = np.flatnonzero(good)
+    rows = np.delete(np.arange(len(names)), [*reasons])
+    formats = headers["format"][rows]
     images = Images(
-        names if good.all() else tuple(map(names.__getitem__, rows.tolist())),
+        tuple(map(names.__getitem__, rows.tolist())) if reasons else names,
         place=rows,
         labels=np.full(len(rows), UNKNOWN, np.int64),
         groups=np.arange(len(rows)),
         splits=np.full(len(rows), ""),
         classes=(),
-        sizes=sizes[rows],
+        sizes=headers["size"][rows],
         num_bytes=states[rows, 0],
-        kinds=formats[rows].astype(np.str_),
+        kinds=formats.astype(f"U{np.char.str_len(formats).max(initial=1)}"),
         modified=states[rows, 1],
-        contents=contents[rows],
-        source=listing.source,
+        contents=headers["content"][rows],
+        source=source,
         key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
         notes=(*listing.notes, *left_out(others), *masks(names)),
@@ -220,47 +226,52 @@ def scan(
     return of_one_kind(images)
 
 
-def _scan_source(
-    listing: Listing, columns: Columns, full: bool, on_progress: ProgressCallback
-) -> dict[int, str]:
-    """Read every image of a user's own source, once; return why some are bad."""
-    reasons, (formats, sizes, contents) = dict[int, str](), columns.values()
-    rows = [[row] for row in range(len(listing.names))]
-    for (row,) in tracked(rows, len(rows), "reading all images", on_progress):
+def _of_arrays(source: Arrays, states: Int64[np.ndarray, "images 2"]) -> np.ndarray:
+    kind, width, height = array_header(source.read(0))
+    contents = (
+        content_id(source.read(row), size) for row, size in enumerate(states[:, 0].tolist())
+    )
+    return np.array([(kind, (width, height), content) for content in contents], HEADER)
+
+
+def _of_own_source(
+    source: CustomSource, full: bool, on_progress: ProgressCallback
+) -> tuple[np.ndarray, Int64[np.ndarray, "images 2"], dict[int, str]]:
+    """Read every image of a user's own source, once: headers, states, and why some are bad.
+
+    A checksum stands where files have the time of their last write.
+    """
+    count, reasons = len(source.names), dict[int, str]()
+    headers, states = np.zeros(count, HEADER), np.zeros((count, 2), np.int64)
+    rows = [[row] for row in range(count)]
+    for (row,) in tracked(rows, count, "reading all images", on_progress):
         try:
-            image = listing.source.read(row)
+            image = source.read(row)
             content = content_bytes(image)
-            # A checksum stands where files have the time of their last write.
-            listing.states[row] = len(content), zlib.crc32(content)
-            formats[row], *sizes[row] = _header(image, full)
-            contents[row] = content_id(image, len(content))
+            states[row] = len(content), zlib.crc32(content)
+            known = header(image) if isinstance(image, bytes) else array_header(image)
+            if full and isinstance(image, bytes):
+                check(image, known)
+            headers[row] = _record(known, image, len(content))
         except BadImage as error:
             reasons[row] = error.reason
-    return reasons
+    return headers, states, reasons
 
 
-def _header(image: bytes | np.ndarray, full: bool) -> Header:
-    if not isinstance(image, bytes):
-        return array_header(image)
-    known = header(image)
+def _of_file(source: Source, sizes: Int64[np.ndarray, " files"], full: bool, place: int) -> Record:
+    """The `HEADER` of an image; a `BadImage` if it is none."""
+    size = int(sizes[place])
+    if size > MAX_BYTES:
+        raise BadImage("too-large")
+    start = _read(source, place, PREFIX)
+    known = _read_header(source, place, size, start)
     if full:
-        check(image, known)
-    return known
+        with _memory_limit(max(size, known.width * known.height)):
+            check(_read(source, place), known)
+    return _record(known, start, size)
 
 
-def _scan_file(listing: Listing, full: bool, row: int) -> tuple[str, tuple[int, int], int]:
-    """The format, size and `content_id` of an image, or the reason why it is none."""
-    source, size = listing.source, int(listing.states[row, 0])
-    try:
-        if size > MAX_BYTES:
-            raise BadImage("too-large")
-        start = _read(source, row, PREFIX)
-        known = _read_header(source, row, size, start)
-        if full:
-            with _memory_limit(max(size, known.width * known.height)):
-                check(_read(source, row), known)
-    except BadImage as error:
-        return error.reason, (0, 0), 0
+def _record(known: Header, start: bytes | np.ndarray, size: int) -> Record:
     return known.format, (known.width, known.height), content_id(start, size)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from nearkin.data.archives import Archive, forbidden, is_shard
 from nearkin.data.folders import images_or_shards
-from nearkin.data.images import BadFile, Images
+from nearkin.data.images import BadFile, Images, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import Listing, in_order, is_hidden, is_image, require_files
 from nearkin.data.remote import (
@@ -41,7 +41,7 @@ def list_store(url: str) -> Listing:
     files = files_below(root, wanted)
     images = {name: file for name, file in files.items() if is_image(name)}
     shards = {name: file for name, file in files.items() if name not in images}
-    loose = replace(_objects(root, images), others=[*others, *shards])
+    loose = replace(_objects(root, images), others=[*sorted(others, key=in_bytes), *shards])
     where = redacted(root)
     return require_files(images_or_shards(where, loose, shards), where)
 
