@@ -1,18 +1,13 @@
-"""Images in archives, in shards and in tables that hold them, all read in place.
-
-Nothing is extracted: a member is read from its place in the archive, by any thread or process.
-"""
+"""The images in archives, in shards and in tables that hold them."""
 
 import gzip
 import hashlib
 import io
 import json
-import os
 import re
 import stat
 import struct
 import tarfile
-import weakref
 import zipfile
 import zlib
 from array import array
@@ -20,15 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from posixpath import splitext
-from typing import Final, NamedTuple
+from typing import Final
 from unicodedata import normalize
 
 import numpy as np
-from jaxtyping import Int64
 
 from nearkin.data.cache import cache_folder
 from nearkin.data.columns import COLUMN_TABLES, list_column
@@ -36,7 +28,6 @@ from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
 from nearkin.data.listing import (
     MASKS,
-    START,
     Listing,
     chosen,
     in_order,
@@ -44,16 +35,19 @@ from nearkin.data.listing import (
     require_files,
     stem,
 )
-from nearkin.data.notes import Note, named
-from nearkin.data.remote import (
-    THREADS,
-    RemoteError,
-    RemoteFile,
-    blocks,
-    is_url,
-    remote_files,
-    warm,
+from nearkin.data.members import (
+    DEFLATED,
+    STORED,
+    Archives,
+    Content,
+    InMemory,
+    Member,
+    OnDisk,
+    Place,
+    read_member,
 )
+from nearkin.data.notes import Note, named
+from nearkin.data.remote import THREADS, RemoteError, RemoteFile, is_url, remote_files
 from nearkin.data.tables import File
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
@@ -62,7 +56,6 @@ from nearkin.places import exists, system_error, user_path
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
 """A .tar.gz has no index, so it is unpacked into memory, up to this many bytes."""
-MAX_OPEN: Final = 128  # Archives that a process keeps open; the data may be thousands of shards
 LABEL_SUFFIXES: Final = (".cls", ".json")
 """A member of such a suffix holds the label of the image of the same stem: as text, or as `label`
 or `cls` of a JSON object, as in WebDataset."""
@@ -74,122 +67,6 @@ DAMAGED: Final = (
 )
 MOST: Final = 2**48
 """No place or size that an archive states is larger, so that sums of them stay numbers."""
-BARE, STORED, DEFLATED = range(3)
-"""What lies at a member's place: its bytes or, in a zip, its header and then those, or packed."""
-
-
-class Place(NamedTuple):
-    """Where a file lies: a row of `Archive.places`."""
-
-    archive: int  # Which one
-    offset: int  # Of a zip member, its local header; of any other, its first byte
-    packed: int  # Its bytes in the archive
-    bytes: int
-    form: int = BARE
-
-
-class Member(NamedTuple):
-    """A file in an archive, or a row of a table, by what the archive says of it."""
-
-    name: str
-    place: Place  # In its own archive, whose number may be another in the data
-    refusal: str = ""  # Why it is not read
-    label: str | None = None  # What a member says that is no image, of the one of its stem
-    row: Row | None = None  # What a table says of its own image
-
-
-class _Opened:
-    """A file that stays open as long as this object lives."""
-
-    def __init__(self, path: Path, modified: int) -> None:
-        del modified  # a part of the key of the cache
-        self.descriptor = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self.descriptor)
-
-
-def _kept_open() -> int:
-    """How many archives stay open: a fourth of all files that a process may open, at most."""
-    try:
-        import resource
-    except ModuleNotFoundError:  # on Windows
-        return MAX_OPEN
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MAX_OPEN if limit < 0 else min(MAX_OPEN, limit // 4)
-
-
-# An archive is opened once by a process, and for its forks, until it is written again.
-_opened = lru_cache(maxsize=_kept_open())(_Opened)
-
-
-@dataclass(frozen=True, eq=False)
-class Archive:
-    """Reads members of archives, from any number of threads and processes at once."""
-
-    archives: Sequence[File | bytes]
-    modified: int  # When the last of them was written, in nanoseconds
-    places: Int64[np.ndarray, "members 5"]  # The `Place` of each member
-
-    def read(self, place: int, limit: int | None = None) -> bytes:
-        """The member's first `limit` bytes, or all of it; an OSError if it is damaged."""
-        where = Place(*self.places[place].tolist())
-        return _read(self.archives[where.archive], self.modified, where, limit)
-
-    def start(self, place: int) -> bytes:
-        """The first bytes of a member, as far as they can be read."""
-        with suppress(OSError):
-            return self.read(place, START)
-        return b""
-
-    def warm(self, places: Sequence[int]) -> None:
-        """Fetch what these members need of files of a store, at once."""
-        needed = dict[tuple[RemoteFile, int], None]()
-        for where in (Place(*place) for place in self.places[places].tolist()):
-            if isinstance(file := self.archives[where.archive], RemoteFile):
-                stop = where.offset + where.packed
-                needed |= {(file, number): None for number in blocks(where.offset, stop)}
-        warm(needed)
-
-
-def _read(archive: File | bytes, modified: int, place: Place, limit: int | None) -> bytes:
-    """The first bytes of what lies at a place; an OSError if the archive lies of it."""
-    try:
-        return _unpacked(archive, modified, place, limit)
-    except (struct.error, zlib.error, ValueError, OverflowError, MemoryError) as error:
-        raise OSError("damaged in the archive") from error
-
-
-def _unpacked(archive: File | bytes, modified: int, place: Place, limit: int | None) -> bytes:
-    offset = place.offset
-    size = place.bytes if limit is None else min(limit, place.bytes)
-    if size <= 0:  # which zlib would take for no limit
-        return b""
-    if place.form != BARE:
-        # The lengths of name and extra field may differ from the central directory's.
-        mark, *lengths = struct.unpack("<4s22xHH", _bytes(archive, modified, offset, 30))
-        if mark != b"PK\3\4":
-            raise OSError("no file begins there in the archive")
-        offset += 30 + sum(lengths)
-    if place.form != DEFLATED:
-        return _bytes(archive, modified, offset, size)
-    # No packing makes as much larger, but for what is made to be read in vain.
-    packed = _bytes(archive, modified, offset, min(place.packed, 2 * size + 2**10))
-    # Bounded by `size`, or a small member could unpack to any number of bytes.
-    return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size)
-
-
-def _bytes(archive: File | bytes, modified: int, offset: int, count: int) -> bytes:
-    if isinstance(archive, bytes):
-        return archive[offset : offset + count]
-    if isinstance(archive, RemoteFile):
-        return archive.read(offset, count)
-    if not hasattr(os, "pread"):  # on Windows, where an offset is shared by all threads
-        with archive.open("rb") as file:
-            file.seek(offset)
-            return file.read(count)
-    opened = _opened(archive, modified)  # a reference, or the cache might close it
-    # The memory for `count` bytes is taken before any is read, however few there are.
-    left = max(0, os.fstat(opened.descriptor).st_size - offset)
-    return os.pread(opened.descriptor, min(count, left), offset)
 
 
 def is_shard(name: str) -> bool:
@@ -253,25 +130,24 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     as shards of WebDataset have them, one counts.
     """
     found = _Found()
-    modified = [_modified(file) for file in archives.values()]
     opened = _opened_all(archives.values())
-    for (prefix, file), written in zip(archives.items(), modified, strict=True):
+    for prefix, file in archives.items():
         with _readable(file):
-            found.add(prefix, written, *next(opened))
+            found.add(prefix, _modified(file), *next(opened))
     files = in_order(found.names)
-    numbers = np.array(found.numbers, np.int64).reshape(-1, len(Place._fields) + 1)[files.found]
+    numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)[files.found]
     said = files.said(found.rows)
-    archive = Archive(found.archives, max(modified), numbers[:, 1:])
-    kept, tried, others = chosen(files.names, archive.start, said)
+    every = Archives(found.contents, numbers[:, 1], numbers[:, 2:])
+    kept, tried, others = chosen(files.names, every.start, said)
     companions = [] if said else _companions([files.names[row] for row in kept])
     beside = {*companions}
     rows = [row for row in kept if files.names[row] not in beside]
     images, numbers = files.only(rows), numbers[np.array(rows, np.int64)]
-    sizes = numbers[:, 1 + Place._fields.index("bytes")]
+    source = Archives(found.contents, numbers[:, 1], numbers[:, 2:])
     listing = Listing(
-        replace(archive, places=numbers[:, 1:]),
+        source,
         images.names,
-        np.stack([sizes, numbers[:, 0]], axis=1),
+        np.stack([source.places[:, Place._fields.index("bytes")], numbers[:, 0]], axis=1),
         found.bad,
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
         rows=said | _labels_beside(found.labels, images.names),
@@ -283,21 +159,21 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
 
 
 class _Found:
-    """What lies in archives, in the order in which it lies there."""
+    """What lies in archives, in the order in which it lies there; it may be millions of files."""
+
+    WIDTH: Final = 2 + len(Place._fields)
 
     def __init__(self) -> None:
-        self.archives = list[File | bytes]()
+        self.contents = list[Content]()
         self.names = list[str]()
         self.numbers = array("q")
-        """Of each name, when its archive was written, and its `Place`; there may be millions."""
+        """For each name, when its archive was written, the position of that, and its `Place`."""
         self.rows = dict[str, Row]()  # What tables say of their images
         self.labels = dict[str, str]()  # What members say of the images of their stem
         self.bad = list[BadFile]()
         self.refused = list[str]()  # Files that are not read, and would not be images
 
-    def add(
-        self, prefix: str, modified: int, archive: File | bytes, members: Iterable[Member]
-    ) -> None:
+    def add(self, prefix: str, modified: int, content: Content, members: Iterable[Member]) -> None:
         """Add an archive. Of members of one name, all that follow the first good one are bad."""
         earlier = set[str]()
         for member in members:
@@ -311,12 +187,12 @@ class _Found:
             if not refusal:
                 earlier.add(name)
                 self.names.append(name)
-                self.numbers.extend((modified, len(self.archives), *member.place[1:]))
+                self.numbers.extend((modified, len(self.contents), *member.place))
             elif member.row is not None or is_image(name):
                 self.bad.append(BadFile(name, refusal, member.place.bytes))
             else:
                 self.refused.append(name)
-        self.archives.append(archive)
+        self.contents.append(content)
 
 
 PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "heif")
@@ -374,34 +250,46 @@ def _modified(file: File) -> int:
     return file.tag if isinstance(file, RemoteFile) else file.stat().st_mtime_ns
 
 
-Opened = tuple[File | bytes, Iterable[Member]]  # What to read from, and what lies in it
+Opened = tuple[Content, Iterable[Member]]  # What to read from, and what lies in it
 
 
 def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
     """Each archive; those of a store at once, in order."""
     archives = list(files)
     if not any(isinstance(file, RemoteFile) for file in archives):
-        yield from map(_opened_one, archives)
+        yield from map(_opened, archives)
         return
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from pool.map(_opened_one, archives)
+        yield from pool.map(_opened, archives)
 
 
-def _opened_one(file: File) -> Opened:
-    """An archive, whose members are listed once if it lies in a store."""
-    if not isinstance(file, RemoteFile) or file.suffix.lower() in (*COLUMN_TABLES, ".gz", ".tgz"):
-        return _open(file.resolve() if isinstance(file, Path) else file)
+def _opened(file: File) -> Opened:
+    suffix = file.suffix.lower()
+    if suffix in COLUMN_TABLES:
+        table, rows = list_column(file)
+        return OnDisk(table, _modified(table)), rows
+    if suffix in (".gz", ".tgz"):
+        content: Content = InMemory(_unzipped(file))
+    else:
+        content = OnDisk(file.resolve(), _modified(file)) if isinstance(file, Path) else file
+    listed = _zip_members(content) if suffix == ".zip" else _tar_members(content)
+    members = _with_labels(content, listed)
+    return content, _listed_once(content, members) if isinstance(content, RemoteFile) else members
+
+
+def _listed_once(file: RemoteFile, members: Iterable[Member]) -> list[Member]:
+    """The members of an archive in a store, from the index if they are in there."""
     known = hashlib.sha256(f"{file} {file.size} {file.tag}".encode()).hexdigest()
     path = cache_folder("index") / f"{known[:32]}-members-{LISTINGS}.json"
     try:
         stored = json.loads(path.read_bytes())
-        return file, [Member(name, Place(*place), *rest) for name, place, *rest in stored]
+        return [Member(name, Place(*place), *rest) for name, place, *rest in stored]
     except (OSError, ValueError, TypeError):  # absent or damaged
-        members = list(_open(file)[1])
+        found = list(members)
     with suppress(OSError, OutputError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(members))
-    return file, members
+        replace_text(path, json.dumps(found))
+    return found
 
 
 @contextmanager
@@ -415,17 +303,7 @@ def _readable(file: File) -> Iterator[None]:
         raise system_error(error) or damaged from error
 
 
-def _open(path: File) -> Opened:
-    """What to read from, and each visible file's name, place and reason to refuse it."""
-    suffix = path.suffix.lower()
-    if suffix in COLUMN_TABLES:
-        table, cells = list_column(path)
-        rows = ((cell, Place(0, cell.offset, cell.bytes, cell.bytes)) for cell in cells)
-        return table, (Member(cell.name, at, cell.refusal, None, cell.row) for cell, at in rows)
-    if suffix == ".zip":
-        return path, _with_labels(path, _zip_members(path))
-    if suffix == ".tar":
-        return path, _with_labels(path, _tar_members(path))
+def _unzipped(path: File) -> bytes:
     with path.open("rb") as packed, gzip.open(packed) as file:
         content = file.read(MAX_UNPACKED + 1)
     if len(content) > MAX_UNPACKED:
@@ -433,18 +311,17 @@ def _open(path: File) -> Opened:
             f"{path}: over {MAX_UNPACKED >> 20} MiB unpacked, too much for a compressed tar, "
             "which is read into memory; give it as .tar or .zip"
         )
-    return content, _with_labels(content, _tar_members(content))
+    return content
 
 
-def _with_labels(content: File | bytes, members: Iterable[Member]) -> Iterator[Member]:
+def _with_labels(content: Content, members: Iterable[Member]) -> Iterator[Member]:
     """The same members, those that hold a label with it."""
-    modified = 0 if isinstance(content, bytes) else _modified(content)
     for member in members:
         suffix = splitext(member.name)[1].lower()
         if suffix not in LABEL_SUFFIXES or member.refusal:
             yield member
             continue
-        written = _read(content, modified, member.place, MAX_LABEL[suffix])
+        written = read_member(content, member.place, MAX_LABEL[suffix])
         text = written.decode("utf-8", "replace").strip()
         yield member._replace(label=text if suffix == ".cls" else _json_label(text))
 
@@ -458,8 +335,8 @@ def _json_label(text: str) -> str:
     return next((str(value) for value in values if isinstance(value, str | int | float)), "")
 
 
-def _zip_members(path: File) -> Iterator[Member]:
-    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+def _zip_members(content: Content) -> Iterator[Member]:
+    with content.open() as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
             refused = forbidden(info.orig_filename)
@@ -473,22 +350,19 @@ def _zip_members(path: File) -> Iterator[Member]:
             if not info.is_dir():
                 form = DEFLATED if deflated else STORED
                 offset, packed, size = map(_bounded, numbers)
-                place = Place(0, offset, packed, size, form)
+                place = Place(offset, packed, size, form)
                 yield Member(_plain(info.filename), place, refused)
 
 
-def _tar_members(content: File | bytes) -> Iterator[Member]:
-    with (
-        io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file,
-        tarfile.open(fileobj=file, mode="r:") as archive,
-    ):
+def _tar_members(content: Content) -> Iterator[Member]:
+    with content.open() as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for info in archive:
             archive.members = []  # type: ignore[attr-defined]  # or it would remember all
             regular = info.isreg() and not info.issparse()
             refused = forbidden(info.name) if regular else "link, device or sparse file"
             if not info.isdir():
                 offset, size = map(_bounded, (info.offset_data, info.size))
-                place = Place(0, offset, size, size)
+                place = Place(offset, size, size)
                 yield Member(_plain(info.name), place, refused)
         if file.seek(0, io.SEEK_END) % tarfile.BLOCKSIZE:  # tarfile takes half a header for none
             raise tarfile.ReadError("unexpected end of data")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import uuid4
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from nearkin.data.cache import cache_folder, hold, make_room
 from nearkin.data.images import in_bytes
 from nearkin.data.labels import Row
+from nearkin.data.members import Member, Place
 from nearkin.data.remote import RemoteFile
 from nearkin.data.tables import File
 from nearkin.errors import DataError, ResourceError
@@ -25,16 +26,6 @@ ROOM: Final = 50 * 2**30  # Bytes of all copies of tables
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 ROWS: Final = 256  # Rows that are copied at a time
 IMAGES: Final = ("image", "img")  # Which of several columns with bytes is taken
-
-
-class Cell(NamedTuple):
-    """The image of a row: where its bytes lie, why there are none, and what the row says of it."""
-
-    name: str
-    offset: int
-    bytes: int
-    refusal: str
-    row: Row
 
 
 def image_column(schema: Any) -> str | None:
@@ -68,7 +59,7 @@ def _schema(table: File) -> Any:
         return _batches(table, file)[0]
 
 
-def list_column(table: File) -> tuple[Path, list[Cell]]:
+def list_column(table: File) -> tuple[Path, list[Member]]:
     """An Arrow file with the images of a table, and what lies where in it, row by row.
 
     That is the table itself if it is one, on this machine and uncompressed. Otherwise it is copied
@@ -182,7 +173,7 @@ def _copy(schema: Any, batches: Iterable[Any], path: Path) -> None:
         ) from error
 
 
-def _cells(copy: Path, table: File) -> list[Cell] | None:
+def _cells(copy: Path, table: File) -> list[Member] | None:
     """What lies where in an Arrow file, the copy of a table; None if it is compressed."""
     import pyarrow as pa
 
@@ -195,7 +186,7 @@ def _cells(copy: Path, table: File) -> list[Cell] | None:
             f"{table}: no column of images among: {', '.join(schema.names)[:200]}; give one with "
             "bytes, called image, or a table with the column path"
         )
-    cells = list[Cell]()
+    cells = list[Member]()
     for batch in batches:
         batch.validate(full=True)  # or lengths that lie would be read behind the memory's end
         content, ends, there = _values(batch.column(name))
@@ -206,7 +197,8 @@ def _cells(copy: Path, table: File) -> list[Cell] | None:
         entries = zip((ends + start).tolist(), sizes, there, _rows(batch, schema), strict=False)
         for offset, size, valid, row in entries:
             refusal = "" if valid else "no bytes in the table"
-            cells.append(Cell(f"{len(cells):08}", offset, size, refusal, row))
+            place, number = Place(offset, size, size), f"{len(cells):08}"
+            cells.append(Member(number, place, refusal, row=row))
     return cells
 
 

@@ -7,11 +7,12 @@ from posixpath import normpath
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.archives import Archive, forbidden, is_shard
+from nearkin.data.archives import forbidden, is_shard
 from nearkin.data.folders import images_or_shards
 from nearkin.data.images import BadFile, Images, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import Listing, in_order, is_hidden, is_image, require_files
+from nearkin.data.members import Archives
 from nearkin.data.remote import (
     RemoteFile,
     address,
@@ -103,6 +104,6 @@ class Objects:
 
 def window_for(images: Images) -> int:
     """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
-    shards = images.source.archives if isinstance(images.source, Archive) else ()
+    shards = images.source.contents if isinstance(images.source, Archives) else ()
     total, limit = sum(s.size for s in shards if isinstance(s, RemoteFile)), cache_limit()
     return max(1, len(images) * limit // (2 * total)) if 0 < limit < total else 0
