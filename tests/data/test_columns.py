@@ -95,26 +95,6 @@ def test_groups_and_splits_of_a_table(tmp_path):
     assert images.splits.tolist() == ["train"] * 4 + ["test", "val"]
 
 
-def test_lists_and_other_features_of_older_datasets_are_no_labels(tmp_path):
-    features = {
-        "image": {"_type": "Image"},
-        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
-        "captions": [{"dtype": "string", "_type": "Value"}],
-        "person": {"names": {"dtype": "string", "_type": "Value"}},
-    }
-    extra = {"captions": [["a"]] * 6, "person": [{"names": "x"}] * 6}
-    for chosen in (["image", "label", *extra], ["image", *extra]):
-        whole = table()
-        for name, values in extra.items():
-            whole = whole.append_column(name, pa.array(values))
-        info = {"info": {"features": {name: features[name] for name in chosen}}}
-        whole = whole.select(chosen).replace_schema_metadata({"huggingface": json.dumps(info)})
-        parquet.write_table(whole, tmp_path / f"{len(chosen)}.parquet")
-        images = open_images(tmp_path / f"{len(chosen)}.parquet", cache=False)
-        assert len(images) == 6
-        assert images.classes == (("cat", "dog") if "label" in chosen else ())
-
-
 def test_a_folder_of_tables_is_one_data_set(tmp_path):
     parquet.write_table(table(images=IMAGES[:2]), tmp_path / "train-00000-of-00002.parquet")
     parquet.write_table(table(images=IMAGES[:1]), tmp_path / "train-00001-of-00002.parquet")

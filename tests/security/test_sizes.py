@@ -225,13 +225,11 @@ def test_a_read_with_a_limit_returns_at_most_that(form, tmp_path):
         path = tmp_path / f"{stated}.zip"
         path.write_bytes(zip_of(packed, form, size=stated, packed_size=len(packed), local_size=7))
         source = list_archives(path, {"": path}).source
-        for limit in (0, 1, 65_536, len(there), 10**9):
-            content = source.read(0, limit=limit)
-            if form == 0:
-                assert content[: len(there)] == there[: min(limit, stated)]
-                assert len(content) <= path.stat().st_size
-            else:
-                assert content == there[: min(limit, stated)]
+        for limit in (0, 1, 65_536, len(there), 10**9, None):
+            content = source.read(0, limit)
+            most = stated if limit is None else min(limit, stated)
+            assert content[: len(there)] == there[:most]
+            assert len(content) <= (path.stat().st_size if form == 0 else len(there))
 
 
 def test_what_a_flush_after_each_byte_has_packed_is_read_whole(tmp_path):

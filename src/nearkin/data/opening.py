@@ -21,7 +21,7 @@ from nearkin.data.labels import (
 )
 from nearkin.data.listing import Listing
 from nearkin.data.notes import Note
-from nearkin.data.remote import is_folder, is_url, remote_file
+from nearkin.data.remote import is_folder, is_url
 from nearkin.data.scan import scan
 from nearkin.data.stores import list_remote_table, list_store
 from nearkin.data.tables import TABLES, File, file_at, match
@@ -92,26 +92,25 @@ def _resolve(data: Any) -> tuple[Any, str]:
 
 
 def _list(data: Any, where: str) -> Listing:
+    """What the data hold: an object of Python, a name, or what lies at a path or an address."""
     if isinstance(data, ImageSource):
         return _list_source(data, where)
-    if isinstance(data, str):
-        return list_arrays(data, from_name(data)) if is_name(data) else _list_place(data)
     if type(data).__module__.partition(".")[0] == "datasets":
         copy = copied_dataset(data)
         return replace(list_archives(where, {"": copy}), key=str(copy))
-    return list_arrays(where, [Part("", *data) if isinstance(data, tuple) else Part("", data)])
-
-
-def _list_place(text: str) -> Listing:
-    """What lies at a path, an address of a store, or what a pattern of either stands for."""
-    if is_pattern(text):
-        return list_pattern(text)
-    if is_url(text):
-        return list_store(text) if is_folder(text) else _list_file(remote_file(text))
-    path = user_path(text)
-    if not exists(path):
-        raise DataError(f"{path}: no such file or folder; give the path of your images")
-    return list_folder(path) if path.is_dir() else _list_file(path)
+    if not isinstance(data, str):
+        part = Part("", *data) if isinstance(data, tuple) else Part("", data)
+        return list_arrays(where, [part])
+    if is_name(data):
+        return list_arrays(data, from_name(data))
+    if is_pattern(data):
+        return list_pattern(data)
+    if is_url(data) and is_folder(data):
+        return list_store(data)
+    file = file_at(data)
+    if isinstance(file, Path) and not exists(file):
+        raise DataError(f"{file}: no such file or folder; give the path of your images")
+    return list_folder(file) if isinstance(file, Path) and file.is_dir() else _list_file(file)
 
 
 def _list_file(file: File) -> Listing:
