@@ -16,10 +16,10 @@ from nearkin.commands.evaluate_vectors import _split as rows_of
 from nearkin.config import TrainConfig
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.opening import open_images
-from nearkin.data.split import open_split
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import open_table, write_embeddings
+from nearkin.run.data import open_split
 
 
 def splits_of(images):

@@ -11,9 +11,8 @@ from PIL import Image
 from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.data.split import open_split
 from nearkin.errors import CheckpointError
-from nearkin.run.data import decided
+from nearkin.run.data import open_split, stored_split
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 
@@ -112,20 +111,20 @@ def nearly(path):
 
 def test_images_keep_their_side_whatever_comes_and_whatever_they_are_called(run):
     """Near-duplicates that come first by name would otherwise decide for their whole group."""
-    data, stored = run / "data", decided(RunFolder(run / "run"))
+    data, stored = run / "data", stored_split(RunFolder(run / "run"))
     before = parts_of(open_split(data, CONFIG))
     held_out = {name for name, part in before.items() if part == "test"}
     assert 0 < len(held_out) < 10
     assert {*np.array(stored.names)[stored.held_out].tolist()} == held_out
     copies = {f"a{name}.png": nearly(data / name) for name in before if name != ODD_NAME}
     write_files(data, copies | {f"new/{number}.bmp": bmp(100 + number) for number in range(30)})
-    after = parts_of(open_split(data, CONFIG, decided=stored))
+    after = parts_of(open_split(data, CONFIG, stored=stored))
     assert {name: after[name] for name in before} == before
     assert all(after[name] == before[name[1:-4]] for name in copies)
     assert {part for name, part in after.items() if name.startswith("new/")} == {"train", "test"}
     for name in before:
         (data / name).rename(data / f"renamed-{len(name)}-{name}")
-    renamed = parts_of(open_split(data, CONFIG, decided=stored))
+    renamed = parts_of(open_split(data, CONFIG, stored=stored))
     assert {name.split("-", 2)[2]: p for name, p in renamed.items() if "renamed" in name} == before
 
 

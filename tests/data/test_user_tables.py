@@ -13,8 +13,8 @@ from pyarrow import parquet, table
 from nearkin.classification.data import open_labeled_data
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
-from nearkin.discovery.data import label_images
 from nearkin.errors import DataError
+from nearkin.labels.known import label_images
 from nearkin.tables import read_csv, write_csv
 
 NAMES = ("-1.png", "+2.png", "=3.png", "@4.png", "'5.png", "'=6.png", "x/7.png", "8 'a'.png")

@@ -18,17 +18,11 @@ from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
-from nearkin.discovery.data import (
-    check_disjoint,
-    check_share,
-    held_share,
-    label_images,
-    open_discovery_data,
-    own_images,
-    truth_labels,
-)
+from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import DataError, UsageError
-from nearkin.run.data import note_data
+from nearkin.labels.known import label_images, own_images
+from nearkin.labels.truth import check_disjoint, truth_labels
+from nearkin.run.data import held_share, note_data
 from nearkin.run.folder import RunFolder
 from nearkin.types import UNKNOWN
 
@@ -442,7 +436,6 @@ def test_files_of_other_folders_that_are_called_as_those_of_a_run_are_none(tmp_p
     monkeypatch.chdir(tmp_path)
     for given in ("", "mine.safetensors"):
         config = ClassifyConfig(from_run=given)
-        check_share(data, config)
         assert held_share(data, config) == 0.1
         parts = open_labeled_data(data, config).parts
         assert len(parts.train_rows) == 18 - len(parts.test_rows)

@@ -14,8 +14,8 @@ from nearkin.config import Auto
 from nearkin.data.copies import check_destination, copy_to
 from nearkin.data.duplicates import Groups, keep_one, near_groups, relation, signatures
 from nearkin.data.images import Folder, Images
+from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
-from nearkin.data.recognize import class_names
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.duplicates import EditTest, Precision, edit_test

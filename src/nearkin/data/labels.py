@@ -12,7 +12,7 @@ from unicodedata import normalize
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.images import in_bytes
+from nearkin.data.images import Images, in_bytes
 from nearkin.data.notes import Note
 from nearkin.errors import DataError
 from nearkin.pace import count
@@ -168,6 +168,34 @@ def spellings(labels: Iterable[str]) -> list[Note]:
     return notes
 
 
+def numbered(
+    labels: Sequence[str], first: Sequence[str] = ()
+) -> tuple[tuple[str, ...], Int64[np.ndarray, " labels"]]:
+    """The classes in order, and the number of each label, `UNKNOWN` for ''.
+
+    Names that look alike are one class; see `spellings`. The order is that of whole numbers by
+    value, or of the bytes of names. Classes that are to come `first` keep their places.
+
+    >>> numbered(["b", "", "a", "b", "c"], first=["c"])
+    (('c', 'a', 'b'), array([ 2, -1,  1,  2,  0]))
+    """
+    form = {label: composed(label) for label in set(labels)}
+    names = set(form.values()) - {"", *first}
+    if all(name.isascii() and name.isdecimal() for name in names):
+        classes = (*first, *sorted(names, key=lambda name: (int(name), name)))
+    else:
+        classes = (*first, *sorted(names, key=in_bytes))
+    position = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
+    number = {label: position[name] for label, name in form.items()}
+    return classes, np.array([number[label] for label in labels], np.int64)
+
+
+def class_names(images: Images) -> list[str]:
+    """Each image's class, '' where it has none."""
+    names = (*images.classes, "")
+    return [names[label] for label in images.labels.tolist()]
+
+
 class Annotations(NamedTuple):
     """Label, group and split of each image, '' where there is none."""
 
@@ -179,21 +207,6 @@ class Annotations(NamedTuple):
         """This, with the values of the other where this has none."""
         columns = zip(self, other, strict=True)
         return Annotations(*([a or b for a, b in zip(*each, strict=True)] for each in columns))
-
-    def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
-        """The class names, whole numbers by value, others by bytes; each image's position.
-
-        Names that look alike are one class; see `spellings`.
-        """
-        form = {label: composed(label) for label in set(self.labels)}
-        names = set(form.values()) - {""}
-        if all(name.isascii() and name.isdecimal() for name in names):
-            classes = sorted(names, key=lambda name: (int(name), name))
-        else:
-            classes = sorted(names, key=in_bytes)
-        position = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
-        number = {label: position[name] for label, name in form.items()}
-        return tuple(classes), np.array([number[label] for label in self.labels], np.int64)
 
     def grouped(self) -> Int64[np.ndarray, " images"]:
         """Each image's group: the row of the group's first image, its own by default."""

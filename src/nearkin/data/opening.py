@@ -16,6 +16,7 @@ from nearkin.data.labels import (
     Row,
     annotations_from_folders,
     annotations_from_rows,
+    numbered,
     spellings,
     split_of,
 )
@@ -168,7 +169,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         matched, lost = match(file_at(labels), names, images.source)
         of_table, more = annotations_from_rows(matched, names)
         annotations, notes = of_table.or_else(annotations), [*notes, *lost, *more]
-    classes, numbers = annotations.numbered()
+    classes, numbers = numbered(annotations.labels)
     return replace(
         images,
         labels=numbers,
