@@ -305,12 +305,14 @@ def test_medmnist_and_other_names_of_arrays(tmp_path):
     arrays = {}
     for pixels, part in zip(x, ("train", "val", "test"), strict=True):
         arrays |= {f"{part}_images": pixels, f"{part}_labels": y}
-    np.savez(tmp_path / "medmnist.npz", **arrays)
+    np.savez(tmp_path / "medmnist.npz", **arrays, features=np.zeros(3), test_ids=np.zeros(4))
     images = open_images(tmp_path / "medmnist.npz", cache=False)
     assert splits_of(images) == {"train": 4, "val": 4, "test": 4}
     assert images.classes == ("0", "1")
     assert labels_of(images) == ["0", "1", "1", "0"] * 3
     assert np.array_equal(images.read(0)[..., 0], x[2, 0])  # test/0 comes first
+    (note,) = images.notes
+    assert (note.decision, note.examples) == ("left out", ("features", "test_ids"))
 
 
 def test_vectors_of_a_validation_part_are_scored_only_where_there_is_no_other(tmp_path):

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +14,11 @@ from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing
+from nearkin.data.notes import Note
 from nearkin.data.tables import File
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
+from nearkin.pace import count
 from nearkin.places import user_path
 from nearkin.types import UNKNOWN
 
@@ -73,11 +75,11 @@ def _stacked(images: Any) -> np.ndarray:
 
 def _labels(where: str, part: Part) -> list[Any]:
     """The label of each image, by name where numbers have one."""
-    count = len(part.pixels)
+    size = len(part.pixels)
     given = part.labels if isinstance(part.labels, list | tuple) else np.asarray(part.labels)
-    labels = [None] * count if part.labels is None else list(given)
-    if len(labels) != count:
-        raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
+    labels = [None] * size if part.labels is None else list(given)
+    if len(labels) != size:
+        raise DataError(f"{where}: {size} images but {len(labels)} labels; give one each")
     if part.classes is None:
         return labels
     try:
@@ -98,7 +100,7 @@ LABELS: Final = ("y", "labels")
 """Words for the arrays of a file."""
 
 
-def from_npz(path: File) -> list[Part]:
+def list_npz(path: File) -> Listing:
     """The images of an .npz file: x (or images), y (or labels), or a pair of them for each part.
 
     As in x_train, y_train, x_val, y_val, x_test, y_test, or train_images, train_labels, ... The
@@ -120,7 +122,12 @@ def from_npz(path: File) -> list[Part]:
     if not parts:
         keys = ", ".join(arrays) or "none"
         raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
-    return parts
+    of_parts = {(part.split, role) for part in parts for role in (IMAGES, LABELS)}
+    others = [key for key in arrays if (split_of(key), _role(key)) not in of_parts]
+    others = [key for key in others if key != "class_names"]
+    text = f"{count(len(others), 'array')} that are neither images nor their labels"
+    notes = [Note("left out", text, len(others), tuple(others[:3]))] if others else []
+    return replace(list_arrays(str(path), parts), notes=notes)
 
 
 def _role(key: str) -> tuple[str, ...]:
