@@ -14,11 +14,10 @@ from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing
-from nearkin.data.notes import Note
+from nearkin.data.notes import noted
 from nearkin.data.tables import File
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
-from nearkin.pace import count
 from nearkin.places import user_path
 from nearkin.types import UNKNOWN
 
@@ -75,11 +74,11 @@ def _stacked(images: Any) -> np.ndarray:
 
 def _labels(where: str, part: Part) -> list[Any]:
     """The label of each image, by name where numbers have one."""
-    size = len(part.pixels)
+    count = len(part.pixels)
     given = part.labels if isinstance(part.labels, list | tuple) else np.asarray(part.labels)
-    labels = [None] * size if part.labels is None else list(given)
-    if len(labels) != size:
-        raise DataError(f"{where}: {size} images but {len(labels)} labels; give one each")
+    labels = [None] * count if part.labels is None else list(given)
+    if len(labels) != count:
+        raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
     if part.classes is None:
         return labels
     try:
@@ -125,8 +124,7 @@ def list_npz(path: File) -> Listing:
     of_parts = {(part.split, role) for part in parts for role in (IMAGES, LABELS)}
     others = [key for key in arrays if (split_of(key), _role(key)) not in of_parts]
     others = [key for key in others if key != "class_names"]
-    text = f"{count(len(others), 'array')} that are neither images nor their labels"
-    notes = [Note("left out", text, len(others), tuple(others[:3]))] if others else []
+    notes = noted("left out", others, "arrays that are neither images nor their labels")
     return replace(list_arrays(str(path), parts), notes=notes)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.images import Images, in_bytes
-from nearkin.data.notes import Note
+from nearkin.data.notes import Note, noted
 from nearkin.errors import DataError
 from nearkin.pace import count
 from nearkin.types import UNKNOWN
@@ -131,9 +131,7 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
             text = f"{count(total, 'label')} {' or '.join(sorted(none))}, which means no label"
             notes.append(Note("left out", text, total))
         renamed = sorted(x for x in rest if meaning.get(x, x) != x)
-        if renamed:
-            text = f"{count(len(renamed), 'whole number')} as a label, now without a fraction"
-            notes.append(Note("renamed", text, len(renamed), tuple(renamed[:3])))
+        notes += noted("renamed", renamed, "whole numbers as labels, now without a fraction")
     else:
         names = sorted(label for label in counts if label.casefold() in MISSING)
         if names:
@@ -144,9 +142,7 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
             )
             notes.append(Note("guessed", text, total, tuple(names)))
     unusable = [row.unusable for row in rows.values() if row.unusable]
-    if unusable:
-        text = f"{len(unusable)} labels that are not one class"
-        notes.append(Note("left out", text, len(unusable), tuple(unusable[:3])))
+    notes += noted("left out", unusable, "labels that are not one class")
     return {name: meaning.get(label, label) for name, label in labels.items()}, notes
 
 
@@ -154,18 +150,13 @@ def spellings(labels: Iterable[str]) -> list[Note]:
     """Note names of classes that look the same, which are one, and those that nearly do."""
     written = sorted(set(labels) - {""})
     forms = Counter(map(composed, written))
-    same = [name for name in written if forms[composed(name)] > 1]
-    notes = list[Note]()
-    if same:
-        text = f"{len(same)} names of classes that look like another's, with which they are one"
-        notes.append(Note("merged", text, len(same), tuple(map(ascii, same[:4]))))
+    same = [ascii(name) for name in written if forms[composed(name)] > 1]
     ordered = sorted(forms, key=lambda name: (name.casefold(), name))
     groups = [list(names) for _, names in groupby(ordered, key=str.casefold)]
     alike = [name for names in groups if len(names) > 1 for name in names]
-    if alike:
-        text = f"{len(alike)} names of classes that differ by case alone are classes of their own"
-        notes.append(Note("guessed", text, len(alike), tuple(alike[:4])))
-    return notes
+    one = "names of classes that look like another's, with which they are one"
+    two = "names of classes that differ by case alone are classes of their own"
+    return noted("merged", same, one) + noted("guessed", alike, two)
 
 
 def numbered(
@@ -328,16 +319,15 @@ def _guessed(classes: Paths, counts: Mapping[str, int]) -> tuple[dict[str, str],
         return {}, []
     if stray > STRAY * total or total - stray < 2 * len(distinct):
         why = f"{stray} of {total} images lie in none" if stray else f"{total} images are too few"
-        text = f"{len(distinct)} folders are no classes, as {why}; --labels folders makes them so"
-        return {}, [Note("guessed", text, len(distinct), tuple(distinct[:3]))]
+        text = f"folders are no classes, as {why}; --labels folders makes them so"
+        return {}, noted("guessed", distinct, text)
     notes = list[Note]()
     if len(set(map(len, own))) > 1:
-        text = f"class folders at unequal depth are {len(distinct)} classes; or --labels none"
-        notes.append(Note("guessed", text, len(distinct), tuple(distinct[:3])))
+        text = "classes are folders at unequal depth; --labels none leaves them out"
+        notes += noted("guessed", distinct, text)
     if stray:
         text = f"{stray} images beside {len(distinct)} class folders have no label"
         notes.append(Note("guessed", text, stray))
-    if held_out := [name for name in distinct if split_of(name) in ("val", "test")]:
-        text = "a folder is a class, and not held out, as there is none called train"
-        notes.append(Note("guessed", text, len(held_out), tuple(held_out)))
-    return label, notes
+    to_score = [name for name in distinct if split_of(name) in ("val", "test")]
+    text = "folders are classes, and not held out, as none is called train"
+    return label, notes + noted("guessed", to_score, text)

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import class_names, composed, numbered, spellings
-from nearkin.data.notes import Note, lines, named
+from nearkin.data.notes import Note, lines, named, noted
 from nearkin.data.split import Split
 from nearkin.data.tables import Resolver
 from nearkin.distributed import num_processes
@@ -120,17 +120,14 @@ def _accepted_notes(
     text = f"labels of {len(labels)} images of {len(names)} classes, accepted from {folder.path}"
     notes = [Note("guessed", text, len(labels))]
     unsure = sorted(set(named_classes(folder).values()) - names - set(own.values()))
-    if unsure:
-        text = (
-            f"{len(unsure)} named classes of which no image is flagged as core; they stay "
-            f"unknown, unless you label images of them in {folder.to_label.name}"
-        )
-        notes.append(Note("left out", text, len(unsure), tuple(unsure[:3])))
+    text = (
+        "named classes of which no image is flagged as core; they stay unknown, unless you label "
+        f"images of them in {folder.to_label.name}"
+    )
+    notes += noted("left out", unsure, text)
     lost = sorted(every.keys() - own.keys())
-    if lost:
-        text = f"{len(lost)} images labeled in {folder.path} that are not among these"
-        notes.append(Note("left out", text, len(lost), tuple(lost[:3])))
-    return notes
+    text = f"images labeled in {folder.path} that are not among these"
+    return notes + noted("left out", lost, text)
 
 
 def read_accepted(path: Path) -> dict[str, str]:

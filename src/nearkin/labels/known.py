@@ -19,7 +19,7 @@ from nearkin.data.labels import (
     numbered,
     spellings,
 )
-from nearkin.data.notes import Note, named
+from nearkin.data.notes import Note, named, noted
 from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
@@ -109,9 +109,7 @@ def _labeled(
         )
     notes = [*recognized.notes, *spellings(recognized.classes.values())]
     lost = sorted(recognized.classes.keys() - set(everything.names))
-    if lost:
-        text = f"{len(lost)} labeled files that cannot be used"
-        notes.append(Note("left out", text, len(lost), tuple(lost[:3])))
+    notes += noted("left out", lost, "labeled files that cannot be used")
     spread = sum(merged[row] != labels[row] for row in np.flatnonzero(own))
     if spread:
         text = f"{spread} images of the data are labeled as exact copies of labeled ones"
