@@ -225,6 +225,16 @@ class Source:
         return encoded(int(name[0]))
 
 
+class Series:
+    """What pandas gives: an array behind an index."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
 def readers(root, cells):
     """The same labels in every form of data, by the name of that form."""
     names = Source(cells).names
@@ -242,6 +252,8 @@ def readers(root, cells):
     yield "pair", open_images((arrays, cells), cache=False)
     yield "objects", open_images((arrays, np.array(cells, object)), cache=False)
     yield "a column each", open_images((arrays, np.array(cells, object)[:, None]), cache=False)
+    yield "lists of both", open_images((list(arrays), tuple(cells)), cache=False)
+    yield "column of pandas", open_images((arrays, Series(np.array(cells, object))), cache=False)
     yield "source", open_images(Source(cells), cache=False)
 
 
@@ -255,8 +267,12 @@ def test_a_label_means_the_same_in_every_form_of_data(tmp_path, kind):
             assert images.notes, form
 
 
-def test_several_labels_of_one_image_are_none_and_said(tmp_path):
+def test_several_labels_of_one_image_are_none_and_said_and_too_few_are_refused(tmp_path):
     x = np.zeros((3, 8, 8), np.uint8)
+    with pytest.raises(DataError, match="3 images but 2 labels"):
+        open_images((x, ["cat", "dog"]), cache=False)
+    mixed = Series(np.array(["cat", None, np.nan], object))
+    assert labels_of(open_images((x, mixed), cache=False)) == ["cat", "", ""]
     images = open_images((x, np.eye(3, dtype=int)), cache=False)
     assert images.classes == ()
     assert [(note.decision, note.count) for note in images.notes] == [("left out", 3)]
@@ -277,26 +293,6 @@ def test_two_forms_of_one_name_are_one_class_and_said(tmp_path):
     (note,) = images.notes
     assert (note.decision, note.count) == ("merged", 2)
     assert "\\u0301" in "".join(note.examples)
-
-
-class Series:
-    """What pandas gives: an array behind an index."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.values, dtype)
-
-
-def test_pairs_of_images_and_columns_of_tables(tmp_path):
-    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
-    cells = ["cat", "dog", None, float("nan")]
-    for labels in (Series(np.array(cells, object)), cells, tuple(cells)):
-        assert labels_of(open_images((x, labels), cache=False)) == ["cat", "dog", "", ""]
-    assert labels_of(open_images((list(x), cells), cache=False))[:2] == ["cat", "dog"]
-    with pytest.raises(DataError, match="4 images but 3 labels"):
-        open_images((x, cells[:3]), cache=False)
 
 
 def test_medmnist_and_other_names_of_arrays(tmp_path):

@@ -111,20 +111,21 @@ def nearly(path):
 
 def test_images_keep_their_side_whatever_comes_and_whatever_they_are_called(run):
     """Near-duplicates that come first by name would otherwise decide for their whole group."""
-    data, stored = run / "data", stored_split(RunFolder(run / "run"))
+    data, folder = run / "data", RunFolder(run / "run")
+    stored = stored_split(folder)
     before = parts_of(open_split(data, CONFIG))
     held_out = {name for name, part in before.items() if part == "test"}
     assert 0 < len(held_out) < 10
     assert {*np.array(stored.names)[stored.held_out].tolist()} == held_out
     copies = {f"a{name}.png": nearly(data / name) for name in before if name != ODD_NAME}
     write_files(data, copies | {f"new/{number}.bmp": bmp(100 + number) for number in range(30)})
-    after = parts_of(open_split(data, CONFIG, stored=stored))
+    after = parts_of(open_split(data, CONFIG, resumed=folder))
     assert {name: after[name] for name in before} == before
     assert all(after[name] == before[name[1:-4]] for name in copies)
     assert {part for name, part in after.items() if name.startswith("new/")} == {"train", "test"}
     for name in before:
         (data / name).rename(data / f"renamed-{len(name)}-{name}")
-    renamed = parts_of(open_split(data, CONFIG, stored=stored))
+    renamed = parts_of(open_split(data, CONFIG, resumed=folder))
     assert {name.split("-", 2)[2]: p for name, p in renamed.items() if "renamed" in name} == before
 
 

@@ -108,9 +108,9 @@ def open_labeled_data(
     Raises:
         DataError: If there are not two classes with a training image.
     """
-    labels = "none" if config.labeled else config.labels
-    opened = open_usable(data, config, labels, on_progress, on_open)
-    images = label_images(opened, config.labeled, all_labeled=True) if config.labeled else opened
+    images = open_usable(data, config, on_progress, on_open)
+    if config.labeled:
+        images = label_images(images, config.labeled, all_labeled=True)
     if not images.classes:
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"

@@ -13,7 +13,7 @@ from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
 from nearkin.extensions import check_trusted
 from nearkin.method import Method
-from nearkin.run.data import note_data, open_split, stored_split
+from nearkin.run.data import note_data, open_split
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import sources_of
 from nearkin.training import checkpoint
@@ -58,7 +58,7 @@ def replay(
     config = replace(config, trust_remote_code=trust_remote_code)
     if checkpoint.latest(folder.diverged) is None:
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
-    split = open_split(stored if data is None else data, config, stored=stored_split(folder))
+    split = open_split(stored if data is None else data, config, resumed=folder)
     warnings = note_data(folder, split, sources_of(config))
     teacher = open_teacher(folder, config)
     where = choose_device(device)

@@ -56,6 +56,7 @@ class Split:
     train_rows: np.ndarray
     test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
+    stored: StoredSplit | None = None  # By which images stayed on their side
 
     @cached_property
     def train(self) -> Images:
@@ -143,21 +144,21 @@ def split_images(
     share: float,
     seed: int,
     on_progress: ProgressCallback = ignore_progress,
-    decided: StoredSplit | None = None,
+    stored: StoredSplit | None = None,
 ) -> Split:
     """Hold a share of the images out, or the test images that the data themselves name.
 
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
     would find itself again, and inflate the score. Larger groups are divided where they are most
     of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
-    searched for, which the images' notes say. Images that are `decided` stay where they were, and
+    searched for, which the images' notes say. Images of a `stored` split stay where they were, and
     new ones join those that they are near-duplicates of. Parts that the data name are kept even if
     near-duplicates are on both sides; see `Split.leaked`.
     """
     declared = has_test_split(images)
     side = np.full(len(images), NEW)
-    if decided is not None and not declared:
-        side = decided.side(images)
+    if stored is not None and not declared:
+        side = stored.side(images)
     if share == 0 and not declared and not (side == 1).any():
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     num_exact = 0

@@ -216,7 +216,7 @@ def open_discovery_data(
     images are opened again. What it has noted counts, of the labels that it accepts and of what it
     holds out: names may have been changed since, and the runs that it started from may be gone.
     """
-    opened = open_usable(data, config, on_progress=on_progress, on_open=on_open)
+    opened = open_usable(data, config, on_progress, on_open)
     images = label_images(opened, config.labeled, config.known)
     parts = hold_out(images, config, on_progress, resumed)
     labels = dict[str, str]()

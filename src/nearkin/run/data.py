@@ -44,15 +44,19 @@ ANEW: Final = "start anew with --init-from this run"
 def open_usable(
     data: Any,
     config: Config,
-    labels: str = "auto",
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], object] = lambda _: None,
 ) -> Images:
     """Open the images to train on and to score; `on_open` gets them before any are refused.
 
+    Their labels are those of the data; none, where a classification has others.
+
     Raises:
         DataError: If more images than the settings allow cannot be read, naming some of them.
     """
+    labels = "auto" if isinstance(config, DiscoverConfig) else config.labels
+    if isinstance(config, ClassifyConfig) and config.labeled:
+        labels = "none"
     images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
     on_open(images)
     bad, count = len(images.bad), len(images) + len(images.bad)
@@ -71,11 +75,11 @@ def open_split(
     config: TrainConfig | EmbedConfig,
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], object] = lambda _: None,
-    stored: StoredSplit | None = None,
+    resumed: RunFolder | None = None,
 ) -> Split:
-    """Open the data and hold images out; those of a stored split stay on their side."""
-    images = open_usable(data, config, config.labels, on_progress, on_open)
-    return split_images(images, config.val, config.seed, on_progress, stored)
+    """Open the data and hold images out; see `open_usable` and `hold_out`."""
+    images = open_usable(data, config, on_progress, on_open)
+    return hold_out(images, config, on_progress, resumed)
 
 
 def open_logged(
@@ -86,8 +90,7 @@ def open_logged(
     If `resume`, images stay on the side on which the run has noted them.
     """
     list_bad = partial(write_bad_files, folder.bad_files)
-    stored = stored_split(folder) if resume else None
-    split = open_split(data, config, log.progress, list_bad, stored)
+    split = open_split(data, config, log.progress, list_bad, folder if resume else None)
     if resume:
         split = replace(split, images=noted_channels(folder, split.images))
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
@@ -148,7 +151,8 @@ def note_data(
         return []
     fingerprint, used, _ = _noted(folder)
     if fingerprint != split.fingerprint:
-        changes = changed_data(stored_split(folder), split) or f"{folder.images} was edited"
+        noted = replace(split, stored=stored_split(folder))  # that of a stage is another
+        changes = changed_data(noted) or f"{folder.images} was edited"
         raise CheckpointError(
             f"the data have changed since the run was started: {changes}; bring them back, or "
             f"{ANEW}"
@@ -161,8 +165,9 @@ def note_data(
     ]
 
 
-def changed_data(stored: StoredSplit | None, split: Split) -> str:
-    """Describe how these images differ from those that a run has noted; '' if they do not."""
+def changed_data(split: Split) -> str:
+    """Describe how the images differ from those of the split that is stored; '' if they do not."""
+    stored = split.stored
     if stored is None:
         return ""
     now = StoredSplit(split.images.names, split.images.contents, split.held_out)
@@ -217,18 +222,19 @@ def note_labels(folder: RunFolder, split: Split) -> None:
 
 def hold_out(
     images: Images,
-    config: DiscoverConfig | ClassifyConfig,
+    config: Config,
     on_progress: ProgressCallback = ignore_progress,
     resumed: RunFolder | None = None,
 ) -> Split:
-    """Hold labeled images out; those that an earlier run had stay on the side on which they were.
+    """Hold images out; those that an earlier run had stay on the side on which they were.
 
-    So an image that the encoder was trained on is never scored. The earlier run is `resumed`, if
-    it has noted its images; else the one that is accepted, or that of the encoder.
+    The earlier run is `resumed`, if it has noted its images; else, where images are classified,
+    the one that is accepted, or that of the encoder: what it was trained on is never scored.
     """
     runs = (run for run in (resumed, _origin(config)) if run)
     stored = next(filter(None, map(stored_split, runs)), None)
-    return split_images(images, _share(config), config.seed, on_progress, stored)
+    split = split_images(images, _share(config), config.seed, on_progress, stored)
+    return replace(split, stored=stored)
 
 
 def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
@@ -251,12 +257,14 @@ def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
     return float(earlier.val)
 
 
-def _share(config: DiscoverConfig | ClassifyConfig) -> float:
+def _share(config: Config) -> float:
     return TrainConfig.val if config.val == "auto" else config.val
 
 
-def _origin(config: DiscoverConfig | ClassifyConfig) -> RunFolder | None:
+def _origin(config: Config) -> RunFolder | None:
     """Return the run that has held images out before: the one accepted, or that of the encoder."""
+    if not isinstance(config, DiscoverConfig | ClassifyConfig):
+        return None
     accepted = config.accept if isinstance(config, DiscoverConfig) else ""
     path = Path(accepted or config.from_run)
     run = RunFolder(path.parent if path.is_file() else path)

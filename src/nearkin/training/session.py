@@ -131,7 +131,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         settings, path, fingerprint, rows = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         folder = RunFolder(Path(path))
-        images = noted_channels(folder, open_usable(data, config, config.labels))
+        images = noted_channels(folder, open_usable(data, config))
         check_same_images(images, fingerprint)
         teacher = open_teacher(folder, config)
         device = choose_device(config.device)
