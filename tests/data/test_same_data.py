@@ -94,8 +94,12 @@ def test_what_a_run_was_started_with_is_noted_by_any_name(run):
     assert "\udcff.bmp" in {row["path"] for row in read_csv(noted)}
     (run / "data" / "07.bmp").unlink()
     noted.write_text("path,bytes\na.bmp,many\n")
-    with pytest.raises(CheckpointError, match=r"images\.csv cannot be used"):
+    with pytest.raises(CheckpointError, match=r"images\.csv cannot be used \('content'\)"):
         resume(run)
+    noted.unlink()
+    for command in (resume, lambda run: evaluate(run / "run")):
+        with pytest.raises(CheckpointError, match=r"cannot be used \(.*No such file.*put it back"):
+            command(run)
 
 
 def parts_of(split):

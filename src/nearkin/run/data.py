@@ -105,13 +105,9 @@ def open_logged(
 
 def stored_split(folder: RunFolder) -> StoredSplit | None:
     """Return which images a run has trained on and held out; None before it has noted them."""
-    if not folder.data.exists():
-        return None
-    if not folder.images.exists():
-        raise CheckpointError(
-            f"{folder.images} is missing, beside {folder.data.name}; put it back, or {ANEW}"
-        )
-    with usable(folder.images, ANEW):
+    if not (folder.data.exists() and (folder.images.exists() or folder.config.exists())):
+        return None  # other folders may have such files, too
+    with usable(folder.images, f"put it back, or {ANEW}"):
         rows = list(read_csv(folder.images))
         contents = np.array([int(row["content"], 16) for row in rows], np.uint64)
         held_out = np.array([HELD_OUT[row["split"]] for row in rows], np.bool_)
