@@ -18,7 +18,7 @@ from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import open_table, write_embeddings
+from nearkin.evaluation.table import open_table, read_all, write_embeddings
 from nearkin.run.data import open_split
 
 
@@ -316,9 +316,10 @@ def test_vectors_of_a_validation_part_are_scored_only_where_there_is_no_other(tm
     for name, splits in parts.items():
         path, paths = tmp_path / f"{name}.parquet", [f"{i}.png" for i in range(4)]
         vectors, labels = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
-        of = {"rows": np.arange(4), "paths": paths, "classes": ("a", "b")}
+        of = {"rows": np.arange(4), "paths": paths, "classes": ("9", "10")}
         write_embeddings(path, Embeddings(vectors, labels, **of, splits=np.array(splits)))
         table = open_table(path)
         learned, scored = rows_of(table, table)
         assert learned.tolist() == [0, 3]
         assert scored.tolist() == {"three": [2], "two": [1, 2]}[name]
+        assert read_all(path).classes == ("9", "10")  # numbers by value, as everywhere
