@@ -162,28 +162,18 @@ def note_data(
 
 
 def changed_data(split: Split) -> str:
-    """Describe how the images differ from those of the split that is stored; '' if they do not."""
-    stored = split.stored
+    """Describe how the images differ from those of the split that is stored; '' if they do not.
+
+    Which came, went, changed or moved, with an example of each.
+    """
+    stored, images = split.stored, split.images
     if stored is None:
         return ""
-    now = StoredSplit(split.images.names, split.images.contents, split.held_out)
-    changes = _differences(stored, now)
-    if not changes:
-        return ""
-    then = int(stored.held_out.sum())
-    return (
-        f"{changes}; {len(stored.names) - then} images to train on and {then} held out then, "
-        f"{len(split.train_rows)} and {len(split.test_rows)} now"
-    )
-
-
-def _differences(then: StoredSplit, now: StoredSplit) -> str:
-    """Describe which images came, went, changed or moved, with an example of each."""
-    if not set(then.contents.tolist()) & set(now.contents.tolist()):
-        return "none of them is the same"
+    noted = (stored.names, stored.contents, stored.held_out)
+    now = (images.names, images.contents, split.held_out)
     before, after = (
-        dict(zip(each.names, zip(each.contents, each.held_out, strict=True), strict=True))
-        for each in (then, now)
+        {name: (content, out) for name, content, out in zip(*each, strict=True)}
+        for each in (noted, now)
     )
     both = before.keys() & after.keys()
     kinds = {
@@ -192,8 +182,16 @@ def _differences(then: StoredSplit, now: StoredSplit) -> str:
         "of other contents": {name for name in both if before[name][0] != after[name][0]},
         "held out otherwise": {name for name in both if before[name][1] != after[name][1]},
     }
-    changes = (f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names)
-    return ", ".join(changes)
+    changes = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
+    if not changes:
+        return ""
+    if not np.isin(images.contents, stored.contents).any():
+        changes = ["none of them is the same"]
+    then = int(stored.held_out.sum())
+    return (
+        f"{', '.join(changes)}; {len(stored.names) - then} images to train on and {then} held out "
+        f"then, {len(split.train_rows)} and {len(split.test_rows)} now"
+    )
 
 
 def noted_channels(folder: RunFolder, images: Images) -> Images:
