@@ -82,7 +82,7 @@ WALKS: Mapping[str, Sequence[str]] = {
         "config.py:DiscoverConfig",
         "commands/discover.py",
         "discovery/data.py",
-        "data/recognize.py",
+        "labels/known.py",
         "discovery/pipeline.py",
         "discovery/features.py",
         "discovery/stages.py",

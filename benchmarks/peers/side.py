@@ -32,11 +32,11 @@ from nearkin.data.batches import center_crops
 from nearkin.data.order import BatchOrder
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
-from nearkin.data.split import Split, open_split
+from nearkin.data.split import Split
 from nearkin.evaluation.measures import Measure
 from nearkin.files import replace_text
 from nearkin.networks.backbone import build_backbone
-from nearkin.run.data import versions
+from nearkin.run.data import open_split, versions
 
 CPU = torch.device("cpu")
 REFUSED = 3  # exit status of a run that shared its core

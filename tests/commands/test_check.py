@@ -37,7 +37,7 @@ def test_the_parts_that_folders_name_are_said_with_what_leaks_from_one_to_the_ot
     lines = capsys.readouterr().out.splitlines()
     assert "labels      2 classes of 6 images, for scoring only" in lines
     assert "parts       8 to train on, 4 to score, by the data's own names" in lines
-    leak = "            1 of 4 test images have a (near-)duplicate in the training part"
+    leak = "            1 of 4 test images have a near-duplicate among the training images"
     assert leak in lines
     assert run("check", data / "Training") == 0
     assert "parts       none in the data; --val holds some out" in capsys.readouterr().out

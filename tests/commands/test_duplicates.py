@@ -10,8 +10,8 @@ from nearkin_command import run
 from PIL import Image, ImageEnhance, ImageOps
 
 import nearkin
+from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
-from nearkin.data.recognize import class_names
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.tables import read_csv

@@ -17,7 +17,7 @@ from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.data.split import Split, open_split
+from nearkin.data.split import Split
 from nearkin.encoders.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
@@ -27,6 +27,7 @@ from nearkin.evaluation.views import second_view
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
+from nearkin.run.data import open_split
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import resolve
 from nearkin.training.health import Monitor

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -169,6 +170,35 @@ class TestDatasets:
         chosen = open_images(dataset.select([5, 0, 3, 1]))
         assert [chosen.read(row) for row in range(4)] == [IMAGES[row] for row in (5, 0, 3, 1)]
         assert chosen.labels.tolist() == [-1, 0, -1, 1]
+
+
+class Named:
+    """A `datasets.Dataset` of images that it has by their paths, as far as that library gives it."""
+
+    __module__ = "datasets.arrow_dataset"
+
+    def __init__(self, paths):
+        kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        cells = [{"bytes": None, "path": path} for path in paths]
+        self.table = pa.table({"image": pa.array(cells, kind), "label": list(range(len(paths)))})
+        self.features = SimpleNamespace(arrow_schema=self.table.schema)
+
+    def with_format(self, _):
+        return self
+
+    def iter(self, batch_size):
+        yield from map(self.table.slice, range(0, len(self.table), batch_size), [batch_size] * 9)
+
+
+def test_images_that_a_dataset_has_by_their_paths_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(write_files(tmp_path, {"a.png": IMAGES[0], "d/b.png": IMAGES[1]}))
+    dataset = Named(["a.png", f"{tmp_path}/d/b.png", "gone.png", f"{tmp_path}/d"])
+    images = open_images(dataset)
+    assert [images.read(row) for row in range(len(images))] == IMAGES[:2]
+    assert images.labels.tolist() == [0, 1]
+    assert [bad.reason for bad in images.bad] == ["no bytes in the table"] * 2
+    with pytest.raises(DataError, match="none of 1 images can be used"):
+        open_images(Named(["gone.png"]))
 
 
 def test_shards_by_a_pattern_with_labels_in_json(tmp_path, monkeypatch):

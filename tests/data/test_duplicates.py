@@ -238,7 +238,7 @@ def test_test_images_with_a_duplicate_in_the_training_part_are_counted(tmp_path)
     assert [images.names[row] for row in leaked] == ["test/a/1.jpg", "test/a/3.jpg"]
     report = check(tmp_path)
     assert report.to_dict()["leaked"] == 2
-    said = "2 of 4 test images have a (near-)duplicate in the training part"
+    said = "2 of 4 test images have a near-duplicate among the training images"
     assert any(said in line for line in report.lines())
 
 

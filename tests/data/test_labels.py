@@ -16,10 +16,10 @@ from nearkin.commands.evaluate_vectors import _split as rows_of
 from nearkin.config import TrainConfig
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.opening import open_images
-from nearkin.data.split import open_split
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import open_table, write_embeddings
+from nearkin.evaluation.table import open_table, read_all, write_embeddings
+from nearkin.run.data import open_split
 
 
 def splits_of(images):
@@ -225,6 +225,16 @@ class Source:
         return encoded(int(name[0]))
 
 
+class Series:
+    """What pandas gives: an array behind an index."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
 def readers(root, cells):
     """The same labels in every form of data, by the name of that form."""
     names = Source(cells).names
@@ -242,6 +252,8 @@ def readers(root, cells):
     yield "pair", open_images((arrays, cells), cache=False)
     yield "objects", open_images((arrays, np.array(cells, object)), cache=False)
     yield "a column each", open_images((arrays, np.array(cells, object)[:, None]), cache=False)
+    yield "lists of both", open_images((list(arrays), tuple(cells)), cache=False)
+    yield "column of pandas", open_images((arrays, Series(np.array(cells, object))), cache=False)
     yield "source", open_images(Source(cells), cache=False)
 
 
@@ -255,8 +267,12 @@ def test_a_label_means_the_same_in_every_form_of_data(tmp_path, kind):
             assert images.notes, form
 
 
-def test_several_labels_of_one_image_are_none_and_said(tmp_path):
+def test_several_labels_of_one_image_are_none_and_said_and_too_few_are_refused(tmp_path):
     x = np.zeros((3, 8, 8), np.uint8)
+    with pytest.raises(DataError, match="3 images but 2 labels"):
+        open_images((x, ["cat", "dog"]), cache=False)
+    mixed = Series(np.array(["cat", None, np.nan], object))
+    assert labels_of(open_images((x, mixed), cache=False)) == ["cat", "", ""]
     images = open_images((x, np.eye(3, dtype=int)), cache=False)
     assert images.classes == ()
     assert [(note.decision, note.count) for note in images.notes] == [("left out", 3)]
@@ -279,38 +295,20 @@ def test_two_forms_of_one_name_are_one_class_and_said(tmp_path):
     assert "\\u0301" in "".join(note.examples)
 
 
-class Series:
-    """What pandas gives: an array behind an index."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.values, dtype)
-
-
-def test_pairs_of_images_and_columns_of_tables(tmp_path):
-    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
-    cells = ["cat", "dog", None, float("nan")]
-    for labels in (Series(np.array(cells, object)), cells, tuple(cells)):
-        assert labels_of(open_images((x, labels), cache=False)) == ["cat", "dog", "", ""]
-    assert labels_of(open_images((list(x), cells), cache=False))[:2] == ["cat", "dog"]
-    with pytest.raises(DataError, match="4 images but 3 labels"):
-        open_images((x, cells[:3]), cache=False)
-
-
 def test_medmnist_and_other_names_of_arrays(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (3, 4, 8, 8), np.uint8)
     y = np.array([[0], [1], [1], [0]])
     arrays = {}
     for pixels, part in zip(x, ("train", "val", "test"), strict=True):
         arrays |= {f"{part}_images": pixels, f"{part}_labels": y}
-    np.savez(tmp_path / "medmnist.npz", **arrays)
+    np.savez(tmp_path / "medmnist.npz", **arrays, features=np.zeros(3), test_ids=np.zeros(4))
     images = open_images(tmp_path / "medmnist.npz", cache=False)
     assert splits_of(images) == {"train": 4, "val": 4, "test": 4}
     assert images.classes == ("0", "1")
     assert labels_of(images) == ["0", "1", "1", "0"] * 3
     assert np.array_equal(images.read(0)[..., 0], x[2, 0])  # test/0 comes first
+    (note,) = images.notes
+    assert (note.decision, note.examples) == ("left out", ("features", "test_ids"))
 
 
 def test_vectors_of_a_validation_part_are_scored_only_where_there_is_no_other(tmp_path):
@@ -318,9 +316,10 @@ def test_vectors_of_a_validation_part_are_scored_only_where_there_is_no_other(tm
     for name, splits in parts.items():
         path, paths = tmp_path / f"{name}.parquet", [f"{i}.png" for i in range(4)]
         vectors, labels = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
-        of = {"rows": np.arange(4), "paths": paths, "classes": ("a", "b")}
+        of = {"rows": np.arange(4), "paths": paths, "classes": ("9", "10")}
         write_embeddings(path, Embeddings(vectors, labels, **of, splits=np.array(splits)))
         table = open_table(path)
         learned, scored = rows_of(table, table)
         assert learned.tolist() == [0, 3]
         assert scored.tolist() == {"three": [2], "two": [1, 2]}[name]
+        assert read_all(path).classes == ("9", "10")  # numbers by value, as everywhere

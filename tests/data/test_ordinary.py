@@ -8,7 +8,8 @@ from builders import write_network
 from nearkin_command import run
 
 from nearkin.config import TrainConfig
-from nearkin.data.split import has_test_split, open_readable
+from nearkin.data.split import has_test_split
+from nearkin.run.data import open_usable
 
 TINY = [
     "--backbone",
@@ -27,7 +28,7 @@ TINY = [
 @pytest.mark.parametrize("name", ordinary.FOLDERS)
 def test_an_ordinary_folder_is_read_right(name, tmp_path):
     build, expected = ordinary.FOLDERS[name]
-    images = open_readable(build(tmp_path / name), TrainConfig())
+    images = open_usable(build(tmp_path / name), TrainConfig())
     assert (len(images), images.classes) == (expected.images, expected.classes), images.notes
     assert images.bad == ()
     test = int((images.splits == "test").sum()) if has_test_split(images) else 0

@@ -12,8 +12,8 @@ from stores import FORMS, IMAGES, Faults, Store, serving
 
 from nearkin.data import remote
 from nearkin.data.opening import open_images
-from nearkin.data.recognize import recognize
 from nearkin.errors import DataError, UsageError, redacted
+from nearkin.labels.known import recognize
 
 need("aiohttp")
 

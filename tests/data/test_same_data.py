@@ -11,9 +11,8 @@ from PIL import Image
 from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.data.split import open_split
 from nearkin.errors import CheckpointError
-from nearkin.run.data import decided
+from nearkin.run.data import open_split, stored_split
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 
@@ -95,8 +94,12 @@ def test_what_a_run_was_started_with_is_noted_by_any_name(run):
     assert "\udcff.bmp" in {row["path"] for row in read_csv(noted)}
     (run / "data" / "07.bmp").unlink()
     noted.write_text("path,bytes\na.bmp,many\n")
-    with pytest.raises(CheckpointError, match=r"images\.csv cannot be used"):
+    with pytest.raises(CheckpointError, match=r"images\.csv cannot be used \('content'\)"):
         resume(run)
+    noted.unlink()
+    for command in (resume, lambda run: evaluate(run / "run")):
+        with pytest.raises(CheckpointError, match=r"cannot be used \(.*No such file.*put it back"):
+            command(run)
 
 
 def parts_of(split):
@@ -112,20 +115,21 @@ def nearly(path):
 
 def test_images_keep_their_side_whatever_comes_and_whatever_they_are_called(run):
     """Near-duplicates that come first by name would otherwise decide for their whole group."""
-    data, stored = run / "data", decided(RunFolder(run / "run"))
+    data, folder = run / "data", RunFolder(run / "run")
+    stored = stored_split(folder)
     before = parts_of(open_split(data, CONFIG))
     held_out = {name for name, part in before.items() if part == "test"}
     assert 0 < len(held_out) < 10
     assert {*np.array(stored.names)[stored.held_out].tolist()} == held_out
     copies = {f"a{name}.png": nearly(data / name) for name in before if name != ODD_NAME}
     write_files(data, copies | {f"new/{number}.bmp": bmp(100 + number) for number in range(30)})
-    after = parts_of(open_split(data, CONFIG, decided=stored))
+    after = parts_of(open_split(data, CONFIG, resumed=folder))
     assert {name: after[name] for name in before} == before
     assert all(after[name] == before[name[1:-4]] for name in copies)
     assert {part for name, part in after.items() if name.startswith("new/")} == {"train", "test"}
     for name in before:
         (data / name).rename(data / f"renamed-{len(name)}-{name}")
-    renamed = parts_of(open_split(data, CONFIG, decided=stored))
+    renamed = parts_of(open_split(data, CONFIG, resumed=folder))
     assert {name.split("-", 2)[2]: p for name, p in renamed.items() if "renamed" in name} == before
 
 
@@ -134,14 +138,14 @@ def test_measures_of_changed_images_say_so_and_are_not_stored(tmp_path, log):
     data, out = write_files(tmp_path / "data", files), tmp_path / "run"
     train(data, CONFIG, out=out)
     evaluate(out, protocol="labelfree", reporter=log)
-    stored = (out / "evaluation.json").read_bytes()
+    (out / "evaluation.json").unlink()  # it was stored
     assert not any("not the images" in text for text in log.texts)
     write_files(data, {"00.bmp": bmp(50), "zz.bmp": bmp(51)})
     evaluate(out, protocol="labelfree", reporter=log)
     (said,) = [text for text in log.texts if "not the images" in text]
     assert f"warning: these are not the images of {out}: 1 added ('zz.bmp')" in said
     assert "1 of other contents ('00.bmp')" in said
-    assert (out / "evaluation.json").read_bytes() == stored
+    assert not (out / "evaluation.json").exists()
     other = np.random.default_rng(0).integers(0, 256, (20, 12, 12, 3), np.uint8)
     evaluate(out, other, protocol="labelfree", reporter=log)
     assert any("none of them is the same" in text for text in log.texts)

@@ -11,8 +11,8 @@ from loaders import labels_of
 
 from nearkin.data.duplicates import signatures
 from nearkin.data.opening import open_images
-from nearkin.data.recognize import copies, union
 from nearkin.data.split import split_rows
+from nearkin.data.union import copies, union
 from nearkin.errors import DataError
 
 

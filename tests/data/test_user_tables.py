@@ -5,7 +5,7 @@ import os
 import unicodedata
 
 import pytest
-from builders import encoded, fill, write_files
+from builders import fill
 from loaders import labels_of
 from nearkin_command import run
 from pyarrow import parquet, table
@@ -13,8 +13,8 @@ from pyarrow import parquet, table
 from nearkin.classification.data import open_labeled_data
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
-from nearkin.discovery.data import label_images
 from nearkin.errors import DataError
+from nearkin.labels.known import label_images
 from nearkin.tables import read_csv, write_csv
 
 NAMES = ("-1.png", "+2.png", "=3.png", "@4.png", "'5.png", "'=6.png", "x/7.png", "8 'a'.png")
@@ -37,24 +37,6 @@ def test_what_nearkin_writes_for_spreadsheets_it_reads_as_it_was(tmp_path):
     assert by_name(open_images(data, labels=str(made), cache=False)) == expected
     images = open_images(data, cache=False)
     assert by_name(label_images(images, str(made), all_labeled=True)) == expected
-
-
-def test_what_is_kept_of_copies_is_data_again(tmp_path):
-    """Also with classes that a spreadsheet takes for formulas, and from another folder."""
-    files = {
-        f"{c}/{c}{i}.png": encoded(10 * k + i) for k, c in enumerate(CLASSES) for i in range(3)
-    }
-    data = write_files(tmp_path / "symbols", files | {"-/copy.png": files["-/-0.png"]})
-    kept = tmp_path / "lists" / "kept.csv"
-    kept.parent.mkdir()
-    images = open_images(data, cache=False)
-    rows = [(f"{data}/{name}", label, "") for name, label in by_name(images).items()]
-    write_csv(kept, ("path", "label", "split"), rows)
-    again = open_images(kept, cache=False)
-    assert again.classes == images.classes == tuple(sorted(CLASSES))
-    assert labels_of(again) == labels_of(images)
-    assert len(again) == len(images) == 13
-    assert again.names[0].startswith("symbols/")
 
 
 def test_paths_and_labels_in_either_form_of_unicode(tmp_path):

@@ -42,19 +42,6 @@ def test_images_may_be_labeled_by_a_table_and_copies_are_sorted_into_the_classes
         assert copy.read_bytes() == (flat / row["path"]).read_bytes()
 
 
-def test_images_may_be_labeled_by_class_folders_inside_the_data(pixels, encoder, tmp_path):
-    data, out = tmp_path / "data", tmp_path / "run"
-    for number in range(3):
-        named = {f"{row}.png": p for row, p in enumerate(pixels[number][:8])}
-        save(data / "named" / f"digit {number}", named)
-    rest = {f"{n}-{r}.png": p for n in range(5) for r, p in enumerate(pixels[n][8:])}
-    save(data / "rest", rest)
-    settings = ["--labeled", data / "named", "--from", encoder, *LEAST]
-    assert run("discover", data, "-o", out, *settings) == 0
-    assert names(out) == {f"rest/{name}" for name in rest}
-    assert strict_json(out / "summary.json")["known"] == DIGITS
-
-
 def test_images_may_be_labeled_by_class_folders_outside_and_copies_are_recognized(
     pixels, flat, encoder, tmp_path
 ):

@@ -18,7 +18,7 @@ from discoveries import (
 )
 from nearkin_command import run
 
-from nearkin.data.labels import Annotations
+from nearkin.data.labels import numbered
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
@@ -126,7 +126,7 @@ def test_only_sure_images_of_named_classes_are_accepted_and_exact_copies_share_a
 def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_as_they_were_written(tmp_path):
     """Those of images, and those of known classes that a table could not hold as they are."""
     paths = ["-1.png", "+1.png", "=1.png", "@1.png", "'1.png", "'-1.png"]
-    known, _ = Annotations(["-a", "b"], [], []).numbered()
+    known, _ = numbered(["-a", "b"])
     written = [(path, known[0], "core") for path in paths]
     folder = finished_by_hand(tmp_path / "run", written, [(known[0], "c")])
     assert [dict(row)["name"] for row in read_csv(folder / "clusters.csv")] == ["c"]

@@ -31,10 +31,10 @@ from PIL import Image, features
 from safetensors.torch import save
 
 from nearkin.data.opening import open_images
-from nearkin.data.recognize import recognize
 from nearkin.discovery.features import CachedFeatures
 from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError, DataError
+from nearkin.labels.known import recognize
 from nearkin.run.folder import PLOTS
 from nearkin.types import UNKNOWN
 

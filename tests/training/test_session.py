@@ -10,24 +10,25 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.data import split as splitting
 from nearkin.encoders.encoder import load
+from nearkin.run import data as opening
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """How often the data are opened and compared for duplicates."""
-    counts = dict.fromkeys(("open_images", "duplicates"), 0)
+    counts = {"open_images": 0, "duplicates": 0}
 
-    def count(name):
-        original = getattr(splitting, name)
+    def count(module, name):
+        original = getattr(module, name)
 
         def counted(*arguments, **options):
             counts[name] += 1
             return original(*arguments, **options)
 
-        monkeypatch.setattr(splitting, name, counted)
+        monkeypatch.setattr(module, name, counted)
 
-    for name in counts:
-        count(name)
+    count(opening, "open_images")
+    count(splitting, "duplicates")
     return counts
 
 

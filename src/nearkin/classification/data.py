@@ -9,14 +9,13 @@ from jaxtyping import Int64
 
 from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
+from nearkin.data.labels import class_names, numbered
 from nearkin.data.notes import lines, named
-from nearkin.data.split import Split, has_test_split, open_readable
-from nearkin.discovery.data import (
-    hold_out,
-    label_images,
-)
+from nearkin.data.split import Split, has_test_split
 from nearkin.errors import DataError
+from nearkin.labels.known import label_images
 from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.run.data import hold_out, open_usable
 from nearkin.run.folder import RunFolder
 from nearkin.types import UNKNOWN
 
@@ -109,9 +108,9 @@ def open_labeled_data(
     Raises:
         DataError: If there are not two classes with a training image.
     """
-    labels = "none" if config.labeled else config.labels
-    opened = open_readable(data, config, labels, on_progress, on_open)
-    images = label_images(opened, config.labeled, all_labeled=True) if config.labeled else opened
+    images = open_usable(data, config, on_progress, on_open)
+    if config.labeled:
+        images = label_images(images, config.labeled, all_labeled=True)
     if not images.classes:
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
@@ -145,9 +144,7 @@ def _numbered(split: Split) -> LabeledData:
             else (f"all labeled training images are {images.classes[present[0]]!r}")
         )
         raise DataError(f"{have}; label images of two classes or more")
-    order = [*present.tolist(), *np.setdiff1d(np.unique(images.labels), [*present, UNKNOWN])]
-    number = np.full(len(images.classes) + 1, UNKNOWN)
-    number[order] = np.arange(len(order))  # the last stands for UNKNOWN, which is -1
-    classes = tuple(images.classes[old] for old in order)
-    renumbered = replace(images, labels=number[images.labels], classes=classes)
-    return LabeledData(replace(split, images=renumbered), len(present))
+    learned = [images.classes[label] for label in present.tolist()]
+    classes, labels = numbered(class_names(images), learned)
+    renumbered = replace(images, labels=labels, classes=classes)
+    return LabeledData(replace(split, images=renumbered), len(learned))

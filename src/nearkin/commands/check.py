@@ -18,6 +18,7 @@ from nearkin.data.split import duplicate_warnings, has_test_split, trained_or_sc
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.leaks import Leaks
 from nearkin.evaluation.measures import knn
 from nearkin.pace import count
 from nearkin.run.reporter import Reporter, Silent
@@ -58,7 +59,7 @@ class DataReport:
     images: Images
     exact: int
     near: int
-    leaked: int  # Images of a test part that the data name with a duplicate in the other part
+    leaks: Leaks  # Of the test part that the data name
     warnings: tuple[str, ...]
     proposal: str  # The settings of `auto`, or why there are none, if training is impossible
     cost: Cost | None  # Of that training
@@ -76,7 +77,7 @@ class DataReport:
             "bad": [{"path": bad.name, "reason": bad.reason} for bad in self.images.bad],
             "exact_duplicates": self.exact,
             "near_duplicates": self.near,
-            "leaked": self.leaked,
+            "leaked": self.leaks.leaked,
             "notes": notes.plain(self.images.notes),
             "warnings": list(self.warnings),
             "proposal": self.proposal,
@@ -95,7 +96,7 @@ class DataReport:
             f"labels      {_summary(values['classes'])}",
             f"parts       {_parts(values['parts'])}",
             f"duplicates  {self.exact} exact, {self.near} near",
-            *_block("", [self.leaks()] if self.leaked else []),
+            *_block("", [str(self.leaks)] if self.leaks.leaked else []),
             f"unreadable  {len(self.images.bad)}",
             *(f"            {bad.name}: {bad.reason}" for bad in self.images.bad[:10]),
             *_block("notes", notes.lines(self.images.notes)),
@@ -111,13 +112,6 @@ class DataReport:
             return {}
         test = int((self.images.splits == "test").sum())
         return {"train": len(self.images) - test, "test": test}
-
-    def leaks(self) -> str:
-        """Say how much of the test part that the data name is in the training part, too."""
-        return (
-            f"{self.leaked} of {self.parts()['test']} test images have a (near-)duplicate in the "
-            "training part"
-        )
 
 
 def _block(name: str, entries: list[str]) -> list[str]:
@@ -176,7 +170,7 @@ def check(
         images,
         found.num_exact,
         found.num_near,
-        len(leaks(found.groups, images.splits)),
+        Leaks(len(leaks(found.groups, images.splits)), int((images.splits == "test").sum())),
         tuple(warnings),
         proposal,
         estimate,

@@ -23,7 +23,6 @@ from nearkin.classification.report import write_outcome
 from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
-from nearkin.discovery.data import check_share, held_share
 from nearkin.discovery.features import (
     Extracted,
     Extraction,
@@ -33,7 +32,7 @@ from nearkin.discovery.features import (
 from nearkin.distributed import available_cpus, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import UsageError
-from nearkin.run.data import note_labels, write_bad_files
+from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run
@@ -60,7 +59,7 @@ def classify(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     encoder = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
     config = self_contained(config)
-    check_share(data, config)
+    held_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,

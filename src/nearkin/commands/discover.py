@@ -18,9 +18,7 @@ from nearkin.config import (
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
-    check_share,
     check_sizes,
-    held_share,
     open_discovery_data,
 )
 from nearkin.discovery.features import check_train_layers
@@ -34,7 +32,7 @@ from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.methods import method_class, parameters
-from nearkin.run.data import note_labels, write_bad_files
+from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.named import LABEL_COLUMNS
@@ -60,7 +58,7 @@ def discover(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
     config = _checked(config, folder, resume=resume)
-    check_share(data, config)
+    held_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,

@@ -1,7 +1,7 @@
 """`nearkin duplicates`: exact and near-duplicates among images, and which of them to keep."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,8 +14,8 @@ from nearkin.config import Auto
 from nearkin.data.copies import check_destination, copy_to
 from nearkin.data.duplicates import Groups, keep_one, near_groups, relation, signatures
 from nearkin.data.images import Folder, Images
+from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
-from nearkin.data.recognize import class_names
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.duplicates import EditTest, Precision, edit_test
@@ -146,92 +146,63 @@ def duplicates(
     known = signatures(images, log.progress)
     groups, order = near_groups(known, log.progress), _preferred(images)
     keeper, similar = by_pixels = keep_one(known, groups, order)
-    compared = _Compared()
+    estimate, others = None, list[Pair]()
     if features is not None:
         how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
         how |= {"trust_remote_code": trust_remote_code, "device": device, "workers": workers}
+        computing = {"device": choose_device(device), "workers": processes, "seed": seed}
         stored = None if encoder is None else vectors
         with (
             resource_errors(),
             open_vectors(features, data, vectors=stored, reporter=reporter, **how) as opened,
         ):
-            image_rows = opened.image_rows(images)
-            test = _test(opened, images, image_rows, groups, seed, device, processes, log.progress)
-            compared = _chosen(test, images, threshold, precision)
+            rows = opened.image_rows(images)
+            test = _test(opened, images, rows, groups, on_progress=log.progress, **computing)
+            threshold, estimate, others = _chosen(test, images, threshold, precision)
             keeper, similar = _by_features(
-                opened.table, image_rows, order, by_pixels, compared.threshold, log.progress
+                opened.table, rows, order, by_pixels, threshold, log.progress
             )
-    found = DuplicatesFound(
-        len(images),
-        tuple(_duplicates(images, keeper, by_pixels[0], similar)),
-        compared.threshold,
-        compared.estimate,
-    )
+    duplicates = tuple(_duplicates(images, keeper, by_pixels[0], similar))
+    found = DuplicatesFound(len(images), duplicates, threshold, estimate)
     if output is not None:
         with writing(Path(output)):
-            write_csv(Path(output), COLUMNS, (astuple(each) for each in found.duplicates))
+            write_csv(Path(output), COLUMNS, map(astuple, duplicates))
     if page is not None:
-        _write_page(Path(page), Path(data_name(data)).name, found, images, compared, processes)
+        _write_page(Path(page), Path(data_name(data)).name, found, images, others, processes)
     if apply is not None:
         _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
     return found
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """How features are compared, if there are any."""
-
-    threshold: float | None = None
-    estimate: Precision | None = None
-    others: tuple[Pair, ...] = ()  # Sampled images beside the most similar one below
-
-
 def _test(
-    opened: Vectors,
-    images: Images,
-    image_rows: Rows,
-    groups: Groups,
-    seed: int,
-    device: str,
-    workers: int,
-    on_progress: ProgressCallback,
+    opened: Vectors, images: Images, rows: Rows, groups: Groups, **computing: Any
 ) -> EditTest | None:
     """Test thresholds on edited copies; None without an encoder or images of 8 bits."""
     encoder = opened.encoder()
     if encoder is None or images.channels is not None:
         return None
-    return edit_test(
-        opened.table,
-        encoder,
-        images,
-        image_rows,
-        groups,
-        seed=seed,
-        device=choose_device(device),
-        workers=workers,
-        on_progress=on_progress,
-    )
+    return edit_test(opened.table, encoder, images, rows, groups, **computing)
 
 
 def _chosen(
     test: EditTest | None, images: Images, threshold: float | None, precision: float | None
-) -> _Compared:
-    """Return the threshold, given or of this precision, and what it does."""
-    if test is None and threshold is None:
-        raise UsageError(
-            "a precision is measured with an encoder on images of 8 bits; give --encoder, or a "
-            "--threshold"
-        )
+) -> tuple[float, Precision | None, list[Pair]]:
+    """Return the threshold, given or of this precision; what it does; and pairs below it."""
     if test is None:
-        return _Compared(threshold)
-    least = threshold or test.threshold(PRECISION if precision is None else precision)
+        if threshold is None:
+            raise UsageError(
+                "a precision is measured with an encoder on images of 8 bits; give --encoder, or "
+                "a --threshold"
+            )
+        return threshold, None, []
+    estimate = test.chosen(precision or PRECISION) if threshold is None else test.at(threshold)
     name = [as_text(each) for each in images.names]
-    others = {
-        frozenset(pair): Pair(name[pair[0]], name[pair[1]], float(cosine))
-        for pair, cosine in zip(map(tuple, test.pairs.tolist()), test.other, strict=True)
-        if cosine < least
+    below = {
+        frozenset(pair): Pair(name[pair[0]], name[pair[1]], cosine)
+        for pair, cosine in zip(test.pairs.tolist(), test.other.tolist(), strict=True)
+        if cosine < estimate.threshold
     }  # each once, also if both of its images were sampled
-    return _Compared(least, test.at(least, chosen=threshold is None), tuple(others.values()))
+    return estimate.threshold, estimate, list(below.values())
 
 
 def _by_features(
@@ -239,7 +210,7 @@ def _by_features(
     image_rows: Rows,
     order: Groups,
     by_pixels: tuple[Groups, Similarity],
-    threshold: float | None,
+    threshold: float,
     on_progress: ProgressCallback,
 ) -> tuple[Groups, Similarity]:
     """Return what is kept in place of each image once features are compared, too."""
@@ -247,7 +218,6 @@ def _by_features(
     row = np.full(len(keeper), -1)
     row[image_rows] = np.arange(len(image_rows))
     left = order[(keeper[order] == order) & (row[order] >= 0)]
-    assert threshold is not None
     place, cosine = keep_one_by_features(table.gather()[row[left]], threshold, on_progress)
     keeper[left], similar[left] = left[place], cosine
     # What was dropped for an image that is dropped now: both are near the one that is kept.
@@ -259,12 +229,12 @@ def _write_page(
     data: str,
     found: DuplicatesFound,
     images: Images,
-    compared: _Compared,
+    others: Sequence[Pair],
     workers: int,
 ) -> None:
     pairs = [Pair(each.of, each.path, each.similarity, each.why) for each in found.dropped]
     lead = f"{found.lines()[0]}."
-    text = duplicates_page(images, data, lead, found.estimate, pairs, compared.others, workers)
+    text = duplicates_page(images, data, lead, found.estimate, pairs, others, workers)
     with writing(path):
         replace_text(path, text)
 

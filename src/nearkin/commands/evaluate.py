@@ -14,7 +14,7 @@ from nearkin.commands.frozen import frozen_floors, resolved
 from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
 from nearkin.data.images import Images
 from nearkin.data.notes import lines
-from nearkin.data.split import Split, open_split
+from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.encoders.pretrained import unknown
@@ -25,7 +25,7 @@ from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.table import are_vectors
 from nearkin.extensions import check_trusted
 from nearkin.pace import ProgressCallback, under
-from nearkin.run.data import changed_data, decided
+from nearkin.run.data import changed_data, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
 from nearkin.run.reporter import Reporter, Silent
@@ -136,11 +136,11 @@ def _opened(
     folder: RunFolder, config: TrainConfig | EmbedConfig, data: Any, log: Reporter
 ) -> tuple[Split, bool]:
     """Open images, divided as the run has noted, and say whether they are those of the run."""
-    before = decided(folder)
-    split = open_split(data, config, log.progress, decided=before)
+    resumed = folder if folder.config.exists() else None
+    split = open_split(data, config, log.progress, resumed=resumed)
     for line in lines(split.images.notes):
         log.info(line)
-    changes = changed_data(before, split) if before else ""
+    changes = changed_data(split)
     if changes:
         log.info(
             f"warning: these are not the images of {folder.path}: {changes}; nothing is stored "

@@ -16,6 +16,8 @@ import numpy as np
 from jaxtyping import Int
 
 from nearkin.config import EmbedConfig
+from nearkin.data.labels import numbered
+from nearkin.data.split import scored_part
 from nearkin.distributed import (
     Share,
     broadcast_bytes,
@@ -29,7 +31,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.measures import num_neighbors
 from nearkin.evaluation.protocols import CLUSTERS, ENTRIES, chosen
-from nearkin.evaluation.table import EmbeddingTable, map_vectors, numbered, open_table
+from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
 from nearkin.measures.kmeans import WIDEST
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, Silent
@@ -147,7 +149,7 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
     learned = splits == "train"
     if learned.all():  # nothing is held out: clusters and geometry are measured of all
         learned[:] = False
-    scored = ~learned & ((splits != "val") | ~(splits == "test").any())
+    scored = ~learned & ((splits != "val") | (scored_part(splits) == "val"))
     return np.flatnonzero(learned), np.flatnonzero(scored)
 
 

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from nearkin.data.split import open_split
 from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
 from nearkin.extensions import check_trusted
 from nearkin.method import Method
-from nearkin.run.data import decided, note_data
+from nearkin.run.data import note_data, open_split
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import sources_of
 from nearkin.training import checkpoint
@@ -59,7 +58,7 @@ def replay(
     config = replace(config, trust_remote_code=trust_remote_code)
     if checkpoint.latest(folder.diverged) is None:
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
-    split = open_split(stored if data is None else data, config, decided=decided(folder))
+    split = open_split(stored if data is None else data, config, resumed=folder)
     warnings = note_data(folder, split, sources_of(config))
     teacher = open_teacher(folder, config)
     where = choose_device(device)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing
+from nearkin.data.notes import noted
 from nearkin.data.tables import File
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
@@ -98,7 +99,7 @@ LABELS: Final = ("y", "labels")
 """Words for the arrays of a file."""
 
 
-def from_npz(path: File) -> list[Part]:
+def list_npz(path: File) -> Listing:
     """The images of an .npz file: x (or images), y (or labels), or a pair of them for each part.
 
     As in x_train, y_train, x_val, y_val, x_test, y_test, or train_images, train_labels, ... The
@@ -120,7 +121,11 @@ def from_npz(path: File) -> list[Part]:
     if not parts:
         keys = ", ".join(arrays) or "none"
         raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
-    return parts
+    of_parts = {(part.split, role) for part in parts for role in (IMAGES, LABELS)}
+    others = [key for key in arrays if (split_of(key), _role(key)) not in of_parts]
+    others = [key for key in others if key != "class_names"]
+    notes = noted("left out", others, "arrays that are neither images nor their labels")
+    return replace(list_arrays(str(path), parts), notes=notes)
 
 
 def _role(key: str) -> tuple[str, ...]:

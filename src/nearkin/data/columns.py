@@ -88,7 +88,8 @@ def copied_dataset(dataset: Any) -> Path:
 
     def batches() -> Iterator[Any]:
         for table in tables:
-            for batch in table.cast(schema).combine_chunks().to_batches():
+            for written in table.cast(schema).combine_chunks().to_batches():
+                batch = _with_bytes(written, image_column(schema))
                 content.update(batch.serialize())
                 yield batch
 
@@ -100,6 +101,26 @@ def copied_dataset(dataset: Any) -> Path:
     else:
         new.replace(copy)
     return _kept(copy)
+
+
+def _with_bytes(batch: Any, column: str | None) -> Any:
+    """The rows with the bytes of images of which they have the path of a file only."""
+    import pyarrow as pa
+
+    images = None if column is None else batch.column(column)
+    if (
+        images is None
+        or not pa.types.is_struct(images.type)
+        or not images.field("bytes").null_count
+    ):
+        return batch
+    cells = images.to_pylist()
+    for cell in cells:
+        path = cell and cell.get("bytes") is None and cell.get("path")
+        if path and Path(path).is_file():  # else the row is listed as one without bytes
+            cell["bytes"] = Path(path).read_bytes()
+    at = batch.schema.names.index(column)
+    return batch.set_column(at, batch.schema.field(at), pa.array(cells, images.type))
 
 
 def _kept(copy: Path) -> Path:

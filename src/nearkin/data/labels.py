@@ -12,8 +12,8 @@ from unicodedata import normalize
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.images import in_bytes
-from nearkin.data.notes import Note
+from nearkin.data.images import Images, in_bytes
+from nearkin.data.notes import Note, noted
 from nearkin.errors import DataError
 from nearkin.pace import count
 from nearkin.types import UNKNOWN
@@ -131,9 +131,7 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
             text = f"{count(total, 'label')} {' or '.join(sorted(none))}, which means no label"
             notes.append(Note("left out", text, total))
         renamed = sorted(x for x in rest if meaning.get(x, x) != x)
-        if renamed:
-            text = f"{count(len(renamed), 'whole number')} as a label, now without a fraction"
-            notes.append(Note("renamed", text, len(renamed), tuple(renamed[:3])))
+        notes += noted("renamed", renamed, "whole numbers as labels, now without a fraction")
     else:
         names = sorted(label for label in counts if label.casefold() in MISSING)
         if names:
@@ -144,9 +142,7 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
             )
             notes.append(Note("guessed", text, total, tuple(names)))
     unusable = [row.unusable for row in rows.values() if row.unusable]
-    if unusable:
-        text = f"{len(unusable)} labels that are not one class"
-        notes.append(Note("left out", text, len(unusable), tuple(unusable[:3])))
+    notes += noted("left out", unusable, "labels that are not one class")
     return {name: meaning.get(label, label) for name, label in labels.items()}, notes
 
 
@@ -154,18 +150,41 @@ def spellings(labels: Iterable[str]) -> list[Note]:
     """Note names of classes that look the same, which are one, and those that nearly do."""
     written = sorted(set(labels) - {""})
     forms = Counter(map(composed, written))
-    same = [name for name in written if forms[composed(name)] > 1]
-    notes = list[Note]()
-    if same:
-        text = f"{len(same)} names of classes that look like another's, with which they are one"
-        notes.append(Note("merged", text, len(same), tuple(map(ascii, same[:4]))))
+    same = [ascii(name) for name in written if forms[composed(name)] > 1]
     ordered = sorted(forms, key=lambda name: (name.casefold(), name))
     groups = [list(names) for _, names in groupby(ordered, key=str.casefold)]
     alike = [name for names in groups if len(names) > 1 for name in names]
-    if alike:
-        text = f"{len(alike)} names of classes that differ by case alone are classes of their own"
-        notes.append(Note("guessed", text, len(alike), tuple(alike[:4])))
-    return notes
+    one = "names of classes that look like another's, with which they are one"
+    two = "names of classes that differ by case alone are classes of their own"
+    return noted("merged", same, one) + noted("guessed", alike, two)
+
+
+def numbered(
+    labels: Sequence[str], first: Sequence[str] = ()
+) -> tuple[tuple[str, ...], Int64[np.ndarray, " labels"]]:
+    """The classes in order, and the number of each label, `UNKNOWN` for ''.
+
+    Names that look alike are one class; see `spellings`. The order is that of whole numbers by
+    value, or of the bytes of names. Classes that are to come `first` keep their places.
+
+    >>> numbered(["b", "", "a", "b", "c"], first=["c"])
+    (('c', 'a', 'b'), array([ 2, -1,  1,  2,  0]))
+    """
+    form = {label: composed(label) for label in set(labels)}
+    names = set(form.values()) - {"", *first}
+    if all(name.isascii() and name.isdecimal() for name in names):
+        classes = (*first, *sorted(names, key=lambda name: (int(name), name)))
+    else:
+        classes = (*first, *sorted(names, key=in_bytes))
+    position = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
+    number = {label: position[name] for label, name in form.items()}
+    return classes, np.array([number[label] for label in labels], np.int64)
+
+
+def class_names(images: Images) -> list[str]:
+    """Each image's class, '' where it has none."""
+    names = (*images.classes, "")
+    return [names[label] for label in images.labels.tolist()]
 
 
 class Annotations(NamedTuple):
@@ -179,21 +198,6 @@ class Annotations(NamedTuple):
         """This, with the values of the other where this has none."""
         columns = zip(self, other, strict=True)
         return Annotations(*([a or b for a, b in zip(*each, strict=True)] for each in columns))
-
-    def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
-        """The class names, whole numbers by value, others by bytes; each image's position.
-
-        Names that look alike are one class; see `spellings`.
-        """
-        form = {label: composed(label) for label in set(self.labels)}
-        names = set(form.values()) - {""}
-        if all(name.isascii() and name.isdecimal() for name in names):
-            classes = sorted(names, key=lambda name: (int(name), name))
-        else:
-            classes = sorted(names, key=in_bytes)
-        position = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
-        number = {label: position[name] for label, name in form.items()}
-        return tuple(classes), np.array([number[label] for label in self.labels], np.int64)
 
     def grouped(self) -> Int64[np.ndarray, " images"]:
         """Each image's group: the row of the group's first image, its own by default."""
@@ -315,16 +319,15 @@ def _guessed(classes: Paths, counts: Mapping[str, int]) -> tuple[dict[str, str],
         return {}, []
     if stray > STRAY * total or total - stray < 2 * len(distinct):
         why = f"{stray} of {total} images lie in none" if stray else f"{total} images are too few"
-        text = f"{len(distinct)} folders are no classes, as {why}; --labels folders makes them so"
-        return {}, [Note("guessed", text, len(distinct), tuple(distinct[:3]))]
+        text = f"folders are no classes, as {why}; --labels folders makes them so"
+        return {}, noted("guessed", distinct, text)
     notes = list[Note]()
     if len(set(map(len, own))) > 1:
-        text = f"class folders at unequal depth are {len(distinct)} classes; or --labels none"
-        notes.append(Note("guessed", text, len(distinct), tuple(distinct[:3])))
+        text = "classes are folders at unequal depth; --labels none leaves them out"
+        notes += noted("guessed", distinct, text)
     if stray:
         text = f"{stray} images beside {len(distinct)} class folders have no label"
         notes.append(Note("guessed", text, stray))
-    if held_out := [name for name in distinct if split_of(name) in ("val", "test")]:
-        text = "a folder is a class, and not held out, as there is none called train"
-        notes.append(Note("guessed", text, len(held_out), tuple(held_out)))
-    return label, notes
+    to_score = [name for name in distinct if split_of(name) in ("val", "test")]
+    text = "folders are classes, and not held out, as none is called train"
+    return label, notes + noted("guessed", to_score, text)

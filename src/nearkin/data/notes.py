@@ -1,6 +1,6 @@
 """What was decided about the data without being asked, so that silence means: nothing was."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal, get_args
@@ -33,6 +33,15 @@ class Note:
             "count": self.count,
             "examples": list(self.examples),
         }
+
+
+def noted(decision: Decision, names: Sequence[str], text: str) -> list[Note]:
+    """A note on what these are the names of, which begins with their number; none without any.
+
+    >>> print(*noted("left out", ["a", "b"], "files that are empty"))
+    left out: 2 files that are empty, such as 'a', 'b'
+    """
+    return [Note(decision, f"{len(names)} {text}", len(names), tuple(names[:3]))] if names else []
 
 
 def lines(notes: Iterable[Note]) -> list[str]:

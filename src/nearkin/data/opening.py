@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
-from nearkin.data.arrays import Part, from_name, from_npz, is_name, list_arrays
+from nearkin.data.arrays import Part, from_name, is_name, list_arrays, list_npz
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
 from nearkin.data.folders import list_folder, list_table
 from nearkin.data.images import CustomSource, Images, ImageSource, in_bytes
@@ -16,6 +16,7 @@ from nearkin.data.labels import (
     Row,
     annotations_from_folders,
     annotations_from_rows,
+    numbered,
     spellings,
     split_of,
 )
@@ -120,7 +121,7 @@ def _list_file(file: File) -> Listing:
     if suffix in TABLES:
         return list_table(file) if isinstance(file, Path) else list_remote_table(file)
     if suffix == ".npz":
-        return list_arrays(str(file), from_npz(file))
+        return list_npz(file)
     kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz"))
     raise DataError(f"{file}: not a kind of data that is known; give a folder, or a {kinds}")
 
@@ -168,7 +169,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         matched, lost = match(file_at(labels), names, images)
         of_table, more = annotations_from_rows(matched, names)
         annotations, notes = of_table.or_else(annotations), [*notes, *lost, *more]
-    classes, numbers = annotations.numbered()
+    classes, numbers = numbered(annotations.labels)
     return replace(
         images,
         labels=numbers,

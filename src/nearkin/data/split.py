@@ -1,19 +1,17 @@
 """Holding images out: what is scored is never trained on."""
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Bool, Int64, Shaped, UInt64
 
-from nearkin.config import Config, EmbedConfig, TrainConfig
 from nearkin.data.duplicates import Duplicates, divided, duplicates, leaks
 from nearkin.data.images import Images
 from nearkin.data.notes import Note
-from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
 
@@ -21,12 +19,11 @@ MAX_COMPARED: Final = 1_000_000
 """Images among which near-duplicates are searched, at most: each is decoded, and takes 1 kB."""
 
 MIN_PIECE: Final = 10  # Images of a piece of a group; smaller ones are little but edges
-NAMED: Final = 10  # Unreadable images that an error names
 NEW: Final = -1  # The side of an image that no earlier run had
 
 
 @dataclass(frozen=True, eq=False)
-class Decided:
+class StoredSplit:
     """Images that an earlier run has trained on or held out, which stay on their side.
 
     They are known again by their contents, whatever they are called by now.
@@ -59,6 +56,7 @@ class Split:
     train_rows: np.ndarray
     test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
+    stored: StoredSplit | None = None  # By which images stayed on their side
 
     @cached_property
     def train(self) -> Images:
@@ -112,60 +110,27 @@ class Split:
         )
 
 
-def open_split(
-    data: Any,
-    config: TrainConfig | EmbedConfig,
-    on_progress: ProgressCallback = ignore_progress,
-    on_open: Callable[[Images], None] = lambda _: None,
-    decided: Decided | None = None,
-) -> Split:
-    """Open the data and hold images out; `on_open` gets the images before any are refused."""
-    images = open_readable(data, config, config.labels, on_progress, on_open)
-    return split_images(images, config.val, config.seed, on_progress, decided)
-
-
-def open_readable(
-    data: Any,
-    config: Config,
-    labels: str = "auto",
-    on_progress: ProgressCallback = ignore_progress,
-    on_open: Callable[[Images], None] = lambda _: None,
-) -> Images:
-    """Open the data by the settings of a run; see `open_split`.
-
-    Raises:
-        DataError: If more images than the settings allow cannot be read, naming some of them.
-    """
-    images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
-    on_open(images)
-    bad, count = len(images.bad), len(images) + len(images.bad)
-    if bad > config.max_bad * count:
-        first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
-        more = f" and {bad - NAMED} more" if bad > NAMED else ""
-        raise DataError(
-            f"{bad} of {count} images are unreadable: {first}{more}; remove them, or allow more "
-            "with --max-bad"
-        )
-    return trained_or_scored(images)
+def scored_part(splits: Shaped[np.ndarray, " images"]) -> str:
+    """Return which part is scored: `test`, as published numbers are, or `val` without one."""
+    return "val" if "val" in splits and "test" not in splits else "test"
 
 
 def trained_or_scored(images: Images) -> Images:
     """Return the images without a validation part: neither trained on nor scored, if others are.
 
-    Published numbers are of the test part. Without one, the validation part is scored.
+    Where it is the only part to score, it becomes the test part.
     """
-    counts = {part: int((images.splits == part).sum()) for part in ("val", "test")}
-    if counts["val"] and counts["test"]:
-        text = f"{counts['val']} images of the validation part: the test part is scored"
-        images = images.subset(np.flatnonzero(images.splits != "val"))
-        images = images.noted(Note("left out", text, counts["val"]))
-    elif counts["val"]:
-        images = replace(images, splits=np.where(images.splits == "val", "test", images.splits))
+    scored, validation = scored_part(images.splits), images.splits == "val"
+    num = int(validation.sum())
+    if scored == "val":
+        images = replace(images, splits=np.where(validation, "test", images.splits))
         if has_test_split(images):
-            text = (
-                f"the validation part, of {counts['val']} images, is scored: there is no test part"
-            )
-            images = images.noted(Note("substituted", text, counts["val"]))
+            text = f"the validation part, of {num} images, is scored: there is no test part"
+            images = images.noted(Note("substituted", text, num))
+    elif num:
+        text = f"{num} images of the validation part: the test part is scored"
+        images = images.subset(np.flatnonzero(~validation))
+        images = images.noted(Note("left out", text, num))
     if (images.splits == "test").all():
         text = (
             f"all {len(images)} images are of one part, to score; --val decides what is held out"
@@ -179,21 +144,21 @@ def split_images(
     share: float,
     seed: int,
     on_progress: ProgressCallback = ignore_progress,
-    decided: Decided | None = None,
+    stored: StoredSplit | None = None,
 ) -> Split:
     """Hold a share of the images out, or the test images that the data themselves name.
 
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
     would find itself again, and inflate the score. Larger groups are divided where they are most
     of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
-    searched for, which the images' notes say. Images that are `decided` stay where they were, and
+    searched for, which the images' notes say. Images of a `stored` split stay where they were, and
     new ones join those that they are near-duplicates of. Parts that the data name are kept even if
     near-duplicates are on both sides; see `Split.leaked`.
     """
     declared = has_test_split(images)
     side = np.full(len(images), NEW)
-    if decided is not None and not declared:
-        side = decided.side(images)
+    if stored is not None and not declared:
+        side = stored.side(images)
     if share == 0 and not declared and not (side == 1).any():
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     num_exact = 0

@@ -12,7 +12,7 @@ from unicodedata import normalize
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import Row, split_of
-from nearkin.data.notes import Note, named
+from nearkin.data.notes import Note, named, noted
 from nearkin.data.remote import RemoteFile, is_url, remote_file
 from nearkin.errors import DataError
 from nearkin.places import user_path
@@ -223,10 +223,8 @@ def match(
             f"{table}: labels {named(stray)}, but the images are called "
             f"{named(sorted(resolver.names))}; write the paths as they are below the data"
         )
-    if not stray:
-        return found, []
-    text = f"{len(stray)} of {len(rows)} rows of {table}, which belong to no usable image"
-    return found, [Note("left out", text, len(stray), tuple(stray[:3]))]
+    text = f"of {len(rows)} rows of {table}, which belong to no usable image"
+    return found, noted("left out", stray, text)
 
 
 def files_of(table: Path, rows: Rows) -> tuple[Path, dict[str, Row]]:

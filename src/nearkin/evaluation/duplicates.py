@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
@@ -121,18 +121,17 @@ class EditTest:
     other: Float[np.ndarray, " n"]  # The cosine of the image and the other one
     pairs: Int[np.ndarray, "n 2"]  # The rows of the image and the other one
 
-    @property
-    def choosing(self) -> Bool[np.ndarray, " n"]:
-        """The half that a threshold is chosen on; the other half tests it."""
-        return np.asarray(np.arange(len(self.copy)) // len(EDITS) % 2 == 0)
+    def chosen(self, precision: float) -> Precision:
+        """Choose the lowest threshold with this precision on half of the images.
 
-    def threshold(self, precision: float) -> float:
-        """Return the lowest threshold with this precision on the choosing half.
+        Returns:
+            What it does on the other half.
 
         Raises:
             UsageError: If there is none.
         """
-        copy, other = (np.sort(x[self.choosing]) for x in (self.copy, self.other))
+        choosing = np.arange(len(self.copy)) // len(EDITS) % 2 == 0
+        copy, other = (np.sort(x[choosing]) for x in (self.copy, self.other))
         true = len(copy) - np.searchsorted(copy, copy)
         false = len(other) - np.searchsorted(other, copy)
         reached = np.flatnonzero(true >= precision * (true + false))
@@ -143,14 +142,15 @@ class EditTest:
                 "images are as similar as copies; give a lower one, a --threshold, or a better "
                 "encoder"
             )
-        return float(copy[reached[0]])
+        return self.at(float(copy[reached[0]]), np.flatnonzero(~choosing))
 
-    def at(self, threshold: float, *, chosen: bool) -> Precision:
-        """Measure a threshold: on the testing half if it was `chosen` here, else on all."""
-        rows = ~self.choosing if chosen else np.ones(len(self.copy), bool)
+    def at(
+        self, threshold: float, rows: Int[np.ndarray, " rows"] | slice = slice(None)
+    ) -> Precision:
+        """Measure a threshold on these images, by default on all."""
         copy, other = self.copy[rows] >= threshold, self.other[rows] >= threshold
-        edit = np.array(self.edit)[rows]
-        true, false, num = int(copy.sum()), int(other.sum()), int(rows.sum())
+        edit, num = np.array(self.edit)[rows], len(copy)
+        true, false = int(copy.sum()), int(other.sum())
         return Precision(
             threshold,
             precision=_share(true, true + false),

@@ -1,7 +1,7 @@
 """All measures of an encoder, beside their floors: its start, an untrained network, pixels."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ from nearkin.evaluation.floors import (
     stored_or_taken,
 )
 from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
-from nearkin.evaluation.leaks import Leaks, find_leaks, plain_leaks, stored_leaks
+from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
 from nearkin.evaluation.measures import (
     CPU,
     GEOMETRY_IMAGES,
@@ -75,7 +75,8 @@ class Evaluation:
         }
         plain = {"sizes": self.sizes, "measures": measures, "left_out": self.left_out}
         plain |= {"comparison": self.comparison.to_dict()} if self.comparison else {}
-        return plain | plain_shares(self.kept) | plain_leaks(self.leaks)
+        plain |= {"leaks": asdict(self.leaks)} if self.leaks else {}
+        return plain | plain_shares(self.kept)
 
     def rows(self) -> list[list[str]]:
         """Return cells of text: a heading, then a row per measure and a column per table."""

@@ -1,7 +1,7 @@
 """Test images with a near-duplicate among the training images, and what scores owe to them."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -19,11 +19,11 @@ class Leaks:
 
     leaked: int
     test: int
-    accuracies: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    accuracies: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By measure: the accuracy on all labeled test images, and on those that are not leaked."""
 
     def __str__(self) -> str:
-        """One sentence."""
+        """One sentence, without its period."""
         text = (
             f"{self.leaked} of {count(self.test, 'test image')} have a near-duplicate among the "
             "training images"
@@ -51,13 +51,4 @@ def find_leaks(leaked: Bool[np.ndarray, " test"], measures: Iterable[Measure]) -
 
 def stored_leaks(summary: Mapping[str, Any]) -> Leaks | None:
     """Return what summary.json holds of them."""
-    stored = summary.get("leaks")
-    if not stored:
-        return None
-    pairs = {name: (every, without) for name, (every, without) in stored["accuracies"].items()}
-    return Leaks(stored["leaked"], stored["test"], pairs)
-
-
-def plain_leaks(leaks: Leaks | None) -> dict[str, Any]:
-    """Plain values, for JSON; empty without leaks."""
-    return {"leaks": asdict(leaks)} if leaks else {}
+    return Leaks(**summary["leaks"]) if "leaks" in summary else None

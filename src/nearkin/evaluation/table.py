@@ -20,6 +20,7 @@ from torch import Tensor
 from nearkin.config import suggestion
 from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
+from nearkin.data.labels import numbered
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
@@ -30,7 +31,6 @@ from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.tables import write_csv
-from nearkin.types import UNKNOWN
 
 FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
 COLUMNS: Final = ("path", "label", "vector")  # A table of another program needs no more
@@ -150,17 +150,6 @@ def read_all(path: Path) -> Embeddings:
         classes=classes,
         splits=np.array(splits, np.str_),
     )
-
-
-def numbered(labels: Sequence[str]) -> tuple[tuple[str, ...], Int[np.ndarray, " n"]]:
-    """Return the classes in order, and the number of each label, `UNKNOWN` where it is empty.
-
-    >>> numbered(["b", "", "a", "b"])
-    (('a', 'b'), array([ 1, -1,  0,  1]))
-    """
-    # The empty text, put first, sorts before every class.
-    names, numbers = np.unique(np.array(["", *labels], np.str_), return_inverse=True)
-    return tuple(names[1:].tolist()), numbers[1:] + UNKNOWN
 
 
 def _vectors(table: Any) -> Float[Tensor, "rows dim"]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,19 +12,74 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from nearkin.config import EmbedConfig, TrainConfig
+from nearkin.config import ClassifyConfig, Config, DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.data.channels import Channels
 from nearkin.data.images import Images, in_bytes
+from nearkin.data.labels import class_names
 from nearkin.data.notes import lines
-from nearkin.data.recognize import class_names
-from nearkin.data.split import Decided, Split, duplicate_warnings, open_split
+from nearkin.data.opening import open_images
+from nearkin.data.split import (
+    Split,
+    StoredSplit,
+    duplicate_warnings,
+    split_images,
+    trained_or_scored,
+)
 from nearkin.distributed import device_name, world_size
-from nearkin.errors import CheckpointError
+from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.files import replace_text, usable
-from nearkin.run.folder import RunFolder
+from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
 from nearkin.tables import read_csv, write_csv
 from nearkin.version import __version__
+
+NAMED: Final = 10  # Unreadable images that an error names
+COLUMNS: Final = ("path", "bytes", "content", "split")
+"""Of images.csv. `content` is the `content_id` of an image; `split`, train or test."""
+HELD_OUT: Final = {"train": False, "test": True}
+ANEW: Final = "start anew with --init-from this run"
+
+
+def open_usable(
+    data: Any,
+    config: Config,
+    on_progress: ProgressCallback = ignore_progress,
+    on_open: Callable[[Images], object] = lambda _: None,
+) -> Images:
+    """Open the images to train on and to score; `on_open` gets them before any are refused.
+
+    Their labels are those of the data; none, where a classification has others.
+
+    Raises:
+        DataError: If more images than the settings allow cannot be read, naming some of them.
+    """
+    labels = "auto" if isinstance(config, DiscoverConfig) else config.labels
+    if isinstance(config, ClassifyConfig) and config.labeled:
+        labels = "none"
+    images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
+    on_open(images)
+    bad, count = len(images.bad), len(images) + len(images.bad)
+    if bad > config.max_bad * count:
+        first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
+        more = f" and {bad - NAMED} more" if bad > NAMED else ""
+        raise DataError(
+            f"{bad} of {count} images are unreadable: {first}{more}; remove them, or allow more "
+            "with --max-bad"
+        )
+    return trained_or_scored(images)
+
+
+def open_split(
+    data: Any,
+    config: TrainConfig | EmbedConfig,
+    on_progress: ProgressCallback = ignore_progress,
+    on_open: Callable[[Images], object] = lambda _: None,
+    resumed: RunFolder | None = None,
+) -> Split:
+    """Open the data and hold images out; see `open_usable` and `hold_out`."""
+    images = open_usable(data, config, on_progress, on_open)
+    return hold_out(images, config, on_progress, resumed)
 
 
 def open_logged(
@@ -35,36 +90,37 @@ def open_logged(
     If `resume`, images stay on the side on which the run has noted them.
     """
     list_bad = partial(write_bad_files, folder.bad_files)
-    split = open_split(data, config, log.progress, list_bad, decided(folder) if resume else None)
+    split = open_split(data, config, log.progress, list_bad, folder if resume else None)
     if resume:
         split = replace(split, images=noted_channels(folder, split.images))
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
-    for line in [
+    for line in (
         split.describe(),
         *lines(split.images.notes),
         *(f"warning: {w}" for w in warnings),
-    ]:
+    ):
         log.info(line)
     return split
 
 
-COLUMNS: Final = ("path", "bytes", "content", "split")
-"""Of images.csv. `content` is the `content_id` of an image; `split`, train or test."""
-ANEW: Final = "start anew with --init-from this run"
-
-
-def decided(folder: RunFolder) -> Decided | None:
+def stored_split(folder: RunFolder) -> StoredSplit | None:
     """Return which images a run has trained on and held out; None before it has noted them."""
-    if not (folder.data.exists() and folder.images.exists()):
-        return None
-    with usable(folder.images, ANEW):
+    if not (folder.data.exists() and (folder.images.exists() or folder.config.exists())):
+        return None  # other folders may have such files, too
+    with usable(folder.images, f"put it back, or {ANEW}"):
         rows = list(read_csv(folder.images))
         contents = np.array([int(row["content"], 16) for row in rows], np.uint64)
-        held_out = np.array([PARTS[row["split"]] for row in rows], np.bool_)
-        return Decided(tuple(row["path"] for row in rows), contents, held_out)
+        held_out = np.array([HELD_OUT[row["split"]] for row in rows], np.bool_)
+        return StoredSplit(tuple(row["path"] for row in rows), contents, held_out)
 
 
-PARTS: Final = {"train": False, "test": True}
+def _noted(folder: RunFolder) -> tuple[str, dict[str, str], Channels | None]:
+    """Return the fingerprint, the SHA-256 of each source and the range of values of data.json."""
+    with usable(folder.data, ANEW):
+        noted = json.loads(folder.data.read_text(encoding="utf-8"))
+        sources = {kind: str(file["sha256"]) for kind, file in noted["sources"].items()}
+        ranges = {name: tuple(each) for name, each in noted.get("channels", {}).items()}
+        return str(noted["fingerprint"]), sources, Channels(**ranges) if ranges else None
 
 
 def note_data(
@@ -85,41 +141,56 @@ def note_data(
         sizes, parts = images.num_bytes.tolist(), split.splits.tolist()
         write_csv(folder.images, COLUMNS, zip(images.names, sizes, ids, parts, strict=True))
         counts = {"train": len(split.train), "test": len(split.test)}
-        noted: dict[str, Any] = {**counts, "fingerprint": split.fingerprint}
-        noted |= {"channels": asdict(images.channels)} if images.channels else {}
-        replace_text(folder.data, json.dumps({**noted, "sources": sources or {}}) + "\n")
+        new: dict[str, Any] = {**counts, "fingerprint": split.fingerprint}
+        new |= {"channels": asdict(images.channels)} if images.channels else {}
+        replace_text(folder.data, json.dumps({**new, "sources": sources or {}}) + "\n")
         return []
-    before = decided(folder)
-    if before is None:
-        raise CheckpointError(
-            f"{folder.images} is missing, beside {folder.data.name}; put it back, or {ANEW}"
-        )
-    changes = changed_data(before, split)
-    if changes:
+    fingerprint, used, _ = _noted(folder)
+    if fingerprint != split.fingerprint:
+        noted = replace(split, stored=stored_split(folder))  # that of a stage is another
+        changes = changed_data(noted) or f"{folder.images} was edited"
         raise CheckpointError(
             f"the data have changed since the run was started: {changes}; bring them back, or "
             f"{ANEW}"
         )
-    with usable(folder.data, ANEW):
-        used = json.loads(folder.data.read_text(encoding="utf-8")).get("sources", {})
-        return [
-            f"warning: the source of the {kind}, {file['file']}, has changed since the run was "
-            f"started (SHA-256 {used[kind]['sha256'][:12]} then, {file['sha256'][:12]} now)"
-            for kind, file in (sources or {}).items()
-            if kind in used and used[kind]["sha256"] != file["sha256"]
-        ]
+    return [
+        f"warning: the source of the {kind}, {file['file']}, has changed since the run was "
+        f"started (SHA-256 {used[kind][:12]} then, {file['sha256'][:12]} now)"
+        for kind, file in (sources or {}).items()
+        if used.get(kind, file["sha256"]) != file["sha256"]
+    ]
 
 
-def changed_data(before: Decided, split: Split) -> str:
-    """Describe how these images differ from those that a run has noted; '' if they do not."""
-    now = Decided(split.images.names, split.images.contents, split.held_out)
-    changes = _differences(before, now)
+def changed_data(split: Split) -> str:
+    """Describe how the images differ from those of the split that is stored; '' if they do not.
+
+    Which came, went, changed or moved, with an example of each.
+    """
+    stored, images = split.stored, split.images
+    if stored is None:
+        return ""
+    noted = (stored.names, stored.contents, stored.held_out)
+    now = (images.names, images.contents, split.held_out)
+    before, after = (
+        {name: (content, out) for name, content, out in zip(*each, strict=True)}
+        for each in (noted, now)
+    )
+    both = before.keys() & after.keys()
+    kinds = {
+        "added": after.keys() - before.keys(),
+        "removed": before.keys() - after.keys(),
+        "of other contents": {name for name in both if before[name][0] != after[name][0]},
+        "held out otherwise": {name for name in both if before[name][1] != after[name][1]},
+    }
+    changes = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
     if not changes:
         return ""
-    then = int(before.held_out.sum())
+    if not np.isin(images.contents, stored.contents).any():
+        changes = ["none of them is the same"]
+    then = int(stored.held_out.sum())
     return (
-        f"{changes}; {len(before.names) - then} images to train on and {then} held out then, "
-        f"{len(split.train_rows)} and {len(split.test_rows)} now"
+        f"{', '.join(changes)}; {len(stored.names) - then} images to train on and {then} held out "
+        f"then, {len(split.train_rows)} and {len(split.test_rows)} now"
     )
 
 
@@ -127,10 +198,7 @@ def noted_channels(folder: RunFolder, images: Images) -> Images:
     """Return the same images in the range that the run was started with, if it has been."""
     if images.channels is None or not folder.data.exists():
         return images
-    with usable(folder.data, ANEW):
-        noted = json.loads(folder.data.read_text(encoding="utf-8")).get("channels")
-        channels = noted and Channels(**{name: tuple(each) for name, each in noted.items()})
-        return replace(images, channels=channels)
+    return replace(images, channels=_noted(folder)[2])
 
 
 def note_labels(folder: RunFolder, split: Split) -> None:
@@ -146,23 +214,56 @@ def note_labels(folder: RunFolder, split: Split) -> None:
         )
 
 
-def _differences(then: Decided, now: Decided) -> str:
-    """Describe which images came, went, changed or moved, with an example of each."""
-    if not set(then.contents.tolist()) & set(now.contents.tolist()):
-        return "none of them is the same"
-    before, after = (
-        dict(zip(each.names, zip(each.contents, each.held_out, strict=True), strict=True))
-        for each in (then, now)
-    )
-    both = before.keys() & after.keys()
-    kinds = {
-        "added": after.keys() - before.keys(),
-        "removed": before.keys() - after.keys(),
-        "of other contents": {name for name in both if before[name][0] != after[name][0]},
-        "held out otherwise": {name for name in both if before[name][1] != after[name][1]},
-    }
-    changes = (f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names)
-    return ", ".join(changes)
+def hold_out(
+    images: Images,
+    config: Config,
+    on_progress: ProgressCallback = ignore_progress,
+    resumed: RunFolder | None = None,
+) -> Split:
+    """Hold images out; those that an earlier run had stay on the side on which they were.
+
+    The earlier run is `resumed`, if it has noted its images; else, where images are classified,
+    the one that is accepted, or that of the encoder: what it was trained on is never scored.
+    """
+    runs = (run for run in (resumed, _origin(config)) if run)
+    stored = next(filter(None, map(stored_split, runs)), None)
+    split = split_images(images, _share(config), config.seed, on_progress, stored)
+    return replace(split, stored=stored)
+
+
+def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
+    """Return the share of the images to hold out: that of the encoder's run on the same data.
+
+    Raises:
+        UsageError: If the settings name another one.
+    """
+    run = _origin(config)
+    if not (run and run.config.exists()):
+        return _share(config)
+    earlier, its_data = run.any_settings()
+    if its_data != data_name(data) or earlier.val == "auto":
+        return _share(config)
+    if config.val not in ("auto", earlier.val):
+        raise UsageError(
+            f"--val {config.val}, but {run.path} was made with --val {earlier.val} of the same "
+            "images, and what it held out stays held out; leave --val out"
+        )
+    return float(earlier.val)
+
+
+def _share(config: Config) -> float:
+    return TrainConfig.val if config.val == "auto" else config.val
+
+
+def _origin(config: Config) -> RunFolder | None:
+    """Return the run that has held images out before: the one accepted, or that of the encoder."""
+    if not isinstance(config, DiscoverConfig | ClassifyConfig):
+        return None
+    accepted = config.accept if isinstance(config, DiscoverConfig) else ""
+    path = Path(accepted or config.from_run)
+    run = RunFolder(path.parent if path.is_file() else path)
+    named = path in (run.path, run.encoder) and (accepted or config.from_run)
+    return run if named and run.data.exists() else None  # other folders may have such files, too
 
 
 def write_bad_files(

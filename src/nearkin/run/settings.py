@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import nn
 
 from nearkin.config import (
@@ -32,12 +31,12 @@ from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
-from nearkin.data.labels import composed
 from nearkin.data.stores import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.extensions import absolute, is_reference, label, load_extension, source_of
+from nearkin.labels.known import listed
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class, option_types, parameters
 from nearkin.networks.backbone import (
@@ -49,7 +48,6 @@ from nearkin.networks.backbone import (
 )
 from nearkin.networks.branch import Backbone, as_backbone, should_compile
 from nearkin.pace import count
-from nearkin.types import UNKNOWN
 
 
 def default_options(cls: type[Method[Any]]) -> dict[str, Any]:
@@ -170,9 +168,7 @@ def from_text(text: str, kind: Any) -> Value:
 
 def known_classes(config: TrainConfig) -> list[str]:
     """Return the names given with `--known`, in their order, or raise UsageError."""
-    names = [composed(name) for name in config.known.split(",") if name.strip()]
-    if len(set(names)) < len(names):
-        raise UsageError(f"--known {config.known} names a class twice; name each once")
+    names = listed(config.known)
     uses = method_class(config.method).uses_labels
     if uses and not names:
         raise UsageError(f"{config.method} learns from known classes; name them with --known A,B")
@@ -208,23 +204,6 @@ def teacher_views_for(config: TrainConfig) -> int:
         return FEW_VIEWS
     epochs = int(config.epochs)
     return min(epochs, max(FEW_VIEWS, epochs // 10))
-
-
-def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " images"] | None:
-    """Labels of the known classes, numbered in their order; `UNKNOWN` for all other images.
-
-    None for a method that does not use labels: it never meets one.
-    """
-    names = known_classes(config)
-    if not names:
-        return None
-    labels = np.full(len(images), UNKNOWN)
-    for position, name in enumerate(names):
-        if name not in images.classes:
-            near = suggestion(name, images.classes)
-            raise UsageError(f"--known {name} is no class of the data.{near}")
-        labels[images.labels == images.classes.index(name)] = position
-    return labels
 
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`

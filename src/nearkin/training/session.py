@@ -21,7 +21,7 @@ from nearkin.data.notes import plain
 from nearkin.data.order import Order, RepeatedViews
 from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
-from nearkin.data.split import Split, open_readable
+from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.projector import write_projector
@@ -29,19 +29,19 @@ from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
+from nearkin.labels.known import labels_of
 from nearkin.method import Method
 from nearkin.methods import method_class
 from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_size
 from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
 from nearkin.pace import ProgressCallback, ignore_progress
-from nearkin.run.data import note_data, noted_channels, write_bad_files
+from nearkin.run.data import note_data, noted_channels, open_usable, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import (
     describe,
     known_classes,
-    known_labels,
     length,
     shrunk,
     sources_of,
@@ -131,7 +131,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         settings, path, fingerprint, rows = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         folder = RunFolder(Path(path))
-        images = noted_channels(folder, open_readable(data, config, config.labels))
+        images = noted_channels(folder, open_usable(data, config))
         check_same_images(images, fingerprint)
         teacher = open_teacher(folder, config)
         device = choose_device(config.device)
@@ -192,7 +192,8 @@ def build(
     features are not yet in the batches; see `with_teacher`.
     """
     cls = method_class(config.method)
-    counts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
+    known = known_classes(config)
+    counts = {"num_images": len(images), "num_known_classes": len(known)}
     counts["teacher_dim"] = teacher.dim if teacher else 0
     if teacher:
         teacher.preprocessing.for_images(images)  # refused if they have other channels
@@ -216,7 +217,7 @@ def build(
         device=device,
         workers=int(config.workers),
         cache=config.cache,
-        labels=known_labels(config, images),
+        labels=labels_of(known, images) if known else None,  # others never meet one
         multiple=patch_size(backbone.body),
     )
     sizes = {size for side in view_sides(config) for size in batches.resized(side).sizes}

@@ -18,17 +18,11 @@ from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
-from nearkin.discovery.data import (
-    check_disjoint,
-    check_share,
-    held_share,
-    label_images,
-    open_discovery_data,
-    own_images,
-    truth_labels,
-)
+from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import DataError, UsageError
-from nearkin.run.data import note_data
+from nearkin.labels.known import label_images, own_images
+from nearkin.labels.truth import check_disjoint, truth_labels
+from nearkin.run.data import held_share, note_data
 from nearkin.run.folder import RunFolder
 from nearkin.types import UNKNOWN
 
@@ -348,16 +342,20 @@ def classed(tmp_path, table):
     return open_images(data), label(data, table(("bee/1.png", "bee"), ("cat/1.png", "cat")))
 
 
+def truth_of(labeled, by, data):
+    """All classes of a truth, and that of each image that has one, by name."""
+    truth, names = truth_labels(labeled, str(by), data)
+    return names, labels_of(replace(labeled, labels=truth, classes=names))
+
+
 def test_the_truth_may_be_what_the_data_say_or_a_table_that_says_less(classed, table):
     images, labeled = classed
-    truth, names = truth_labels(labeled, "data", images)
-    assert names == ("bee", "cat", "ant")
-    assert truth.tolist() == [2, 2, 0, 0, 1, 1]
+    expected = {name: name[:3] for name in BEASTS}
+    assert truth_of(labeled, "data", images) == (("bee", "cat", "ant"), expected)
     assert labeled.labels.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN, 1, UNKNOWN]
     by = table(("ant\\1.png", "x"), ("cat/2.png", "cat"), ("bee/2.png", ""), ("gone.png", "y"))
-    truth, names = truth_labels(labeled, str(by), images)
-    assert names == ("bee", "cat", "x")
-    assert truth.tolist() == [2, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 1]
+    expected = {"ant/1.png": "x", "cat/2.png": "cat"}
+    assert truth_of(labeled, by, images) == (("bee", "cat", "x"), expected)
 
 
 def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path):
@@ -367,28 +365,22 @@ def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path):
     other = fill(tmp_path / "truth", *folders, "z/more.png", seed=50)
     for data, paths in (("flat", [Path(path).name for path in folders]), ("same", folders)):
         images = open_images(fill(tmp_path / data, *paths), labels="none")
-        labeled = label_images(images, str(by), "")
-        truth, names = truth_labels(labeled, str(other), images)
-        assert names == ("a", "b", "z")
-        assert [names[truth[labeled.names.index(path)]] for path in paths] == classes
-        assert (truth[~own_images(labeled)] == UNKNOWN).all()
+        expected = ("a", "b", "z"), dict(zip(paths, classes, strict=True))
+        assert truth_of(label_images(images, str(by), ""), other, images) == expected
 
 
 def test_the_truth_of_added_images_is_not_asked_and_arrays_may_be_that_of_arrays(
     tmp_path, data, table
 ):
     by = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
-    labeled, other = label(data, by), table(("1.png", "b"), ("2.png", "z"), (by / "a/1.png", "b"))
-    truth, names = truth_labels(labeled, str(other), open_images(data))
-    assert names == ("a", "b", "z")
-    assert truth[own_images(labeled)].tolist() == [1, 2, UNKNOWN, UNKNOWN, UNKNOWN]
-    assert (truth[~own_images(labeled)] == UNKNOWN).all()
+    other = table(("1.png", "b"), ("2.png", "z"), (by / "a/1.png", "b"))
+    expected = ("a", "b", "z"), {"1.png": "b", "2.png": "z"}
+    assert truth_of(label(data, by), other, open_images(data)) == expected
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
     np.savez(tmp_path / "truth.npz", x=x, y=np.array([3, 3, 4, 4, 5, -1]))
     labeled = label(x, table(("0", "3"), ("4", "5")))
-    truth, names = truth_labels(labeled, str(tmp_path / "truth.npz"), open_images(x))
-    assert names == ("3", "5", "4")
-    assert truth.tolist() == [0, 0, 2, 2, 1, UNKNOWN]
+    expected = ("3", "5", "4"), dict(zip("01234", "33445", strict=True))
+    assert truth_of(labeled, tmp_path / "truth.npz", open_images(x)) == expected
 
 
 def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data, classed, table):
@@ -442,7 +434,6 @@ def test_files_of_other_folders_that_are_called_as_those_of_a_run_are_none(tmp_p
     monkeypatch.chdir(tmp_path)
     for given in ("", "mine.safetensors"):
         config = ClassifyConfig(from_run=given)
-        check_share(data, config)
         assert held_share(data, config) == 0.1
         parts = open_labeled_data(data, config).parts
         assert len(parts.train_rows) == 18 - len(parts.test_rows)

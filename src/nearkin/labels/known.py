@@ -1,0 +1,222 @@
+"""Known classes: images of the data are labeled by path or as exact copies, others are added."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from nearkin.config import suggestion
+from nearkin.data.arrays import is_name
+from nearkin.data.folders import list_files
+from nearkin.data.images import Arrays, Either, Folder, Images
+from nearkin.data.labels import (
+    annotations_from_folders,
+    class_names,
+    class_of,
+    composed,
+    numbered,
+    spellings,
+)
+from nearkin.data.notes import Note, named, noted
+from nearkin.data.opening import open_images
+from nearkin.data.remote import is_url
+from nearkin.data.scan import scan
+from nearkin.data.tables import Resolver, by_name, file_at, is_table, read_table
+from nearkin.data.union import copies, union
+from nearkin.errors import DataError, UsageError, redacted
+from nearkin.places import user_path
+from nearkin.types import UNKNOWN
+
+
+def label_images(
+    images: Images, labeled: str, known: str = "", *, all_labeled: bool = False
+) -> Images:
+    """Return the data with known classes as their only labels, so nothing sees what is hidden.
+
+    Args:
+        images: The data.
+        labeled: What `recognize` takes. A labeled image is one of the data if its path says so, or
+            if the data have exact copies of it, which are then all labeled. All others are
+            added under their absolute paths.
+        known: Instead: comma-separated names of classes whose labels in the data count. The
+            labels of a benchmark may contradict each other, so copies are not looked for.
+        all_labeled: Whether all images may be labeled, so that none is left to discover.
+    """
+    names = listed(known)
+    if bool(labeled) == bool(names):
+        raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
+    if names:
+        labels = labels_of(names, images)
+        if len(names) < 2:
+            raise UsageError(f"--known {known}: name at least two classes")
+        if (labels != UNKNOWN).all():
+            raise UsageError("--known names all classes, so none is left to discover; omit some")
+        return replace(images, labels=labels, classes=tuple(names))
+    recognized = recognize(images, labeled)
+    return _labeled(images, recognized, labeled, all_labeled=all_labeled)
+
+
+def listed(known: str) -> list[str]:
+    """Return the names of classes in a comma-separated list, or raise UsageError."""
+    names = [composed(name) for name in known.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--known {known} names a class twice; name each once")
+    return names
+
+
+def labels_of(names: Sequence[str], images: Images) -> Int64[np.ndarray, " images"]:
+    """Return labels of these classes, numbered in their order; `UNKNOWN` for other images."""
+    number = np.full(len(images.classes) + 1, UNKNOWN)  # the last stands for UNKNOWN, which is -1
+    for position, name in enumerate(names):
+        if name not in images.classes:
+            near = suggestion(name, images.classes)
+            raise UsageError(f"--known {name} is no class of the data.{near}")
+        number[images.classes.index(name)] = position
+    return np.asarray(number[images.labels])
+
+
+def own_images(images: Images) -> Bool[np.ndarray, " images"]:
+    """Whether each image is one of the data, and not a labeled one from outside."""
+    start = images.source.start if isinstance(images.source, Either) else np.inf
+    own: np.ndarray = images.place < start
+    return own
+
+
+def _labeled(
+    images: Images, recognized: "Recognized", labeled: str, *, all_labeled: bool
+) -> Images:
+    """Return the data and the images that are labeled outside of them, with these labels."""
+    everything = union(images, recognized.outside, recognized.prefix)
+    own = own_images(everything)
+    labels = [composed(recognized.classes.get(name, "")) for name in everything.names]
+    merged, groups = with_copies(everything, labels)
+    spare = set[int]()  # copies that need not be added
+    for group in groups:
+        first = next((row for row in group if own[row]), group[0])
+        spare.update(row for row in group if row != first and not own[row])
+    keep = np.setdiff1d(np.arange(len(everything)), sorted(spare))
+    classes, numbers = numbered([merged[row] for row in keep])
+    if len(classes) < 2:
+        raise DataError(
+            f"{labeled}: usable images are labeled as {named(classes) or 'nothing'}; "
+            "give at least two known classes"
+        )
+    if (numbers != UNKNOWN).all() and not all_labeled:
+        raise DataError(
+            f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
+            "give images without a label, too"
+        )
+    notes = [*recognized.notes, *spellings(recognized.classes.values())]
+    lost = sorted(recognized.classes.keys() - set(everything.names))
+    notes += noted("left out", lost, "labeled files that cannot be used")
+    spread = sum(merged[row] != labels[row] for row in np.flatnonzero(own))
+    if spread:
+        text = f"{spread} images of the data are labeled as exact copies of labeled ones"
+        notes.append(Note("guessed", text, spread))
+    outside = len(recognized.outside) + len(recognized.outside.bad)
+    used = everything.subset(keep) if outside else images
+    return replace(used.noted(*notes), labels=numbers, classes=classes)
+
+
+def with_copies(images: Images, labels: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+    """Return the labels with those of exact copies, which share one, and the groups of copies.
+
+    A copy without its label would be held out or discovered although its class is known.
+    """
+    groups = copies(images, [row for row, label in enumerate(labels) if label])
+    merged, conflicts = list(labels), list[str]()
+    for group in groups:
+        classes = {labels[row]: row for row in group if labels[row]}
+        if len(classes) > 1:
+            pair = [f"{images.names[row]!r} ({label!r})" for label, row in classes.items()]
+            conflicts.append(" and ".join(pair[:2]))
+        for row in group:
+            merged[row] = min(classes)
+    if conflicts:
+        raise DataError(
+            f"{len(conflicts)} images are labeled as two classes, such as {conflicts[0]}, "
+            "which are exact copies; keep one of them"
+        )
+    return merged, groups
+
+
+@dataclass(frozen=True, eq=False)
+class Recognized:
+    """Labeled images: some in the data, by their paths, and some outside."""
+
+    classes: dict[str, str]  # The class of each by its name in the union of the data and `outside`
+    outside: Images
+    prefix: str  # Of the names of `outside` in that union
+    notes: tuple[Note, ...] = ()
+
+
+def recognize(images: Images, labeled: str) -> Recognized:
+    """Read labels, and look their images up in the data by path.
+
+    `labeled` are class folders, an archive of them, or arrays with labels; or a table with the
+    columns path and label, whose paths are names in the data, absolute, or relative to the table.
+    Rows with an empty label are ignored.
+    """
+    names = [*images.names, *(bad.name for bad in images.bad)]
+    table = file_at(labeled) if is_table(labeled) else Path(labeled)
+    data = Resolver(table, names, images)
+    return _by_table(data) if is_table(labeled) else _by_folders(data, labeled)
+
+
+def _by_table(data: Resolver) -> Recognized:
+    path = data.table
+    table = read_table(path, ("path", "label"))
+    labeled = [(written, row) for written, row in table if row.label or row.unusable]
+    rows, missing = by_name(path, labeled, data.find)
+    labels, notes = class_of(rows)
+    classes = {name: label for name, label in labels.items() if label}
+    if not (classes or missing):
+        raise DataError(f"{path}: none of {len(table)} rows has a label; fill some of them in")
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing)} of {len(labeled)} labeled files exist neither in the data "
+            f"nor beside the table, such as {named(missing)}; write their paths as they are "
+            f"below the data, such as {named(sorted(data.names)[:1])}"
+        )
+    outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
+    listing = replace(list_files(Path("/"), outside), key=f"{path}\0labeled")
+    return Recognized(classes, scan(listing), "/", tuple(notes))
+
+
+def _by_folders(data: Resolver, labeled: str) -> Recognized:
+    images, labels = read_classes(labeled)
+    if not any(labels):
+        raise DataError(f"{labeled}: carries no labels; give class folders, or a table")
+    start = labeled if is_name(labeled) else str(user_path(labeled).resolve())
+    if is_url(labeled):
+        start = redacted(labeled).rstrip("/")
+    prefix = f"{start}/"
+
+    def place(name: str) -> str:
+        inside = data.at(prefix + name) if isinstance(images.source, Folder) else None
+        return inside or prefix + name
+
+    places = list(map(place, images.names))
+    classes = {place: label for place, label in zip(places, labels, strict=True) if label}
+    outside = classes.keys() - data.names
+    added = [row for row, place in enumerate(places) if place in outside]
+    bad = tuple(file for file in images.bad if place(file.name) not in data.names)
+    rest = replace(images.subset(np.array(added, np.int64)), bad=bad)
+    return Recognized(classes, rest, prefix)
+
+
+def read_classes(where: str) -> tuple[Images, list[str]]:
+    """Return all images of class folders, an archive or arrays, and the class of each."""
+    images = open_images(where)
+    if isinstance(images.source, Arrays):
+        return images, class_names(images)
+    outside = [name for name in images.names if "/" not in name]
+    if outside:
+        raise DataError(
+            f"{where}: {len(outside)} images lie in no class folder, such as {named(outside)}; "
+            "move each into the folder of its class"
+        )
+    annotations, _ = annotations_from_folders(images.names, "folders")
+    return images, list(annotations.labels)

@@ -1,0 +1,82 @@
+"""True classes of images, known and hidden, which only score what was found."""
+
+from collections.abc import Mapping
+from posixpath import basename
+
+import numpy as np
+from jaxtyping import Int64
+
+from nearkin.data.images import Images
+from nearkin.data.labels import class_names, class_of, numbered
+from nearkin.data.notes import named
+from nearkin.data.tables import file_at, is_table, match
+from nearkin.errors import DataError
+from nearkin.labels.known import read_classes
+from nearkin.types import UNKNOWN
+
+
+def truth_labels(
+    images: Images, truth: str, data_images: Images
+) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
+    """Return true classes of all images, known and hidden, for scoring only; and their names.
+
+    Known classes keep their numbers, others come after them. `UNKNOWN` for images without a truth
+    and for those that were added to the data.
+
+    Args:
+        images: What `label_images` returned.
+        truth: "data" for the labels that the data carry; a table with the columns path and
+            label, paths as in the data; or class folders, an archive of them or arrays, whose
+            images have the same paths as the data, or the same but for the class folder.
+        data_images: The data, with the labels that they carry.
+    """
+    label_of = _truth(truth, data_images)
+    names, numbers = numbered([label_of.get(n, "") for n in images.names], images.classes)
+    for known, name in enumerate(images.classes):
+        true = numbers[(images.labels == known) & (numbers != UNKNOWN)]
+        if len(true) and (true != known).all():
+            raise DataError(
+                f"--truth {truth}: calls the images of the known class {name!r} "
+                f"{named(names[other] for other in np.unique(true))}; use one name for both"
+            )
+    return numbers, names
+
+
+def _truth(truth: str, data: Images) -> Mapping[str, str]:
+    """Return the true class of each image by its name in the data."""
+    if truth == "data":
+        if not data.classes:
+            raise DataError("--truth data: the data carry no labels; give a table or folders")
+        return dict(zip(data.names, class_names(data), strict=True))
+    if is_table(truth):
+        rows, _ = match(file_at(truth), data.names, data)
+        return class_of(rows)[0]
+    images, labels = read_classes(truth)
+    own = set(data.names)
+    label_of: dict[str, str] = {}
+    for path, label in zip(images.names, labels, strict=True):
+        name = path if path in own else basename(path)
+        if name in own and label_of.setdefault(name, label) != label:
+            raise DataError(
+                f"--truth {truth}: {name!r} is of the classes {label_of[name]!r} and {label!r}; "
+                "give a table with the columns path and label"
+            )
+    if not label_of:
+        raise DataError(
+            f"--truth {truth}: has {named(images.names)}, but the data have "
+            f"{named(data.names)}; keep the same paths"
+        )
+    return label_of
+
+
+def check_disjoint(images: Images, truth: Int64[np.ndarray, " images"]) -> None:
+    """Refuse unlabeled images whose true class is a known one."""
+    hidden = truth[(images.labels == UNKNOWN) & (truth != UNKNOWN)]
+    classes, counts = np.unique(hidden[np.isin(hidden, images.labels)], return_counts=True)
+    if len(classes):
+        pairs = zip(classes.tolist(), counts.tolist(), strict=True)
+        listed = ", ".join(f"{images.classes[number]!r} ({size})" for number, size in pairs)
+        raise DataError(
+            f"{counts.sum()} unlabeled images are of known classes, by the truth: {listed}; "
+            "take --mode gcd, or label them"
+        )
