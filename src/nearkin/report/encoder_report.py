@@ -75,10 +75,6 @@ MEANINGS: Final = {
     "retrieval mAP@R": "The same over the first R images, R being the number of those of its "
     "class.",
     "retrieval recall@1": "Share of images whose most similar training image is of their class.",
-    "kNN, corrupted": "kNN accuracy, mean over 13 corruptions such as noise, blur, fog or JPEG "
-    "at three strengths; trained on clean images.",
-    "kNN, uncorrupted": "kNN accuracy on the same images without corruption.",
-    "kNN, kept": "kNN accuracy under corruptions as a share of the accuracy without corruption.",
     "neighbor agreement": "Share of an image's nearest neighbors that another view of it has too.",
 }
 
