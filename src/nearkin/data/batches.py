@@ -209,8 +209,8 @@ class Batches:
         self.labels = np.full(len(images), UNKNOWN) if labels is None else labels
         if images.channels and cache != "off":
             raise UsageError(
-                f"--cache {cache} holds RGB of 8 bits, and images have {named(images.depth)}; "
-                "give --cache off"
+                f"--cache {cache} holds RGB of 8 bits, and images have "
+                f"{named(images.pixel_type)}; give --cache off"
             )
         held = images.held_side(image_size)
         decoded = None if cache == "off" or held else Cache(images, image_size, cache)

@@ -47,8 +47,8 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     Classes of one name become one; groups stay separate.
     """
     added = [prefix + name for name in second.names]
-    if first.depth != second.depth and len(first) and len(second):
-        one, other = channels.named(first.depth), channels.named(second.depth)
+    if first.pixel_type != second.pixel_type and len(first) and len(second):
+        one, other = channels.named(first.pixel_type), channels.named(second.pixel_type)
         raise DataError(f"images are {one}, and others {other}; convert some of them")
     duplicates = sorted(set(added).intersection(first.names))
     if duplicates:
@@ -73,6 +73,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
         names=tuple(names[row] for row in rows),
         classes=classes,
         source=Either(first.source, second.source, prefix, frozenset(added)),
+        pixel_type=first.pixel_type,
         channels=first.channels,
         key="\0".join((first.key, prefix, second.key)) if first.key and second.key else "",
         bad=tuple(sorted((*first.bad, *second_bad), key=lambda bad: in_bytes(bad.name))),

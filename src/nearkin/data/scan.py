@@ -28,6 +28,7 @@ from nearkin.data.decode import (
     NO_IMAGE,
     BadImage,
     Header,
+    PixelType,
     looks_like_image,
     max_pixels,
     needs_all,
@@ -52,7 +53,7 @@ from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
 
-VERSION: Final = 3  # Of the index; another version has other file names
+VERSION: Final = 4  # Of the index; another version has other file names
 
 
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
@@ -176,11 +177,17 @@ def scan(
     formats = np.full(len(names), b"", np.dtype("S64"))  # ASCII; of a bad file, the reason
     sizes = np.zeros((len(names), 2), np.int32)  # of a bad file, zeros
     contents = np.zeros(len(names), np.uint64)
-    columns = {"formats": formats, "sizes": sizes, "contents": contents}
+    channels = np.zeros(len(names), np.int64)  # of RGB of 8 bits, zeros
+    dtypes = np.full(len(names), b"", np.dtype("S16"))
+    columns = {
+        **{"formats": formats, "sizes": sizes, "channels": channels, "dtypes": dtypes},
+        "contents": contents,
+    }
     reasons = dict[int, str]()
     if isinstance(listing.source, Arrays):
-        formats[:], *size = array_header(listing.source.stacked(names[:1])[0])
-        sizes[:] = size
+        known = _values(array_header(listing.source.stacked(names[:1])[0]), 0)
+        for column, value in zip(columns.values(), known, strict=True):
+            column[:] = value
         for row, name in enumerate(names):
             contents[row] = content_id(listing.source.read(name), int(states[row, 0]))
     elif isinstance(listing.source, CustomSource):
@@ -216,14 +223,14 @@ def scan(
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
         notes=(*listing.notes, *left_out(others), *masks(names)),
     )
-    return of_one_kind(images)
+    return of_one_kind(images, channels[rows], dtypes[rows].astype(np.str_))
 
 
 def _scan_source(
     listing: Listing, columns: Columns, full: bool, on_progress: ProgressCallback
 ) -> dict[int, str]:
     """Read every image of a user's own source, once; return why some are bad."""
-    reasons, (formats, sizes, contents) = dict[int, str](), columns.values()
+    reasons = dict[int, str]()
     rows = [[row] for row in range(len(listing.names))]
     for (row,) in tracked(rows, len(rows), "reading all images", on_progress):
         try:
@@ -231,8 +238,9 @@ def _scan_source(
             content = content_bytes(image)
             # A checksum stands where files have the time of their last write.
             listing.states[row] = len(content), zlib.crc32(content)
-            formats[row], *sizes[row] = _header(image, full)
-            contents[row] = content_id(image, len(content))
+            values = _values(_header(image, full), content_id(image, len(content)))
+            for column, value in zip(columns.values(), values, strict=True):
+                column[row] = value
         except BadImage as error:
             reasons[row] = error.reason
     return reasons
@@ -247,8 +255,14 @@ def _header(image: bytes | np.ndarray, full: bool) -> Header:
     return known
 
 
-def _scan_file(listing: Listing, full: bool, row: int) -> tuple[str, tuple[int, int], int]:
-    """The format, size and `content_id` of an image, or the reason why it is none."""
+def _values(known: Header, content: int) -> Sequence[Any]:
+    """A header and a `content_id` as the values of the columns of an index."""
+    of = known.pixel_type or PixelType(0, "")
+    return known.format, (known.width, known.height), of.num_channels, of.dtype, content
+
+
+def _scan_file(listing: Listing, full: bool, row: int) -> Sequence[Any]:
+    """The header and `content_id` of an image, or the reason why it is none."""
     source, name, size = listing.source, listing.names[row], int(listing.states[row, 0])
     try:
         if size > MAX_BYTES:
@@ -259,8 +273,8 @@ def _scan_file(listing: Listing, full: bool, row: int) -> tuple[str, tuple[int, 
             with _memory_limit(max(size, known.width * known.height)):
                 check(_read(source, name), known)
     except BadImage as error:
-        return error.reason, (0, 0), 0
-    return known.format, (known.width, known.height), content_id(start, size)
+        return _values(Header(error.reason, 0, 0), 0)
+    return _values(known, content_id(start, size))
 
 
 def _read_header(source: Source, name: str, size: int, start: bytes) -> Header:
