@@ -29,7 +29,7 @@ from nearkin.data.decode import NETPBM_TEXT, BadImage, center, decode, header
 from nearkin.data.images import Folder
 from nearkin.data.listing import is_image
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.run.reporter import Silent
 from nearkin.tables import read_csv
 
@@ -221,7 +221,7 @@ def test_images_that_turn_bad_while_training_are_listed_counted_and_have_no_feat
         report=False, workers=1, cache="off",  # what is kept does not turn bad
     )  # fmt: skip
     data, run = photographs(tmp_path / "data"), tmp_path / "run"
-    rows = Order(COUNT, BATCH, config.seed).rows(2 * COUNT // BATCH - 1)[:2]
+    rows = RandomBatchSampler(COUNT, BATCH, config.seed).rows(2 * COUNT // BATCH - 1)[:2]
     empty, gone = (f"{row:02d}.png" for row in rows)
     vandal = Vandal(data / empty, data / gone)
     train(data, config, out=run, reporter=vandal)

@@ -307,7 +307,7 @@ def test_batches_have_all_channels_with_any_number_of_workers(tmp_path):
             (tmp_path / f"{number}.tif").write_bytes(stored)
         images = open_images(tmp_path)
         assert (set(images.channels.low), set(images.channels.high)) == ({0.0}, {255.0})
-        alone, helped = (batches(images, size=16, workers=n).between(0, 3) for n in (0, 1))
+        alone, helped = (batches(images, size=16, workers=n).load(0, 3) for n in (0, 1))
         for one, other in zip(alone, helped, strict=True):
             assert one.views[0].shape == (4, 4, 16, 16)
             assert same(one, other)

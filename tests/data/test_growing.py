@@ -9,18 +9,18 @@ import nearkin
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Growing
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.errors import UsageError
 
 
 def batches(preset="swav", side=96, size=64):
     images, views = open_images(pixels(24, side), cache=False), views_of(preset, more=True)[:3]
-    where = {"image_size": size, "order": Order(24, 8, 0), "device": torch.device("cpu")}
-    return Batches(images, views, **where)
+    sampler, device = RandomBatchSampler(24, 8, 0), torch.device("cpu")
+    return Batches.of(images, views, image_size=size, sampler=sampler, device=device)
 
 
 def sides(feed, start, stop):
-    return [tuple(view.shape[-1] for view in batch.views) for batch in feed.between(start, stop)]
+    return [tuple(view.shape[-1] for view in batch.views) for batch in feed.load(start, stop)]
 
 
 def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
@@ -31,7 +31,7 @@ def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
     for start in range(7):
         assert sides(feed, start, 7) == whole[start:]
     assert sides(feed, 1, 4) == whole[1:4]
-    assert feed.order is made.order
+    assert feed.sampler is made.sampler
 
 
 def test_a_smaller_view_shows_what_the_larger_one_shows():
@@ -40,7 +40,7 @@ def test_a_smaller_view_shows_what_the_larger_one_shows():
         made = batches("simclr", side, size)
         assert (made.pixels is not None) == (side == 48)  # in memory, and as from files
         half = made.resized(size // 2)
-        for large, little in zip(made.between(0, 3), half.between(0, 3), strict=True):
+        for large, little in zip(made.load(0, 3), half.load(0, 3), strict=True):
             assert large.index.tolist() == little.index.tolist()
             for a, b in zip(large.views, little.views, strict=True):
                 assert 2 * b.shape[-1] == a.shape[-1]

@@ -14,7 +14,7 @@ from nearkin.data import sheets
 from nearkin.data.augmentations import augmentation
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
@@ -229,8 +229,8 @@ def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkey
 
     monkeypatch.setattr(sheets, "save_sheet", save_sheet)
     large, small = augmentation("swav_cifar")[0], replace(augmentation("swav_cifar")[0], size=0.5)
-    batches = Batches(
-        digits(range(20)), (large, large, small), image_size=16, order=Order(20, 10, 0),
+    batches = Batches.of(
+        digits(range(20)), (large, large, small), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
         device=torch.device("cpu"),
     )  # fmt: skip
     sheets.augmentation_sheet(batches, tmp_path / "a.png")

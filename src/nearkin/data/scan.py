@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 from torch.utils.data import Dataset
 
-from nearkin.data.batches import prefetch
 from nearkin.data.cache import cache_folder
 from nearkin.data.channels import array_header, check, header
 from nearkin.data.decode import (
@@ -48,6 +47,7 @@ from nearkin.data.images import (
 )
 from nearkin.data.kinds import of_one_kind
 from nearkin.data.listing import Listing, left_out, masks
+from nearkin.data.loader import prefetch
 from nearkin.distributed import available_cpus
 from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked

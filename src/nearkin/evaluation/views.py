@@ -13,8 +13,8 @@ from nearkin.config import Augment
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import Images
-from nearkin.data.order import Order
 from nearkin.data.preprocessing import Preprocessing
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import input_statistics, normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.evaluation.embeddings import (
@@ -61,11 +61,11 @@ class AugmentedViews:
         self, encoder: Encoder, images: Images, seed: int, augment: Augment, device: torch.device
     ) -> None:
         self.encoder, self.images = encoder.to(device), images
-        self.batches = Batches(
+        self.batches = Batches.of(
             encoder.preprocessing.applied(images),
             views_of(augment, ("strong",)),
             image_size=encoder.image_size,
-            order=Order(len(images), 1, seed),
+            sampler=RandomBatchSampler(len(images), 1, seed),
             device=device,
         )
 
