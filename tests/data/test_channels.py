@@ -16,13 +16,13 @@ from PIL import Image, ImageOps
 from nearkin.data.augmentations import SIMCLR
 from nearkin.data.batches import CenterCrops
 from nearkin.data.channels import NEEDS_CODECS, array_pixels, header, preview, read_channels
-from nearkin.data.copies import copy_to
 from nearkin.data.decode import BadImage, PixelType, crops
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import View, augment, contrast, sample_view
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
+from nearkin.run.copies import copy_to
 
 
 def values(count: int = 13, dtype: str = "uint16", seed: int = 0, side: int = 24) -> np.ndarray:

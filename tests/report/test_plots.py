@@ -10,12 +10,10 @@ from browser import small_map
 from builders import pixels_of
 from PIL import Image
 
-from nearkin.data import sheets
 from nearkin.data.augmentations import augmentation
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
@@ -31,7 +29,9 @@ from nearkin.report.plots import (
     neighbor_sheet,
     write_figures,
 )
+from nearkin.run import sheets
 from nearkin.run.folder import PLOTS, RunFolder
+from nearkin.run.sheets import save_sheet, shortened
 
 HOSTILE = (
     "$\\frac{$", "_hidden", "<b>bold</b>", "日本語", "a\nb\x1b[31m", "\u202egnp.exe", "x" * 300,

@@ -9,15 +9,15 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int64, Shaped, UInt8
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from nearkin.data.cache import Cache
 from nearkin.data.channels import named, preview
-from nearkin.data.decode import MIDDLE_GRAY, BadImage, crops
+from nearkin.data.decode import MIDDLE_GRAY, BadImage, Pixels, as_image, center, crops
 from nearkin.data.images import Arrays, Images
 from nearkin.data.loader import prefetch, workers_that_fit
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
 from nearkin.data.samplers import BatchSampler
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_views
@@ -221,9 +221,8 @@ class Batches:
         held, bad, pixels = images.held_side(image_size), dict[int, str](), None
         decoded = None if cache == "off" or held else Cache(images, image_size, cache)
         if held:
-            view = Preprocessing(held)
-            view = view if images.are_square else replace(view, crop="squash", resize_to=held)
-            squares, bad = center_crops(images, range(len(images)), view)
+            transform = SquareTransform(held, squash=not images.are_square)
+            squares, bad = center_crops(images, range(len(images)), transform)
             pixels = channels_first(torch.from_numpy(squares)).to(device)
         dataset = ViewDataset(images, views, sampler, image_size, multiple, decoded)
         own_labels = np.full(len(images), UNKNOWN) if labels is None else labels
@@ -346,24 +345,66 @@ def channels_first(
     return pixels.permute(0, 3, 1, 2)
 
 
+class EvaluationTransform(Protocol):
+    """How an image becomes the square that a network is shown."""
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square in pixels."""
+
+    def applied(self, images: Images) -> Images:
+        """The same images, with the range of channels that the network takes; or a DataError."""
+
+    def keeps(self, size: Sequence[int]) -> bool:
+        """Whether images of this height and width stay as they are."""
+
+    def pixels(self, source: bytes | Pixels) -> Pixels:
+        """The square, cut out of an image, encoded or decoded; else a `BadImage`."""
+
+
+@dataclass(frozen=True)
+class SquareTransform:
+    """The `center` of an image or, to `squash` it, all of it whatever its proportions."""
+
+    image_size: int
+    squash: bool = False
+
+    def applied(self, images: Images) -> Images:
+        """The same images."""
+        return images
+
+    def keeps(self, size: Sequence[int]) -> bool:
+        """Whether images have this size."""
+        return tuple(size) == (self.image_size, self.image_size)
+
+    def pixels(self, source: bytes | Pixels) -> Pixels:
+        """The square."""
+        if not self.squash:
+            return center(source, self.image_size)
+        size = self.image_size, self.image_size
+        image = as_image(source, min_side=2 * self.image_size)
+        return np.array(image.resize(size, Image.Resampling.BICUBIC))
+
+
 def center_crops(
-    images: Images, rows: Sequence[int], view: Preprocessing
+    images: Images, rows: Sequence[int], transform: EvaluationTransform
 ) -> tuple[Shaped[np.ndarray, "rows _ _ _"], dict[int, str]]:
     """The evaluation views, mid-gray where unreadable, and the reason for each such row.
 
     They are of 8 bits or, of images with `channels`, from 0 to 1.
     """
     plain = images.channels is None
-    if plain and isinstance(images.source, Arrays) and view.keeps(images.source.pixels.shape[1:3]):
-        return images.source.stacked([images.names[row] for row in rows]), {}
-    size, gray = view.image_size, MIDDLE_GRAY if plain else 0.5
+    source = images.source
+    if plain and isinstance(source, Arrays) and transform.keeps(source.pixels.shape[1:3]):
+        return source.stacked([images.names[row] for row in rows]), {}
+    size, gray = transform.image_size, MIDDLE_GRAY if plain else 0.5
     shape = len(rows), size, size, images.num_channels
     pixels = np.full(shape, gray, np.uint8 if plain else np.float32)
     bad: dict[int, str] = {}
     images.warm(rows)
     for position, row in enumerate(rows):
         try:
-            pixels[position] = view.pixels(images.read(row))
+            pixels[position] = transform.pixels(images.read(row))
         except BadImage as error:
             bad[row] = error.reason
     return pixels, bad
@@ -372,22 +413,23 @@ def center_crops(
 class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
-    Of images with `channels` they are floats from 0 to 1, of as many channels. `view` is the
-    preprocessing of a network, or the side in pixels of nearkin's own. Unreadable
-    images are mid-gray and listed in `bad`; leave them out of whatever is computed.
+    Of images with `channels` they are floats from 0 to 1, of as many channels. `transform` is the
+    preprocessing of a network, or the side in pixels of a `SquareTransform`. Unreadable images are
+    mid-gray and listed in `bad`; leave them out of whatever is computed.
     Photographs are decoded by `workers` processes, by this one if 0.
     """
 
     def __init__(
         self,
         images: Images,
-        view: int | Preprocessing,
+        transform: int | EvaluationTransform,
         *,
         batch_size: int = 256,
         workers: int = 0,
     ) -> None:
-        self.view = Preprocessing.of(view, images.channels) if isinstance(view, int) else view
-        self.images, self.batch_size = self.view.applied(images), batch_size
+        whole = SquareTransform(transform) if isinstance(transform, int) else transform
+        self.transform: EvaluationTransform = whole
+        self.images, self.batch_size = whole.applied(images), batch_size
         self.workers = 0 if images.is_small else workers
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""
@@ -398,12 +440,12 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     def __getitem__(self, number: int) -> tuple[Tensor, dict[int, str]]:
         """The center crops of one batch, for a worker."""
         rows = range(len(self.images))[number * self.batch_size :][: self.batch_size]
-        pixels, bad = center_crops(self.images, rows, self.view)
+        pixels, bad = center_crops(self.images, rows, self.transform)
         return torch.from_numpy(pixels), bad  # tensors leave a worker by shared memory, arrays not
 
     def __iter__(self) -> Iterator[Shaped[Tensor, "batch _ size size"]]:
         """The batches; see `prefetch` for what happens if workers are lost."""
-        item_bytes = self.batch_size * self.view.image_size**2 * self.images.pixel_bytes
+        item_bytes = self.batch_size * self.transform.image_size**2 * self.images.pixel_bytes
         workers = workers_that_fit(self.workers, item_bytes)
         loaded = prefetch(self, 0, len(self), workers, images=self.batch_size)
         for pixels, bad in loaded:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.batches import BatchLoader
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
 from nearkin.discovery.classifier import heads_of, kmeans_clustering, top_features
@@ -29,6 +28,7 @@ from nearkin.distributed import (
     worker_group,
 )
 from nearkin.encoders.encoder import Encoder, rescaled
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode
 from nearkin.method import Method

@@ -13,10 +13,10 @@ from nearkin.config import Augment
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import Images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import input_statistics, normalize
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import (
     Embeddings,
     embeddings_of,

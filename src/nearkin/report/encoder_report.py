@@ -9,8 +9,8 @@ import numpy as np
 
 from nearkin.config import Config, TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.origin import origin_lines
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.kept import stored_shares

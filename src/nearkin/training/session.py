@@ -20,7 +20,6 @@ from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_readable
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
@@ -47,6 +46,7 @@ from nearkin.run.settings import (
     sources_of,
     view_sides,
 )
+from nearkin.run.sheets import augmentation_sheet
 from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
