@@ -345,6 +345,7 @@ def channels_first(
     return pixels.permute(0, 3, 1, 2)
 
 
+@runtime_checkable
 class EvaluationTransform(Protocol):
     """How an image becomes the square that a network is shown."""
 
