@@ -2,6 +2,7 @@
 
 import io
 import struct
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,6 +77,10 @@ def test_every_value_of_every_layout_comes_back(how):
         encoded = WRITTEN[how](pixels)
         assert header(encoded) == ("TIFF", 28, 24, PixelType(count, dtype))
         assert (read_channels(encoded) == pixels).all(), dtype
+        whole = header(encoded)
+        for size in (8, 16, *range(100, len(encoded), 997), len(encoded) - 1):
+            with suppress(BadImage):  # then all of the file is read
+                assert header(encoded[:size], whole=False) == whole, size
 
 
 def test_gray_of_more_than_8_bits_is_never_clipped_whoever_wrote_it():

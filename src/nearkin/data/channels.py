@@ -139,15 +139,14 @@ def _tiff(encoded: bytes, whole: bool = True) -> Iterator[tifffile.TiffFile]:
     """A TIFF, by tifffile; of errors of many kinds, by what is damaged, a `BadImage`."""
     try:
         file = tifffile.TiffFile(io.BytesIO(encoded))
-        page, pages = _first_page(file), _num_pages(encoded, file)
-    except (BadImage, MemoryError):
-        raise
+        page = _first_page(file)
+        num_tags, next_page = _tags_and_next_page(encoded, file, page.offset)
     except Exception as error:
-        raise _NotReadError from error
-    num_tags = struct.unpack_from(file.tiff.tagnoformat, encoded, page.offset)[0]
-    if not whole and (pages > 1 or len(page.tags) < num_tags):  # they may lie anywhere
+        raise (_NotReadError if whole else BadImage("truncated")) from error
+    if not whole and (next_page or len(page.tags) < num_tags):  # they may lie anywhere
         raise BadImage("truncated")
     try:
+        _check_pages(encoded, file, next_page)
         yield file
     except BadImage:
         raise
@@ -161,17 +160,22 @@ def _first_page(file: tifffile.TiffFile) -> tifffile.TiffPage:
     return page
 
 
-def _num_pages(encoded: bytes, file: tifffile.TiffFile) -> int:
-    """How many pages follow each other; tifffile would go on in a circle of them."""
-    form, offset, count = file.tiff, _first_page(file).offset, 0
-    while offset and count < MAX_PAGES:
-        (num_tags,) = struct.unpack_from(form.tagnoformat, encoded, offset)
-        end = offset + form.tagnosize + num_tags * form.tagsize
-        (offset,) = struct.unpack_from(form.offsetformat, encoded, end)
-        count += 1
-    if offset:
+def _tags_and_next_page(encoded: bytes, file: tifffile.TiffFile, offset: int) -> tuple[int, int]:
+    """The number of tags of the page at this offset, and the offset of the next; 0 for none."""
+    form = file.tiff
+    (num_tags,) = struct.unpack_from(form.tagnoformat, encoded, offset)
+    end = offset + form.tagnosize + num_tags * form.tagsize
+    return num_tags, struct.unpack_from(form.offsetformat, encoded, end)[0]
+
+
+def _check_pages(encoded: bytes, file: tifffile.TiffFile, offset: int) -> None:
+    """Refuse pages that lead to each other in a circle, which tifffile would follow for ever."""
+    with suppress(struct.error):  # a page beyond the end is the last
+        for _ in range(MAX_PAGES):
+            if not offset:
+                return
+            _, offset = _tags_and_next_page(encoded, file, offset)
         raise BadImage(f"too-large: more than {MAX_PAGES} pages")
-    return count
 
 
 def _turn(page: tifffile.TiffPage) -> int:
