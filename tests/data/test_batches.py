@@ -2,6 +2,7 @@
 
 import shutil
 
+import builders
 import loaders
 import numpy as np
 import pytest
@@ -9,15 +10,16 @@ import torch
 from loaders import same
 from PIL import Image
 
+import nearkin
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops, center_crops, to_input
+from nearkin.data.batches import Batches, CenterCrops, Growing, center_crops, to_input
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
 from nearkin.data.rng import uniform
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import crop
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
@@ -33,15 +35,6 @@ def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_ci
     order = RandomBatchSampler(len(images), batch_size, seed)
     kinds = views_of(preset, ("strong",) * min(views, 2), more=views > 2)
     return Batches.of(images, kinds, image_size=size, sampler=order, device=CPU, workers=workers)
-
-
-def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order():
-    order = RandomBatchSampler(num_images=43, batch_size=10, seed=0)
-    epochs = [[order.rows(4 * epoch + step) for step in range(4)] for epoch in range(2)]
-    orders = [np.concatenate(epoch) for epoch in epochs]
-    assert all(len(set(rows.tolist())) == 40 for rows in orders)
-    assert orders[0].tolist() != orders[1].tolist()
-    assert [order.epoch(step) for step in (0, 3, 4)] == [0, 0, 1]
 
 
 def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
@@ -201,3 +194,66 @@ def test_arrays_are_cropped_together_as_they_are_one_by_one():
             np.testing.assert_array_equal(together, one_by_one, err_msg=str(view))
             together[:] = 0  # a copy: the images stay
             assert images.read(3).any()
+
+
+def growing(preset="swav", side=96, size=64):
+    images, views = (
+        open_images(builders.pixels(24, side), cache=False),
+        views_of(preset, more=True)[:3],
+    )
+    sampler = RandomBatchSampler(24, 8, 0)
+    return Batches.of(images, views, image_size=size, sampler=sampler, device=CPU)
+
+
+def sides(feed, start, stop):
+    return [tuple(view.shape[-1] for view in batch.views) for batch in feed.load(start, stop)]
+
+
+def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
+    made = growing()
+    feed = Growing([made.resized(side) for side in (32, 48, 64)], total=7)
+    whole = [(32, 32, 14)] * 2 + [(48, 48, 21)] * 2 + [(64, 64, 27)] * 3
+    assert sides(feed, 0, 7) == whole
+    for start in range(7):
+        assert sides(feed, start, 7) == whole[start:]
+    assert sides(feed, 1, 4) == whole[1:4]
+    assert feed.sampler is made.sampler
+
+
+def test_a_smaller_view_shows_what_the_larger_one_shows():
+    """Averaged to the same size, the views of both sizes differ by what resampling loses."""
+    for side, size in ((48, 48), (96, 64)):
+        made = growing("simclr", side, size)
+        assert (made.pixels is not None) == (side == 48)  # in memory, and as from files
+        half = made.resized(size // 2)
+        for large, little in zip(made.load(0, 3), half.load(0, 3), strict=True):
+            assert large.index.tolist() == little.index.tolist()
+            for a, b in zip(large.views, little.views, strict=True):
+                assert 2 * b.shape[-1] == a.shape[-1]
+                rows = zip(torch.nn.functional.avg_pool2d(a, 2).flatten(1), b.flatten(1))
+                alike = [torch.corrcoef(torch.stack(row))[0, 1].item() for row in rows]
+                assert np.median(alike) > 0.8
+
+
+def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):
+    settings = {"backbone": "timm:test_vit2", "image_size": 32, "epochs": 1}
+    with pytest.raises(UsageError, match=r"images of 20 px .*; give --view-sizes 16 or 32"):
+        nearkin.train(
+            builders.pixels(16, 32), out=tmp_path / "run", view_sizes="32,20", **settings
+        )
+
+
+def test_a_run_whose_views_grow_resumes_exactly(tmp_path):
+    settings = {"method": "moco", "batch_size": 16, "backbone": "tiny", "view_sizes": "8,12,16"}
+    settings |= {"epochs": 3, "save_every": 5, "evaluate_every": 0, "val": 0.0}
+    made = nearkin.train(builders.pixels(64, 16), out=tmp_path / "run", report=False, **settings)
+    assert made.summary["image_size"] == 16
+    run = made.folder
+    expected = run.encoder.read_bytes()
+    for late in (run.checkpoints / "ckpt-00000012.pt", run.summary, run.encoder):
+        late.unlink()
+    nearkin.train(builders.pixels(64, 16), out=run.path, resume=True, report=False, **settings)
+    assert run.encoder.read_bytes() == expected
+    log = run.log.read_text()
+    assert "resuming after step 10 of 12" in log
+    assert "views of 8,12,16 px" in log

@@ -1,4 +1,4 @@
-"""Two streams in every batch: each image as often as it should be, from seed and step alone."""
+"""Samplers: each image as often as it should be, from seed and step alone."""
 
 import pickle
 
@@ -29,6 +29,15 @@ SIZES = {
     "batch_size": st.integers(2, 24),
     "share": st.floats(0, 0.99),
 }
+
+
+def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order():
+    order = RandomBatchSampler(num_images=43, batch_size=10, seed=0)
+    epochs = [[order.rows(4 * epoch + step) for step in range(4)] for epoch in range(2)]
+    orders = [np.concatenate(epoch) for epoch in epochs]
+    assert all(len(set(rows.tolist())) == 40 for rows in orders)
+    assert orders[0].tolist() != orders[1].tolist()
+    assert [order.epoch(step) for step in (0, 3, 4)] == [0, 0, 1]
 
 
 @given(step=st.integers(0, 1000), **SIZES)
