@@ -30,8 +30,8 @@ from benchmarks.shared.turns import against_all, alternate
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import encode_images, images_at_once
 from nearkin.networks.branch import as_backbone
 

@@ -1,11 +1,11 @@
-"""Seconds and memory of each protocol of `nearkin evaluate`, and of each corruption.
+"""Seconds and memory of each protocol of `nearkin evaluate`.
 
     python -m benchmarks evaluation [--train 10000] [--test 10000] [--dim 384]
 
 Features are Gaussian clusters of 100 classes, so no image is read and no network runs: what
 is added by these is forward passes, whose number each protocol states (docs/evaluation.md). Every
 protocol is measured in a process of its own; memory is its peak above that after all imports and
-after the features were made. Corruptions are those of severity 3, per 1,000 images.
+after the features were made.
 """
 
 from argparse import Namespace
@@ -19,15 +19,13 @@ from benchmarks.shared.memory import Cost, alone, measured
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.config import PROTOCOLS
-from nearkin.data.corruptions import CORRUPTIONS, corrupt
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.measures import geometry_rows
 from nearkin.measures.spectrum import lidar
 
 CLASSES = 100
-IMAGES = 20  # that are corrupted
-OTHERS = ("attentive", "robustness", "labelfree")
+OTHERS = ("attentive", "labelfree")
 """Protocols that need images and a network, or are the sum of others."""
 OF_TABLES: Final = [name for name in PROTOCOLS if name not in OTHERS]
 OPTIONS: Final = (
@@ -35,7 +33,6 @@ OPTIONS: Final = (
     Option("test", 10_000, "images to classify", quick=200),
     Option("dim", 384, "features", quick=32),
     Option("protocols", OF_TABLES, "to measure", quick=OF_TABLES[:2]),
-    Option("sides", [32, 224], "of the images to corrupt", quick=[32]),
 )
 
 
@@ -71,26 +68,15 @@ def lidar_of_views(dim: int) -> Cost[Any]:
     return measured(lidar, torch.randn(1000, 1, dim) + torch.randn(1000, 10, dim))
 
 
-def corrupted(name: str, side: int) -> Cost[list[np.ndarray]]:
-    """Measure one corruption."""
-    images = np.random.default_rng(0).integers(0, 256, (IMAGES, side, side, 3), dtype=np.uint8)
-    corrupt(images[0], name, 3)  # imports
-    return measured(lambda: [corrupt(image, name, 3) for image in images])
-
-
-def rows_of(case: str, cost: Cost[Any], times: float = 1) -> Iterator[Row]:
+def rows_of(case: str, cost: Cost[Any]) -> Iterator[Row]:
     """Yield the row of the time and that of the memory."""
-    more = {"cpu_seconds": times * cost.cpu_seconds}
-    yield Row(case, times * cost.seconds, more=more)
+    yield Row(case, cost.seconds, more={"cpu_seconds": cost.cpu_seconds})
     yield Row(case, cost.megabytes, "MB")
 
 
 def run(options: Namespace) -> Iterator[Row]:
-    """Measure the protocols, then the corruptions."""
+    """Measure the protocols, and LiDAR."""
     sizes = options.train, options.test, options.dim
     for name in options.protocols:
         yield from rows_of(name, alone(protocol, name, *sizes).result)
     yield from rows_of("LiDAR", alone(lidar_of_views, options.dim).result)
-    for side in options.sides:
-        for name in CORRUPTIONS:
-            yield from rows_of(f"{name}, {side} px", corrupted(name, side), 1000 / IMAGES)

@@ -25,7 +25,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import available_cpus
 
 BATCH, SIZE = 256, 224
@@ -53,16 +53,16 @@ def opened(folder: Path, batch: int, cache: str) -> tuple[float, float]:
     os.environ["XDG_CACHE_HOME"] = cache
     cost: Cost[Images] = measured(open_images, folder)
     images = cost.result
-    batches = Batches(
+    batches = Batches.of(
         images,
         views_of("simclr"),
         image_size=SIZE,
-        order=Order(len(images), batch, seed=0),
+        sampler=RandomBatchSampler(len(images), batch, seed=0),
         device=torch.device("cpu"),
         workers=available_cpus(),
     )
     images.fingerprint  # noqa: B018  (as every run notes it before its first step)
-    next(batches.between(0, 1))
+    next(batches.load(0, 1))
     return cost.seconds, cost.megabytes
 
 

@@ -30,9 +30,9 @@ from benchmarks.shared.rows import Row, compared
 from benchmarks.shared.training import CPU, trained
 from benchmarks.shared.turns import against_all, turns
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import ViewSampler
+from nearkin.data.batches import ViewDataset
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import native_precision
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
@@ -50,8 +50,8 @@ OPTIONS: Final = (
 def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
     """Yield the crops of each batch."""
     images = open_images(data)
-    order = Order(len(images), batch, seed=0)
-    photographs = ViewSampler(images, views_of("simclr"), image_size=size, order=order)
+    sampler = RandomBatchSampler(len(images), batch, seed=0)
+    photographs = ViewDataset(images, views_of("simclr"), image_size=size, sampler=sampler)
     for step in cycle(range(len(images) // batch)):
         yield photographs[step]
 

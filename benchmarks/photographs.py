@@ -30,12 +30,12 @@ from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from benchmarks.shared.turns import against_all, turns
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import ViewSampler
+from nearkin.data.batches import ViewDataset
 from nearkin.data.cache import Cache
 from nearkin.data.decode import crops, decode
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 
 OPTIONS: Final = (
     Option("enlarged", 1600, "longer side of the enlarged images", quick=640),
@@ -64,11 +64,14 @@ def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
 
 def compare(case: str, images: Images, size: int, rounds: int) -> Iterator[Row]:
     """Measure all variants in turns."""
-    sampler = ViewSampler(
-        images, views_of("simclr"), image_size=size, order=Order(len(images), 1, seed=0)
+    dataset = ViewDataset(
+        images,
+        views_of("simclr"),
+        image_size=size,
+        sampler=RandomBatchSampler(len(images), 1, seed=0),
     )
     rows = np.arange(len(images))
-    boxes = np.stack([params.box for params in sampler.sample(0, rows)], axis=1)
+    boxes = np.stack([params.box for params in dataset.sample(0, rows)], axis=1)
     cache = Cache(images, size, "ram")
 
     def every(look: Callable[[int], object]) -> None:

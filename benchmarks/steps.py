@@ -38,7 +38,7 @@ from benchmarks.shared.turns import against_all, repeated, turns
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import choose_device, native_precision
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -115,11 +115,11 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
     method, optimizer = build(name, len(samples), setting)
     images = open_images(samples)
     classes = np.arange(len(samples)) % 10
-    batches = Batches(
+    batches = Batches.of(
         images,
         views_of(METHODS[name].defaults.augment_small, method.views, more=method.more_views),
         image_size=SIZE,
-        order=Order(len(images), setting.batch, seed=0),
+        sampler=RandomBatchSampler(len(images), setting.batch, seed=0),
         device=setting.device,
         labels=np.where(classes < 5, classes, UNKNOWN) if method.uses_labels else None,
     )
@@ -127,7 +127,7 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
     return steps(
         method,
         optimizer,
-        batches.between(0, total),
+        batches.load(0, total),
         start=0,
         total=total,
         schedule=constant(),

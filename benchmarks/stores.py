@@ -101,7 +101,7 @@ def epoch(images: Images, options: Namespace) -> Callable[[], None]:
     optimizer = torch.optim.SGD(method.parameters(), lr=0.01)
 
     def learn() -> None:
-        for batch in batches.between(0, batches.order.steps_per_epoch):
+        for batch in batches.load(0, batches.sampler.steps_per_epoch):
             if options.network:
                 step = method(batch, 0.0)
                 optimizer.zero_grad()

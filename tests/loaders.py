@@ -5,15 +5,15 @@ import torch
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.types import UNKNOWN, Batch
 
 
 def batches(images: Images, batch_size: int = 4, size: int = 32, **options) -> Batches:
     """Views of this size on the CPU, by seed 0; more options of `Batches`, such as `workers`."""
-    order, kinds = Order(len(images), batch_size, 0), views_of("simclr_cifar")
+    order, kinds = RandomBatchSampler(len(images), batch_size, 0), views_of("simclr_cifar")
     where = {"image_size": size, "device": torch.device("cpu")}
-    return Batches(images, kinds, order=order, **where, **options)
+    return Batches.of(images, kinds, sampler=order, **where, **options)
 
 
 def labels_of(images: Images) -> list[str]:

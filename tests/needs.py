@@ -48,7 +48,7 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
         for name in (
             "accelerate", "aiohttp", "datasets", "faiss", "imagecodecs", "lightly", "lightning",
             "mlflow", "onnx", "peft", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
-            "tifffile", "trackio", "transformers", "wandb",
+            "trackio", "transformers", "wandb",
         )
     },
 }  # fmt: skip

@@ -13,7 +13,7 @@ from torchvision.datasets import ImageFolder
 
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.errors import UsageError
 from nearkin.transforms import MEAN, STD, View, ViewTransform, normalize
 
@@ -58,9 +58,11 @@ def test_a_batch_gets_the_views_of_its_images_one_by_one():
 def test_the_views_of_an_index_are_those_of_a_run():
     arrays = samples(8, 16, 16)
     transform = ViewTransform("simclr_cifar", size=16)
-    options = dict(image_size=16, order=Order(8, 4, seed=5), device=torch.device("cpu"))
-    batches = Batches(open_images(arrays), transform.views, **options)
-    for epoch, batch in zip((0, 0, 1), batches.between(0, 3), strict=True):
+    options = dict(
+        image_size=16, sampler=RandomBatchSampler(8, 4, seed=5), device=torch.device("cpu")
+    )
+    batches = Batches.of(open_images(arrays), transform.views, **options)
+    for epoch, batch in zip((0, 0, 1), batches.load(0, 3), strict=True):
         pixels = tensors(arrays)[batch.index]
         assert equal(transform(pixels, index=batch.index, seed=5, epoch=epoch), batch.views)
 

@@ -53,7 +53,7 @@ class Ours:
         self.parts = [batches.resized(side) for side in view_sides(self.config)]
         self.phases = len(self.parts)
         self.optimizer = optimizer_for(self.trained, self.config)
-        self.order = batches.order
+        self.sampler = batches.sampler
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,8 +67,8 @@ class Ours:
 
     def steps(self, start: int, total: int) -> Iterator[float]:
         """Train from one step to another; yield the loss of each."""
-        fed = Growing(self.parts, total).between(start, total)
-        per_epoch = self.order.steps_per_epoch
+        fed = Growing(self.parts, total).load(start, total)
+        per_epoch = self.sampler.steps_per_epoch
         config = with_length(self.config, math.ceil(total / per_epoch), per_epoch, CPU)
         for _, step in training_steps(
             config, self.trained, self.optimizer, fed, start=start, total=total

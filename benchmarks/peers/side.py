@@ -29,10 +29,10 @@ from benchmarks.peers.theirs import Theirs
 from benchmarks.shared.rows import commit, cpu
 from nearkin.config import TrainConfig
 from nearkin.data.batches import center_crops
-from nearkin.data.order import BatchOrder
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
+from nearkin.data.samplers import BatchSampler
 from nearkin.data.split import Split
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.measures import Measure
 from nearkin.files import replace_text
 from nearkin.networks.backbone import build_backbone
@@ -53,7 +53,7 @@ class Trainer(Protocol):
     phases: int  # Equal parts of a training, each with steps of a length of its own
 
     @property
-    def order(self) -> BatchOrder:
+    def sampler(self) -> BatchSampler:
         """Which images each step sees."""
 
     @property
@@ -119,7 +119,7 @@ def step_seconds(steps: Iterator[float], least: float, clock: str) -> float:
 def num_steps(run: Run, make: Callable[[], Trainer], clock: str) -> int:
     """Return the length of a training in steps."""
     if run.unit == "epochs":
-        return int(run.budget * make().order.steps_per_epoch)
+        return int(run.budget * make().sampler.steps_per_epoch)
     return affordable(make(), run.budget, clock)
 
 
@@ -197,10 +197,10 @@ def installed(package: str) -> str:
 
 def trained(progress: Progress, trainer: Trainer, clock: str) -> dict[str, Any]:
     """Return what the row of a training says beside its result."""
-    images, meter = progress.done * trainer.order.batch_size, progress.meter
+    images, meter = progress.done * trainer.sampler.batch_size, progress.meter
     return {
         "steps": progress.done,
-        "epochs": round(progress.done / trainer.order.steps_per_epoch, 3),
+        "epochs": round(progress.done / trainer.sampler.steps_per_epoch, 3),
         "images_per_second": round(images / meter.of(clock), 1),
         "seconds": round(meter.wall, 1),
         "cpu_seconds": round(meter.cpu, 1),

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.shared.lightly import WIRES, Images, Wired, update
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 
 BATCH: Final = 128
 LR, MOMENTUM, DECAY = 0.06, 0.9, 5e-4  # of SGD; also of SimSiam, whose rate it does not scale
@@ -50,7 +50,9 @@ class Theirs:
         self.wired = WIRES[self.method](self.network, self.pixels.shape[1])
         self.optimizer = optimizer_of(self.method, self.wired)
         self.peak = float(self.optimizer.param_groups[0]["lr"])
-        self.order = Order(len(self.pixels), min(BATCH, len(self.pixels)), self.seed)
+        self.sampler = RandomBatchSampler(
+            len(self.pixels), min(BATCH, len(self.pixels)), self.seed
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Theirs:
             "optimizer": type(self.optimizer).__name__,
             "lr": self.peak,
             "weight_decay": group["weight_decay"],
-            "batch_size": self.order.batch_size,
+            "batch_size": self.sampler.batch_size,
             "image_size": self.pixels.shape[1],
             "precision": "fp32",
         }
@@ -69,7 +71,7 @@ class Theirs:
         """Train from one step to another; yield the loss of each."""
         for draw in (torch.manual_seed, random.seed, np.random.seed):
             draw(1_000_003 * self.seed + start)
-        batches = (self.order.rows(step).tolist() for step in range(start, total))
+        batches = (self.sampler.rows(step).tolist() for step in range(start, total))
         loader = torch.utils.data.DataLoader(
             Images(self.pixels, self.wired.transform), batch_sampler=batches
         )

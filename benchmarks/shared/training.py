@@ -10,7 +10,7 @@ import torch
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import native_precision
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -57,18 +57,18 @@ def trained(
     method = kind(build_backbone(backbone, side), **(options or {}))
     method = method.to(memory_format=torch.channels_last)
     opened = open_images(samples)
-    batches = Batches(
+    batches = Batches.of(
         opened,
         views_of(augment, kind.views, more=kind.more_views)[: views or None],
         image_size=side,
-        order=Order(len(opened), batch, seed=0),
+        sampler=RandomBatchSampler(len(opened), batch, seed=0),
         device=CPU,
         workers=workers,
     )
     for _ in steps(
         method,
         build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4),
-        batches.between(0, total),
+        batches.load(0, total),
         start=0,
         total=total,
         schedule=warmup_cosine(),

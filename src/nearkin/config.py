@@ -52,7 +52,6 @@ PROTOCOLS: Final[Mapping[str, str]] = {
     "attentive": "attentive probe on the tokens before the pooling",
     "fewshot": "classifiers from 1, 2, 5 and 10 images per class, 10 draws each",
     "retrieval": "mAP, mAP@R and recall@1 of test images among training images",
-    "robustness": "kNN and linear probe under 13 common corruptions",
     "labelfree": "what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR",
 }
 FULL: Final = "full"

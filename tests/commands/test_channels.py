@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from cards import computed
-from needs import need
 from PIL import Image
 
 import nearkin
@@ -18,9 +18,6 @@ from nearkin.errors import DataError, UsageError
 from nearkin.report.image_map import thumbnails, tiles
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Silent
-
-need("tifffile")
-import tifffile  # noqa: E402
 
 SMALL = dict(
     batch_size=8, epochs=2, seed=0, workers=0, save_every=1, evaluate_every=0, report=False

@@ -20,11 +20,11 @@ import nearkin
 from nearkin.commands import export as command
 from nearkin.commands.export import PixelNetwork
 from nearkin.config import TrainConfig
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.discovery.classifier import Calibration, Classifier, read_classifier
 from nearkin.discovery.features import ViewSettings
 from nearkin.encoders.encoder import load, untrained, write_encoder
 from nearkin.encoders.native import write_native
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone

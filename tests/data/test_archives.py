@@ -234,10 +234,10 @@ def test_training_on_shards_is_training_on_their_files(shards, tmp_path):
     files = {name: PICTURES[name.partition("/")[2]] for name in packed.names}
     loose = open_images(write_files(tmp_path / "files", files))
     assert (packed.names, packed.fingerprint) == (loose.names, loose.fingerprint)
-    alone = list(batches(loose, 6).between(0, 9))
-    assert all(map(same, batches(packed, 6).between(0, 9), alone))
-    assert all(map(same, batches(packed, 6, workers=2).between(0, 9), alone))
-    assert all(map(same, batches(open_images(shards), 6, workers=1).between(5, 9), alone[5:]))
+    alone = list(batches(loose, 6).load(0, 9))
+    assert all(map(same, batches(packed, 6).load(0, 9), alone))
+    assert all(map(same, batches(packed, 6, workers=2).load(0, 9), alone))
+    assert all(map(same, batches(open_images(shards), 6, workers=1).load(5, 9), alone[5:]))
 
 
 def test_threads_read_many_shards_at_once_whatever_stays_open(shards, monkeypatch):

@@ -2,23 +2,24 @@
 
 import shutil
 
+import builders
 import loaders
 import numpy as np
 import pytest
 import torch
 from loaders import same
 from PIL import Image
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+import nearkin
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops, center_crops, to_input
+from nearkin.data.batches import Batches, CenterCrops, Growing, center_crops, to_input
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import crop
-from nearkin.errors import DataError
+from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.errors import DataError, UsageError
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
@@ -31,18 +32,9 @@ def small_images(count=40):
 
 def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_cifar", views=2):
     images = open_images(data, cache=False)
-    order = Order(len(images), batch_size, seed)
+    order = RandomBatchSampler(len(images), batch_size, seed)
     kinds = views_of(preset, ("strong",) * min(views, 2), more=views > 2)
-    return Batches(images, kinds, image_size=size, order=order, device=CPU, workers=workers)
-
-
-def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order():
-    order = Order(num_images=43, batch_size=10, seed=0)
-    epochs = [[order.rows(4 * epoch + step) for step in range(4)] for epoch in range(2)]
-    orders = [np.concatenate(epoch) for epoch in epochs]
-    assert all(len(set(rows.tolist())) == 40 for rows in orders)
-    assert orders[0].tolist() != orders[1].tolist()
-    assert [order.epoch(step) for step in (0, 3, 4)] == [0, 0, 1]
+    return Batches.of(images, kinds, image_size=size, sampler=order, device=CPU, workers=workers)
 
 
 def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
@@ -53,17 +45,17 @@ def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
     assert not torch.equal(first[0], made.views(1, rows)[0])
     assert not torch.equal(first[0], batches(small_images(), seed=1).views(0, rows)[0])
     assert not torch.equal(first[0], first[1])
-    straight = list(made.between(0, 12))
-    assert all(map(same, batches(small_images()).between(7, 12), straight[7:]))
+    straight = list(made.load(0, 12))
+    assert all(map(same, batches(small_images()).load(7, 12), straight[7:]))
 
 
 def test_a_batch_holds_the_views_the_index_and_no_label():
     data = (small_images(), np.arange(40) % 3)
-    batch = next(batches(data).between(0, 1))
+    batch = next(batches(data).load(0, 1))
     assert [view.shape for view in batch.views] == [(8, 3, 12, 12)] * 2
-    assert batch.index.tolist() == Order(40, 8, 0).rows(0).tolist()
+    assert batch.index.tolist() == RandomBatchSampler(40, 8, 0).rows(0).tolist()
     assert (batch.label == UNKNOWN).all()
-    multi_crop = next(batches(small_images(), preset="swav", views=8).between(0, 1))
+    multi_crop = next(batches(small_images(), preset="swav", views=8).load(0, 1))
     assert [view.shape[-1] for view in multi_crop.views] == [12, 12, 5, 5, 5, 5, 5, 5]
 
 
@@ -74,7 +66,7 @@ def test_a_photograph_that_turns_bad_is_replaced_alike_with_any_number_of_worker
     made = [batches(folder, batch_size=4, size=32, workers=workers) for workers in (0, 1, 2)]
     (folder / "03.jpg").write_bytes(b"\xff\xd8 rotten")
     (folder / "05.jpg").unlink()
-    alone, *helped = (list(each.between(0, 6)) for each in made)
+    alone, *helped = (list(each.load(0, 6)) for each in made)
     assert all(all(map(same, batches_of_workers, alone)) for batches_of_workers in helped)
     assert all(set(each.bad) == {3, 5} for each in made)
     assert not any(np.isin([3, 5], batch.index).any() for batch in alone)
@@ -89,8 +81,8 @@ def test_all_parts_of_small_images_that_are_not_square_are_seen(size):
         thirds[:, :, columns, color] = 255
     made = batches(thirds, size=20, preset="moco_v2")
     rows = np.arange(64)
-    boxes = made.sampler.sample(0, rows)[0].box
-    pixels = made.sampler.resized(20).load(0, rows).views[0].numpy().argmax(axis=-1)
+    boxes = made.dataset.sample(0, rows)[0].box
+    pixels = made.dataset.load(0, rows).views[0].numpy().argmax(axis=-1)
     left, span = boxes[:, 0, None], boxes[:, 2, None]
     expected = np.floor(3 * (left + span * (np.arange(20) + 0.5) / 20)).clip(0, 2)
     assert (pixels[:, 10] == expected).mean() > 0.95
@@ -112,11 +104,11 @@ def small_folder(tmp_path):
 
 
 def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(small_folder):
-    order = Order(40, 8, seed=3)
+    order = RandomBatchSampler(40, 8, seed=3)
     kinds = views_of("simclr_cifar")
-    made = Batches(small_folder, kinds, image_size=12, order=order, device=CPU)
+    made = Batches.of(small_folder, kinds, image_size=12, sampler=order, device=CPU)
     assert made.bad == {7: "text, not an image", 31: "unreadable"}
-    batch_rows = np.concatenate([batch.index.numpy() for batch in made.between(0, 10)])
+    batch_rows = np.concatenate([batch.index.numpy() for batch in made.load(0, 10)])
     planned = np.concatenate([order.rows(step) for step in range(10)])
     replaced = np.flatnonzero(np.isin(planned, [7, 31]))
     assert len(replaced) == 4  # both, in each of two epochs
@@ -125,32 +117,9 @@ def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(sm
         planned[place] = next(row for row in draws.astype(int) if row not in (7, 31))
     assert batch_rows.tolist() == planned.tolist()
     rows = np.array([7, 31, 0])
-    loaded = made.sampler.load(1, rows)
-    assert all(loaded.rows == made._from_memory(made.pixels, [(1, rows)])[0][1])
-    bad, good = made.views(1, np.array([7])), made.views(1, loaded.rows[:1])
-    assert all(map(torch.equal, bad, good))
-
-
-@pytest.mark.parametrize(("preset", "views"), [("simclr_cifar", 2), ("dino", 8)])
-def test_views_of_several_steps_are_made_at_once_to_the_bit(preset, views):
-    """Across the end of an epoch, from any step, with fewer steps at the end."""
-    one, several = (batches(small_images(), preset=preset, views=views) for _ in range(2))
-    assert one.steps_at_once == 1  # on a CPU, which would not gain
-    several.steps_at_once = 3
-    for ours, theirs in zip(several.between(2, 9), one.between(2, 9), strict=True):
-        assert same(ours, theirs)
-        assert torch.equal(ours.label, theirs.label)
-        assert [view.stride() for view in ours.views] == [view.stride() for view in theirs.views]
-
-
-def test_a_gpu_makes_many_small_views_at_once_and_few_large_ones():
-    images, steps = open_images(small_images()), []
-    for side in (32, 512):
-        with FakeTensorMode():
-            order, gpu = Order(len(images), 40, seed=0), torch.device("cuda")
-            made = Batches(images, views_of("simclr"), image_size=side, order=order, device=gpu)
-        steps.append(made.steps_at_once)
-    assert steps == [8, 2]
+    loaded = made.dataset.load(1, rows)
+    from_memory = zip(made.views(1, rows), made.views(1, loaded.rows), strict=True)
+    assert all(torch.equal(bad, good) for bad, good in from_memory)
 
 
 def test_a_run_without_a_readable_image_or_a_full_batch_stops(small_folder, tmp_path):
@@ -160,7 +129,7 @@ def test_a_run_without_a_readable_image_or_a_full_batch_stops(small_folder, tmp_
         file.unlink()
     made = loaders.batches(small_folder, 8, 12)
     with pytest.raises(DataError, match=r"\.png and 8 images drawn in its place cannot be read"):
-        next(made.between(0, 1))
+        next(made.load(0, 1))
 
 
 def test_large_arrays_are_cropped_like_the_same_images_in_files(tmp_path):
@@ -169,13 +138,13 @@ def test_large_arrays_are_cropped_like_the_same_images_in_files(tmp_path):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     of_array, of_files = (batches(data, batch_size=4, size=32) for data in (pixels, tmp_path))
     assert of_array.pixels is None
-    assert all(map(same, of_array.between(0, 4), of_files.between(0, 4)))
+    assert all(map(same, of_array.load(0, 4), of_files.load(0, 4)))
 
 
 def test_workers_that_are_not_forks_load_the_same(photographs, forkserver):
     before = torch.get_rng_state()
     alone, helped = (
-        list(batches(photographs, batch_size=4, size=32, workers=workers).between(0, 2))
+        list(batches(photographs, batch_size=4, size=32, workers=workers).load(0, 2))
         for workers in (0, 1)
     )
     assert all(map(same, alone, helped))
@@ -225,3 +194,66 @@ def test_arrays_are_cropped_together_as_they_are_one_by_one():
             np.testing.assert_array_equal(together, one_by_one, err_msg=str(view))
             together[:] = 0  # a copy: the images stay
             assert images.read(3).any()
+
+
+def growing(preset="swav", side=96, size=64):
+    images, views = (
+        open_images(builders.pixels(24, side), cache=False),
+        views_of(preset, more=True)[:3],
+    )
+    sampler = RandomBatchSampler(24, 8, 0)
+    return Batches.of(images, views, image_size=size, sampler=sampler, device=CPU)
+
+
+def sides(feed, start, stop):
+    return [tuple(view.shape[-1] for view in batch.views) for batch in feed.load(start, stop)]
+
+
+def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
+    made = growing()
+    feed = Growing([made.resized(side) for side in (32, 48, 64)], total=7)
+    whole = [(32, 32, 14)] * 2 + [(48, 48, 21)] * 2 + [(64, 64, 27)] * 3
+    assert sides(feed, 0, 7) == whole
+    for start in range(7):
+        assert sides(feed, start, 7) == whole[start:]
+    assert sides(feed, 1, 4) == whole[1:4]
+    assert feed.sampler is made.sampler
+
+
+def test_a_smaller_view_shows_what_the_larger_one_shows():
+    """Averaged to the same size, the views of both sizes differ by what resampling loses."""
+    for side, size in ((48, 48), (96, 64)):
+        made = growing("simclr", side, size)
+        assert (made.pixels is not None) == (side == 48)  # in memory, and as from files
+        half = made.resized(size // 2)
+        for large, little in zip(made.load(0, 3), half.load(0, 3), strict=True):
+            assert large.index.tolist() == little.index.tolist()
+            for a, b in zip(large.views, little.views, strict=True):
+                assert 2 * b.shape[-1] == a.shape[-1]
+                rows = zip(torch.nn.functional.avg_pool2d(a, 2).flatten(1), b.flatten(1))
+                alike = [torch.corrcoef(torch.stack(row))[0, 1].item() for row in rows]
+                assert np.median(alike) > 0.8
+
+
+def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):
+    settings = {"backbone": "timm:test_vit2", "image_size": 32, "epochs": 1}
+    with pytest.raises(UsageError, match=r"images of 20 px .*; give --view-sizes 16 or 32"):
+        nearkin.train(
+            builders.pixels(16, 32), out=tmp_path / "run", view_sizes="32,20", **settings
+        )
+
+
+def test_a_run_whose_views_grow_resumes_exactly(tmp_path):
+    settings = {"method": "moco", "batch_size": 16, "backbone": "tiny", "view_sizes": "8,12,16"}
+    settings |= {"epochs": 3, "save_every": 5, "evaluate_every": 0, "val": 0.0}
+    made = nearkin.train(builders.pixels(64, 16), out=tmp_path / "run", report=False, **settings)
+    assert made.summary["image_size"] == 16
+    run = made.folder
+    expected = run.encoder.read_bytes()
+    for late in (run.checkpoints / "ckpt-00000012.pt", run.summary, run.encoder):
+        late.unlink()
+    nearkin.train(builders.pixels(64, 16), out=run.path, resume=True, report=False, **settings)
+    assert run.encoder.read_bytes() == expected
+    log = run.log.read_text()
+    assert "resuming after step 10 of 12" in log
+    assert "views of 8,12,16 px" in log

@@ -75,23 +75,23 @@ def test_what_is_read_is_the_whole_image_at_the_kept_size(folder):
 
 def test_batches_are_the_same_wherever_images_are_kept_and_with_any_workers(folder):
     images = open_images(folder, cache=False)
-    alone = list(batches(images, size=SIZE, cache="ram").between(0, 9))
+    alone = list(batches(images, size=SIZE, cache="ram").load(0, 9))
     for options in (dict(cache="disk"), dict(cache="disk"), dict(cache="ram", workers=2)):
-        assert all(map(same, batches(images, size=SIZE, **options).between(0, 9), alone))
-    later = batches(images, size=SIZE, cache="ram").between(6, 9)
+        assert all(map(same, batches(images, size=SIZE, **options).load(0, 9), alone))
+    later = batches(images, size=SIZE, cache="ram").load(6, 9)
     assert all(map(same, later, alone[6:]))
-    (plain,) = batches(images, size=SIZE).between(0, 1)
+    (plain,) = batches(images, size=SIZE).load(0, 1)
     assert not same(alone[0], plain)  # which is cut from other pixels
 
 
 def assert_decoded_once(folder, workers, until, *places):
     images = open_images(folder, cache=False)
     made = [batches(images, size=SIZE, cache=place, workers=workers) for place in places]
-    expected = [list(each.between(0, until)) for each in made]
+    expected = [list(each.load(0, until)) for each in made]
     for path in folder.iterdir():
         path.unlink()
     for each, before in zip(made, expected, strict=True):
-        assert all(map(same, each.between(0, until), before))
+        assert all(map(same, each.load(0, until), before))
         assert each.bad == {}
 
 
@@ -106,9 +106,9 @@ def test_workers_that_are_not_forks_share_what_is_kept(folder, forkserver):
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")
 def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder):
     images = open_images(folder, cache=False)
-    expected = list(batches(images, size=SIZE, cache="ram").between(0, 9))
+    expected = list(batches(images, size=SIZE, cache="ram").load(0, 9))
     for place in PLACES:
-        made = batches(images, size=SIZE, cache=place, workers=2).between(0, 9)
+        made = batches(images, size=SIZE, cache=place, workers=2).load(0, 9)
         result = [next(made)]
         for child in multiprocessing.active_children():
             os.kill(child.pid, signal.SIGKILL)
@@ -181,7 +181,7 @@ def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
     (folder / "02.jpg").write_bytes(b"rotten")
     (folder / "09.jpg").unlink()
     plain = batches(images, size=SIZE)
-    expected = [batch.index.tolist() for batch in plain.between(0, 6)]
+    expected = [batch.index.tolist() for batch in plain.load(0, 6)]
     for place in PLACES:
         cache = Cache(images, SIZE, place)
         for row, reason in plain.bad.items():
@@ -189,7 +189,7 @@ def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
                 with pytest.raises(BadImage, match=reason):
                     cache.read(row)
         made = batches(images, size=SIZE, cache=place)
-        assert [batch.index.tolist() for batch in made.between(0, 6)] == expected
+        assert [batch.index.tolist() for batch in made.load(0, 6)] == expected
         assert made.bad == plain.bad == {2: "text, not an image", 9: "unreadable"}
 
 

@@ -1,30 +1,29 @@
 """Images of many channels and of more than 8 bits: what is read, its range, and its views."""
 
 import io
-import sys
+import struct
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from builders import as_bytes
 from loaders import batches, same
-from needs import need
-from PIL import Image
+from PIL import Image, ImageOps
 
 from nearkin.data.augmentations import SIMCLR
 from nearkin.data.batches import CenterCrops
-from nearkin.data.channels import NEEDS_TIFFFILE, array_pixels, header, preview, read_channels
-from nearkin.data.copies import copy_to
-from nearkin.data.decode import UPRIGHT, BadImage, crops
+from nearkin.data.channels import NEEDS_CODECS, array_pixels, header, preview, read_channels
+from nearkin.data.decode import BadImage, PixelType, crops
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import View, augment, contrast, sample_view
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
-
-need("tifffile")
-import tifffile  # noqa: E402  (an extra)
+from nearkin.run.copies import copy_to
 
 
 def values(count: int = 13, dtype: str = "uint16", seed: int = 0, side: int = 24) -> np.ndarray:
@@ -76,8 +75,12 @@ def test_every_value_of_every_layout_comes_back(how):
     for count, dtype in ((2, "uint8"), (4, "uint16"), (13, "float32")):
         pixels = values(count, dtype)
         encoded = WRITTEN[how](pixels)
-        assert header(encoded) == (f"TIFF of {count} {dtype}", 28, 24)
+        assert header(encoded) == ("TIFF", 28, 24, PixelType(count, dtype))
         assert (read_channels(encoded) == pixels).all(), dtype
+        whole = header(encoded)
+        for size in (8, 16, *range(100, len(encoded), 997), len(encoded) - 1):
+            with suppress(BadImage):  # then all of the file is read
+                assert header(encoded[:size], whole=False) == whole, size
 
 
 def test_gray_of_more_than_8_bits_is_never_clipped_whoever_wrote_it():
@@ -88,28 +91,31 @@ def test_gray_of_more_than_8_bits_is_never_clipped_whoever_wrote_it():
     assert pixels.max() > 20_000
     for kind in ("PNG", "TIFF"):
         encoded = as_bytes(Image.fromarray(pixels), kind)
-        assert header(encoded).format == f"{kind} of 1 uint16"
+        assert header(encoded) == (kind, 28, 24, PixelType(1, "uint16"))
         assert (read_channels(encoded)[..., 0] == pixels).all()
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_orientation_turns_all_channels(count):
     pixels = values(count)
-    for turn, how in UPRIGHT.items():
+    planes = [Image.fromarray(plane.copy()) for plane in planar(pixels)]
+    for turn in range(1, 9):
         encoded = contiguous(pixels, extratags=[(274, 3, 1, turn, True)])
-        upright = [Image.fromarray(plane.copy()).transpose(how) for plane in planar(pixels)]
-        expected = np.stack([np.asarray(plane) for plane in upright], axis=-1)
-        assert header(encoded)[:0:-1] == expected.shape[:2]
+        for plane in planes:
+            plane.getexif()[274] = turn
+        upright = [np.asarray(ImageOps.exif_transpose(plane)) for plane in planes]
+        expected = np.stack(upright, axis=-1)
+        assert header(encoded)[2:0:-1] == expected.shape[:2]
         assert (read_channels(encoded) == expected).all(), turn
 
 
 def test_rgb_gray_and_transparent_tiffs_of_8_bits_are_as_before():
     pixels = values(4, "uint8")
     for shown in (pixels[..., 0], pixels[..., :3], pixels):  # the last with transparency
-        assert header(tiff(shown)).format == "TIFF"
-    assert header(tiff(planar(values(5, "uint8")))).format == "TIFF"  # its first page
+        assert header(tiff(shown)).pixel_type is None
+    assert header(tiff(planar(values(5, "uint8")))).pixel_type is None  # its first page
     infrared = tiff(pixels, photometric="rgb", extrasamples=["unspecified"])
-    assert header(infrared).format == "TIFF of 4 uint8"
+    assert header(infrared).pixel_type == PixelType(4, "uint8")
     assert (read_channels(infrared) == pixels).all()
 
 
@@ -134,13 +140,26 @@ def test_a_tiff_that_ends_early_is_bad_wherever_it_ends():
                 read_channels(encoded[:size])
 
 
-def test_without_tifffile_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tifffile", None)
+def test_without_the_codecs_one_line_says_what_to_install():
+    deflated, lzw = (struct.pack("<HHIHH", 259, 3, 1, number, 0) for number in (8, 5))
+    encoded = contiguous(values(), compression="zlib").replace(deflated, lzw)
     with pytest.raises(BadImage) as error:
-        header(contiguous(values()))
-    assert error.value.reason == NEEDS_TIFFFILE
-    gray = values(1)
-    assert (read_channels(tiff(gray[..., 0])) == gray).all()  # Pillow does
+        read_channels(encoded)
+    assert error.value.reason == ("unreadable" if find_spec("imagecodecs") else NEEDS_CODECS)
+    gray = as_bytes(Image.fromarray(values(1)[..., 0]), "TIFF", compression="tiff_lzw")
+    assert (read_channels(gray) == values(1)).all()  # Pillow does
+
+
+@pytest.mark.parametrize("pages", [1, 150])
+def test_pages_in_a_circle_are_bad_and_never_walked_for_long(pages):
+    encoded = contiguous(np.stack([values(4)] * pages), metadata=None)
+    (last,) = (
+        page.offset + 2 + 12 * len(page.tags)
+        for page in tifffile.TiffFile(io.BytesIO(encoded)).pages[-1:]
+    )
+    circle = encoded[:last] + encoded[4:8] + encoded[last + 4 :]
+    with pytest.raises(BadImage, match="too-large: more than 65536 pages"):
+        header(circle)
 
 
 def test_ranges_are_percentiles_and_the_statistics_are_of_what_is_scaled(tmp_path):
@@ -293,7 +312,7 @@ def test_batches_have_all_channels_with_any_number_of_workers(tmp_path):
             (tmp_path / f"{number}.tif").write_bytes(stored)
         images = open_images(tmp_path)
         assert (set(images.channels.low), set(images.channels.high)) == ({0.0}, {255.0})
-        alone, helped = (batches(images, size=16, workers=n).between(0, 3) for n in (0, 1))
+        alone, helped = (batches(images, size=16, workers=n).load(0, 3) for n in (0, 1))
         for one, other in zip(alone, helped, strict=True):
             assert one.views[0].shape == (4, 4, 16, 16)
             assert same(one, other)

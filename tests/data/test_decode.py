@@ -33,7 +33,7 @@ def test_every_format_decodes_to_the_pixels_that_were_saved_unless_it_stops_half
     for kind in FORMATS:
         encoded = as_bytes(image, kind)
         got = np.asarray(decode(encoded), int)
-        assert header(encoded) == (kind, 64, 48)
+        assert header(encoded) == (kind, 64, 48, None)
         if kind in ("PNG", "BMP", "TIFF", "PPM"):
             assert (got == np.asarray(image)).all(), kind
         else:
@@ -52,7 +52,7 @@ def test_the_eight_exif_orientations_are_those_of_pillow():
             exif[0x0112], lossless = orientation, {"lossless": True} if kind == "WEBP" else {}
             encoded = as_bytes(noised(60, 40), kind, exif=exif, **lossless)
             theirs = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))))
-            assert header(encoded) == (kind, *theirs.shape[1::-1])
+            assert header(encoded) == (kind, *theirs.shape[1::-1], None)
             assert theirs.shape == ((40, 60, 3) if orientation < 5 else (60, 40, 3))
             assert (np.asarray(decode(encoded)) == theirs).all(), (kind, orientation)
 
@@ -80,31 +80,25 @@ def test_what_is_transparent_becomes_white():
     assert (np.asarray(decode(as_bytes(palette, "GIF", transparency=1))) == 255).all()
 
 
-COMMENT = b"# from a camera\n#\r#\n"
-
-
-@pytest.mark.parametrize("kind", ["P2", "P3", "P5", "P6"])
+@pytest.mark.parametrize("kind", ["P5", "P6"])
 def test_netpbm_samples_are_scaled_by_the_largest_value_of_the_header(kind):
     """GTSRB is PPM, many medical and astronomical images are PGM of 10 to 16 bits."""
-    bands = 3 if kind in ("P3", "P6") else 1
+    bands = 3 if kind == "P6" else 1
     for largest in (1, 99, 255, 1023, 65535):
         samples = np.random.default_rng(0).integers(0, largest + 1, (7, 5, bands))
-        head = kind.encode() + b"\n" + COMMENT + b"5 7 " + COMMENT + b"\n%d\n" % largest
-        if kind in ("P2", "P3"):
-            text = [b"%d" % sample for sample in samples.ravel()]
-            data = b" ".join(text[:20]) + b"\n" + COMMENT + b"\t\n".join(text[20:])
-        else:
-            data = samples.astype(">u2" if largest > 255 else "u1").tobytes()
-        assert header(head + data) == ("PPM", 5, 7)
+        head = kind.encode() + b"\n# from a camera\n#\r#\n5 7 #\n%d\n" % largest
+        data = samples.astype(">u2" if largest > 255 else "u1").tobytes()
+        assert header(head + data) == ("PPM", 5, 7, None)
         got = np.asarray(decode(head + data))
         assert (got == np.rint(samples * (255 / largest))).all(), largest
         assert reason((head + data)[: -len(data) // 2]) == "truncated"
 
 
-def test_a_text_of_comments_takes_no_more_time_than_its_length():
-    """In Pillow 12 the time is quadratic: hours for these 4 MB."""
-    data = b"P2 2 2 255\n" + b"#\n" * 2_000_000 + b"0 0 255 255"
-    assert np.asarray(decode(data))[:, :, 0].tolist() == [[0, 0], [255, 255]]
+def test_netpbm_as_text_is_refused_at_once():
+    """In Pillow the time is quadratic in its comments: hours for these 4 MB."""
+    for kind in (b"P2", b"P3"):
+        data = kind + b" 2 2 255\n" + b"#\n" * 2_000_000 + b"0 0 255 255"
+        assert reason(data) == "PGM or PPM as text; convert it to PNG"
 
 
 def test_gray_and_one_bit_images_have_three_equal_channels_and_cmyk_keeps_its_colors():

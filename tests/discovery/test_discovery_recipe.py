@@ -137,12 +137,12 @@ def test_the_base_loss_of_a_recipe_is_its_method_without_the_contrastive_terms()
 def test_a_recipe_trains_the_end_of_its_network_and_slows_down_when_it_should(path, learning):
     """Two steps: the last one before the rate drops, or half-way, and the one after it."""
     config, method, feed = learning.config, learning.method, learning.feed
-    settings, per_epoch = read_toml(path, DiscoverConfig), feed.order.steps_per_epoch
+    settings, per_epoch = read_toml(path, DiscoverConfig), feed.sampler.steps_per_epoch
     assert config.epochs == settings["epochs"]
     total, drop = config.epochs * per_epoch, DROPS.get(path.stem, config.epochs // 2) * per_epoch
     optimizer, body = optimizer_for(method, config), method.backbone.body
     before = {name: value.clone() for name, value in body.state_dict().items()}
-    rates, two = [], feed.between(drop - 1, drop + 1)
+    rates, two = [], feed.load(drop - 1, drop + 1)
     how = dict(start=drop - 1, total=total, schedule=schedule_for(config), seed=config.seed)
     for _, output in steps(method, optimizer, two, **how):
         assert output.loss.isfinite()

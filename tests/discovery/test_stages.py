@@ -12,7 +12,7 @@ from torch import nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order, Streams
+from nearkin.data.samplers import RandomBatchSampler, TwoStreamBatchSampler
 from nearkin.discovery.classifier import head_clustering
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import (
@@ -46,17 +46,17 @@ def marked():
     return torch.cat([torch.stack([view, image], dim=2).float(), rest], dim=2)
 
 
-def cached_views(num_views=2, order=None, labels=None):
+def cached_views(num_views=2, sampler=None, labels=None):
     labels = np.arange(IMAGES) % 3 if labels is None else labels
-    order = order or Order(IMAGES, 10, seed=3)
-    return CachedViews(marked(), order=order, num_views=num_views, labels=labels)
+    sampler = sampler or RandomBatchSampler(IMAGES, 10, seed=3)
+    return CachedViews(marked(), sampler=sampler, num_views=num_views, labels=labels)
 
 
 def test_a_step_draws_different_cached_views_of_the_same_images():
     for num_views in (1, 2, CACHED):
         feed = cached_views(num_views)
-        for step, batch in enumerate(feed.between(0, 9)):
-            rows = feed.order.rows(step)
+        for step, batch in enumerate(feed.load(0, 9)):
+            rows = feed.sampler.rows(step)
             assert batch.index.tolist() == rows.tolist()
             assert batch.label.tolist() == (rows % 3).tolist()
             assert len(batch.views) == num_views
@@ -68,7 +68,7 @@ def test_a_step_draws_different_cached_views_of_the_same_images():
 
 
 def test_every_cached_view_of_every_image_comes_first_in_some_epoch_and_all_evenly():
-    first = torch.cat([batch.views[0][:, :2, 0, 0] for batch in cached_views().between(0, 300)])
+    first = torch.cat([batch.views[0][:, :2, 0, 0] for batch in cached_views().load(0, 300)])
     assert len(first[:1200].unique(dim=0)) == CACHED * IMAGES
     shares = torch.bincount(first[:, 0].long(), minlength=CACHED) / len(first)
     np.testing.assert_allclose(shares, 1 / CACHED, atol=0.03)  # 3,000 draws: four deviations
@@ -76,9 +76,9 @@ def test_every_cached_view_of_every_image_comes_first_in_some_epoch_and_all_even
 
 def test_any_start_gives_the_same_batches():
     feed = cached_views()
-    whole = list(feed.between(0, 9))
+    whole = list(feed.load(0, 9))
     for start, again in ((0, cached_views()), (1, feed), (4, cached_views()), (7, feed)):
-        for expected, result in zip(whole[start:], again.between(start, 9), strict=True):
+        for expected, result in zip(whole[start:], again.load(start, 9), strict=True):
             assert torch.equal(torch.stack(expected.views), torch.stack(result.views))
             assert torch.equal(expected.index, result.index)
             assert torch.equal(expected.label, result.label)
@@ -88,11 +88,11 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
     """Nor on the batch size: only on the seed, the epoch and the image."""
 
     def chosen(batch_size, seed=3):
-        feed = cached_views(order=Order(IMAGES, batch_size, seed))
-        per_epoch = feed.order.steps_per_epoch
+        feed = cached_views(sampler=RandomBatchSampler(IMAGES, batch_size, seed))
+        per_epoch = feed.sampler.steps_per_epoch
         return {
             (step // per_epoch, int(image)): [view[row, 0].item() for view in batch.views]
-            for step, batch in enumerate(feed.between(0, 2 * per_epoch))
+            for step, batch in enumerate(feed.load(0, 2 * per_epoch))
             for row, image in enumerate(batch.index)
         }
 
@@ -104,8 +104,8 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
 
 def test_images_without_a_label_have_none_in_a_batch_either():
     labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNKNOWN)
-    order = Streams(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
-    for batch in cached_views(order=order, labels=labels).between(0, 6):
+    order = TwoStreamBatchSampler(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
+    for batch in cached_views(sampler=order, labels=labels).load(0, 6):
         assert batch.label[batch.index >= 6].eq(UNKNOWN).all()
         assert batch.label[batch.index < 6].tolist() == (batch.index[batch.index < 6] % 2).tolist()
         assert (batch.index < 6).sum() == 4
@@ -174,7 +174,7 @@ def test_a_task_knows_its_labeled_and_its_unlabeled_images_and_no_stage_sees_tho
 
 def seen(*stages, steps=12):
     """The images in the first batches of these stages."""
-    batches = [batch for stage in stages for batch in stage.feed.between(0, steps)]
+    batches = [batch for stage in stages for batch in stage.feed.load(0, steps)]
     return set(torch.cat([batch.index for batch in batches]).tolist())
 
 
@@ -183,7 +183,7 @@ def test_the_first_stage_sees_labeled_images_only_and_the_second_half_of_each_ba
     known, stage = started(encoder, task)
     assert seen(known) == set(task.labeled.tolist())
     assert known.config.method == "supervised"
-    for batch in stage.feed.between(0, 6):
+    for batch in stage.feed.load(0, 6):
         assert (batch.label != UNKNOWN).sum() == 8
         assert len(batch.label) == 16
     assert seen(stage, steps=30) == set(range(50))
@@ -280,8 +280,8 @@ def test_few_images_are_learned_from_and_too_few_refused_in_one_line(method):
         known, stage = trained(labeled, unlabeled, method)
         assert finite(known.method), (labeled, unlabeled)
         assert finite(stage.method), (labeled, unlabeled)
-        assert stage.feed.order.steps_per_epoch >= 1
-        assert stage.feed.order.num_labeled <= labeled
+        assert stage.feed.sampler.steps_per_epoch >= 1
+        assert stage.feed.sampler.num_labeled <= labeled
     for labeled, unlabeled, says in (
         (0, 20, "0 labeled images to learn from"),
         (1, 20, "1 labeled images to learn from"),
@@ -299,7 +299,7 @@ def test_a_batch_that_the_images_do_not_fill_shrinks():
         for batch_size, method in itertools.product((16, 128), LAST):
             settings = base(batch_size=batch_size)
             init = StageInit(known_stage(encoder, task, settings).method)
-            order = class_stage(encoder, task, settings, init, method, {}).feed.order
+            order = class_stage(encoder, task, settings, init, method, {}).feed.sampler
             assert order.num_labeled <= order.batch_size / 2
             assert order.batch_size - order.num_labeled <= unlabeled
             if min(labeled, unlabeled) >= batch_size // 2:
@@ -404,8 +404,8 @@ def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
     settings = resolve(TrainConfig(backbone="small", batch_size=4), images, CPU)
     pretrained = Encoder(build_backbone("small", 32), 32, {})
     encoder = FinetunedEncoder(pretrained, images, DiscoverConfig(), settings, CPU)
-    order = Streams(np.zeros(0, np.int64), np.arange(8), 4, 0)
-    batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNKNOWN)).between(0, 1))
+    order = TwoStreamBatchSampler(np.zeros(0, np.int64), np.arange(8), 4, 0)
+    batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNKNOWN)).load(0, 1))
     assert {view.shape for view in batch.views} == {(4, 3, 32, 32)}
 
 

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from sources import cache_of_hub, offline, refusal, varied
 
 from nearkin.commands.info import pretrained_lines
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import folder_license, origin_lines
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.pretrained import license_of
 from nearkin.errors import CheckpointError, UsageError
 

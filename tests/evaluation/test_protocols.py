@@ -11,13 +11,12 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 from nearkin.config import PROTOCOLS
-from nearkin.data.corruptions import CORRUPTIONS
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation import measures, robustness, views
+from nearkin.evaluation import measures, views
 from nearkin.evaluation.attentive import attentive_probe
-from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, pixel_features
 from nearkin.evaluation.measures import few_shot, knn, knn_grid, retrieval
 from nearkin.evaluation.protocols import ENTRIES, chosen
@@ -40,11 +39,8 @@ def blobs(n, classes=4, dim=6, seed=0, spread=1.5):
 
 @pytest.fixture(scope="module", autouse=True)
 def few():
-    """Fewer draws, corruptions and steps than there are, since each costs the same again."""
+    """Fewer draws and steps than there are, since each costs the same again."""
     with pytest.MonkeyPatch.context() as patch:
-        some = {name: CORRUPTIONS[name] for name in ("fog", "contrast", "pixelate")}
-        patch.setattr(robustness, "CORRUPTIONS", some)
-        patch.setattr(robustness, "SEVERITIES", (2, 4))
         patch.setattr(measures, "DRAWS", 2)
         patch.setattr(probe, "STEPS", 30)
         patch.setattr(attentive, "STEPS", 15)
@@ -76,9 +72,9 @@ def test_nothing_else_is_measured_than_was_chosen_and_what_cannot_be_says_why():
     assert (names[0], names[-1]) == ("retrieval mAP", "10-shot logistic")
     assert len(names) == 3 + 8
     assert not left_out
-    names, left_out = measured("robustness,attentive")
+    names, left_out = measured("attentive")
     assert not names
-    assert set(left_out) == {"robustness", "attentive probe"}
+    assert set(left_out) == {"attentive probe"}
     assert all("needs the images" in reason for reason in left_out.values())
     for protocol in ("knn", "fewshot", "retrieval"):
         names, left_out = measured(protocol, test.unlabeled())
@@ -187,7 +183,7 @@ def test_all_tables_get_all_measures(full):
     without = {"attentive probe", "linear probe, same images", "view retrieval", "alignment"}
     without |= {"neighbor agreement"}
     assert set(names["encoder"]) - set(names["pixels"]) == without
-    assert {"LiDAR", "kNN, kept", "linear probe, corrupted", "kNN, fog"} <= set(names["pixels"])
+    assert "LiDAR" in names["pixels"]
     assert set(full.left_out) == {"alpha-ReQ"}
     for measure in full.measures["encoder"]:
         assert measure.low is None or measure.low <= measure.value <= measure.high
@@ -201,26 +197,16 @@ def test_quick_measures_are_the_same_among_others(split, full):
     assert all(everything[name] == measure for name, measure in quick.items())
 
 
-def test_robustness_is_the_mean_over_corruptions_relative_to_clean_images(full):
-    of = named(full.measures["encoder"])
-    families = [of[f"kNN, {name}"].value for name in robustness.CORRUPTIONS]
-    assert of["kNN, corrupted"].value == pytest.approx(np.mean(families))
-    clean = of["kNN top-1"].value  # of the same twelve images
-    assert of["kNN, kept"].value == pytest.approx(of["kNN, corrupted"].value / clean)
-    assert of["kNN, uncorrupted"].value == clean
-
-
 def views_of(encoder, split, seed=0):
     return views.ImageViews(encoder, split.train, split.test, seed, 0, "simclr_cifar", CPU)
 
 
 def test_raw_pixels_as_an_encoder_are_those_of_the_floor(split):
     features = pixel_features([split.train, split.test], 0)
-    of = views_of(pixel_encoder(split.train, 32, 0), split)
-    clean = of.corrupted(100, "", 1)
-    assert torch.allclose(clean.tensor, features[1], atol=1e-5)
-    assert torch.allclose(clean.tensor.norm(dim=1), torch.ones(12))
-    assert not np.allclose(of.corrupted(100, "contrast", 5).vectors, clean.vectors, atol=1e-3)
+    encoder = pixel_encoder(split.train, 32, 0)
+    encoded = encode_images(encoder, split.test, device=CPU, workers=0).tensor
+    assert torch.allclose(encoded, features[1], atol=1e-5)
+    assert torch.allclose(encoded.norm(dim=1), torch.ones(12))
 
 
 def test_views_of_an_image_differ_and_the_first_is_the_second_view(split):
@@ -235,8 +221,8 @@ def test_views_of_an_image_differ_and_the_first_is_the_second_view(split):
 
 def test_where_nothing_is_held_out_nothing_is_scored(split):
     train = Split(split.images, np.arange(36), np.zeros(0, np.int64))
-    result = evaluated(train, "robustness,attentive,labelfree")
-    assert {"robustness", "attentive probe"} <= set(result.left_out)
+    result = evaluated(train, "attentive,labelfree")
+    assert "attentive probe" in result.left_out
     names = {measure.name for measure in result.measures["encoder"]}
     assert "LiDAR" in names
     assert not any("kNN" in name or "probe" in name for name in names)
@@ -248,8 +234,6 @@ def test_a_network_without_tokens_has_no_attentive_probe(split):
             return x.flatten(1)[:, ::31]
 
     encoder = Encoder(as_backbone(Flat(), 16), 16, {"backbone": "flat"})
-    both = [
-        views.encode_images(encoder, x, device=CPU, workers=0) for x in (split.train, split.test)
-    ]
+    both = [encode_images(encoder, x, device=CPU, workers=0) for x in (split.train, split.test)]
     with pytest.raises(DataError, match="neither tokens nor a feature map"):
         attentive_probe(views_of(encoder, split), *both, seed=0)

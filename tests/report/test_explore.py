@@ -20,10 +20,10 @@ from PIL import Image
 from processes import environment
 
 import nearkin
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, write_csv
 

@@ -10,12 +10,10 @@ from browser import small_map
 from builders import pixels_of
 from PIL import Image
 
-from nearkin.data import sheets
 from nearkin.data.augmentations import augmentation
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
-from nearkin.data.sheets import save_sheet, shortened
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
@@ -31,7 +29,9 @@ from nearkin.report.plots import (
     neighbor_sheet,
     write_figures,
 )
+from nearkin.run import sheets
 from nearkin.run.folder import PLOTS, RunFolder
+from nearkin.run.sheets import save_sheet, shortened
 
 HOSTILE = (
     "$\\frac{$", "_hidden", "<b>bold</b>", "日本語", "a\nb\x1b[31m", "\u202egnp.exe", "x" * 300,
@@ -229,8 +229,8 @@ def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkey
 
     monkeypatch.setattr(sheets, "save_sheet", save_sheet)
     large, small = augmentation("swav_cifar")[0], replace(augmentation("swav_cifar")[0], size=0.5)
-    batches = Batches(
-        digits(range(20)), (large, large, small), image_size=16, order=Order(20, 10, 0),
+    batches = Batches.of(
+        digits(range(20)), (large, large, small), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
         device=torch.device("cpu"),
     )  # fmt: skip
     sheets.augmentation_sheet(batches, tmp_path / "a.png")

@@ -12,8 +12,8 @@ from PIL import Image
 
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
-from nearkin.data.sheets import class_sheet, save_sheet
 from nearkin.report.image_map import thumbnails
+from nearkin.run.sheets import class_sheet, save_sheet
 
 
 def opened(uri):

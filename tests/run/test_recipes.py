@@ -289,9 +289,9 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     method, batches = build(config, images, CPU, teacher=encoder)
     before = {name: p.detach().clone() for name, p in method.backbone.named_parameters()}
     optimizer = optimizer_for(method, config)
-    total = config.epochs * batches.order.steps_per_epoch
+    total = config.epochs * batches.sampler.steps_per_epoch
     rates = []
-    fed = with_teacher(folder, config, batches, encoder).between(0, total)
+    fed = with_teacher(folder, config, batches, encoder).load(0, total)
     for _, step in training_steps(config, method, optimizer, fed, start=0, total=total):
         assert step.loss.isfinite()
         rates += [group["lr"] for group in optimizer.param_groups if group["name"] == ""][:1]

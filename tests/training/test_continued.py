@@ -18,9 +18,9 @@ from torchvision.models import vit_b_16
 import nearkin
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.distributed import sharding
 from nearkin.encoders.encoder import Encoder, load, rescaled, resized
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import NearkinError, ResourceError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone

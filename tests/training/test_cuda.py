@@ -11,7 +11,7 @@ from torch.nn.functional import conv2d
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import choose_device, to_device
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
@@ -86,10 +86,10 @@ def test_views_are_those_of_the_processor(preset):
     images = open_images(pixels(64, 32))
     first_batches = []
     for device in (GPU, CPU):
-        order = Order(len(images), 32, seed=0)
+        order = RandomBatchSampler(len(images), 32, seed=0)
         kinds = views_of(preset)
-        batches = Batches(images, kinds, image_size=32, order=order, device=device)
-        first_batches.append(next(iter(batches.between(0, 1))))
+        batches = Batches.of(images, kinds, image_size=32, sampler=order, device=device)
+        first_batches.append(next(iter(batches.load(0, 1))))
     for ours, theirs in zip(first_batches[0].views, first_batches[1].views, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
 

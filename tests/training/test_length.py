@@ -33,13 +33,13 @@ class CountedFeed:
     """Batches that count how many were requested, and how many were taken."""
 
     def __init__(self, feed):
-        self.feed, self.order = feed, feed.order
+        self.feed, self.sampler = feed, feed.sampler
         self.requested = self.taken = 0
 
-    def between(self, start, stop):
+    def load(self, start, stop):
         self.requested = stop - start
         with suppress(GeneratorExit):
-            for batch in self.feed.between(start, stop):
+            for batch in self.feed.load(start, stop):
                 self.taken += 1
                 yield batch
 

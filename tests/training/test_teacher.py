@@ -17,7 +17,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order, RepeatedViews
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View, normalize
 from nearkin.encoders.encoder import load
 from nearkin.encoders.weights import weight_bytes
@@ -39,12 +39,12 @@ def teacher(tmp_path):
 
 
 def student(*views, images=IMAGES, period=0, size=16, **options):
-    order = Order(len(images), BATCH, seed=3)
-    return Batches(
+    sampler = RandomBatchSampler(len(images), BATCH, seed=3, view_epochs=period)
+    return Batches.of(
         images,
         views_of("moco_cifar", views or ("strong",)),
         image_size=size,
-        order=RepeatedViews(order, period) if period else order,
+        sampler=sampler,
         device=CPU,
         **options,
     )
@@ -72,7 +72,7 @@ def close(features, others, tolerance=1e-6):
 def assert_sees(taught, shown, steps, tolerance=1e-6):
     """Compare what `feed` returns with features of the views in batches of the teacher's size."""
     fed, encoder = taught
-    for batch, seen in zip(fed.between(0, steps), shown.between(0, steps), strict=True):
+    for batch, seen in zip(fed.load(0, steps), shown.load(0, steps), strict=True):
         assert torch.equal(batch.index, seen.index)
         close(batch.teacher, expected(encoder, seen.views), tolerance)
 
@@ -80,10 +80,10 @@ def assert_sees(taught, shown, steps, tolerance=1e-6):
 def test_a_teacher_of_the_same_size_sees_the_very_pixels_of_the_student(tmp_path, teacher):
     batches = student("strong", "weak")
     fed, encoder = feed(tmp_path, batches, teacher, views=0)
-    for step, batch in enumerate(fed.between(0, 4)):
+    for step, batch in enumerate(fed.load(0, 4)):
         assert torch.equal(torch.stack(batch.teacher), torch.stack(expected(encoder, batch.views)))
         assert all(len(rows) == BATCH for rows in batch.teacher)
-        shown = batches.views(step // batches.order.steps_per_epoch, batch.index.numpy())
+        shown = batches.views(step // batches.sampler.steps_per_epoch, batch.index.numpy())
         close(batch.teacher, expected(encoder, map(normalize, shown)))
 
 
@@ -93,8 +93,8 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
     ramp = np.stack(np.broadcast_arrays(across[None, :], across[:, None], 128), axis=2)
     images = open_images(np.repeat(ramp[None], 24, axis=0).astype(np.uint8))
     batches = student(View(scale=(0.2, 0.6), flip=0.5), images=images, size=32)
-    large = batches.enlarged(64, batches.order)
-    for small, big in zip(batches.between(0, 3), large.between(0, 3), strict=True):
+    large = batches.enlarged(64, batches.sampler)
+    for small, big in zip(batches.load(0, 3), large.load(0, 3), strict=True):
         assert big.views[0].shape[-1] == 64
         assert torch.equal(small.index, big.index)
         halved = torch.nn.functional.avg_pool2d(big.views[0], 2)
@@ -104,10 +104,10 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
 def test_the_blur_of_a_larger_view_is_larger():
     images = open_images(pixels(24, 32))
     batches = student(View(blur=1.0, sigma=(1.0, 1.0)), images=images, size=32)
-    large = batches.enlarged(96, batches.order)
+    large = batches.enlarged(96, batches.sampler)
     rows = np.arange(4)
-    assert batches.sampler.sample(0, rows)[0].sigma.tolist() == [1.0] * 4
-    assert large.sampler.sample(0, rows)[0].sigma.tolist() == [3.0] * 4
+    assert batches.dataset.sample(0, rows)[0].sigma.tolist() == [1.0] * 4
+    assert large.dataset.sample(0, rows)[0].sigma.tolist() == [3.0] * 4
 
 
 def test_of_photographs_it_sees_the_same_crop_cut_from_the_file(tmp_path, photographs):
@@ -123,19 +123,19 @@ def test_an_image_that_is_gone_for_the_teacher_alone_ends_the_training(tmp_path,
     images = open_images(folder)
     named = str(write_network(tmp_path / "teacher.safetensors", size=48))
     made = student(View(scale=(0.3, 0.6)), images=images, size=24, cache="disk")
-    list(made.between(0, 1))
+    list(made.load(0, 1))
     fed, _ = feed(tmp_path, made, named, views=0)
     for file in sorted(folder.iterdir())[::2]:
         file.unlink()
     with pytest.raises(DataError, match=r"would see another in its place; put the images back"):
-        list(fed.between(0, 1))
+        list(fed.load(0, 1))
 
 
 def test_small_views_are_seen_at_the_teachers_one_size(tmp_path, teacher):
     batches = student(View(), View(size=0.5))
     assert batches.sizes == [16, 8]
     taught = feed(tmp_path, batches, teacher, views=0)
-    assert_sees(taught, batches.enlarged(16, batches.order), 2)
+    assert_sees(taught, batches.enlarged(16, batches.sampler), 2)
 
 
 @pytest.mark.parametrize("size", [16, 32])
@@ -144,7 +144,7 @@ def test_kept_features_are_those_of_the_epochs_views(tmp_path, size):
     batches = student("strong", "strong", period=2)
     kept, _ = feed(tmp_path / "kept", batches, named, views=2)
     live, _ = feed(tmp_path / "live", batches, named, views=0)
-    for batch, other in zip(kept.between(0, 9), live.between(0, 9), strict=True):
+    for batch, other in zip(kept.load(0, 9), live.load(0, 9), strict=True):
         assert all(map(torch.equal, batch.views, other.views))
         close(batch.teacher, other.teacher, tolerance=1e-3)
         cosines = [(a * b).sum(dim=1) for a, b in zip(batch.teacher, other.teacher, strict=True)]
@@ -155,23 +155,23 @@ def test_kept_features_are_those_of_the_epochs_views(tmp_path, size):
 
 def test_a_teacher_sees_few_images_at_once(tmp_path, teacher, monkeypatch):
     batches = student("strong", "strong", period=1)
-    (whole,) = feed(tmp_path / "whole", batches, teacher, views=0)[0].between(0, 1)
+    (whole,) = feed(tmp_path / "whole", batches, teacher, views=0)[0].load(0, 1)
     monkeypatch.setattr("nearkin.training.teacher.images_at_once", lambda *_: 4)
     for views in (0, 1):
         fed, encoder = feed(tmp_path / str(views), batches, teacher, views=views)
         seen = []
         encoder.register_forward_pre_hook(lambda _, images, seen=seen: seen.append(len(*images)))
-        (batch,) = fed.between(0, 1)
+        (batch,) = fed.load(0, 1)
         close(batch.teacher, whole.teacher, tolerance=1e-3)
         assert seen == [4, 4, 4, 4] * (views == 0)
 
 
 def test_views_repeat_after_their_period_and_batches_do_not():
     batches = student(period=2)
-    per_epoch = batches.order.steps_per_epoch
+    per_epoch = batches.sampler.steps_per_epoch
     seen, orders = [], []
     for start in range(0, 4 * per_epoch, per_epoch):
-        epoch = list(batches.between(start, start + per_epoch))
+        epoch = list(batches.load(start, start + per_epoch))
         orders.append(tuple(torch.cat([batch.index for batch in epoch]).tolist()))
         seen.append(dict(zip(orders[-1], torch.cat([b.views[0] for b in epoch]), strict=True)))
     assert all(torch.equal(seen[0][row], seen[2][row]) for row in seen[0])
@@ -210,7 +210,7 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     assert files.parts() == [(0, 0), (0, 1024)]
     assert sum(len(read_sealed(files.path(*part))) - HEAD for part in files.parts()) == files.bytes
     assert files.bytes == 1500 * encoder.dim * HALF.itemsize
-    assert_sees((kept, encoder), batches.enlarged(16, batches.order), 3, tolerance=1e-3)
+    assert_sees((kept, encoder), batches.enlarged(16, batches.sampler), 3, tolerance=1e-3)
 
 
 def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(
@@ -223,12 +223,12 @@ def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(
     batches = student(View(), images=images, period=1)
     kept, encoder = feed(tmp_path, batches, teacher, views=1)
     (bad,) = [row for row in range(len(images)) if images.names[row].endswith("05.jpg")]
-    for batch in kept.between(0, 3):
+    for batch in kept.load(0, 3):
         assert bad not in batch.index
         close(batch.teacher, expected(encoder, batch.views), tolerance=1e-3)
     shutil.copy(photographs / "05.jpg", folder / "05.jpg")
     with pytest.raises(DataError, match="could not be read when it was made; remove it"):
-        list(kept.between(0, 6))
+        list(kept.load(0, 6))
 
 
 @pytest.fixture(scope="module")

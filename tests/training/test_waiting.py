@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
@@ -115,9 +115,9 @@ def test_views_are_given_to_a_gpu_without_waiting(preset):
                 waited.append(f"{args[0].device} to {result.device}")
 
     with FakeTensorMode():
-        order = Order(len(images), 8, seed=0)
-        batches = Batches(images, views_of(preset), image_size=32, order=order, device=gpu)
+        order = RandomBatchSampler(len(images), 8, seed=0)
+        batches = Batches.of(images, views_of(preset), image_size=32, sampler=order, device=gpu)
         with Observed(note):
-            batch = next(batches.between(0, 1))
+            batch = next(batches.load(0, 1))
     assert {x.device for x in (*batch.views, batch.index, batch.label)} == {gpu}
     assert waited == []

@@ -23,7 +23,7 @@ from nearkin.classification.frozen import Trained, head_of
 from nearkin.config import ClassifyConfig, TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.order import Order
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.discovery.stages import feature_health
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import UsageError
@@ -280,11 +280,11 @@ class FineTuner:
             cache=self.config.cache,
             save_every=self.config.save_every,
         )
-        feed = Batches(
+        feed = Batches.of(
             self.encoder.preprocessing.applied(images),
             views_of(config.augment, FineTuning.views),
             image_size=size,
-            order=Order(len(images), batch, config.seed),
+            sampler=RandomBatchSampler(len(images), batch, config.seed),
             device=self.device,
             workers=self.workers,
             cache=config.cache,

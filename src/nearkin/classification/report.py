@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 
 from nearkin.classification.outcome import LINEAR, OURS, ClassFigures, Outcome
-from nearkin.data.copies import copy_to
 from nearkin.discovery.assignments import COLUMNS, typical, unit_rows
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.measures import Measure
@@ -19,6 +18,7 @@ from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassificationReport, ClassView, Confusion, Table, Tile
 from nearkin.report.pages import store_report, write_page
+from nearkin.run.copies import copy_to
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
 from nearkin.tables import write_csv

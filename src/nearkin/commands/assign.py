@@ -7,8 +7,6 @@ from typing import Any, Literal
 import numpy as np
 
 from nearkin.commands.embed import spare
-from nearkin.data.copies import check_destination
-from nearkin.data.copies import copy_to as copy_images
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery import assignments
@@ -18,6 +16,8 @@ from nearkin.discovery.features import Extraction, readable_rows
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
 from nearkin.files import writing
+from nearkin.run.copies import check_destination
+from nearkin.run.copies import copy_to as copy_images
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import write_csv

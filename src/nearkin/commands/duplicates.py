@@ -11,7 +11,6 @@ from jaxtyping import Float, Int, Int64
 
 from nearkin.commands.vectors import Vectors, check_output, open_vectors
 from nearkin.config import Auto
-from nearkin.data.copies import check_destination, copy_to
 from nearkin.data.duplicates import Groups, keep_one, near_groups, relation, signatures
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import class_names
@@ -24,6 +23,7 @@ from nearkin.files import replace_text, writing
 from nearkin.measures.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.duplicates_page import Pair, duplicates_page
+from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, Silent

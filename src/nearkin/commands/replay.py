@@ -66,8 +66,8 @@ def replay(
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
-    batch = next(with_teacher(folder, config, batches, teacher).between(step, step + 1))
-    total = int(config.epochs) * batches.order.steps_per_epoch
+    batch = next(with_teacher(folder, config, batches, teacher).load(step, step + 1))
+    total = int(config.epochs) * batches.sampler.steps_per_epoch
     total = max(total, step + 1)
     with _watched(method) as places:
         try:

@@ -1,9 +1,8 @@
 """Images of other channels than red, green and blue, or of more than 8 bits: TIFF, PNG, arrays.
 
-What such an image is stands behind its format: `TIFF of 13 uint16` has 13 channels. Gray is one
-channel, which becomes three equal ones, as it does in 8 bits. Pages are not channels, unless the
-file says so (axes CYX of OME and ImageJ, or samples); of a stack in 8 bits the first page counts,
-as of an animation, and any other is bad.
+Gray is one channel, which becomes three equal ones, as it does in 8 bits. Pages are not channels,
+unless the file says so (axes CYX of OME and ImageJ, or samples); of a stack in 8 bits the first
+page counts, as of an animation, and any other is bad.
 """
 
 import io
@@ -12,46 +11,36 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
+import tifffile
 from jaxtyping import Float32, Shaped, UInt8
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from nearkin.data.decode import (
-    SWAPPED,
+    NOT_AN_IMAGE,
     TIFF,
-    UPRIGHT,
     BadImage,
     Header,
+    PixelType,
     check_size,
     decode,
     eight_bits,
     opened,
     orientation,
-    quiet,
+    swapped,
+    upright,
 )
 from nearkin.data.decode import header as eight_bit_header
 
-BIG: Final = (b"\x2b\0", b"\0\x2b")  # BigTIFF, in either order of bytes
-ERRORS: Final = (
-    ArithmeticError,
-    LookupError,
-    OSError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
 DEEP: Final = ("uint16", "int16")  # Integers beside 8 bits that arrays may hold
-NEEDS_TIFFFILE: Final = "needs pip install 'nearkin[tiff]'"
+NEEDS_CODECS: Final = "needs pip install 'nearkin[tiff]'"
 MAX_DECODED: Final = 2**30  # Bytes of one image
+MAX_PAGES: Final = 2**16  # A file that leads from page to page in a circle has no last one
 UNSPECIFIED: Final = 0  # Extra samples that are not said to be transparency
-WIDTH, HEIGHT, BITS, SAMPLES, EXTRA, FORMAT = 256, 257, 258, 277, 338, 339  # TIFF tags
-ORIENTATION: Final = 274
-GRAY: Final = "1 "  # How depths of one channel begin
-KINDS: Final = {1: "uint", 2: "int", 3: "float"}  # Of samples, by their format
+ORIENTATION: Final = 274  # A TIFF tag
+
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # What is wrong is raised
 
 
 @dataclass(frozen=True)
@@ -73,30 +62,23 @@ class Channels:
         return scaled
 
 
-def depth_of(kind: str) -> str:
-    """What stands behind a format: channels and type; '' for RGB or gray of 8 bits.
+def named(pixel_type: PixelType | None) -> str:
+    """What images hold, in words.
 
-    >>> depth_of("TIFF of 13 uint16"), depth_of("JPEG")
-    ('13 uint16', '')
-    """
-    return kind.partition(" of ")[2]
-
-
-def named(depth: str) -> str:
-    """A depth in words.
-
-    >>> named("13 uint16"), named("")
+    >>> named(PixelType(13, "uint16")), named(None)
     ('13 channels of uint16', 'RGB of 8 bits')
     """
-    count, _, kind = depth.partition(" ")
-    return f"{count} channel{'s' * (count != '1')} of {kind}" if depth else "RGB of 8 bits"
+    if pixel_type is None:
+        return "RGB of 8 bits"
+    plural = "s" * (pixel_type.num_channels != 1)
+    return f"{pixel_type.num_channels} channel{plural} of {pixel_type.dtype}"
 
 
 def array_header(pixels: np.ndarray) -> Header:
     """The header of an image in memory, of shape (height, width, channels)."""
     height, width, count = pixels.shape
     plain = pixels.dtype == np.uint8 and count in (1, 3)
-    return Header("array" if plain else f"array of {count} {pixels.dtype}", width, height)
+    return Header("array", width, height, None if plain else PixelType(count, str(pixels.dtype)))
 
 
 def array_pixels(images: Any, ndim: int) -> np.ndarray:
@@ -106,10 +88,10 @@ def array_pixels(images: Any, ndim: int) -> np.ndarray:
     """
     if isinstance(images, np.ndarray) and ndim - 1 <= images.ndim <= ndim and images.size:
         deep = images if images.ndim == ndim else images[..., None]
-        count, kind = deep.shape[-1], str(deep.dtype)
-        floats_or_bytes = deep.dtype.kind == "f" or kind == "uint8"
+        count, dtype = deep.shape[-1], str(deep.dtype)
+        floats_or_bytes = deep.dtype.kind == "f" or dtype == "uint8"
         fits = count <= min(deep.shape[-3:-1])  # or these are no channels, but a side
-        if fits and (kind in DEEP or (floats_or_bytes and count not in (1, 3))):
+        if fits and (dtype in DEEP or (floats_or_bytes and count not in (1, 3))):
             return deep
     return eight_bits(images, ndim)
 
@@ -123,84 +105,105 @@ def as_color(pixels: np.ndarray) -> np.ndarray:
 def header(encoded: bytes, *, whole: bool = True) -> Header:
     """As `decode.header`, of images of any channels; `whole` unless it is but the beginning."""
     if encoded.startswith(TIFF):
-        # Tags may be wrong in many ways, and make sense to Pillow.
-        with suppress(*ERRORS):
+        with suppress(_NotReadError):
             return _tiff_header(encoded, whole)
     known = eight_bit_header(encoded)
     # Behind the length, name and size of a PNG's first chunk: its bits, and 0 for gray.
     deep = known.format == "PNG" and encoded[24:26] == b"\x10\0"
-    return known._replace(format="PNG of 1 uint16") if deep else known
+    return known._replace(pixel_type=PixelType(1, "uint16")) if deep else known
+
+
+class _NotReadError(Exception):
+    """A TIFF that tifffile does not read; its tags may make sense to Pillow."""
 
 
 def _tiff_header(encoded: bytes, whole: bool) -> Header:
-    tags = _tags(encoded)
-    if tags.next and not whole:  # the pages may lie anywhere
-        raise BadImage("truncated")
-    depth = _tiff_depth(encoded, tags)
-    if not depth:
-        return eight_bit_header(encoded)
-    size = int(tags[WIDTH]), int(tags[HEIGHT])
-    check_size(*size)
-    if not (depth.startswith(GRAY) or find_spec("tifffile")):
-        raise BadImage(NEEDS_TIFFFILE)
-    turned = tags.get(ORIENTATION) in SWAPPED
-    return Header(f"TIFF of {depth}", *(size[::-1] if turned else size))
-
-
-def _tiff_depth(encoded: bytes, tags: ImageFileDirectory_v2) -> str:
-    """The channels of a TIFF and their type; '' of one whose 8 bits Pillow reads."""
-    bits, count = tags.get(BITS, (1,)), int(tags.get(SAMPLES, 1))
-    plain = max(bits) <= 8 and UNSPECIFIED not in tags.get(EXTRA, ())
-    if tags.next and (find_spec("tifffile") or not plain):
-        with suppress(*[BadImage] * plain), _first_series(encoded) as (series, shape):
-            if shape[2] > count or not plain:
-                return f"{shape[2]} {series.dtype.name}"
-    try:
-        if plain:
-            eight_bit_header(encoded)
-            return ""
-    except BadImage as error:
-        if error.reason != "not-an-image":
-            raise
-    kind = KINDS.get(tags.get(FORMAT, (1,))[0], "uint")
-    return f"{count} {kind}{next((size for size in (8, 16, 32) if size >= max(bits)), 64)}"
-
-
-def _tags(encoded: bytes) -> ImageFileDirectory_v2:
-    """The tags of a TIFF's first page, also where Pillow does not know such images."""
-    file = io.BytesIO(encoded)
-    tags = ImageFileDirectory_v2(file.read(16 if encoded[2:4] in BIG else 8))
-    file.seek(tags.next)
-    with quiet:
-        tags.load(file)
-    return tags
+    with _tiff(encoded, whole) as file:
+        page = _first_page(file)
+        bits, extra = np.max(page.bitspersample), page.extrasamples
+        plain = bits <= 8 and UNSPECIFIED not in extra
+        if plain and not _has_channels_in_pages(file):
+            try:
+                return eight_bit_header(encoded)
+            except BadImage as error:
+                if error.reason != NOT_AN_IMAGE:
+                    raise
+        check_size(page.imagewidth, page.imagelength)
+        series, (height, width, count) = _first_series(file)
+        size = swapped((width, height), _turn(page))
+        return Header("TIFF", *size, PixelType(count, series.dtype.name))
 
 
 @contextmanager
-def _first_series(encoded: bytes) -> Iterator[tuple[Any, tuple[int, int, int]]]:
-    """The first series of a TIFF, and its height, width and channels; else a `BadImage`."""
-    if not find_spec("tifffile"):
-        raise BadImage(NEEDS_TIFFFILE)
-    import tifffile
-
-    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what is wrong is raised
+def _tiff(encoded: bytes, whole: bool = True) -> Iterator[tifffile.TiffFile]:
+    """A TIFF, by tifffile; of errors of many kinds, by what is damaged, a `BadImage`."""
     try:
-        with tifffile.TiffFile(io.BytesIO(encoded)) as file:
-            series = file.series[0]
-            sizes = dict(zip(series.axes, series.shape, strict=True))
-            channel = sizes.pop("S", 1) * sizes.pop("C", 1)
-            shape = (sizes.pop("Y"), sizes.pop("X"), channel)
-            if set(sizes.values()) - {1}:
-                pages = f"{len(series.pages)} pages ({series.axes})"
-                raise BadImage(f"stack of {pages}; channels are CYX")
-            if series.nbytes > MAX_DECODED:
-                raise BadImage("too-large")
-            yield series, shape
+        file = tifffile.TiffFile(io.BytesIO(encoded))
+        page = _first_page(file)
+        num_tags, next_page = _tags_and_next_page(encoded, file, page.offset)
+    except Exception as error:
+        raise (_NotReadError if whole else BadImage("truncated")) from error
+    if not whole and (next_page or len(page.tags) < num_tags):  # they may lie anywhere
+        raise BadImage("truncated")
+    try:
+        _check_pages(encoded, file, next_page)
+        yield file
     except BadImage:
         raise
-    except Exception as error:  # of many kinds, by what is damaged
-        lacks_codec = "imagecodecs" in str(error)
-        raise BadImage(NEEDS_TIFFFILE if lacks_codec else "unreadable") from error
+    except Exception as error:
+        raise BadImage(NEEDS_CODECS if "imagecodecs" in str(error) else "unreadable") from error
+
+
+def _first_page(file: tifffile.TiffFile) -> tifffile.TiffPage:
+    page = file.pages.first
+    assert isinstance(page, tifffile.TiffPage)
+    return page
+
+
+def _tags_and_next_page(encoded: bytes, file: tifffile.TiffFile, offset: int) -> tuple[int, int]:
+    """The number of tags of the page at this offset, and the offset of the next; 0 for none."""
+    form = file.tiff
+    (num_tags,) = struct.unpack_from(form.tagnoformat, encoded, offset)
+    end = offset + form.tagnosize + num_tags * form.tagsize
+    return num_tags, struct.unpack_from(form.offsetformat, encoded, end)[0]
+
+
+def _check_pages(encoded: bytes, file: tifffile.TiffFile, offset: int) -> None:
+    """Refuse pages that lead to each other in a circle, which tifffile would follow for ever."""
+    with suppress(struct.error):  # a page beyond the end is the last
+        for _ in range(MAX_PAGES):
+            if not offset:
+                return
+            _, offset = _tags_and_next_page(encoded, file, offset)
+        raise BadImage(f"too-large: more than {MAX_PAGES} pages")
+
+
+def _turn(page: tifffile.TiffPage) -> int:
+    tag = page.tags.get(ORIENTATION)
+    return tag.value if tag and tag.value in range(1, 9) else 1
+
+
+def _has_channels_in_pages(file: tifffile.TiffFile) -> bool:
+    """Whether a file of several pages says that they are channels of its first image."""
+    if len(file.pages) > 1:
+        with suppress(Exception):  # then its first page counts
+            return _first_series(file)[1][2] > _first_page(file).samplesperpixel
+    return False
+
+
+def _first_series(
+    file: tifffile.TiffFile,
+) -> tuple[tifffile.TiffPageSeries, tuple[int, int, int]]:
+    """The first image, and its height, width and channels; else a `BadImage`."""
+    series = file.series[0]
+    sizes = dict(zip(series.axes, series.shape, strict=True))
+    count = sizes.pop("S", 1) * sizes.pop("C", 1)
+    shape = (sizes.pop("Y"), sizes.pop("X"), count)
+    if set(sizes.values()) - {1}:
+        raise BadImage(f"stack of {len(series.pages)} pages ({series.axes}); channels are CYX")
+    if series.nbytes > MAX_DECODED:
+        raise BadImage("too-large")
+    return series, shape
 
 
 def read_channels(content: bytes | np.ndarray) -> Shaped[np.ndarray, "height width channels"]:
@@ -223,40 +226,35 @@ def stored_channels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
 
 def check(content: bytes, known: Header) -> None:
     """Decode all of an image with this header; a `BadImage` if that fails."""
-    if depth_of(known.format):
+    if known.pixel_type:
         read_channels(content)
     else:
         decode(content)
 
 
 def _decoded(content: bytes) -> np.ndarray:
-    depth = depth_of(header(content).format)
-    if not depth:
+    pixel_type = header(content).pixel_type
+    if pixel_type is None:
         raise BadImage("an image of 8 bits and of no further channels")
-    if depth.startswith(GRAY):
+    if pixel_type.num_channels == 1:  # which Pillow reads without further codecs
         with suppress(BadImage), opened(content) as image:
             turn = orientation(image)
             image.load()
             if image.mode.startswith("I") or image.mode == "F":
-                upright = image if turn == 1 else image.transpose(UPRIGHT[turn])
-                return np.asarray(upright)[..., None]
-    with _first_series(content) as (series, (height, width, count)):
-        places = (zip(page.dataoffsets, page.databytecounts, strict=True) for page in series.pages)
-        if max(offset + size for page in places for offset, size in page) > len(content):
+                return upright(np.asarray(image)[..., None], turn)
+    with _tiff(content) as file:
+        series, shape = _first_series(file)
+        parts = [
+            zip(page.dataoffsets, page.databytecounts, strict=True)
+            for page in series.pages
+            if page is not None
+        ]
+        if max(offset + size for page in parts for offset, size in page) > len(content):
             raise BadImage("truncated")
         pixels: np.ndarray = series.asarray()
-        place = max(map(series.axes.find, "CS"))
-    last = pixels if place < 0 else np.moveaxis(pixels, place, -1)
-    return _upright(last.reshape(height, width, count), _tags(content).get(ORIENTATION))
-
-
-def _upright(pixels: np.ndarray, turn: object) -> np.ndarray:
-    """What `UPRIGHT` does to an image."""
-    if turn in SWAPPED:
-        pixels = pixels.swapaxes(0, 1)
-    if turn in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    return pixels[:, ::-1] if turn in (2, 3, 6, 7) else pixels
+        axis = max(map(series.axes.find, "CS"))
+        last = pixels if axis < 0 else np.moveaxis(pixels, axis, -1)
+        return upright(last.reshape(shape), _turn(_first_page(file)))
 
 
 def preview(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:

@@ -9,18 +9,19 @@ import warnings
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from nearkin.errors import UsageError
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """The only decoders that are tried, whatever the name of a file, beside that of HEIC."""
-NETPBM: Final = (b"P2", b"P3", b"P5", b"P6")
-"""PGM and PPM, as text and binary. Pillow's format PPM is also bitmaps, floats and extensions."""
+NETPBM: Final = (b"P5", b"P6")
+"""PGM and PPM. Pillow's format PPM is also bitmaps, floats and extensions."""
 TIFF: Final = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"II\0*", b"MM*\0")
 MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", *TIFF)
 """How files of these formats begin. Others are told by more: a text may begin with BM or P2."""
@@ -34,7 +35,6 @@ MAX_BYTES: Final = 256 * 2**20
 MAX_PIXELS: Final = "50M"  # Of an image as it is decoded, unless the environment says otherwise
 HALVED: Final = 4  # How many times as many a JPEG may have, which is then decoded at half its size
 MIN_SIDE: Final = 2  # Shortest side of an image that can be trained on
-SWAPPED: Final = (5, 6, 7, 8)  # Exif orientations that exchange width and height
 
 
 def max_pixels() -> int:
@@ -54,12 +54,25 @@ class BadImage(Exception):  # noqa: N818  (a finding about a file, not a failure
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class PixelType:
+    """How many channels an image has, and the type of their values."""
+
+    num_channels: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.num_channels} {self.dtype}"
+
+
 class Header(NamedTuple):
     """An image's format, and its size in pixels after exif orientation."""
 
     format: str
     width: int
     height: int
+    pixel_type: PixelType | None = None
+    """Of what is not RGB or gray of 8 bits."""
 
 
 class _Quiet:
@@ -105,7 +118,8 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
         try:
             with Image.open(io.BytesIO(_without_texts(encoded)), formats=formats) as image:
                 if image.format == "PPM" and not encoded.startswith(NETPBM):
-                    raise BadImage(NOT_AN_IMAGE)
+                    is_text = encoded.startswith((b"P2", b"P3"))
+                    raise BadImage(NETPBM_TEXT if is_text else NOT_AN_IMAGE)
                 check_size(*image.size, most=HALVED if image.format in JPEG else 1)
                 yield image
         except (BadImage, UsageError):
@@ -123,8 +137,8 @@ def check_size(width: int, height: int, *, most: int = 1) -> None:
 
 
 JPEG: Final = ("JPEG", "MPO")  # The multi-image variant is, for its first image, a JPEG
-ENDED: Final = ("truncated", "reached eof", "smaller than requested size", "end of file")
-"""What Pillow, numpy and libheif say of data that end too early."""
+ENDED: Final = ("truncated", "reached eof", "not enough image data", "end of file")
+"""What Pillow and libheif say of data that end too early."""
 OTHERS: Final = {
     b"version https://git-lfs": "git-lfs pointer; run git lfs pull",
     b"\0\0\0\x0cJXL ": "JPEG XL; convert it to PNG",
@@ -133,13 +147,15 @@ OTHERS: Final = {
     b"\xff\x4f\xff\x51": "JPEG 2000; convert it to PNG",
 }
 """How files begin that are no images which are read here, and what to do."""
+NETPBM_TEXT: Final = "PGM or PPM as text; convert it to PNG"
+"""For its comments Pillow needs a time that is quadratic: hours for a small file made so."""
 NOT_AN_IMAGE, EMPTY, HTML, TEXT = (
     "not-an-image",
     "empty file",
     "HTML page, not an image",
     "text, not an image",
 )
-NO_IMAGE: Final = (NOT_AN_IMAGE, EMPTY, HTML, TEXT, *OTHERS.values())
+NO_IMAGE: Final = (NOT_AN_IMAGE, EMPTY, HTML, TEXT, NETPBM_TEXT, *OTHERS.values())
 """Reasons by which a file is no image at all, rather than a bad one."""
 
 
@@ -260,8 +276,7 @@ def orientation(image: Image.Image) -> int:
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Width and height after exif orientation."""
-    width, height = image.size
-    return (height, width) if orientation(image) in SWAPPED else (width, height)
+    return swapped(image.size, orientation(image))
 
 
 def header(encoded: bytes) -> Header:
@@ -271,16 +286,20 @@ def header(encoded: bytes) -> Header:
         return Header(name, *upright_size(image))
 
 
-UPRIGHT: Final = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What undoes each exif orientation."""
+def swapped(size: tuple[int, int], turn: int) -> tuple[int, int]:
+    """Width and height after this exif orientation."""
+    return size[::-1] if turn >= 5 else size
+
+
+def upright(pixels: np.ndarray, turn: int) -> np.ndarray:
+    """Pixels (height, width, channels) after this exif orientation."""
+    if turn >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if turn in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels[:, ::-1] if turn in (2, 3, 6, 7) else pixels
+
+
 BITS_PER_SAMPLE: Final = 258  # A TIFF tag
 
 
@@ -343,41 +362,9 @@ def load(image: Image.Image, min_side: int | None) -> Image.Image:
         most = min(image.size) // (2 if image.width * image.height > max_pixels() else 1)
         side = most if min_side is None else min(min_side, most)
         image.draft(None, (side, side))
-    if isinstance(image, ImageFile.ImageFile) and image.format == "PPM" and image.tile:
-        return _netpbm(image)
     image.load()
     color = rgb(image)
-    return color if turn == 1 else color.transpose(UPRIGHT[turn])
-
-
-def _netpbm(image: ImageFile.ImageFile) -> Image.Image:
-    """Decode an opened PGM or PPM; samples are scaled by the largest value the header names.
-
-    Pillow decodes text and all but the commonest depths in Python, sample by sample, and needs
-    a time that is quadratic in the number of comments: hours for a small file that is made so.
-    """
-    codec, _, offset, args = image.tile[0]
-    raw = {"RGB": 255, "L": 255, "I": 65535}
-    largest: int = raw[image.mode] if codec == "raw" else args[1]  # type: ignore[index, assignment]
-    bands = len(image.getbands())
-    count = bands * image.width * image.height
-    assert image.fp is not None
-    image.fp.seek(offset)
-    samples: np.ndarray
-    if codec == "ppm_plain":
-        text = re.sub(rb"#[^\r\n]*", b"", image.fp.read())
-        # Not with `count`: numpy then returns uninitialized memory for samples that are missing.
-        samples = np.fromstring(text.decode("ascii"), np.int64, sep=" ")[:count]
-    else:
-        samples = np.frombuffer(image.fp.read(), ">u2" if largest > 255 else "u1", count)
-    if len(samples) < count:
-        raise BadImage("truncated")
-    if samples.max() > largest or samples.min() < 0:
-        raise BadImage("unreadable")
-    scaled = np.rint(np.multiply(samples, 255 / largest, dtype=np.float32)).astype(np.uint8)
-    gray = bands == 1
-    shape = (image.height, image.width) if gray else (image.height, image.width, bands)
-    return Image.fromarray(scaled.reshape(shape)).convert("RGB")
+    return color if turn == 1 else Image.fromarray(upright(np.asarray(color), turn))
 
 
 def rgb(image: Image.Image) -> Image.Image:
@@ -388,7 +375,7 @@ def rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits, 32 bits or floats
         pixels = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
         low, high = pixels.min(), pixels.max()
-        if image.mode.startswith("I;16"):
+        if image.mode.startswith("I;16") or image.format == "PPM":
             tags = getattr(image, "tag_v2", {})
             low, high = 0.0, 2.0 ** int(tags.get(BITS_PER_SAMPLE, (16,))[0]) - 1
         scaled = ((pixels - low) / max(high - low, np.finfo(np.float64).tiny)).clip(0, 1)

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Int32, Int64, Shaped, UInt64
 from PIL import Image
 
-from nearkin.data.channels import Channels, array_pixels, as_color, depth_of
-from nearkin.data.decode import BadImage, rgb_pixels
+from nearkin.data.channels import Channels, array_pixels, as_color
+from nearkin.data.decode import BadImage, PixelType, rgb_pixels
 from nearkin.data.notes import Note
 from nearkin.errors import ResourceError
 from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
@@ -153,12 +153,14 @@ class Images:
     classes: tuple[str, ...]  # The class names; a label is a position among them
     sizes: Int32[np.ndarray, "images 2"]  # Width and height in pixels, after exif orientation
     num_bytes: Int64[np.ndarray, " images"]  # Of the encoded image, or of its pixels
-    kinds: Shaped[np.ndarray, " images"]  # Each image's format: JPEG, PNG, ..., or array
+    kinds: Shaped[np.ndarray, " images"]
+    """Each image's format, as people read it: JPEG, array, TIFF of 13 uint16, ..."""
     modified: Int64[np.ndarray, " images"]  # When each file was last written, in nanoseconds
     contents: UInt64[np.ndarray, " images"]  # See `content_id`
     source: Source
     key: str = ""  # The absolute path that indices are filed under; '' where none are stored
-    channels: Channels | None = None  # Of images that are not RGB of 8 bits; see `Channels`
+    pixel_type: PixelType | None = None  # Of all of them, if they are not RGB of 8 bits
+    channels: Channels | None = None  # Of such images, if they are read as they are
     bad: tuple[BadFile, ...] = ()  # Files of the whole data that cannot be used
     notes: tuple[Note, ...] = ()  # What was decided about the data without being asked
 
@@ -175,11 +177,6 @@ class Images:
     def scaled(self, content: bytes | np.ndarray) -> bytes | np.ndarray:
         """An image as it is stored, with its channels scaled as those of these images are."""
         return content if self.channels is None else self.channels.scaled(content)
-
-    @property
-    def depth(self) -> str:
-        """Channels and type of all images, if they have `channels`: '13 uint16'; else ''."""
-        return depth_of(str(self.kinds[0])) if self.channels and len(self) else ""
 
     def stored(self, row: SupportsIndex) -> bytes | np.ndarray:
         """An image as it is stored: encoded, or its pixels of any type."""

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float64, Int64, Shaped
 
-from nearkin.data.channels import GRAY, Channels, depth_of, named, read_channels
-from nearkin.data.decode import BadImage, header
+from nearkin.data.channels import Channels, named, read_channels
+from nearkin.data.decode import BadImage, PixelType, header
 from nearkin.data.images import BadFile, Images, in_bytes
 from nearkin.data.notes import Note
 from nearkin.errors import DataError
@@ -21,34 +21,44 @@ where few pixels matter as little; the bright cells of a microscope are often le
 LEAST_STD: Final = 1e-3  # Of a channel that hardly differs from pixel to pixel
 
 
-def of_one_kind(images: Images) -> Images:
+def of_one_kind(
+    images: Images,
+    channels: Int64[np.ndarray, " images"],
+    dtypes: Shaped[np.ndarray, " images"],
+) -> Images:
     """The images of the most frequent channels and type, with their `Channels`; others are bad.
 
-    Where most are RGB of 8 bits, or all are gray of several types, all that Pillow reads stay, as
-    RGB of 8 bits.
+    `channels` are 0 of an image that is RGB or gray of 8 bits. Where most are RGB of 8 bits, or
+    all are gray of several types, all that Pillow reads stay, as RGB of 8 bits.
     """
-    depths = [depth_of(kind) for kind in images.kinds.tolist()]
-    counts = Counter(depths)
-    if set(counts) <= {""}:
+    if not channels.any():
         return images
-    kind = max(sorted(counts), key=lambda depth: counts[depth])
-    if len(counts) > 1 and all(not depth or depth.startswith(GRAY) for depth in counts):
-        kind = ""
-    same = np.array([depth == kind for depth in depths])
-    if not kind:
-        same |= [bool(depth) and _has_8_bits(images, row) for row, depth in enumerate(depths)]
-        deep = int(same.sum()) - counts[""]
+    pixel_types = [
+        PixelType(count, dtype) if count else None
+        for count, dtype in zip(channels.tolist(), dtypes.tolist(), strict=True)
+    ]
+    pairs = zip(images.kinds.tolist(), pixel_types, strict=True)
+    kinds = [f"{name} of {each}" if each else name for name, each in pairs]
+    images = replace(images, kinds=np.array(kinds))
+    counts = Counter(pixel_types)
+    common = max(sorted(counts, key=lambda each: str(each or "")), key=lambda each: counts[each])
+    if len(counts) > 1 and all(each is None or each.num_channels == 1 for each in counts):
+        common = None
+    same = np.array([each == common for each in pixel_types])
+    if common is None:
+        same |= [each is not None and _has_8_bits(images, n) for n, each in enumerate(pixel_types)]
+        deep = int(same.sum()) - counts[None]
         text = f"{deep} images of more than 8 bits are read in 8 bits, as the others are"
         if deep:
             images = images.noted(Note("substituted", text, deep))
     others = [
-        BadFile(images.names[row], f"{named(depths[row])}, not {named(kind)}", size)
+        BadFile(images.names[row], f"{named(pixel_types[row])}, not {named(common)}", size)
         for row, size in enumerate(images.num_bytes.tolist())
         if not same[row]
     ]
     bad = tuple(sorted((*images.bad, *others), key=lambda file: in_bytes(file.name)))
-    of_kind = replace(images.subset(np.flatnonzero(same)), bad=bad)
-    return replace(of_kind, channels=_channels(of_kind, kind)) if kind else of_kind
+    of_kind = replace(images.subset(np.flatnonzero(same)), bad=bad, pixel_type=common)
+    return replace(of_kind, channels=_channels(of_kind, common)) if common else of_kind
 
 
 def _has_8_bits(images: Images, row: int) -> bool:
@@ -60,19 +70,19 @@ def _has_8_bits(images: Images, row: int) -> bool:
         return False
 
 
-def _channels(images: Images, kind: str) -> Channels:
+def _channels(images: Images, common: PixelType) -> Channels:
     """Range, mean and deviation of each channel: a function of the images alone."""
-    count, _, dtype = kind.partition(" ")
+    count = common.num_channels
     values = _sampled(images)
-    low, high = np.zeros(int(count)), np.full(int(count), 255.0)
-    if dtype != "uint8":
+    low, high = np.zeros(count), np.full(count, 255.0)
+    if common.dtype != "uint8":
         low, high = np.percentile(values, PERCENTILES, axis=0)
         high = np.where(high > low, high, low + 1)
     scaled = ((values - low) / (high - low)).clip(0, 1)
     std = scaled.std(axis=0).clip(min=LEAST_STD)
     columns = (low, high, scaled.mean(axis=0), std)
     # Gray is three equal channels, as in 8 bits.
-    return Channels(*(tuple(x.tolist()) * (3 if count == "1" else 1) for x in columns))
+    return Channels(*(tuple(x.tolist()) * (3 if count == 1 else 1) for x in columns))
 
 
 def _sampled(images: Images) -> Float64[np.ndarray, "pixels channels"]:

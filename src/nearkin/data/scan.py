@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 from torch.utils.data import Dataset
 
-from nearkin.data.batches import prefetch
 from nearkin.data.cache import cache_folder
 from nearkin.data.channels import array_header, check, header
 from nearkin.data.decode import (
@@ -28,6 +27,7 @@ from nearkin.data.decode import (
     NO_IMAGE,
     BadImage,
     Header,
+    PixelType,
     looks_like_image,
     max_pixels,
     needs_all,
@@ -47,12 +47,13 @@ from nearkin.data.images import (
 )
 from nearkin.data.kinds import of_one_kind
 from nearkin.data.listing import Listing, left_out, masks
+from nearkin.data.loader import prefetch
 from nearkin.distributed import available_cpus
 from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
 
-VERSION: Final = 4  # Of the index; another version has other file names
+VERSION: Final = 5  # Of the index; another version has other file names
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
 BLOCK: Final = 2**10  # Files between two calls of `on_progress`
 MANY: Final = 2**14  # Files from which on starting processes pays
@@ -167,8 +168,14 @@ class _Blocks(Dataset[list[Record | str]]):
             return error.reason
 
 
-HEADER: Final = np.dtype([("format", "S48"), ("size", np.int32, (2,)), ("content", np.uint64)])
-"""What is known of an image: format, in ASCII; width and height, upright; and `content_id`."""
+HEADER: Final = np.dtype(
+    [
+        *(("format", "S16"), ("size", np.int32, (2,)), ("content", np.uint64)),
+        *(("channels", np.int64), ("dtype", "S16")),
+    ]
+)
+"""What is known of an image: format, in ASCII; width and height, upright; `content_id`; and, of
+what is not RGB or gray of 8 bits, its channels and their type, else 0 and ''."""
 FURTHER: Final = 2**24
 """Bytes that hold a header, unless it `needs_all`; a JPEG with more before it is a trap."""
 LARGE: Final = 2**25
@@ -223,15 +230,14 @@ def scan(
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
         notes=(*listing.notes, *left_out(others), *masks(names)),
     )
-    return of_one_kind(images)
+    dtypes = headers["dtype"][rows].astype(np.str_)
+    return of_one_kind(images, headers["channels"][rows], dtypes)
 
 
 def _of_arrays(source: Arrays, states: Int64[np.ndarray, "images 2"]) -> np.ndarray:
-    kind, width, height = array_header(source.read(0))
-    contents = (
-        content_id(source.read(row), size) for row, size in enumerate(states[:, 0].tolist())
-    )
-    return np.array([(kind, (width, height), content) for content in contents], HEADER)
+    known = array_header(source.read(0))
+    sizes = enumerate(states[:, 0].tolist())
+    return np.array([_record(known, source.read(row), size) for row, size in sizes], HEADER)
 
 
 def _of_own_source(
@@ -272,7 +278,9 @@ def _of_file(source: Source, sizes: Int64[np.ndarray, " files"], full: bool, pla
 
 
 def _record(known: Header, start: bytes | np.ndarray, size: int) -> Record:
-    return known.format, (known.width, known.height), content_id(start, size)
+    of = known.pixel_type or PixelType(0, "")
+    size_in_pixels = (known.width, known.height)
+    return known.format, size_in_pixels, content_id(start, size), of.num_channels, of.dtype
 
 
 def _read_header(source: Source, place: int, size: int, start: bytes) -> Header:

@@ -22,8 +22,8 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     Classes of one name become one; groups stay separate.
     """
     added = [prefix + name for name in second.names]
-    if first.depth != second.depth and len(first) and len(second):
-        one, other = channels.named(first.depth), channels.named(second.depth)
+    if first.pixel_type != second.pixel_type and len(first) and len(second):
+        one, other = channels.named(first.pixel_type), channels.named(second.pixel_type)
         raise DataError(f"images are {one}, and others {other}; convert some of them")
     duplicates = sorted(set(added).intersection(first.names))
     if duplicates:
@@ -51,6 +51,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
         classes=classes,
         source=Either(first.source, second.source, start_of_second),
         channels=first.channels,
+        pixel_type=first.pixel_type,
         key="\0".join((first.key, prefix, second.key)) if first.key and second.key else "",
         bad=tuple(sorted((*first.bad, *second_bad), key=lambda bad: in_bytes(bad.name))),
         notes=first.notes + second.notes,

@@ -1,19 +1,19 @@
 """Augmented views: their settings, the random parameters of each image, the pixels of a batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice, permutations
+from itertools import permutations
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
 from torch import Tensor
 
 from nearkin.config import fits, suggestion
 from nearkin.data.rng import uniform
-from nearkin.distributed import to_device, to_device_together
+from nearkin.distributed import to_device
 from nearkin.errors import UsageError
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -343,12 +343,6 @@ class ViewParams:
     gain: Float32[np.ndarray, "batch _"]
     """Factors of each channel of what is not RGB, 0 for one that is dropped; else of none."""
 
-    @classmethod
-    def joined(cls, parts: Sequence["ViewParams"]) -> "ViewParams":
-        """Return the parameters of several batches, one after the other."""
-        names = [entry.name for entry in fields(cls)]
-        return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
-
 
 def sample_view(
     view: View,
@@ -437,15 +431,10 @@ def crop(
     Meant for small images in memory; a photograph is better cropped while it is decoded.
     Returns values from 0 to 1.
     """
-    boxes = to_device(torch.from_numpy(box), images.device)
-    return _cropped(images, boxes, size, interpolation)
-
-
-def _cropped(images: Tensor, boxes: Tensor, size: int, interpolation: Interpolation) -> Tensor:
     pixels = images.contiguous().float()
     if images.dtype == torch.uint8:
         pixels.div_(255)
-    left, top, width, height = boxes.unbind(dim=1)
+    left, top, width, height = to_device(torch.from_numpy(box), images.device).unbind(dim=1)
     rows = resampling(top, height, images.shape[2], size, interpolation)
     columns = resampling(left, width, images.shape[3], size, interpolation)
     return separable(pixels, rows, columns).clamp_(0, 1)
@@ -458,72 +447,31 @@ def augment(
 
     Values are in [0, 1]. The result is channels_last, the fastest layout for convolutions.
     """
-    changes = _changes(params)
-    arrays = [array for _, each in changes for array in each]
-    return _changed(images, changes, iter(to_device_together(arrays, images.device)))
+    views = images.clone(memory_format=torch.contiguous_format)
+    for operation, mask, *strengths in _changes(params):
+        rows = np.flatnonzero(mask)
+        if len(rows):
+            arrays = (rows, *(strength[rows] for strength in strengths))
+            index, *own = (to_device(torch.from_numpy(each), images.device) for each in arrays)
+            views[index] = operation(views[index], *own)
+    return views.clamp_(0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def crop_and_augment(
-    pixels: Shaped[Tensor, "images channel height width"],
-    rows: Int64[np.ndarray, " batch"],
-    sampled: Sequence[ViewParams],
-    sizes: Sequence[int],
-    interpolations: Sequence[Interpolation],
-) -> list[Float32[Tensor, "batch channel _ _"]]:
-    """Return all views of these rows of images in memory: what `crop` and `augment` make of them.
-
-    All that was sampled reaches the device of the images by one copy.
-    """
-    plans = [_changes(params) for params in sampled]
-    arrays = [array for changes in plans for _, each in changes for array in each]
-    boxes = [params.box for params in sampled]
-    index, *moved = to_device_together([rows, *boxes, *arrays], pixels.device)
-    images, views, draws = pixels[index], [], iter(moved[len(boxes) :])
-    crops = zip(moved[: len(boxes)], sizes, interpolations, strict=True)
-    for (box, size, interpolation), changes in zip(crops, plans, strict=True):
-        cropped = _cropped(images, box, size, interpolation)
-        views.append(_changed(cropped, changes, draws))
-    return views
-
-
-Changes = list[tuple[Callable[..., Tensor], list[np.ndarray]]]
-"""Operations, each with the rows that it changes and its parameters for each of them."""
-
-
-def _changes(params: ViewParams) -> Changes:
-    """Say what happens to which images, in order; what changes none is left out."""
-    warped = (params.angle != 0) | params.shift.any(axis=1)
-    entries: list[tuple[Callable[..., Tensor], np.ndarray, tuple[np.ndarray, ...]]]
-    entries = [(warp, warped, (params.angle, params.shift))]
-    entries.append((brightness, (params.gain != 1).any(axis=1), (params.gain,)))
+def _changes(params: ViewParams) -> Iterator[tuple[Any, ...]]:
+    """Operations in order, each with the images that it changes and its strengths."""
+    yield warp, (params.angle != 0) | params.shift.any(axis=1), params.angle, params.shift
+    yield brightness, (params.gain != 1).any(axis=1), params.gain
     # Each image has an order of its own, so each position takes four passes, over the images
     # that have this operation there.
     for turn in params.order.T:
         for operation, number, neutral, strength in zip(
             JITTER, TURNS, NEUTRAL, params.jitter.T, strict=True
         ):
-            entries.append((operation, (turn == number) & (strength != neutral), (strength,)))
-    entries += [
-        (grayscale, params.gray, ()),
-        (blur, params.sigma > 0, (params.sigma,)),
-        (solarize, params.solarize, ()),
-        (flip, params.flip, ()),
-    ]
-    affected = [(operation, np.flatnonzero(mask), own) for operation, mask, own in entries]
-    return [
-        (operation, [rows, *(each[rows] for each in own)])
-        for operation, rows, own in affected
-        if len(rows)
-    ]
-
-
-def _changed(images: Tensor, changes: Changes, draws: Iterator[Tensor]) -> Tensor:
-    """Carry out the changes; `draws` are their arrays on the device, one after the other."""
-    views = images.clone(memory_format=torch.contiguous_format)
-    for operation, arrays in changes:
-        index, *own = islice(draws, len(arrays))
-        views[index] = operation(views[index], *own)
-    return views.clamp_(0, 1).contiguous(memory_format=torch.channels_last)
+            yield operation, (turn == number) & (strength != neutral), strength
+    yield grayscale, params.gray
+    yield blur, params.sigma > 0, params.sigma
+    yield solarize, params.solarize
+    yield flip, params.flip
 
 
 def input_statistics(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import Augment, views_of
-from nearkin.data.batches import Batches, CenterCrops, Feed, to_input
+from nearkin.data.batches import Batches, BatchLoader, CenterCrops, to_input
 from nearkin.data.images import Images
-from nearkin.data.order import BatchOrder, Order
 from nearkin.data.rng import seeded, uniform
+from nearkin.data.samplers import BatchSampler, RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, read_tensors
@@ -135,11 +135,11 @@ class Extraction:
         encoder, drawn = self.encoder, self.drawn
         network = encoder.backbone.to(self.device).to(memory_format=torch.channels_last)
         size = images_at_once(encoder.image_size, self.device)
-        augmented = Batches(
+        augmented = Batches.of(
             encoder.preprocessing.applied(self.images),
             views_of(drawn.augment, ("strong",)),
             image_size=encoder.image_size,
-            order=Order(len(self.images), 1, drawn.seed),
+            sampler=RandomBatchSampler(len(self.images), 1, drawn.seed),
             device=self.device,
             workers=self.workers,
         )
@@ -211,24 +211,24 @@ class CachedViews:
         self,
         views: Float[Tensor, "cached images dim"],
         *,
-        order: BatchOrder,
+        sampler: BatchSampler,
         num_views: int,
         labels: Int64[np.ndarray, " images"],
     ) -> None:
         self.views = views
-        self.order = order
+        self.sampler = sampler
         self.num_views = num_views
         self.labels = torch.from_numpy(labels).to(views.device)
 
-    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
+    def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """Yield this process's part of the batches of the steps from `start` to before `stop`."""
         for step in range(start, stop):
-            rows = self.order.rows(step)[rows_of_rank(self.order.batch_size)]
-            yield self._batch(self.order.epoch(step), rows)
+            rows = self.sampler.rows(step)[rows_of_rank(self.sampler.batch_size)]
+            yield self._batch(self.sampler.epoch(step), rows)
 
     def _batch(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> Batch:
         # Draws are a hash of seed, epoch and image, so a resumed run draws the same views.
-        draws = uniform(self.order.seed, epoch, rows, CHOICE, len(self.views))
+        draws = uniform(self.sampler.seed, epoch, rows, CHOICE, len(self.views))
         chosen = torch.from_numpy(draws.argsort(axis=1)[:, : self.num_views])
         view, index = (to_device(x, self.views.device) for x in (chosen.T, torch.from_numpy(rows)))
         views = self.views[view, index][..., None, None]
@@ -246,10 +246,12 @@ class FrozenEncoder:
         """Return an untrained layer on top of the encoder."""
         return top_layer(self.cached.center.shape[1], seed)
 
-    def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+    def feed(
+        self, sampler: BatchSampler, kind: type[Method[Any]], label: np.ndarray
+    ) -> BatchLoader:
         """Return batches of cached features."""
         views = self.cached.views.to(self.device)
-        return CachedViews(views, order=order, num_views=len(kind.views), labels=label)
+        return CachedViews(views, sampler=sampler, num_views=len(kind.views), labels=label)
 
     def features(
         self, method: Method[Any], *, with_views: bool
@@ -296,16 +298,18 @@ class FinetunedEncoder:
         assert isinstance(network, Backbone)
         return network, Backbone(layer, method.backbone.feature_dim)
 
-    def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+    def feed(
+        self, sampler: BatchSampler, kind: type[Method[Any]], label: np.ndarray
+    ) -> BatchLoader:
         """Return batches of augmented images, in views of the size that images are encoded at.
 
         At the smaller size of views in `nearkin train`, what heads learn holds less at that size.
         """
-        return Batches(
+        return Batches.of(
             self.pretrained.preprocessing.applied(self.images),
             views_of(self.base.augment, kind.views, more=kind.more_views),
             image_size=self.pretrained.image_size,
-            order=order,
+            sampler=sampler,
             device=self.device,
             workers=int(self.base.workers),
             cache=self.base.cache,

@@ -79,8 +79,8 @@ class PlannedStage:
     @property
     def num_views(self) -> int:
         """That all of these trainings pass through the network."""
-        order, views = self.stage.feed.order, self.stage.method.views
-        return self.epochs * order.steps_per_epoch * order.batch_size * len(views)
+        sampler, views = self.stage.feed.sampler, self.stage.method.views
+        return self.epochs * sampler.steps_per_epoch * sampler.batch_size * len(views)
 
 
 class NetworkTime(NamedTuple):

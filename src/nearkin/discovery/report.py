@@ -10,9 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nearkin.data.copies import copy_to, file_names
 from nearkin.data.notes import plain
-from nearkin.data.sheets import class_sheet
 from nearkin.discovery.assignments import (
     CLUSTER_COLUMNS,
     COLUMNS,
@@ -31,9 +29,11 @@ from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table, Tile
 from nearkin.report.pages import store_report, write_page
+from nearkin.run.copies import copy_to, file_names
 from nearkin.run.data import computed_with
 from nearkin.run.folder import lines
 from nearkin.run.reporter import Logger
+from nearkin.run.sheets import class_sheet
 from nearkin.tables import read_numbers, write_csv
 from nearkin.types import UNKNOWN
 

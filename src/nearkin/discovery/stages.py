@@ -13,10 +13,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.data.batches import Feed
-from nearkin.data.order import Streams
-from nearkin.data.preprocessing import Preprocessing
+from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
+from nearkin.data.samplers import TwoStreamBatchSampler
 from nearkin.discovery.classifier import heads_of, kmeans_clustering, top_features
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import DiscoveryEncoder, FinetunedEncoder
@@ -29,6 +28,7 @@ from nearkin.distributed import (
     worker_group,
 )
 from nearkin.encoders.encoder import Encoder, rescaled
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode
 from nearkin.method import Method
@@ -160,9 +160,9 @@ class Stage:
 
     config: TrainConfig
     method: Method[Any]
-    feed: Feed
+    feed: BatchLoader
     task: DiscoveryTask
-    order: Streams
+    sampler: TwoStreamBatchSampler
 
     def run(self, folder: RunFolder, log: Logger, workers: AbstractContextManager[None]) -> None:
         """Train from the newest checkpoint of the folder to the last step, within `workers`."""
@@ -174,18 +174,18 @@ class Stage:
 
     def try_out(self, share: float = 1.0) -> None:
         """Train for a share of the steps without writing anything."""
-        total = ceil(share * int(self.config.epochs) * self.feed.order.steps_per_epoch)
-        optimizer, batches = optimizer_for(self.method, self.config), self.feed.between(0, total)
+        total = ceil(share * int(self.config.epochs) * self.feed.sampler.steps_per_epoch)
+        optimizer, batches = optimizer_for(self.method, self.config), self.feed.load(0, total)
         for _ in training_steps(
             self.config, self.method, optimizer, batches, start=0, total=total
         ):
             pass
 
 
-def feature_health(feed: Feed) -> Callable[[Method[Any]], dict[str, float]]:
+def feature_health(feed: BatchLoader) -> Callable[[Method[Any]], dict[str, float]]:
     """Return what measures whether a method's features of some images still differ."""
-    steps = min(feed.order.steps_per_epoch, ceil(HEALTH_IMAGES / feed.order.batch_size))
-    views = torch.cat([batch.views[0] for batch in feed.between(0, steps)])
+    steps = min(feed.sampler.steps_per_epoch, ceil(HEALTH_IMAGES / feed.sampler.batch_size))
+    views = torch.cat([batch.views[0] for batch in feed.load(0, steps)])
     return lambda method: health(encode(method.backbone, [views]))
 
 
@@ -194,9 +194,11 @@ def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfi
     rows = task.labeled
     if len(rows) < 2:
         raise DataError(f"{len(rows)} labeled images to learn from; give more of them")
-    order = Streams(np.zeros(0, np.int64), rows, min(int(base.batch_size), len(rows)), base.seed)
-    config = _stage_config(replace(base, lr_milestones=""), "supervised", order, {})
-    return build_stage(encoder, task, order, config)
+    sampler = TwoStreamBatchSampler(
+        np.zeros(0, np.int64), rows, min(int(base.batch_size), len(rows)), base.seed
+    )
+    config = _stage_config(replace(base, lr_milestones=""), "supervised", sampler, {})
+    return build_stage(encoder, task, sampler, config)
 
 
 def class_stage(
@@ -221,11 +223,11 @@ def class_stage(
             f"{len(unlabeled)} unlabeled and {len(labeled)} labeled images do not make a batch "
             "of two; give more images"
         )
-    order = Streams(labeled, unlabeled, batch, base.seed)
+    sampler = TwoStreamBatchSampler(labeled, unlabeled, batch, base.seed)
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
-    stage = build_stage(encoder, task, order, _stage_config(base, method, order, resolved))
+    stage = build_stage(encoder, task, sampler, _stage_config(base, method, sampler, resolved))
     stage.method.backbone.load_state_dict(init.known.backbone.state_dict())
     heads = heads_of(stage.method)
     if isinstance(heads, Heads):  # SimGCD has one head for all classes
@@ -236,18 +238,18 @@ def class_stage(
 
 
 def _stage_config(
-    base: TrainConfig, method: str, order: Streams, options: Mapping[str, Value]
+    base: TrainConfig, method: str, sampler: TwoStreamBatchSampler, options: Mapping[str, Value]
 ) -> TrainConfig:
     recipe, epochs = RECIPES[method], base.epochs
     if epochs == "auto":
         # Steps count, not epochs: few images need more passes, but not endlessly many.
-        epochs = ceil(recipe.steps / order.steps_per_epoch)
+        epochs = ceil(recipe.steps / sampler.steps_per_epoch)
         epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, epochs))
     return replace(
         base,
         method=method,
         epochs=epochs,
-        batch_size=order.batch_size,
+        batch_size=sampler.batch_size,
         optimizer="sgd",
         lr=recipe.lr,
         weight_decay=1e-4,
@@ -258,16 +260,19 @@ def _stage_config(
 
 
 def build_stage(
-    encoder: DiscoveryEncoder, task: DiscoveryTask, order: Streams, config: TrainConfig
+    encoder: DiscoveryEncoder,
+    task: DiscoveryTask,
+    sampler: TwoStreamBatchSampler,
+    config: TrainConfig,
 ) -> Stage:
     """Return the stage that a resolved configuration describes, before any training."""
     kind = METHODS[config.method]
     backbone = encoder.backbone(config.seed)
     with seeded(config.seed, torch.device("cpu")):
         method: Method[Any] = kind(backbone, num_known_classes=task.num_known, **config.options)
-    feed = encoder.feed(order, kind, task.label)
+    feed = encoder.feed(sampler, kind, task.label)
     method = method.to(encoder.device).to(memory_format=torch.channels_last)
-    return Stage(config, method, feed, task, order)
+    return Stage(config, method, feed, task, sampler)
 
 
 # The first process leads a discovery. The others only take part in the trainings of whole
@@ -297,11 +302,11 @@ def shared_with_workers(
     noticed; `fingerprint` is that of all others. Their share does not change the result, so a
     stage whose batch cannot be divided evenly is trained by the first process alone.
     """
-    task, order = stage.task, stage.order
-    if config.train_layers == "top" or order.batch_size % num_processes(config.devices):
+    task, sampler = stage.task, stage.sampler
+    if config.train_layers == "top" or sampler.batch_size % num_processes(config.devices):
         yield
         return
-    rows = (each.tolist() for each in (task.label, task.rows, order.labeled, order.unlabeled))
+    rows = (each.tolist() for each in (task.label, task.rows, sampler.labeled, sampler.unlabeled))
     classes = task.num_known, task.num_novel
     settings = asdict(config), asdict(stage.config), view.to_dict()
     message = *settings, list(bad_rows), fingerprint, classes, *rows
@@ -323,11 +328,11 @@ def run_worker_stage(data: Any) -> None:
         images = dataset.without(set(bad_rows)).images
         check_same_images(images, fingerprint)
         task = DiscoveryTask(label, learned, *classes)
-        order = Streams(labeled, unlabeled, int(base.batch_size), base.seed)
+        sampler = TwoStreamBatchSampler(labeled, unlabeled, int(base.batch_size), base.seed)
         # Weights do not matter: the first process sends those of its method before the first step.
         network = rescaled(named_backbone(base, None), preprocessing)
         pretrained = Encoder(network, preprocessing, {})
         device = choose_device(config.device)
         encoder = FinetunedEncoder(pretrained, images, config, base, device)
-        stage = build_stage(encoder, task, order, base)
+        stage = build_stage(encoder, task, sampler, base)
         fit(stage.config, stage.method, stage.feed)

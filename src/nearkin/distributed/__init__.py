@@ -9,7 +9,6 @@ from nearkin.distributed.devices import device_name as device_name
 from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.devices import threads_for as threads_for
 from nearkin.distributed.devices import to_device as to_device
-from nearkin.distributed.devices import to_device_together as to_device_together
 from nearkin.distributed.devices import to_host_async as to_host_async
 from nearkin.distributed.launch import next_worker as next_worker
 from nearkin.distributed.launch import process_group as process_group

@@ -3,13 +3,11 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -25,10 +23,6 @@ LITTLE: Final = 2**19
 """Values of a matrix up to which two threads multiply it hardly faster than one.
 
 Measured by L-BFGS on 10 and on 99 classes, in CPU time of the main thread; docs/benchmarks.md."""
-
-
-WORD: Final = 8  # Bytes at whose multiples arrays start that are copied together
-DTYPES: Final = {"float32": torch.float32, "int64": torch.int64}
 
 
 def choose_device(name: str) -> torch.device:
@@ -67,19 +61,6 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
         return x.to(device)
     large = x.nbytes > STAGED
     return (x.pin_memory() if large else x).to(device, non_blocking=True)
-
-
-def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return arrays on a device, by a single copy, without waiting for a GPU."""
-    starts = [0, *accumulate(-(-each.nbytes // WORD) * WORD for each in arrays)]
-    packed = np.empty(starts[-1], np.uint8)
-    for each, start in zip(arrays, starts, strict=False):
-        packed[start : start + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
-    moved = to_device(torch.from_numpy(packed), device)
-    return [
-        moved[start : start + each.nbytes].view(DTYPES[each.dtype.name]).view(each.shape)
-        for each, start in zip(arrays, starts, strict=False)
-    ]
 
 
 def to_host_async(x: Tensor) -> Callable[[], Tensor]:

@@ -17,11 +17,11 @@ from typing_extensions import override
 from nearkin.data.batches import to_input
 from nearkin.data.channels import stored_channels
 from nearkin.data.decode import BadImage, Pixels, rgb_pixels
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.files import usable, write_whole

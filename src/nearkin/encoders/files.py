@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import MEAN, STD
 from nearkin.encoders.checkpoints import (
     Checkpoint,
@@ -41,6 +40,7 @@ from nearkin.encoders.libraries import (
     torchvision_weights,
 )
 from nearkin.encoders.origin import origin
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.extensions import is_reference, names_code
 from nearkin.networks.backbone import (

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import suggestion
-from nearkin.data.preprocessing import Crop, Interpolation, Preprocessing
 from nearkin.encoders.libraries import differences
+from nearkin.encoders.preprocessing import Crop, Interpolation, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.files import usable
 from nearkin.networks.backbone import RESERVED

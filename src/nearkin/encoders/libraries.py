@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from nearkin.config import suggestion
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.checkpoints import read_checkpoint
 from nearkin.encoders.downloads import hub_file, need_torch_file, to_stderr
 from nearkin.encoders.origin import origin
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
 from nearkin.networks.branch import size_error

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import NativeFormat
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.downloads import to_stderr
 from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights, write_encoder
 from nearkin.encoders.libraries import differences, timm_view
 from nearkin.encoders.origin import NOT_STATED
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import (
     BUILT_FOR,

@@ -26,7 +26,6 @@ from nearkin.evaluation.measures import (
     spectral_decay,
     view_retrieval,
 )
-from nearkin.evaluation.robustness import robustness
 from nearkin.evaluation.views import ImageViews
 
 LIDAR_IMAGES, LIDAR_VIEWS = 1_000, 10  # Test images at the most, and views of each
@@ -99,13 +98,6 @@ ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = {
     ),
     "fewshot": (Entry("few-shot", lambda of: few_shot(of.train, of.test, seed=of.seed)),),
     "retrieval": (Entry("retrieval", lambda of: retrieval(of.train, of.test, seed=of.seed)),),
-    "robustness": (
-        Entry(
-            "robustness",
-            lambda of: robustness(of.train, of.views, k=of.k, seed=of.seed),
-            needs_images=True,
-        ),
-    ),
     "labelfree": (*GEOMETRY, LIDAR),
 }
 """The measures of each of `nearkin.config.PROTOCOLS`."""

@@ -1,7 +1,7 @@
-"""Features of further views of the images of an evaluation: augmented, corrupted, as tokens."""
+"""Features of further views of the images of an evaluation: augmented, as tokens."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,19 +12,15 @@ from typing_extensions import override
 from nearkin.config import Augment
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
-from nearkin.data.channels import named
-from nearkin.data.corruptions import CorruptedSource
 from nearkin.data.images import Images
-from nearkin.data.order import Order
-from nearkin.data.preprocessing import Preprocessing
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import input_statistics, normalize
 from nearkin.encoders.encoder import Encoder
-from nearkin.errors import DataError
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import (
     Embeddings,
     embeddings_of,
     encode,
-    encode_images,
     images_at_once,
 )
 from nearkin.networks.branch import as_backbone
@@ -57,16 +53,6 @@ class ImageViews:
         own = torch.from_numpy(views.readable)
         return torch.stack(features, dim=1)[own]
 
-    def corrupted(self, most: int, name: str, severity: int) -> Embeddings:
-        """Embeddings of at most `most` test images after a corruption; '' is none."""
-        images = self.test.spread(most)
-        if images.channels:
-            raise DataError(f"corruptions are of RGB of 8 bits, not of {named(images.depth)}")
-        source = CorruptedSource(images.source, name, severity, self.seed)
-        return encode_images(
-            self.encoder, replace(images, source=source), device=self.device, workers=self.workers
-        )
-
 
 class AugmentedViews:
     """Augmented views of some images; the epoch decides what is drawn for each of them."""
@@ -75,11 +61,11 @@ class AugmentedViews:
         self, encoder: Encoder, images: Images, seed: int, augment: Augment, device: torch.device
     ) -> None:
         self.encoder, self.images = encoder.to(device), images
-        self.batches = Batches(
+        self.batches = Batches.of(
             encoder.preprocessing.applied(images),
             views_of(augment, ("strong",)),
             image_size=encoder.image_size,
-            order=Order(len(images), 1, seed),
+            sampler=RandomBatchSampler(len(images), 1, seed),
             device=device,
         )
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from nearkin.config import Config, TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.origin import origin_lines
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.kept import stored_shares
@@ -75,10 +75,6 @@ MEANINGS: Final = {
     "retrieval mAP@R": "The same over the first R images, R being the number of those of its "
     "class.",
     "retrieval recall@1": "Share of images whose most similar training image is of their class.",
-    "kNN, corrupted": "kNN accuracy, mean over 13 corruptions such as noise, blur, fog or JPEG "
-    "at three strengths; trained on clean images.",
-    "kNN, uncorrupted": "kNN accuracy on the same images without corruption.",
-    "kNN, kept": "kNN accuracy under corruptions as a share of the accuracy without corruption.",
     "neighbor agreement": "Share of an image's nearest neighbors that another view of it has too.",
 }
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from nearkin.config import Config, to_toml
 from nearkin.data.decode import CENTER
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.folders import AVERAGE, POOLED, TransformersNetwork, construction
 from nearkin.encoders.native import architecture, public, without_folder
 from nearkin.encoders.origin import NOT_STATED, RESTRICTED, RESTRICTION
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measures import Measure
 from nearkin.files import replace_text, usable

@@ -14,7 +14,6 @@ from torch import Tensor
 from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
-from nearkin.data.sheets import COLUMNS, class_sheet, save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import as_text
@@ -24,6 +23,7 @@ from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.page.sections import Confusion, DiscoveryReport, Report, TrainingReport
 from nearkin.run.folder import RunFolder
+from nearkin.run.sheets import COLUMNS, class_sheet, save_sheet, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

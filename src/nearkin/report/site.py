@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor
 
 from nearkin.data.channels import preview
-from nearkin.data.copies import copy_to, file_names
 from nearkin.data.decode import BadImage, center, decode
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import choose_device
@@ -38,6 +37,7 @@ from nearkin.report.image_map import (
 from nearkin.report.page import html
 from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
+from nearkin.run.copies import copy_to, file_names
 from nearkin.run.folder import RunFolder, locked
 from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
 from nearkin.tables import write_csv

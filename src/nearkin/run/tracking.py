@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from nearkin.config import tracker_names
-from nearkin.data.batches import first_sentence
+from nearkin.data.loader import first_sentence
 from nearkin.errors import UsageError
 from nearkin.files import replace_text, usable
 from nearkin.run.folder import RunFolder

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.data.batches import Feed
-from nearkin.data.order import BatchOrder
+from nearkin.data.batches import BatchLoader
+from nearkin.data.samplers import BatchSampler
 from nearkin.distributed import (
     all_reduce_max,
     broadcast_bytes,
@@ -119,13 +119,15 @@ class Lead:
     """Called with every row of metrics.csv, without its empty cells."""
 
 
-def fit(config: TrainConfig, method: Method[Any], batches: Feed, lead: Lead | None = None) -> bool:
+def fit(
+    config: TrainConfig, method: Method[Any], batches: BatchLoader, lead: Lead | None = None
+) -> bool:
     """Train to the last step, from the newest checkpoint of the first process's run folder.
 
     All processes run this together, and only the first has a `lead`. Returns whether any steps
     were left to take.
     """
-    per_epoch = batches.order.steps_per_epoch
+    per_epoch = batches.sampler.steps_per_epoch
     total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
     optimizer = optimizer_for(method, config)
     # Only the first process reads checkpoints; the others take over its optimizer and step. Their
@@ -138,12 +140,12 @@ def fit(config: TrainConfig, method: Method[Any], batches: Feed, lead: Lead | No
             # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
             journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
             stack.enter_context(journal)
-            record = Record(lead, config, method, batches.order, start, journal, interrupts)
+            record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
         checkpointer = Checkpointer(files, trained, optimizer, config.save_every, start)
         stack.enter_context(interrupts)
         stack.enter_context(checkpointer.keeping_diverged())
-        fed = batches.between(start, total)
+        fed = batches.load(start, total)
         for done, step in training_steps(
             config, trained, optimizer, fed, start=start, total=total
         ):
@@ -184,16 +186,16 @@ class Record:
     lead: Lead
     config: TrainConfig
     method: Method[Any]
-    order: BatchOrder
+    sampler: BatchSampler
     start: int
     journal: CSVLogger
     interrupts: Interrupts  # Through which a collapse stops the run
 
     def __post_init__(self) -> None:
-        self.per_epoch = self.order.steps_per_epoch
+        self.per_epoch = self.sampler.steps_per_epoch
         self.total = int(self.config.epochs) * self.per_epoch
         self.epoch = self.journal.rows()[self.start - self.start % self.per_epoch :]
-        self.pace = Pace(self.total, self.order.batch_size)
+        self.pace = Pace(self.total, self.sampler.batch_size)
         self.alarm = Alarm(type(self.method))
         self.lead.log.progress(self.start, self.total, "first step")
 

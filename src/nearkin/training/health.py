@@ -17,8 +17,8 @@ from torch import Tensor
 from nearkin.config import TrainConfig
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.split import Split
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DivergedError
 from nearkin.evaluation.embeddings import Embeddings, encode, encode_pixels, images_at_once
 from nearkin.evaluation.measures import knn, num_neighbors

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from nearkin.config import TrainConfig, seconds
-from nearkin.data.batches import Feed
+from nearkin.data.batches import BatchLoader
 from nearkin.distributed import CpuTime, broadcast_bytes
 from nearkin.method import Method
 from nearkin.pace import count, span
@@ -49,7 +49,9 @@ class EpochTime:
         return f"other processes take {self.taken:.0%} of the CPUs, steps {times} as long"
 
 
-def time_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[Feed]) -> EpochTime:
+def time_epoch(
+    config: TrainConfig, method: Method[Any], parts: Sequence[BatchLoader]
+) -> EpochTime:
     """Estimate how long an epoch takes here, as the mean over equal parts of a training."""
     times = [_time_epoch(config, method, part) for part in parts]
     seconds, alone = (
@@ -58,7 +60,7 @@ def time_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[Feed]) 
     return EpochTime(seconds, seconds / alone, fmean(time.taken for time in times))
 
 
-def _time_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> EpochTime:
+def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) -> EpochTime:
     """Time a few steps of a copy of the method."""
     # A usual step: the backbone learns, whatever the length of the training will be.
     trial, usual = copy.deepcopy(method), replace(config, epochs=1, freeze_epochs=0)
@@ -71,13 +73,13 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> Epoc
     workers = int(config.workers) if config.cache == "off" else 0
     warm_up, group = max(WARM_UP, workers), max(1, workers)
     total = warm_up + group * math.ceil(TIMED / group)
-    with closing(batches.between(0, total + PREFETCHED * workers)) as fed:
+    with closing(batches.load(0, total + PREFETCHED * workers)) as fed:
         for _ in training_steps(usual, trained, optimizer, fed, start=0, total=total):
             laps.append(time.perf_counter() - before)
             before = time.perf_counter()
     # Of all steps: by now loader workers have ended, and no longer count as other processes.
     spent = CpuTime.now() - start
-    seconds = seconds_per_step(laps[warm_up:], group) * batches.order.steps_per_epoch
+    seconds = seconds_per_step(laps[warm_up:], group) * batches.sampler.steps_per_epoch
     return EpochTime(seconds, spent.slowdown, spent.taken)
 
 
@@ -111,7 +113,7 @@ def time_overhead(log: Logger, monitor: Monitor, method: Method[Any], num_images
 def with_epochs(
     config: TrainConfig,
     method: Method[Any],
-    parts: Sequence[Feed],
+    parts: Sequence[BatchLoader],
     time_overhead: Callable[[], Overhead] = Overhead,
     log: Logger | None = None,
 ) -> TrainConfig:
@@ -137,7 +139,7 @@ def with_epochs(
     if log and (too_short := time_is_short(config.max_time, epoch.seconds, overhead)):
         log.info(f"warning: {too_short}")
     device = next(method.parameters()).device
-    return with_length(config, epochs, parts[0].order.steps_per_epoch, device)
+    return with_length(config, epochs, parts[0].sampler.steps_per_epoch, device)
 
 
 def planned_epochs(

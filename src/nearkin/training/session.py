@@ -15,12 +15,11 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, Feed, Growing
+from nearkin.data.batches import Batches, BatchLoader, Growing
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
-from nearkin.data.order import Order, RepeatedViews
 from nearkin.data.rng import seeded
-from nearkin.data.sheets import augmentation_sheet
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
@@ -47,6 +46,7 @@ from nearkin.run.settings import (
     sources_of,
     view_sides,
 )
+from nearkin.run.sheets import augmentation_sheet
 from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
@@ -162,15 +162,15 @@ def parts_of(
     batches: Batches,
     teacher: Encoder | None,
     on_progress: ProgressCallback = ignore_progress,
-) -> list[Feed]:
+) -> list[BatchLoader]:
     """Return the batches of each part of a training, whose views have a size of their own."""
     resized = (batches.resized(side) for side in view_sides(config))
     return [with_teacher(folder, config, part, teacher, on_progress) for part in resized]
 
 
-def growing(config: TrainConfig, parts: Sequence[Feed]) -> Feed:
+def growing(config: TrainConfig, parts: Sequence[BatchLoader]) -> BatchLoader:
     """Return the batches of a whole training, whose length is known."""
-    return Growing(parts, int(config.epochs) * parts[0].order.steps_per_epoch)
+    return Growing(parts, int(config.epochs) * parts[0].sampler.steps_per_epoch)
 
 
 def _taken_over(start: Encoder) -> dict[str, Any]:
@@ -208,12 +208,12 @@ def build(
     for side in {*view_sides(config)} - {int(config.image_size)}:
         check_patches(backbone.body, side, backbone.name, "--view-sizes")
     window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
-    order = Order(len(images), int(config.batch_size), config.seed, window)
-    batches = Batches(
+    batch_size, view_epochs = int(config.batch_size), int(config.teacher_views)
+    batches = Batches.of(
         images,
         views_of(config.augment, method.views, more=method.more_views),
         image_size=int(config.image_size),
-        order=RepeatedViews(order, views) if (views := int(config.teacher_views)) else order,
+        sampler=RandomBatchSampler(len(images), batch_size, config.seed, window, view_epochs),
         device=device,
         workers=int(config.workers),
         cache=config.cache,

@@ -10,8 +10,8 @@ from torch import nn
 from nearkin.config import TrainConfig
 from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
-from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import CUSTOM, Encoder, load, rescaled, resized, write_encoder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class

@@ -21,9 +21,9 @@ from jaxtyping import Float, Float16, Int64
 from torch import Tensor
 
 from nearkin.config import TrainConfig
-from nearkin.data.batches import Batches, Feed
+from nearkin.data.batches import Batches, BatchLoader
 from nearkin.data.cache import free_memory
-from nearkin.data.order import BatchOrder, InOrder
+from nearkin.data.samplers import BatchSampler, SequentialBatchSampler
 from nearkin.data.views import normalize
 from nearkin.distributed import all_reduce_max, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, write_encoder
@@ -101,17 +101,17 @@ class LiveTeacher:
     teacher: Encoder
 
     @property
-    def order(self) -> BatchOrder:
+    def sampler(self) -> BatchSampler:
         """Which images each step sees."""
-        return self.batches.order
+        return self.batches.sampler
 
-    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
+    def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        side, own = self.teacher.image_size, self.batches.between(start, stop)
+        side, own = self.teacher.image_size, self.batches.load(start, stop)
         pairs: Iterable[tuple[Batch, Batch]] = ((batch, batch) for batch in own)
         if any(size != side for size in self.batches.sizes):
-            enlarged = self.batches.enlarged(side, self.order)
-            pairs = zip(own, enlarged.between(start, stop), strict=True)
+            enlarged = self.batches.enlarged(side, self.sampler)
+            pairs = zip(own, enlarged.load(start, stop), strict=True)
         for batch, large in pairs:
             if not torch.equal(batch.index, large.index):  # a file may be gone since it was cached
                 raise DataError(
@@ -130,15 +130,15 @@ class CachedTeacher:
     files: "TeacherFiles"
 
     @property
-    def order(self) -> BatchOrder:
+    def sampler(self) -> BatchSampler:
         """Which images each step sees."""
-        return self.batches.order
+        return self.batches.sampler
 
-    def between(self, start: int, stop: int) -> Generator[Batch, None, None]:
+    def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        part = rows_of_rank(self.order.batch_size)
+        part = rows_of_rank(self.sampler.batch_size)
         for step, (views, rows) in enumerate(self.batches.sampled(start, stop, part), start):
-            features = torch.from_numpy(self.files.rows(self.order.epoch(step), rows))
+            features = torch.from_numpy(self.files.rows(self.sampler.epoch(step), rows))
             if not features.isfinite().all():
                 raise DataError(
                     f"{self.files.folder} lacks images that could not be read when it was made; "
@@ -232,7 +232,7 @@ def with_teacher(
     batches: Batches,
     teacher: Encoder | None,
     on_progress: ProgressCallback = ignore_progress,
-) -> Feed:
+) -> BatchLoader:
     """Return a training's batches with its teacher's features, if it learns from a teacher.
 
     Where views repeat, all features are computed now, but for those that are in the run folder
@@ -269,8 +269,8 @@ def teacher_files(
     epochs = int(config.teacher_views)
     if not config.max_time:
         epochs = min(epochs, int(config.epochs))
-    views = [view.to_dict() for view in batches.sampler.views]
-    named = [views, config.seed, batches.sampler.image_size, len(batches.images)]
+    views = [view.to_dict() for view in batches.dataset.views]
+    named = [views, config.seed, batches.dataset.image_size, len(batches.images)]
     weights = hashlib.sha256(folder.teacher.read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps([weights, *named]).encode()).digest()
     size = len(batches.images)
@@ -299,13 +299,13 @@ def compute(
     Images that cannot be read have features that are no numbers.
     """
     size = images_at_once(teacher.image_size, batches.device)  # divides the size of a file
-    order = InOrder(files.num_images, size, batches.order.seed)
-    views = batches.enlarged(teacher.image_size, order)
+    sampler = SequentialBatchSampler(files.num_images, size, batches.sampler.seed)
+    views = batches.enlarged(teacher.image_size, sampler)
     total = sum(files.shape(first)[0] for _, first in parts)
     done = 0
     for epoch, first in parts:
         features = np.full(files.shape(first), np.nan, HALF)
-        start = epoch * order.steps_per_epoch + first // size
+        start = epoch * sampler.steps_per_epoch + first // size
         stop = start + -(-len(features) // size)
         expected = np.arange(first, first + len(features))
         for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):

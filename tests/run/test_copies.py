@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from nearkin.data.copies import check_destination, copy_to, file_names
 from nearkin.data.opening import open_images
 from nearkin.errors import OutputError, UsageError
+from nearkin.run.copies import check_destination, copy_to, file_names
 
 DEVICES = {"con", "prn", "aux", "nul", *(f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10))}
 HOSTILE = ["con", "LPT9.a.png", "end.", "../../x.png", "/etc/passwd", "..", ".", "a\0b", "a\nb",

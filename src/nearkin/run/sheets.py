@@ -137,7 +137,7 @@ def augmentation_sheet(batches: Batches, path: Path) -> Path:
 
     Written before the first step, because wrong augmentations are the most common silent mistake.
     """
-    rows = np.sort(batches.order.rows(0))[:EXAMPLES]
+    rows = np.sort(batches.sampler.rows(0))[:EXAMPLES]
     originals = CenterCrops(batches.images.subset(rows), batches.sizes[0])
     columns = [from_zero_to_one(torch.cat(list(originals)))]
     headings = [["", "image"]]

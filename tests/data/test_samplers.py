@@ -1,4 +1,4 @@
-"""Two streams in every batch: each image as often as it should be, from seed and step alone."""
+"""Samplers: each image as often as it should be, from seed and step alone."""
 
 import pickle
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.data.order import RUN, Order, Streams
+from nearkin.data.samplers import RUN, RandomBatchSampler, TwoStreamBatchSampler
 from nearkin.errors import DataError
 
 NONE = np.zeros(0, np.int64)
@@ -16,7 +16,7 @@ NONE = np.zeros(0, np.int64)
 def streams(num_labeled=30, num_unlabeled=50, batch_size=8, seed=3, **more):
     """Labeled images have the even rows, unlabeled ones the odd rows."""
     labeled, unlabeled = 2 * np.arange(num_labeled), 2 * np.arange(num_unlabeled) + 1
-    return Streams(labeled, unlabeled, batch_size, seed, **more)
+    return TwoStreamBatchSampler(labeled, unlabeled, batch_size, seed, **more)
 
 
 def of(kind, rows):
@@ -29,6 +29,15 @@ SIZES = {
     "batch_size": st.integers(2, 24),
     "share": st.floats(0, 0.99),
 }
+
+
+def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order():
+    order = RandomBatchSampler(num_images=43, batch_size=10, seed=0)
+    epochs = [[order.rows(4 * epoch + step) for step in range(4)] for epoch in range(2)]
+    orders = [np.concatenate(epoch) for epoch in epochs]
+    assert all(len(set(rows.tolist())) == 40 for rows in orders)
+    assert orders[0].tolist() != orders[1].tolist()
+    assert [order.epoch(step) for step in (0, 3, 4)] == [0, 0, 1]
 
 
 @given(step=st.integers(0, 1000), **SIZES)
@@ -85,7 +94,7 @@ def test_a_step_does_not_depend_on_the_steps_before():
 
 
 def test_without_labeled_images_it_is_the_usual_order():
-    usual = Order(50, 8, 3)
+    usual = RandomBatchSampler(50, 8, 3)
     for order in (streams(num_labeled=0), streams(share=0.0)):
         assert order.steps_per_epoch == usual.steps_per_epoch
         for step in range(15):
@@ -109,7 +118,7 @@ def test_every_process_has_its_share_of_both_streams():
 
 def test_no_unlabeled_images_are_refused_before_any_step():
     with pytest.raises(DataError, match="0 unlabeled images do not fill their 4 places"):
-        Streams(np.arange(9), NONE, 8, 0)
+        TwoStreamBatchSampler(np.arange(9), NONE, 8, 0)
     with pytest.raises(DataError, match=r"3 unlabeled images .* a batch of 8; give more"):
         streams(num_unlabeled=3)
     for share in (-0.1, 1.0, float("nan")):
@@ -120,7 +129,7 @@ def test_no_unlabeled_images_are_refused_before_any_step():
 def test_a_window_mixes_runs_of_neighbors_with_few_others():
     """A row comes between the start of its run and `window` places after its end, in any epoch."""
     for window in (1, 300, 2000):
-        order = Order(10_000, 100, seed=3, window=window)
+        order = RandomBatchSampler(10_000, 100, seed=3, window=window)
         epochs = []
         for epoch in range(3):
             rows = np.concatenate([order.rows(100 * epoch + step) for step in range(100)])
@@ -130,10 +139,12 @@ def test_a_window_mixes_runs_of_neighbors_with_few_others():
                 assert run.max() - run.min() < window + RUN
             epochs.append(rows.tolist())
         assert epochs[0] != epochs[1] != epochs[2]
-        again = Order(10_000, 100, seed=3, window=window)
+        again = RandomBatchSampler(10_000, 100, seed=3, window=window)
         assert again.rows(257).tolist() == order.rows(257).tolist()  # without the steps before
 
     # Neighbors in the data are, on average, a third of the window apart in the order.
-    rows = np.concatenate([Order(20_000, 100, 0, 3000).rows(step) for step in range(200)])
+    rows = np.concatenate(
+        [RandomBatchSampler(20_000, 100, 0, 3000).rows(step) for step in range(200)]
+    )
     place = np.argsort(rows)
     assert abs(np.abs(np.diff(place))[: RUN - 1].mean() / 1000 - 1) < 0.1

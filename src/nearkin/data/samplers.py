@@ -10,12 +10,12 @@ from jaxtyping import Int64
 from nearkin.data.rng import permutation, uniform
 from nearkin.errors import DataError
 
-RUN: Final = 512  # Neighboring rows that are read together, where an order has a window
+RUN: Final = 512  # Neighboring rows that are read together, where a sampler has a window
 DELAY: Final = 253  # The view number whose draws delay the rows of a window
 
 
 @dataclass(frozen=True)
-class Order:
+class RandomBatchSampler:
     """A new permutation of the images every epoch, cut into batches."""
 
     num_images: int
@@ -23,6 +23,8 @@ class Order:
     seed: int
     window: int = 0
     """Images that are mixed with each other, as runs of neighboring rows come by; 0: all."""
+    view_epochs: int = 0
+    """Epochs after which the views of an epoch come again, in new batches; 0: never."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -30,11 +32,12 @@ class Order:
         return self.num_images // self.batch_size
 
     def epoch(self, step: int) -> int:
-        """The epoch, from 0, that a step belongs to."""
-        return step // self.steps_per_epoch
+        """The epoch, from 0, whose views a step sees."""
+        epoch = step // self.steps_per_epoch
+        return epoch % self.view_epochs if self.view_epochs else epoch
 
-    def rows(self, step: int) -> np.ndarray:
-        """The images of one step, over all processes; int64 of shape (batch,)."""
+    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """The images of one step, over all processes."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         order = _shuffled(self.seed, epoch, self.num_images, self.window)
         return order[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -58,8 +61,8 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Streams:
-    """An order of two streams: every batch has the same number of labeled images.
+class TwoStreamBatchSampler:
+    """Batches of two streams, each with the same number of labeled images.
 
     An epoch is one pass over the unlabeled images. The labeled ones start again, in a new
     order, whenever they do not fill another batch. Images that are left over at the end of a
@@ -79,7 +82,7 @@ class Streams:
         if self.steps_per_epoch == 0:
             raise DataError(
                 f"{len(self.unlabeled)} unlabeled images do not fill their "
-                f"{self._unlabeled_order.batch_size} places in a batch of {self.batch_size}; "
+                f"{self._of_unlabeled.batch_size} places in a batch of {self.batch_size}; "
                 "give more of them, or a smaller --batch-size"
             )
 
@@ -91,35 +94,36 @@ class Streams:
     @property
     def steps_per_epoch(self) -> int:
         """Batches in a pass over the unlabeled images."""
-        return self._unlabeled_order.steps_per_epoch
+        return self._of_unlabeled.steps_per_epoch
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, that a step belongs to."""
-        return self._unlabeled_order.epoch(step)
+        return self._of_unlabeled.epoch(step)
 
     def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
         """The images of one step; both streams spread evenly, so each process has its share."""
-        unlabeled: np.ndarray = self.unlabeled[self._unlabeled_order.rows(step)]
+        unlabeled: np.ndarray = self.unlabeled[self._of_unlabeled.rows(step)]
         if self.num_labeled == 0:
             return unlabeled
-        labeled = self.labeled[self._labeled_order.rows(step)]
+        labeled = self.labeled[self._of_labeled.rows(step)]
         positions = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in (labeled, unlabeled)]
         order = np.concatenate(positions).argsort(kind="stable")
         batch: np.ndarray = np.concatenate([labeled, unlabeled])[order]
         return batch
 
     @cached_property
-    def _labeled_order(self) -> Order:
+    def _of_labeled(self) -> RandomBatchSampler:
         # Another seed, or two streams of one length would always have the same pairs.
-        return Order(len(self.labeled), self.num_labeled, ~self.seed)
+        return RandomBatchSampler(len(self.labeled), self.num_labeled, ~self.seed)
 
     @cached_property
-    def _unlabeled_order(self) -> Order:
-        return Order(len(self.unlabeled), self.batch_size - self.num_labeled, self.seed)
+    def _of_unlabeled(self) -> RandomBatchSampler:
+        num_unlabeled = self.batch_size - self.num_labeled
+        return RandomBatchSampler(len(self.unlabeled), num_unlabeled, self.seed)
 
 
 @dataclass(frozen=True)
-class InOrder:
+class SequentialBatchSampler:
     """All images in their order, epoch by epoch; the last batch of an epoch may be smaller."""
 
     num_images: int
@@ -141,39 +145,5 @@ class InOrder:
         return np.arange(start, min(start + self.batch_size, self.num_images))
 
 
-@dataclass(frozen=True)
-class RepeatedViews:
-    """Another order, with the views of an epoch again after `period` epochs.
-
-    Only views repeat: the batches of every epoch are new.
-    """
-
-    order: Order
-    period: int
-
-    @property
-    def batch_size(self) -> int:
-        """Images per step, over all processes."""
-        return self.order.batch_size
-
-    @property
-    def seed(self) -> int:
-        """What decides order and views."""
-        return self.order.seed
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches of an epoch."""
-        return self.order.steps_per_epoch
-
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, whose views a step sees."""
-        return self.order.epoch(step) % self.period
-
-    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """The images of one step."""
-        return self.order.rows(step)
-
-
-BatchOrder = Order | Streams | InOrder | RepeatedViews
+BatchSampler = RandomBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
 """Which images each step sees, and the epoch whose views: functions of the step alone."""

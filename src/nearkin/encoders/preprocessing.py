@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from nearkin.config import MAX_IMAGE_SIZE
-from nearkin.data.channels import GRAY, Channels, named
+from nearkin.data.channels import Channels, named
 from nearkin.data.decode import CENTER, Pixels, as_image, center
 from nearkin.data.images import Images
 from nearkin.data.views import MEAN, STD, input_statistics
@@ -121,11 +121,14 @@ class Preprocessing:
         Raises:
             DataError: If they have other channels.
         """
-        depth, count = images.depth, images.num_channels
-        fits = bool(self.low) == bool(depth) and count == len(self.mean)
-        if len(images) and not fits and not (depth.startswith(GRAY) and not self.low):
-            takes = f"{len(self.low)} channels in a range of their own" if self.low else named("")
-            raise DataError(f"images are {named(depth)}, and the encoder takes {takes}; {OTHER}")
+        given = images.pixel_type if images.channels else None
+        fits = bool(self.low) == bool(given) and images.num_channels == len(self.mean)
+        gray = given is not None and given.num_channels == 1 and not self.low
+        if len(images) and not fits and not gray:
+            takes = (
+                f"{len(self.low)} channels in a range of their own" if self.low else named(None)
+            )
+            raise DataError(f"images are {named(given)}, and the encoder takes {takes}; {OTHER}")
         return replace(images, channels=self.channels)
 
     def __str__(self) -> str:

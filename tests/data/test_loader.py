@@ -11,8 +11,9 @@ import torch
 from builders import write_files
 from loaders import same
 
-from nearkin.data import batches as loading
-from nearkin.data.batches import CenterCrops, workers_that_fit
+from nearkin.data import loader
+from nearkin.data.batches import CenterCrops, ViewDataset
+from nearkin.data.loader import workers_that_fit
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, cpus_per_process
 from nearkin.distributed.devices import cpu_quota
@@ -28,7 +29,7 @@ def batches(photographs, workers):
 
 @pytest.fixture(scope="module")
 def alone(photographs):
-    return list(batches(photographs, 0).between(0, STEPS))
+    return list(batches(photographs, 0).load(0, STEPS))
 
 
 def workers_now():
@@ -38,7 +39,7 @@ def workers_now():
 def run(made, signals):
     """The batches, while all workers are sent a signal after some of the steps."""
     loaded = []
-    for step, batch in enumerate(made.between(0, STEPS)):
+    for step, batch in enumerate(made.load(0, STEPS)):
         loaded.append(batch)
         for worker in workers_now() if step in signals else ():
             os.kill(worker, signals[step])
@@ -55,7 +56,7 @@ def test_workers_that_die_are_replaced_and_nothing_changes(photographs, alone, n
 
 
 def test_workers_that_hang_are_replaced_and_nothing_changes(photographs, alone, monkeypatch):
-    monkeypatch.setattr(loading, "PATIENCE", 2)
+    monkeypatch.setattr(loader, "PATIENCE", 2)
     with pytest.warns(UserWarning, match="workers are replaced at step"):
         loaded = run(batches(photographs, 1), {4: signal.SIGSTOP})
     assert all(map(same, loaded, alone))
@@ -85,7 +86,7 @@ def test_only_workers_of_its_own_are_replaced(photographs):
     """Not what another thread of a program has started at the same time."""
     other = multiprocessing.Process(target=signal.pause, daemon=True)
     made = batches(photographs, 1)
-    loaded = made.between(0, STEPS)
+    loaded = made.load(0, STEPS)
     other.start()
     next(loaded)
     own = [pid for pid in workers_now() if pid != other.pid]
@@ -114,7 +115,7 @@ def test_without_a_run_the_advice_is_to_give_the_command_again_and_memory_can_be
 def test_a_death_is_never_told_amid_a_step(photographs):
     """torch would raise from a signal handler, in the middle of whatever is being computed."""
     list(CenterCrops(open_images(photographs, cache=False), 32, workers=1))  # installs it
-    running = batches(photographs, 1).between(0, STEPS)
+    running = batches(photographs, 1).load(0, STEPS)
     next(running)
     (worker,) = workers_now()
     os.kill(worker, signal.SIGKILL)
@@ -137,9 +138,9 @@ def test_workers_that_show_images_to_an_encoder_are_replaced_too(photographs):
 
 def test_an_error_in_a_worker_is_no_lost_worker(photographs, monkeypatch):
     broken = batches(photographs, 1)
-    monkeypatch.setattr(broken.sampler, "sample", lambda *_: 1 / 0)
+    monkeypatch.setattr(ViewDataset, "sample", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        list(broken.between(0, STEPS))
+        list(broken.load(0, STEPS))
 
 
 def version_1(group, quota):
