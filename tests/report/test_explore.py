@@ -1,6 +1,5 @@
 """`nearkin explore` as people use it: a real run, a real process, and what is left in the folder."""
 
-import fcntl
 import http.client
 import io
 import json
@@ -24,7 +23,7 @@ from nearkin.data.preprocessing import Preprocessing
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.run.folder import RunFolder
+from nearkin.run.folder import RunFolder, locked
 from nearkin.tables import read_csv, write_csv
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"
@@ -223,8 +222,7 @@ def test_images_are_labeled_for_the_next_round(page, explored):
 
 def test_nothing_is_changed_while_another_command_writes(page, explored):
     before = page.get("/classes")
-    with RunFolder(explored[0]).lock.open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(RunFolder(explored[0])):
         assert "in use by" in page.refused("/name", {"clusters": ["new-1"], "name": "x"}, 409)
     assert page.get("/classes") == before
 

@@ -217,5 +217,5 @@ def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
     try:
         with locked(folder):
             folder.add_measures(evaluation.to_dict())
-    except (OSError, OutputError, UsageError) as error:  # the last where there are no locks
+    except (OSError, OutputError) as error:
         log.info(f"warning: the measures are not stored in {folder.evaluation}: {error}")

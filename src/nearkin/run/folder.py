@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from filelock import FileLock, Timeout
+
 from nearkin.config import (
     ClassifyConfig,
     Config,
@@ -70,7 +72,8 @@ class RunFolder:
 
     path: Path
 
-    lock = _Entry(MARKER)  # Locked, and signed, by the process that writes here
+    marker = _Entry(MARKER)  # Says which process writes here, or was the last to do so
+    lock = _Entry(f"{MARKER}.lock")  # Held by that process
     config = _Entry("config.toml")  # The resolved settings, which can repeat the run
     checkpoints = _Entry("checkpoints")  # The folder of checkpoints
     diverged = _Entry("diverged")  # The folder of the state at which the training diverged
@@ -250,7 +253,8 @@ def data_name(data: Any) -> str:
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
     entries = [name for name, entry in vars(RunFolder).items() if isinstance(entry, _Entry)]
-    made = {getattr(run, name) for name in entries} - {run.lock, run.log, run.bad_files}
+    kept = {run.lock, run.marker, run.log, run.bad_files}
+    made = {getattr(run, name) for name in entries} - kept
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
     made |= {*run.tensorboard.glob("events.out.tfevents.*")}
     made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
@@ -339,41 +343,33 @@ def locked(run: RunFolder) -> Iterator[None]:
 
     Raises:
         OutputError: If it cannot be written, or is in use.
-        UsageError: If this system has no locks.
     """
     try:
-        import fcntl
-    except ModuleNotFoundError as error:  # on Windows, which can train in its Linux
-        raise UsageError(
-            f"this system has no locks to keep other runs out of {run.path}; run it under WSL"
+        lock = FileLock(run.lock, timeout=0).acquire()
+    except Timeout as error:
+        holder = ""
+        with suppress(OSError):
+            holder = run.marker.read_text(encoding="utf-8").strip()
+        raise OutputError(
+            f"{run.path} is in use by {holder or 'another run'}; "
+            "wait for it or choose another --out"
         ) from error
-    try:
-        lock = run.lock.open("a+")
     except OSError as error:
         raise _unwritable(run.path, error) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            raise OutputError(
-                f"{run.path} is in use by {lock.readline().strip() or 'another run'}; "
-                "wait for it or choose another --out"
-            ) from error
-        # Who holds the lock, for those who wait; the lock itself does not need it.
+        # Beside the lock, which may be removed when it is released, and be unreadable until then.
         holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
         with suppress(OSError):  # on a full disk
-            lock.truncate(0)
-            os.write(lock.fileno(), holder.encode())
+            run.marker.write_text(holder, encoding="utf-8")
         yield
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write to {path}: {error.strerror}; choose another --out")
+    return OutputError(f"cannot write to {path}: {error.strerror or error}; choose another --out")
 
 
 def _occupied(run: RunFolder) -> bool:
     """Return whether there is more than a run leaves that fails before its first step."""
-    left = {run.lock.name, run.log.name, run.bad_files.name}
+    left = {run.lock.name, run.marker.name, run.log.name, run.bad_files.name}
     empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
     return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())
