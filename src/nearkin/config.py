@@ -728,13 +728,15 @@ def settings_file(path: Path) -> Path:
 def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
     """The settings in a file: names of that kind, `data`, and the tables `options` and `views`.
 
-    A file without a format is of the newest one: people leave it out.
+    A file without a format is of the newest one, without a kind of this: people leave them out.
     """
     settings = load_toml(path, "the configuration")
     try:
         check_format(settings.pop("format", FORMATS[-1]), FORMATS)
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}; take the release that wrote it") from error
+    if (verb := settings.pop("kind", kind.verb)) != kind.verb:
+        raise UsageError(f"{path} is of `nearkin {verb}`, not of `nearkin {kind.verb}`")
     if "views" in settings:
         if "augment" in settings:
             raise UsageError(f"{path} has both augment and views; give one")
@@ -750,7 +752,8 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
 
 def to_toml(config: Config, data: str) -> str:
     """A file that repeats the run, by `--config config.toml`."""
-    lines = [f"format = {FORMATS[-1]}", f"data = {toml_value(data)}"]
+    lines = [f"format = {FORMATS[-1]}", f"kind = {toml_value(config.verb)}"]
+    lines += [f"data = {toml_value(data)}"]
     views = () if isinstance(config.augment, str) else config.augment
     tables = {"options", *(["augment"] if views else [])}
     names = [entry.name for entry in fields(config) if entry.name not in {*tables, TRUST}]

@@ -14,7 +14,7 @@ from processes import environment
 from torch.utils.data._utils import signal_handling
 
 from nearkin.cli import main
-from nearkin.run.folder import RunFolder, opened
+from nearkin.run.folder import RunFolder
 
 MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")
 SIGNALS = ("SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -89,7 +89,8 @@ def test_a_run_folder_is_written_by_one_at_a_time(windows, tmp_path, refusal):
         str(run.path),
         "-q",
     ]
-    with opened(run.path, resume=False, overwrite=False):
+    run.path.mkdir()
+    with run.locked():
         assert "is in use by process" in refusal(4, *train)
     assert main(train) == 0
     assert main(["evaluate", str(run.path), "--protocol", "knn"]) == 0

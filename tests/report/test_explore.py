@@ -23,7 +23,7 @@ from nearkin.data.preprocessing import Preprocessing
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.run.folder import RunFolder, locked
+from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, write_csv
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"
@@ -222,7 +222,7 @@ def test_images_are_labeled_for_the_next_round(page, explored):
 
 def test_nothing_is_changed_while_another_command_writes(page, explored):
     before = page.get("/classes")
-    with locked(RunFolder(explored[0])):
+    with RunFolder(explored[0]).locked():
         assert "in use by" in page.refused("/name", {"clusters": ["new-1"], "name": "x"}, 409)
     assert page.get("/classes") == before
 

@@ -10,7 +10,7 @@ from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, LABEL_COLUMN
 from nearkin.discovery.data import accepted_classes
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.report.site import class_names, classes, label_images, name_classes, split_off
-from nearkin.run.folder import RunFolder, clear, locked
+from nearkin.run.folder import RunFolder, clear
 from nearkin.run.named import image_labels
 from nearkin.tables import read_csv, write_csv
 
@@ -194,7 +194,7 @@ def test_damaged_tables_are_refused_and_left(folder):
 
 def test_nothing_is_changed_while_somebody_else_writes_or_where_nobody_can(folder):
     before = state(folder)
-    with locked(folder):
+    with folder.locked():
         for edit, chosen in EDITS.items():
             with pytest.raises(OutputError, match="in use by"):
                 edit(folder, chosen, "violins")
