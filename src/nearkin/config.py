@@ -70,7 +70,7 @@ GraphFormat = Literal["onnx", "torch-export"]
 """Formats that are a network as a graph of its operations."""
 ExportFormat = Literal["atlas", NativeFormat, GraphFormat]
 """All formats; `atlas` is a table of images."""
-TRACKERS: Final = ("tensorboard", "wandb", "mlflow", "trackio")
+TRACKERS: Final = ("tensorboard", "wandb", "trackio")
 """Functions of `nearkin.run.tracking`."""
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 
@@ -421,7 +421,7 @@ class TrainConfig:
     report: bool = True
     """Whether to write report.html with its map at the end; `nearkin report` also does."""
     track: str = ""
-    """Trackers to report to, separated by commas: tensorboard, wandb, mlflow, trackio."""
+    """Trackers to report to, separated by commas: tensorboard, wandb, trackio."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
 
