@@ -37,7 +37,7 @@ from nearkin.data.stores import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
-from nearkin.extensions import absolute, is_reference, label, load_extension, source_of
+from nearkin.extensions import absolute, is_reference, label, load_reference, source_of
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class, option_types, parameters
 from nearkin.networks.backbone import (
@@ -426,7 +426,7 @@ def sources_of(config: TrainConfig) -> dict[str, dict[str, str]]:
     """Files that define the method and the backbone, where they are the user's own."""
     used = {"method": method_class(config.method)}
     if is_reference(config.backbone):
-        used["backbone"] = load_extension("backbones", config.backbone)
+        used["backbone"] = load_reference(config.backbone, "backbone")
     return {kind: file for kind, thing in used.items() if (file := source_of(thing))}
 
 
