@@ -28,7 +28,7 @@ SETTINGS = words(
 SHORT = """
 import sys
 import torch
-import nearkin.run.settings as build
+import nearkin.run.auto as build
 build.native_precision = lambda device: torch.float32
 build.MOST_EPOCHS = 2
 build.usable_optimizer = lambda *facts: "sgd"

@@ -10,8 +10,8 @@ import torch
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError, UsageError
+from nearkin.run.auto import MOST_EPOCHS, length, resolve, shrunk, with_length
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import MOST_EPOCHS, length, resolve, shrunk, with_length
 from nearkin.training.length import Overhead, epochs_within, planned_epochs
 from nearkin.training.session import build
 

@@ -43,7 +43,7 @@ from nearkin.method import Defaults, Method
 from nearkin.methods import METHODS, method_class, option_types, parameters
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.pace import count
-from nearkin.run.settings import default_options, fitted_options
+from nearkin.run.options import default_options, fitted_options
 from nearkin.text import aligned
 from nearkin.version import __version__
 

@@ -20,14 +20,9 @@ from nearkin.report.pages import write_page
 from nearkin.run.data import open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, run_folder
-from nearkin.run.opening import open_run
+from nearkin.run.opening import open_run, self_contained
+from nearkin.run.options import check_teacher, checked_options, known_classes
 from nearkin.run.reporter import Reporter
-from nearkin.run.settings import (
-    check_teacher,
-    checked_options,
-    known_classes,
-    self_contained,
-)
 from nearkin.run.tracking import Tracking, check_trackers
 from nearkin.training.session import run_worker, train_encoder
 from nearkin.training.start import read_start, resolved_settings

@@ -137,6 +137,13 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     raise UsageError(f"unknown augmentation {augment}.{hint} One of {names}, or a .toml file")
 
 
+def stored_views(augment: Augment) -> str | list[dict[str, Any]]:
+    """An augmentation as config.toml holds it: a name of the package, or the views themselves."""
+    if isinstance(augment, str) and augment in ("auto", *AUGMENTATIONS):
+        return augment
+    return [view.to_dict() for view in augmentation(augment)]
+
+
 def _read_toml(path: Path) -> tuple[View, ...]:
     content = load_toml(path, "the views of")
     unknown = sorted(content.keys() - {"views"})

@@ -26,10 +26,11 @@ from nearkin.data.tables import Resolver, file_at, is_table, match
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.run.auto import check_batch
 from nearkin.run.data import decided
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.named import image_labels, named_classes, read_edited
-from nearkin.run.settings import check_batch, known_classes, known_labels
+from nearkin.run.options import known_classes, known_labels
 from nearkin.types import UNKNOWN
 
 BATCH_SIZE: Final = 128

@@ -56,11 +56,11 @@ from nearkin.measures.kmeans import COPIES, WIDEST
 from nearkin.method import Method
 from nearkin.pace import span
 from nearkin.report.pages import write_page
+from nearkin.run.auto import precision_of, resolve
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import open_run
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import precision_of, resolve
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
 from nearkin.types import UNKNOWN

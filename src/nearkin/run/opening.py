@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
-from nearkin.config import Settings, continued
+from nearkin.config import DiscoverConfig, Settings, TrainConfig, continued
+from nearkin.data.augmentations import stored_views
 from nearkin.data.copies import check_destination
 from nearkin.distributed import choose_device, device_name
 from nearkin.errors import CheckpointError, OutputError, UsageError
-from nearkin.extensions import check_trusted
+from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
 from nearkin.files import remove_partial, writing
+from nearkin.methods import method_class
 from nearkin.run.folder import KINDS, STAGES, RunFolder, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.version import __version__
@@ -140,3 +142,29 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
             "anew in another --out"
         )
     return config
+
+
+def self_contained(config: Settings) -> Settings:
+    """Make the settings hold from any working directory and without other files.
+
+    Paths of Python files become absolute, and an augmentation from a file becomes its views.
+    """
+    changed = dict[str, Any]()
+    if isinstance(config, TrainConfig | DiscoverConfig):
+        method_class(config.method)
+        changed["method"] = absolute(config.method)
+    changed["augment"] = stored_views(config.augment)
+    if isinstance(config, TrainConfig):
+        changed["backbone"] = absolute(config.backbone)
+        changed["teacher"] = config.teacher
+        if config.teacher and Path(config.teacher).exists():
+            changed["teacher"] = str(Path(config.teacher).resolve())
+    return replace(config, **changed)
+
+
+def sources_of(config: TrainConfig) -> dict[str, dict[str, str]]:
+    """Files that define the method and the backbone, where they are the user's own."""
+    used = {"method": method_class(config.method)}
+    if is_reference(config.backbone):
+        used["backbone"] = load_reference(config.backbone, "backbone")
+    return {kind: file for kind, thing in used.items() if (file := source_of(thing))}
