@@ -27,7 +27,6 @@ from nearkin.methods import method_class, option_types, parameters
 from nearkin.types import UNKNOWN
 
 SMALLEST_GROUP = 2  # Images that batch statistics can be taken over
-
 USUAL_GROUP = 16  # Images in a group that `auto` leaves at least
 
 
