@@ -15,7 +15,7 @@ from nearkin_command import run
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
 
-from nearkin.run import settings as build
+from nearkin.run import auto as build
 from nearkin.run.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(
