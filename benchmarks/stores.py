@@ -35,7 +35,7 @@ from benchmarks.shared.turns import turns
 from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.run.settings import resolve
+from nearkin.run.auto import resolve
 from nearkin.training.session import build
 
 SHARD, BATCH, PORT = 200, 64, 5931

@@ -100,7 +100,7 @@ WALKS: Mapping[str, Sequence[str]] = {
     "--temperature, from the command line to the method": (
         "cli/train.py",
         "commands/train.py",
-        "run/settings.py",
+        "run/options.py",
         "methods/moco.py",
     ),
 }

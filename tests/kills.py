@@ -50,7 +50,7 @@ TOTAL = EPOCHS * PER_EPOCH
 RANDOM = "at random"
 PATIENCE = 600
 """Seconds after which a run counts as hanging, and ends by SIGALRM."""
-OWN = {RunFolder(Path()).lock.name, RunFolder(Path()).log.name}
+OWN = {getattr(RunFolder(Path()), name).name for name in ("lock", "marker", "log")}
 """Files that tell of processes and times."""
 
 

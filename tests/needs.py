@@ -47,7 +47,7 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
         name: module(name)
         for name in (
             "accelerate", "aiohttp", "datasets", "faiss", "imagecodecs", "lightly", "lightning",
-            "mlflow", "onnx", "peft", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
+            "onnx", "peft", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
             "trackio", "transformers", "wandb",
         )
     },

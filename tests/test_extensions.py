@@ -228,52 +228,6 @@ def test_backbones_augmentations_and_sources_in_files(folder, refusal):
         assert "parts.py:nothing" in refusal(2, *command)
 
 
-@pytest.fixture
-def install(tmp_path_factory, monkeypatch):
-    """Leaves a package as an installer does: a module and its entry points."""
-
-    def install(**points):
-        site = tmp_path_factory.mktemp("site")
-        module = METHOD.replace("from beside import SCALE", "SCALE = 1") + PARTS
-        groups = "".join(f"[nearkin.{kind}]\n{point}\n" for kind, point in points.items())
-        description = "Metadata-Version: 2.1\nName: their-parts\nVersion: 1.0\n"
-        info = {"METADATA": description, "entry_points.txt": groups}
-        files = {f"their_parts-1.0.dist-info/{name}": text for name, text in info.items()}
-        files["their_parts.py"] = module
-        write_files(site, {name: text.encode() for name, text in files.items()})
-        monkeypatch.syspath_prepend(str(site))
-        extensions._declared.cache_clear()
-
-    yield install
-    monkeypatch.undo()
-    extensions._declared.cache_clear()
-
-
-def test_an_installed_package_declares_its_parts_as_entry_points(folder, install, capsys, refusal):
-    settings = ["--method", "pairs", "--temperature", "0.5"]
-    settings += ["--backbone", "theirs", "--augment", "both"]
-    train = ["train", "noise", *settings, "--epochs", "1", "--batch-size", "16", "-q", "-o", "run"]
-    assert "unknown method pairs" in refusal(2, *train)
-    install(
-        methods="pairs = their_parts:Pairs",
-        backbones="theirs = their_parts:network",
-        augmentations="both = their_parts:both",
-        sources="noise = their_parts:images",
-    )
-    assert run(*train) == 0
-    assert settings_of(folder / "run")["method"] == "pairs"
-    capsys.readouterr()
-    assert run("methods") == 0
-    assert "pairs " in capsys.readouterr().out
-
-
-def test_a_name_that_is_taken_is_refused_and_its_owners_are_named(folder, install, refusal):
-    install(methods="moco = their_parts:Pairs")
-    says = "error: the method name moco is taken by nearkin and their-parts"
-    for command in (["train", "data.npz", "--method", "moco", *SHORT], ["methods"]):
-        assert refusal(2, *command).startswith(says)
-
-
 def test_a_reference_holds_from_any_folder(folder, monkeypatch):
     reference = extensions.absolute("my_method.py:Pairs")
     cls = method_class("my_method.py:Pairs")

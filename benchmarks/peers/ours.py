@@ -17,7 +17,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import Growing
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.run.settings import backbone_for, resolve, view_sides, with_length
+from nearkin.run.auto import backbone_for, resolve, view_sides, with_length
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.session import build
 

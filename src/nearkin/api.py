@@ -28,14 +28,13 @@ from nearkin.config import (
     TrainConfig,
     Value,
 )
-from nearkin.data.augmentations import Augment
+from nearkin.data.augmentations import Augment, stored_views
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.method import Method
 from nearkin.methods import method_name
 from nearkin.run.reporter import Reporter
-from nearkin.run.settings import stored_views
 
 
 def train(  # noqa: D417 (the settings are described by the data class)

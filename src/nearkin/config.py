@@ -69,7 +69,7 @@ GraphFormat = Literal["onnx", "torch-export"]
 """Formats that are a network as a graph of its operations."""
 ExportFormat = Literal["atlas", NativeFormat, GraphFormat]
 """All formats; `atlas` is a table of images."""
-TRACKERS: Final = ("tensorboard", "wandb", "mlflow", "trackio")
+TRACKERS: Final = ("tensorboard", "wandb", "trackio")
 """Functions of `nearkin.run.tracking`."""
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 
@@ -420,7 +420,7 @@ class TrainConfig:
     report: bool = True
     """Whether to write report.html with its map at the end; `nearkin report` also does."""
     track: str = ""
-    """Trackers to report to, separated by commas: tensorboard, wandb, mlflow, trackio."""
+    """Trackers to report to, separated by commas: tensorboard, wandb, trackio."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
 
@@ -727,13 +727,15 @@ def settings_file(path: Path) -> Path:
 def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
     """The settings in a file: names of that kind, `data`, and the tables `options` and `views`.
 
-    A file without a format is of the newest one: people leave it out.
+    A file without a format is of the newest one, without a kind of this: people leave them out.
     """
     settings = load_toml(path, "the configuration")
     try:
         check_format(settings.pop("format", FORMATS[-1]), FORMATS)
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}; take the release that wrote it") from error
+    if (verb := settings.pop("kind", kind.verb)) != kind.verb:
+        raise UsageError(f"{path} is of `nearkin {verb}`, not of `nearkin {kind.verb}`")
     if "views" in settings:
         if "augment" in settings:
             raise UsageError(f"{path} has both augment and views; give one")
@@ -749,7 +751,8 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
 
 def to_toml(config: Config, data: str) -> str:
     """A file that repeats the run, by `--config config.toml`."""
-    lines = [f"format = {FORMATS[-1]}", f"data = {toml_value(data)}"]
+    lines = [f"format = {FORMATS[-1]}", f"kind = {toml_value(config.verb)}"]
+    lines += [f"data = {toml_value(data)}"]
     views = () if isinstance(config.augment, str) else config.augment
     tables = {"options", *(["augment"] if views else [])}
     names = [entry.name for entry in fields(config) if entry.name not in {*tables, TRUST}]

@@ -1,8 +1,6 @@
 """Methods, backbones, augmentations and image sources from outside of the package.
 
-A setting names one as `FILE.py:NAME`, as `package.module:NAME`, or, if an installed package
-declares it as an entry point of the group `nearkin.methods`, `.backbones`, `.augmentations` or
-`.sources`, by the name of the entry point.
+A setting names one as `FILE.py:NAME` or as `package.module:NAME`.
 """
 
 import hashlib
@@ -11,9 +9,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Collection, Mapping
-from functools import cache
-from importlib.metadata import EntryPoints, entry_points
+from collections.abc import Mapping
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -44,7 +40,7 @@ def check_trusted(named: Mapping[str, object], file: Path, trust_remote_code: bo
     """Refuse names that stand in a file and would run code, unless that code is trusted.
 
     The command line and Python may name any code. A file, which may be a stranger's, may name
-    parts of nearkin, of its libraries and of packages that are installed and declare them.
+    parts of nearkin and of its libraries.
 
     Args:
         named: What the file says, by setting; only text can be a name.
@@ -161,43 +157,6 @@ def _failed(where: str, error: BaseException) -> UsageError:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     message = f"{type(error).__name__}: {' '.join(text.split())} (line {line})"
     return UsageError(f"{where} cannot be imported: {message}; mend it")
-
-
-@cache
-def _declared(group: str) -> EntryPoints:
-    return entry_points(group=f"nearkin.{group}")
-
-
-def _owned(group: str, name: str, built_in: bool) -> Any:
-    """The entry point of that name, or None; a name has one owner.
-
-    It is no `EntryPoint` of Python's where a library has loaded its own importlib_metadata.
-    """
-    points = list(_declared(group).select(name=name))
-    if len(points) + built_in > 1:
-        owners = [point.dist.name if point.dist else point.value for point in points]
-        raise UsageError(
-            f"the {group[:-1]} name {name} is taken by "
-            f"{' and '.join([*(['nearkin'] * built_in), *owners])}; uninstall one, or give "
-            f"{points[0].value} instead of the name"
-        )
-    return points[0] if points else None
-
-
-def declared_names(group: str, built_in: Collection[str]) -> list[str]:
-    """Names that installed packages add to those of nearkin."""
-    names = sorted(_declared(group).names)
-    for name in names:
-        _owned(group, name, name in built_in)
-    return names
-
-
-def load_extension(group: str, name: str, *, built_in: bool = False) -> Any:
-    """The object outside of the package that a setting names; None if there is none."""
-    if is_reference(name):
-        return load_reference(name, group[:-1])
-    point = _owned(group, name, built_in)
-    return load_reference(point.value, group[:-1]) if point else None
 
 
 def source_of(thing: Any) -> dict[str, str]:

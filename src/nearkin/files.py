@@ -12,11 +12,7 @@ from uuid import uuid4
 from nearkin.errors import CheckpointError, OutputError
 
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
-
-
 SEAL: Final = b"nearkin\n"
-
-
 SEAL_SIZE: Final = len(SEAL) + 8 + hashlib.sha256().digest_size
 
 

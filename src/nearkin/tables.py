@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Final
 
 WRITTEN: Final = ("label", "group", "split", "name")  # Columns that people write
-
-
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # How cells begin that spreadsheets take for formulas
 
 

@@ -30,7 +30,7 @@ from nearkin.methods import checked_class, option_types, parameters
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
 from nearkin.objectives import unit
-from nearkin.run.settings import from_text
+from nearkin.run.options import from_text
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
 from nearkin.types import UNKNOWN, Batch, Step

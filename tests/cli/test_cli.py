@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml, recipes, settings_file
 from nearkin.methods import METHODS
-from nearkin.run.settings import checked_options
+from nearkin.run.options import checked_options
 
 
 def save_images(folder, count, seed=0):

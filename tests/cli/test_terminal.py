@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from nearkin_command import run
 
-from nearkin.cli.terminal import Standing, Terminal, err
+from nearkin.cli.terminal import Terminal, err, progress_line
 from nearkin.pace import MARKS, Pace, tracked, under
 
 PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM"}
@@ -220,7 +220,7 @@ def test_a_line_fits_into_any_width_and_keeps_what_comes_first():
     text = "epoch 123/200  loss 1.234  41:12:10 left  5230 img/s  1:03:20 so far"
     for ascii_only in (False, True):
         for width in range(1, 140):
-            written = Standing(17, 23, text).line(width, ascii_only=ascii_only).plain
+            written = progress_line(17, 23, text, width, ascii_only=ascii_only).plain
             assert len(written) <= width
             assert written.isascii() == ascii_only or width <= 5
             parts = re.split(r"  +", written.strip())[1:]

@@ -1,14 +1,10 @@
-"""What Windows lacks is done without, or refused in one line; elsewhere, it is taken away first."""
+"""What Windows lacks is done without; elsewhere, it is taken away first."""
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import tarfile
 import zipfile
-from pathlib import Path
 
 import filelock  # noqa: F401 (by the system's name it takes the lock that is there)
 import numpy as np
@@ -18,6 +14,7 @@ from processes import environment
 from torch.utils.data._utils import signal_handling
 
 from nearkin.cli import main
+from nearkin.run.folder import RunFolder
 
 MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")
 SIGNALS = ("SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -79,32 +76,22 @@ def test_features_are_computed_by_workers_from_an_archive(
     assert np.array_equal(first["vector"], second["vector"])
 
 
-def test_run_folders_are_refused_in_a_line_that_says_where_they_work(
-    windows, encoder, tmp_path, refusal
-):
-    out = tmp_path / "run"
-    for words in (
-        "train digits --epochs 1",
-        "embed ENCODER digits",
-        "classify digits --from ENCODER",
-        "discover digits --known 0,1 --from ENCODER",
-    ):
-        line = refusal(2, *words.replace("ENCODER", str(encoder)).split(), "--out", out)
-        assert line.startswith("error: this system has no locks"), words
-        assert line.endswith("run it under WSL"), words
-        assert not any(out.iterdir()), words
-
-
-def test_measures_that_cannot_be_stored_are_shown(windows, tmp_path, capsys):
-    with tarfile.open(Path(__file__).parents[1] / "formats" / "0.1.0.tar.xz") as packed:
-        packed.extractall(tmp_path, filter="data")
-    run = tmp_path / "train"
-    settings = run / "config.toml"
-    data = json.dumps(str(tmp_path / "images.npz"))
-    settings.write_text(re.sub("^data = .*", f"data = {data}", settings.read_text(), flags=re.M))
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    assert main(["evaluate", str(run), "--protocol", "knn"]) == 0
-    shown = capsys.readouterr()
-    assert "kNN" in shown.out
-    assert "the measures are not stored" in shown.err
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+def test_a_run_folder_is_written_by_one_at_a_time(windows, tmp_path, refusal):
+    run = RunFolder(tmp_path / "run")
+    train = [
+        "train",
+        "digits",
+        "--epochs",
+        "1",
+        "--backbone",
+        "tiny",
+        "--out",
+        str(run.path),
+        "-q",
+    ]
+    run.path.mkdir()
+    with run.locked():
+        assert "is in use by process" in refusal(4, *train)
+    assert main(train) == 0
+    assert main(["evaluate", str(run.path), "--protocol", "knn"]) == 0
+    assert run.evaluation.exists()

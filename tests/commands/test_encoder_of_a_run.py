@@ -27,9 +27,9 @@ from nearkin.evaluation.views import second_view
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
+from nearkin.run.auto import resolve
 from nearkin.run.data import open_split
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import resolve
 from nearkin.training.health import Monitor
 from nearkin.training.session import floors
 

@@ -16,7 +16,7 @@ from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
 from nearkin.measures.geometry import effective_rank
-from nearkin.run.folder import RunFolder, locked
+from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 
 
@@ -138,7 +138,7 @@ def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
 
 def test_measures_that_cannot_be_stored_are_still_returned(run, log):
     before = stored(run)
-    with locked(run):
+    with run.locked():
         result = evaluate(run.path, protocol="fewshot", reporter=log)
     assert len(result.measures["encoder"]) == 8
     assert stored(run) == before

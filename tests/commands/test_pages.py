@@ -19,7 +19,7 @@ from small import run as run_steps
 from nearkin.commands.info import page
 from nearkin.config import read_toml
 from nearkin.methods import METHODS, parameters
-from nearkin.run.settings import default_options
+from nearkin.run.options import default_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"

@@ -22,7 +22,7 @@ from nearkin_command import run
 from safetensors.numpy import load_file
 
 from nearkin.data.rng import permutation
-from nearkin.run import settings as build
+from nearkin.run import auto as build
 
 DIGITS = ["digit 0", "digit 1", "digit 2"]
 

@@ -15,7 +15,7 @@ from nearkin_command import run
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
 
-from nearkin.run import settings as build
+from nearkin.run import auto as build
 from nearkin.run.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ SETTINGS = words(
 SHORT = """
 import sys
 import torch
-import nearkin.run.settings as build
+import nearkin.run.auto as build
 build.native_precision = lambda device: torch.float32
 build.MOST_EPOCHS = 2
 build.usable_optimizer = lambda *facts: "sgd"

@@ -17,7 +17,7 @@ from nearkin.discovery.stages import StageInit, class_stage, known_stage
 from nearkin.discovery.trials import OBJECTIVES, Candidate, folds
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
-from nearkin.run.settings import checked_options, method_options
+from nearkin.run.options import checked_options, method_options
 from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
 

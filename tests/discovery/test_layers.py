@@ -21,7 +21,7 @@ from nearkin.discovery.stages import known_stage
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
-from nearkin.run.settings import resolve
+from nearkin.run.auto import resolve
 
 CPU = torch.device("cpu")
 SETTINGS = words(

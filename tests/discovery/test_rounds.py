@@ -99,7 +99,7 @@ def finished_by_hand(folder, written, named):
     write_csv(folder / "assignments.csv", COLUMNS, assigned)
     blank = [""] * (len(CLUSTER_COLUMNS) - 2)
     write_csv(folder / "clusters.csv", CLUSTER_COLUMNS, [(c, n, *blank) for c, n in named])
-    (folder / "config.toml").write_text('data = "d"\nknown = "a,b"\n')
+    (folder / "config.toml").write_text('kind = "discover"\ndata = "d"\nknown = "a,b"\n')
     return folder
 
 

@@ -30,7 +30,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
-from nearkin.run.settings import resolve
+from nearkin.run.auto import resolve
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")

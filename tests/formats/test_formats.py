@@ -5,7 +5,6 @@ An archive here holds what one release wrote by make.py, and is never written ag
 
 import json
 import shutil
-import sys
 import tarfile
 from pathlib import Path
 
@@ -78,7 +77,6 @@ def test_a_run_is_measured_and_compared(release, capsys):
     assert call("compare", run, release / "again") == 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a training is refused there (test_windows)")
 def test_the_settings_of_a_run_are_a_configuration(release, tmp_path):
     # In bf16 the gradient of this network's last depthwise convolution may not be finite: its
     # kernel reads memory that nobody has written (docs/reliability.md, "Limits of libraries").

@@ -17,7 +17,7 @@ from torch import nn
 from nearkin.errors import UsageError
 from nearkin.methods.rotnet import RotNet
 from nearkin.networks.branch import Backbone
-from nearkin.run.settings import checked_options
+from nearkin.run.options import checked_options
 from nearkin.types import UNKNOWN, Batch
 
 

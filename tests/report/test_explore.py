@@ -1,6 +1,5 @@
 """`nearkin explore` as people use it: a real run, a real process, and what is left in the folder."""
 
-import fcntl
 import http.client
 import io
 import json
@@ -223,8 +222,7 @@ def test_images_are_labeled_for_the_next_round(page, explored):
 
 def test_nothing_is_changed_while_another_command_writes(page, explored):
     before = page.get("/classes")
-    with RunFolder(explored[0]).lock.open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with RunFolder(explored[0]).locked():
         assert "in use by" in page.refused("/name", {"clusters": ["new-1"], "name": "x"}, 409)
     assert page.get("/classes") == before
 

@@ -1,6 +1,5 @@
 """Naming, merging and splitting the classes of a discovery, on real files."""
 
-import fcntl
 import os
 import threading
 
@@ -195,14 +194,13 @@ def test_damaged_tables_are_refused_and_left(folder):
 
 def test_nothing_is_changed_while_somebody_else_writes_or_where_nobody_can(folder):
     before = state(folder)
-    with folder.lock.open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with folder.locked():
         for edit, chosen in EDITS.items():
             with pytest.raises(OutputError, match="in use by"):
                 edit(folder, chosen, "violins")
     assert state(folder) == before
     name_classes(folder, ["new-1"], "violins")
-    folder.lock.unlink()
+    folder.lock.unlink(missing_ok=True)
     folder.lock.mkdir()  # which not even root can open as a file
     with pytest.raises(OutputError, match="cannot write"):
         name_classes(folder, ["new-1"], "violins")

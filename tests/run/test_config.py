@@ -23,8 +23,8 @@ from nearkin.config import (
     to_toml,
 )
 from nearkin.errors import UsageError
+from nearkin.report.encoder_report import command
 from nearkin.run.folder import run_folder
-from nearkin.run.settings import command
 
 values = st.one_of(
     st.booleans(),

@@ -19,8 +19,9 @@ from nearkin.data.opening import open_images
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
+from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import checked_options, method_options, resolve
+from nearkin.run.options import checked_options, method_options
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import LARS
 from nearkin.training.session import build

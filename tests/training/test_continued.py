@@ -29,8 +29,8 @@ from nearkin.networks.branch import as_backbone, set_chunk_size
 from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.lora import add_lora, merged
 from nearkin.networks.recompute import recompute_blocks
+from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import resolve
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
 from nearkin.training.session import floors

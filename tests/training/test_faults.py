@@ -24,7 +24,8 @@ from nearkin import files
 from nearkin.commands.train import train
 from nearkin.config import FREE, TrainConfig, continued
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
-from nearkin.run.folder import opened
+from nearkin.run.folder import RunFolder
+from nearkin.run.opening import open_run
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 
@@ -155,7 +156,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_and_no_start_from_zero(
 
 def test_a_folder_or_log_that_cannot_be_written_is_refused_before_the_data_are_opened(tmp_path):
     for out in ("/proc/run", "/sys/run", "x" * 300, "/" + "long/" * 900):
-        with pytest.raises(OutputError, match="cannot write to"):
+        with pytest.raises(OutputError, match="cannot write "):
             train("no-such-data", CONFIG, out=out)
     (tmp_path / "train.log").mkdir()
     with pytest.raises(OutputError, match=r"cannot write .*train.log.*; choose another --out"):
@@ -165,6 +166,7 @@ def test_a_folder_or_log_that_cannot_be_written_is_refused_before_the_data_are_o
 # One folder, one run
 
 STARTS = 50
+opened = partial(open_run, config=TrainConfig(), overwrite=False)
 
 
 def start(folder, number, ready, go):
@@ -173,8 +175,9 @@ def start(folder, number, ready, go):
     os.write(ready[1], b".")
     os.read(go[0], 1)
     try:
-        with opened(folder / "run", resume=False, overwrite=False):
-            time.sleep(2)
+        with opened(RunFolder(folder / "run"), resume=False):
+            while len(list(folder.glob("*.txt"))) < STARTS - 1:
+                time.sleep(0.1)
     except OutputError as error:
         (folder / f"{number}.txt").write_text(str(error))
         return error.exit_code
@@ -188,7 +191,7 @@ def race(_, folder):
         os.read(ready[0], 1)
     os.close(go[1])
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert sorted(codes) == [0, *[4] * (STARTS - 1)]
+    assert sorted(codes) == [0, *[4] * (STARTS - 1)], codes
 
 
 def test_of_fifty_runs_that_start_in_one_folder_one_wins(tmp_path):
@@ -199,14 +202,14 @@ def test_of_fifty_runs_that_start_in_one_folder_one_wins(tmp_path):
 
 
 def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
-    with opened(tmp_path / "run", resume=False, overwrite=False):
+    with opened(RunFolder(tmp_path / "run"), resume=False):
         with (
             pytest.raises(OutputError, match=f"in use by process {os.getpid()} on .*, started"),
-            opened(tmp_path / "run", resume=True, overwrite=False),
+            opened(RunFolder(tmp_path / "run"), resume=True),
         ):
             pass
         os.system(f"cp -r {tmp_path / 'run'} {tmp_path / 'copy'}")
-        with opened(tmp_path / "copy", resume=True, overwrite=False):
+        with opened(RunFolder(tmp_path / "copy"), resume=True):
             pass
 
 

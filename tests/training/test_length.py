@@ -12,7 +12,7 @@ from nearkin_command import run
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.distributed import CpuTime
-from nearkin.run.settings import resolve
+from nearkin.run.auto import resolve
 from nearkin.training import length
 from nearkin.training.length import Overhead, seconds_per_step, time_epoch, time_is_short
 from nearkin.training.session import build

@@ -21,7 +21,7 @@ from typing_extensions import override
 from nearkin.classification.data import LabeledData
 from nearkin.classification.frozen import Trained, head_of
 from nearkin.config import ClassifyConfig, TrainConfig
-from nearkin.data.augmentations import views_of
+from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.batches import Batches
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.discovery.stages import feature_health
@@ -40,9 +40,9 @@ from nearkin.method import Defaults, Method
 from nearkin.networks.blocks import network_parts
 from nearkin.networks.branch import Backbone, Branch
 from nearkin.objectives import classify
+from nearkin.run.auto import LAYER_DECAY, augment_for, precision_of
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import LAYER_DECAY, augment_for, precision_of, stored_views
 from nearkin.training.fit import Lead, fit
 from nearkin.types import Batch, Encoded, Step
 

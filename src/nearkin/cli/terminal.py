@@ -10,7 +10,6 @@ from rich.text import Text
 from nearkin.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import ConsoleOptions, RenderResult
     from rich.live import Live
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
@@ -49,11 +48,13 @@ class Terminal:
         elif time.monotonic() - self._shown >= (OFTEN if redrawn else SELDOM) and not self._quiet:
             self._shown = time.monotonic()
             if redrawn:
-                self._draw(Standing(done, total, text))
+                ascii_only = err.options.ascii_only
+                # One column less than there are, or it may wrap.
+                self._draw(progress_line(done, total, text, err.width - 1, ascii_only=ascii_only))
             else:
                 err.print(f"{_percent(done, total)}  {printable(text)}")
 
-    def _draw(self, standing: "Standing") -> None:
+    def _draw(self, drawn: Text) -> None:
         if self._live is None:
             from rich.live import Live
 
@@ -62,8 +63,8 @@ class Terminal:
                 console=err, auto_refresh=False, transient=True, redirect_stdout=False
             )
             self._live.start()
-            err.show_cursor()  # or nobody does, should this process be killed
-        self._live.update(standing, refresh=True)
+            err.show_cursor()  # which stays hidden if this process is killed
+        self._live.update(drawn, refresh=True)
 
     def _clear(self) -> None:
         if self._live is not None:
@@ -77,32 +78,23 @@ def can_redraw() -> bool:
     return capable and not any(map(os.environ.get, PLAIN))
 
 
-class Standing:
-    """A progress bar and text; of its parts, two spaces apart, those that fit are shown."""
+def progress_line(done: int, total: int, text: str, width: int, *, ascii_only: bool) -> Text:
+    """Return percentage, bar and text in at most `width` characters.
 
-    def __init__(self, done: int, total: int, text: str) -> None:
-        self.done, self.total = done, total
-        self.parts = printable(text).split("  ")
-
-    def __rich_console__(self, console: Console, options: "ConsoleOptions") -> "RenderResult":
-        """Render for rich."""
-        yield self.line(options.max_width - 1, ascii_only=options.ascii_only)  # 1: or it may wrap
-
-    def line(self, width: int, *, ascii_only: bool) -> Text:
-        """Return the percentage, the bar and the text in at most `width` characters."""
-        least, most = BAR_SIZE
-        head, tail = f"{_percent(self.done, self.total):>4} ", ""
-        for part in self.parts:
-            if len(head) + least + len(tail) + 2 + len(part) > width:
-                break
-            tail += f"  {part}"
-        size = max(0, min(most, width - len(head) - len(tail)))
-        full = size * self.done // self.total
-        fill, rest = "#-" if ascii_only else "━─"
-        bar = (fill * full, "green"), (rest * (size - full), "dim")
-        line = Text.assemble(head, *bar, tail)
-        line.truncate(width, overflow="crop")
-        return line
+    Of the parts of the text, which are two spaces apart, those that fit are shown.
+    """
+    least, most = BAR_SIZE
+    head, tail = f"{_percent(done, total):>4} ", ""
+    for part in printable(text).split("  "):
+        if len(head) + least + len(tail) + 2 + len(part) > width:
+            break
+        tail += f"  {part}"
+    size = max(0, min(most, width - len(head) - len(tail)))
+    full = size * done // total
+    fill, rest = "#-" if ascii_only else "━─"
+    drawn = Text.assemble(head, (fill * full, "green"), (rest * (size - full), "dim"), tail)
+    drawn.truncate(width, overflow="crop")
+    return drawn
 
 
 def _percent(done: int, total: int) -> str:

@@ -21,8 +21,8 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.leaks import Leaks
 from nearkin.evaluation.measures import knn
 from nearkin.pace import count
+from nearkin.run.auto import describe, resolve, view_sides
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.run.settings import describe, resolve, view_sides
 from nearkin.training.length import planned_epochs, time_epoch
 from nearkin.training.session import build
 

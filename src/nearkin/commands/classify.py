@@ -35,9 +35,8 @@ from nearkin.errors import UsageError
 from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
-from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run
+from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
 from nearkin.run.reporter import Reporter
-from nearkin.run.settings import self_contained
 from nearkin.training.start import write_start
 
 UNTOUCHED = ViewSettings("ncl", num_views=0, seed=0)  # Features of images as they are, no views

@@ -29,10 +29,10 @@ from nearkin.report.comparison import (
     short_names,
     side_by_side,
 )
+from nearkin.run.auto import augment_for
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.run.settings import augment_for
 from nearkin.training.checkpoint import backbone_states
 
 

@@ -36,9 +36,9 @@ from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.named import LABEL_COLUMNS
-from nearkin.run.opening import check_copies, kept_copy, open_run
+from nearkin.run.opening import check_copies, kept_copy, open_run, self_contained
+from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter
-from nearkin.run.settings import checked_options, self_contained
 from nearkin.tables import write_csv
 
 

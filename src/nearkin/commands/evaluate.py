@@ -27,7 +27,7 @@ from nearkin.extensions import check_trusted
 from nearkin.pace import ProgressCallback, under
 from nearkin.run.data import changed_data, open_split
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, data_name, locked
+from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.training.session import floors
 
@@ -215,7 +215,7 @@ def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:
 def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
     """Add the measures to the run; where that is impossible, they are still shown."""
     try:
-        with locked(folder):
+        with folder.locked():
             folder.add_measures(evaluation.to_dict())
-    except (OSError, OutputError, UsageError) as error:  # the last where there are no locks
+    except (OSError, OutputError) as error:
         log.info(f"warning: the measures are not stored in {folder.evaluation}: {error}")

@@ -15,7 +15,7 @@ from torch import nn
 from nearkin.commands.embed import load_source
 from nearkin.commands.train import Run
 from nearkin.config import TRUST, EmbedConfig, option
-from nearkin.data.augmentations import views_of
+from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.split import Split
@@ -29,12 +29,12 @@ from nearkin.methods import METHODS
 from nearkin.pace import under
 from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
+from nearkin.run.auto import augment_for
 from nearkin.run.data import note_data, open_logged, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
 from nearkin.run.reporter import Reporter
-from nearkin.run.settings import augment_for, stored_views
 from nearkin.training.health import health
 
 SHARD: Final = {"cpu": 1_024, "cuda": 16_384}

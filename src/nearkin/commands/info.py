@@ -40,10 +40,10 @@ from nearkin.encoders.pretrained import DINOV2, license_of
 from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults, Method
-from nearkin.methods import METHODS, method_class, method_names, option_types, parameters
+from nearkin.methods import METHODS, method_class, option_types, parameters
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.pace import count
-from nearkin.run.settings import default_options, fitted_options
+from nearkin.run.options import default_options, fitted_options
 from nearkin.text import aligned
 from nearkin.version import __version__
 
@@ -87,7 +87,7 @@ def arguments(cls: type) -> dict[str, str]:
 
 def list_methods() -> list[str]:
     """Return the names of all methods, as `nearkin.train` takes them."""
-    return list(method_names())
+    return list(METHODS)
 
 
 def describe_method(method: str) -> str:
@@ -106,8 +106,8 @@ def method_lines(name: str = "") -> list[str]:
         with console.capture() as text:
             console.print(Markdown(page(name)))
         return [line.rstrip() for line in text.get().splitlines()]
-    width = max(map(len, method_names()))
-    return [f"{name:{width}}  {idea(method_class(name))}" for name in method_names()]
+    width = max(map(len, METHODS))
+    return [f"{name:{width}}  {idea(method_class(name))}" for name in METHODS]
 
 
 def page(name: str, *more: str) -> str:

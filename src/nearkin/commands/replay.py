@@ -15,7 +15,7 @@ from nearkin.extensions import check_trusted
 from nearkin.method import Method
 from nearkin.run.data import note_data, open_split
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import sources_of
+from nearkin.run.opening import sources_of
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
 from nearkin.training.fit import optimizer_for, training_steps

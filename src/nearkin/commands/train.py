@@ -9,6 +9,7 @@ from torch import nn
 
 from nearkin.classification.report import lines as classification_lines
 from nearkin.config import TrainConfig
+from nearkin.discovery.report import lines as discovery_lines
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
@@ -18,15 +19,10 @@ from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
 from nearkin.run.data import open_logged
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, lines, run_folder
-from nearkin.run.opening import open_run
+from nearkin.run.folder import RunFolder, clear, run_folder
+from nearkin.run.opening import open_run, self_contained
+from nearkin.run.options import check_teacher, checked_options, known_classes
 from nearkin.run.reporter import Reporter
-from nearkin.run.settings import (
-    check_teacher,
-    checked_options,
-    known_classes,
-    self_contained,
-)
 from nearkin.run.tracking import Tracking, check_trackers
 from nearkin.training.session import run_worker, train_encoder
 from nearkin.training.start import read_start, resolved_settings
@@ -52,7 +48,7 @@ class Run:
         """Return the measures as text, or what was discovered."""
         summary = self.summary
         if "clusters" in summary:
-            return lines(summary)
+            return discovery_lines(summary)
         if summary.get("command") == "classify":
             return classification_lines(summary)
         return measure_lines(summary, self.folder.start)

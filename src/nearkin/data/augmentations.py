@@ -18,7 +18,7 @@ from typing import Any, Final
 from nearkin.config import load_toml, suggestion
 from nearkin.data.views import View
 from nearkin.errors import UsageError
-from nearkin.extensions import load_extension
+from nearkin.extensions import is_reference, load_reference
 from nearkin.places import user_path
 
 INSTDISC: Final = View(
@@ -120,16 +120,14 @@ Augment = str | Sequence[View] | Sequence[dict[str, Any]]
 def augmentation(augment: Augment) -> tuple[View, ...]:
     """The views that a name, a file or a list stands for.
 
-    A name is one of `AUGMENTATIONS` or of an installed package; FILE.py:NAME or module:NAME of a
-    view, of several, or of a function that returns them; or the path of a .toml file with one
-    [[views]] table per view.
+    A name is one of `AUGMENTATIONS`; FILE.py:NAME or module:NAME of a view, of several, or of a
+    function that returns them; or the path of a .toml file with one [[views]] table per view.
     """
     if not isinstance(augment, str):
         return _views(augment, "augment")
-    extension = load_extension("augmentations", augment, built_in=augment in AUGMENTATIONS)
-    if extension is not None:
-        views = extension() if callable(extension) else extension
-        return _views(views, f"augment {augment}")
+    if is_reference(augment):
+        views = load_reference(augment, "augmentation")
+        return _views(views() if callable(views) else views, f"augment {augment}")
     if augment in AUGMENTATIONS:
         return AUGMENTATIONS[augment]
     if augment.endswith(".toml"):
@@ -137,6 +135,13 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     hint = suggestion(augment, AUGMENTATIONS)
     names = ", ".join(AUGMENTATIONS)
     raise UsageError(f"unknown augmentation {augment}.{hint} One of {names}, or a .toml file")
+
+
+def stored_views(augment: Augment) -> str | list[dict[str, Any]]:
+    """An augmentation as config.toml holds it: a name of the package, or the views themselves."""
+    if isinstance(augment, str) and augment in ("auto", *AUGMENTATIONS):
+        return augment
+    return [view.to_dict() for view in augmentation(augment)]
 
 
 def _read_toml(path: Path) -> tuple[View, ...]:

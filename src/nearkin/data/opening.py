@@ -27,7 +27,7 @@ from nearkin.data.scan import scan
 from nearkin.data.stores import list_remote_table, list_store
 from nearkin.data.tables import TABLES, File, file_at, match
 from nearkin.errors import DataError, UsageError, redacted
-from nearkin.extensions import load_extension
+from nearkin.extensions import is_reference, load_reference
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.places import exists, user_path
 
@@ -49,8 +49,8 @@ def open_images(
             address of a store, such as s3://; an .npz with x and y, or x_train, y_train, x_test,
             y_test; pixels, or (pixels, labels), as arrays; a `datasets.Dataset`, or a stream of
             one; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
-            on disk; or FILE.py:NAME, module:NAME, or a name that an installed package declares,
-            of a function or class whose call gives any of these.
+            on disk; or FILE.py:NAME or module:NAME of a function or class whose call gives any
+            of these.
         labels: "auto": what the data declare or, in folders, the class folders if they look like
             some; "none"; "folders": each image's folder, in any case; or the path of a table
             with the columns path and label. Such a table may cover only some images; its rows
@@ -83,12 +83,11 @@ def _resolve(data: Any) -> tuple[Any, str]:
     """The data that a reference stands for, a path as text, and what to call them in messages."""
     where = redacted(str(data)) if isinstance(data, str | Path) else "the data"
     known = not where or is_name(where) or is_url(where) or exists(user_path(where))
-    if not known:
-        factory = load_extension("sources", where)
-        if factory is not None:
-            if not callable(factory):
-                raise UsageError(f"data {where} is no function; give one that returns images")
-            data = factory()
+    if not known and is_reference(where):
+        factory = load_reference(where, "source")
+        if not callable(factory):
+            raise UsageError(f"data {where} is no function; give one that returns images")
+        data = factory()
     return str(data) if isinstance(data, str | Path) else data, where
 
 

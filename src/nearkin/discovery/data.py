@@ -19,10 +19,10 @@ from nearkin.errors import DataError, UsageError
 from nearkin.labels.known import label_images, own_images, with_copies
 from nearkin.labels.truth import check_disjoint, truth_labels
 from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.run.auto import check_batch
 from nearkin.run.data import hold_out, open_usable
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import image_labels, named_classes, read_edited
-from nearkin.run.settings import check_batch
 from nearkin.types import UNKNOWN
 
 BATCH_SIZE: Final = 128

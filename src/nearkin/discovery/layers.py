@@ -17,7 +17,7 @@ from nearkin.discovery.stages import Stage
 from nearkin.evaluation.embeddings import encode
 from nearkin.networks.blocks import network_parts
 from nearkin.networks.branch import Backbone
-from nearkin.run.settings import AUTO_TIME
+from nearkin.run.auto import AUTO_TIME
 from nearkin.training.length import LEFT, time_epoch
 
 ENCODED: Final = 16  # Images whose encoding is timed

@@ -56,11 +56,11 @@ from nearkin.measures.kmeans import COPIES, WIDEST
 from nearkin.method import Method
 from nearkin.pace import span
 from nearkin.report.pages import write_page
+from nearkin.run.auto import precision_of, resolve
 from nearkin.run.failures import resource_errors, state_memory
-from nearkin.run.folder import RunFolder, data_name, opened
-from nearkin.run.opening import resumed_settings
+from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.opening import open_run
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import precision_of, resolve
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
 from nearkin.types import UNKNOWN
@@ -215,17 +215,18 @@ class Pipeline:
         settings = TrainConfig(method=config.method, labels="none", **self._shared(*SHARED))
         parts = dataset.pretraining_parts()
         # A run folder of its own, so that it is resumed like any other training.
-        with (
-            opened(stage.path, resume=stage.config.exists(), overwrite=False) as folder,
-            Logger(self.log, folder.log) as log,
-        ):
-            settings = resumed_settings(folder, settings)
-            settings = resolve(settings, parts.train, self.device)
+        resume = stage.config.exists()
+        with open_run(
+            stage, settings, resume=resume, overwrite=False, reporter=self.log, stage=True
+        ) as run:
+            settings = resolve(run.config, parts.train, self.device)
             settings = replace(settings, max_time=pretraining_time(settings.max_time))
             with resource_errors(int(settings.batch_size)):
-                train_encoder(folder, settings, parts, data=self.data, device=self.device, log=log)
+                train_encoder(
+                    stage, settings, parts, data=self.data, device=self.device, log=run.log
+                )
                 if config.report:
-                    write_page(folder, parts.images)
+                    write_page(stage, parts.images)
         return load(stage.path)
 
     def _shared(self, *names: str) -> dict[str, Any]:

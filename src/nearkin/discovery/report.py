@@ -1,7 +1,7 @@
 """The files of a finished discovery: tables, page and summary."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
@@ -25,16 +25,17 @@ from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
 from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
+from nearkin.pace import count
 from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table, Tile
 from nearkin.report.pages import store_report, write_page
 from nearkin.run.copies import copy_to, file_names
 from nearkin.run.data import computed_with
-from nearkin.run.folder import lines
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import class_sheet
 from nearkin.tables import read_numbers, write_csv
+from nearkin.text import aligned
 from nearkin.types import UNKNOWN
 
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
@@ -73,8 +74,8 @@ def _write_tables(outcome: Outcome, log: Logger) -> None:
             class_sheet(images, groups, folder.classes / f"{name}.png")
     if outcome.config.copy_to:
         destination, classes = Path(outcome.config.copy_to), assignments.class_names
-        count = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
-        log.info(f"copied {count} images to {destination}")
+        copied = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
+        log.info(f"copied {copied} images to {destination}")
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -109,6 +110,25 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "notes": plain(outcome.dataset.images.notes),
         **computed_with(config.seed),
     }
+
+
+def lines(summary: Mapping[str, Any]) -> list[str]:
+    """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
+    sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
+    named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
+    classes = count(len(sizes), "novel class")
+    if sizes:
+        classes += f" of {min(sizes)} to {max(sizes)} images"
+    into = f", and {sum(named)} images of known classes" if named else ""
+    rows = [["", *summary["scores"]]]  # a row per score, a column per way of finding classes
+    for position, score in enumerate(next(iter(summary["scores"].values()))):
+        cells = [column[position] for column in summary["scores"].values()]
+        rows.append([score["name"], *(f"{cell['value']:.3f}" for cell in cells)])
+    return [
+        f"found  {classes}{into}",
+        *aligned(rows),
+        *(f"warning: {finding['text']}" for finding in summary["findings"]),
+    ]
 
 
 def _embeddings(outcome: Outcome) -> Embeddings:
@@ -196,12 +216,12 @@ def _truth(outcome: Outcome, cluster: Cluster) -> str:
     if truth is None:
         return ""
     classes = truth[assignments.rows[assignments.cluster == cluster.number]]
-    number, count = np.unique(classes[classes != UNKNOWN], return_counts=True)
-    if not len(count):
+    number, sizes = np.unique(classes[classes != UNKNOWN], return_counts=True)
+    if not len(sizes):
         return ""
-    most = count.argmax()
+    most = sizes.argmax()
     name = outcome.dataset.names[number[most]]
-    return f"{count[most] / count.sum():.0%} of its images are {name} in truth."
+    return f"{sizes[most] / sizes.sum():.0%} of its images are {name} in truth."
 
 
 def _confidence(outcome: Outcome) -> str:

@@ -36,12 +36,13 @@ from nearkin.methods import METHODS
 from nearkin.networks.heads import Heads, MultiHead
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
+from nearkin.run.options import method_options
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import method_options, named_backbone
 from nearkin.training.fit import Lead, fit, optimizer_for, training_steps
 from nearkin.training.health import health
 from nearkin.training.session import check_same_images
 from nearkin.training.session import run_worker as run_training_worker
+from nearkin.training.start import named_backbone
 from nearkin.types import UNKNOWN
 
 MIN_EPOCHS, MAX_EPOCHS = 10, 200

@@ -29,12 +29,12 @@ from nearkin.encoders.libraries import differences, timm_view
 from nearkin.encoders.origin import NOT_STATED
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
+from nearkin.extensions import names_code
 from nearkin.networks.backbone import (
     BUILT_FOR,
     NATIVE,
     SMALL,
     SMALL_IMAGE,
-    is_extension,
     native,
     query_options,
     split_channels,
@@ -201,7 +201,7 @@ def architecture(
     if stem and library == "torchvision":
         raise _refusal(name, library, "its networks take RGB only")
     names = timm_names() if library == "timm" else torchvision_names()
-    if name == CUSTOM or bare in SMALL or is_extension(name):
+    if name == CUSTOM or bare in SMALL or names_code(name):
         whose = "nearkin's own" if bare in SMALL else "your own"
         raise _refusal(name, library, f"it is a network of {whose}")
     if name.startswith(folders.PREFIX):

@@ -24,8 +24,8 @@ from nearkin.distributed import device_name
 from nearkin.encoders.encoder import CUSTOM, Encoder
 from nearkin.evaluation.measures import Measure
 from nearkin.evaluation.protocols import Entry
+from nearkin.extensions import names_code
 from nearkin.files import read_sealed, write_sealed
-from nearkin.networks.backbone import is_extension
 
 Taken = dict[str, list[Measure] | str]
 """Measures by the title of their entry, or why there are none."""
@@ -84,7 +84,7 @@ def stored_file(name: str, floor: Encoder | None, conditions: str) -> Path | Non
     if name not in STORED or not conditions:
         return None
     backbone = str(floor.details["backbone"]) if floor else ""
-    if backbone == CUSTOM or is_extension(backbone):
+    if backbone == CUSTOM or names_code(backbone):
         return None
     described = f"{name} {floor.digest if floor else ''} {conditions}"
     return cache_folder("floors") / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"

@@ -1,4 +1,4 @@
-"""The methods, one per module, and those of other packages and files.
+"""The methods, one per module, and those of other modules and files.
 
 To add one to the package, write its module and import it here.
 """
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from nearkin.config import TrainConfig, suggestion
 from nearkin.errors import UsageError
-from nearkin.extensions import declared_names, load_extension, reference_to
+from nearkin.extensions import is_reference, load_reference, reference_to
 from nearkin.method import Method
 from nearkin.methods.barlow_twins import BarlowTwins as BarlowTwins
 from nearkin.methods.byol import BYOL as BYOL
@@ -40,30 +40,20 @@ METHODS: dict[str, type[Method[Any]]] = {
 """The methods of the package by the names of their modules, which are imported above."""
 
 
-def method_names() -> list[str]:
-    """The names of all methods: of the package, and of installed packages that declare some.
-
-    Raises:
-        UsageError: If two methods have one name.
-    """
-    return [*METHODS, *declared_names("methods", METHODS)]
-
-
 def method_class(name: str) -> type[Method[Any]]:
     """The method of that name, or of a reference such as `my_method.py:MyMethod`.
 
     Raises:
         UsageError: If there is none, or it is no method.
     """
-    cls = load_extension("methods", name, built_in=name in METHODS)
-    if cls is not None:
-        return checked_class(cls, name)
+    if is_reference(name):
+        return checked_class(load_reference(name, "method"), name)
     if name not in METHODS:
         if name.endswith(".py"):
             raise UsageError(f"method {name} has no class name; give {name}:NAME")
         raise UsageError(
             f"unknown method {name}.{suggestion(name, METHODS)} "
-            f"`nearkin methods` lists them: {', '.join(method_names())}; your own is "
+            f"`nearkin methods` lists them: {', '.join(METHODS)}; your own is "
             "FILE.py:NAME or module:NAME"
         )
     return METHODS[name]

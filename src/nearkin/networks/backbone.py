@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from nearkin.config import MAX_IMAGE_SIZE, suggestion
 from nearkin.errors import UsageError
-from nearkin.extensions import is_reference, load_extension
+from nearkin.extensions import is_reference, load_reference
 from nearkin.networks.branch import Backbone, as_backbone, size_error
 from nearkin.networks.input_size import resize_input
 
@@ -88,10 +88,10 @@ def build_backbone(name: str, image_size: int) -> Backbone:
             transformers are built with patches of 4 px, whatever their name says, and residual
             networks with a small stem. `timm:NAME` and `torchvision:NAME` are built as the
             libraries do at any size, as pretrained weights need it; see `native`.
-            Or FILE.py:NAME, module:NAME, or a name that an installed package declares: a function
-            or class that returns the network. A name of any kind but the native ones may end in
-            `?built_for=32`: what it is for images of 32 px, at another size. Before that, it may
-            have `?in_chans=13`, as timm calls it: a stem for images of 13 channels, not RGB.
+            Or FILE.py:NAME or module:NAME of a function or class that returns the network. A name
+            of any kind but the native ones may end in `?built_for=32`: what it is for images of
+            32 px, at another size. Before that, it may have `?in_chans=13`, as timm calls it: a
+            stem for images of 13 channels, not RGB.
         image_size: Side of the views in pixels.
 
     Raises:
@@ -121,9 +121,8 @@ def _own_form(name: str, image_size: int) -> nn.Module:
 def _build(name: str, image_size: int) -> nn.Module:
     name, num_channels = split_channels(name)
     library, _, bare = name.rpartition("/")
-    extension = load_extension("backbones", name, built_in=name in SMALL)
-    if extension is not None:
-        return _imported(extension, name)
+    if is_reference(name):
+        return _imported(load_reference(name, "backbone"), name)
     if name in SMALL:
         return SMALL[name](num_channels=num_channels)
     if library in ("", "torchvision") and bare in torchvision_names():
@@ -132,14 +131,6 @@ def _build(name: str, image_size: int) -> nn.Module:
         return _from_timm(bare, image_size, num_channels)
     hint = suggestion(bare, [*SMALL, *torchvision_names(), *timm_names()])
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
-
-
-def is_extension(name: str) -> bool:
-    """Whether the code of a backbone is neither the package's nor of one of its libraries."""
-    bare = name.partition("?")[0]
-    return not NATIVE.fullmatch(name) and (
-        load_extension("backbones", bare, built_in=bare in SMALL) is not None
-    )
 
 
 IN_CHANS: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?in_chans=(\d{1,4})")

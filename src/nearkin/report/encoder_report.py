@@ -1,13 +1,14 @@
 """The content of an encoder's page, trained or frozen, from the files of its run folder."""
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from nearkin.config import Config, TrainConfig
+from nearkin.config import Config, EmbedConfig, TrainConfig, option
 from nearkin.data.images import Images
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
@@ -22,7 +23,6 @@ from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
 from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import command
 from nearkin.tables import read_numbers
 
 CURVES: Final = {
@@ -378,3 +378,21 @@ def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
             f"nearkin classify {data} --from {run} --labels LABELS.csv",
         ),
     ]
+
+
+NEEDS = {"teacher_views": "teacher", "freeze_epochs": "init_from"}
+"""Settings that have no effect without another one."""
+
+
+def command(data: str, config: Config) -> str:
+    """Return the command that repeats a run: every setting in effect that is not the default."""
+    encoder = [config.encoder] if isinstance(config, EmbedConfig) else []
+    words = ["nearkin", config.verb, *encoder, data]
+    for name, default in vars(type(config)()).items():
+        value = getattr(config, name)
+        in_effect = name not in NEEDS or getattr(config, NEEDS[name])
+        if name not in ("options", "encoder") and value != default and in_effect:
+            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
+    for name, value in getattr(config, "options", {}).items():
+        words += [option(name), str(value)]
+    return shlex.join(words)

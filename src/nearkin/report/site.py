@@ -38,7 +38,7 @@ from nearkin.report.page import html
 from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
 from nearkin.run.copies import copy_to, file_names
-from nearkin.run.folder import RunFolder, locked
+from nearkin.run.folder import RunFolder
 from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
 from nearkin.tables import write_csv
 
@@ -333,7 +333,7 @@ def _editing(folder: RunFolder) -> Iterator[None]:
             f"{folder.path} is no finished discovery; it has no classes to edit. Those of a "
             "classification are its labels: change these, and classify again"
         )
-    with writing(folder.path, "free some space, or allow writing"), locked(folder):
+    with writing(folder.path, "free some space, or allow writing"), folder.locked():
         yield
 
 

@@ -7,9 +7,10 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from filelock import FileLock, Timeout
 
 from nearkin.config import (
     ClassifyConfig,
@@ -29,10 +30,8 @@ from nearkin.data.folders import MARKER
 from nearkin.data.remote import is_url
 from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
-from nearkin.files import remove_partial, replace_text, usable
-from nearkin.pace import count
+from nearkin.files import replace_text, usable, writing
 from nearkin.places import exists, user_path
-from nearkin.text import aligned
 
 STAGES = "stages"
 KINDS: Final[Mapping[str, type[Config]]] = {
@@ -41,95 +40,95 @@ KINDS: Final[Mapping[str, type[Config]]] = {
     "classification": ClassifyConfig,
     "frozen encoder": EmbedConfig,
 }
-"""Kinds of runs, by the class of their settings."""
+"""Kinds of runs and their settings, whose verbs name them in files."""
 PLOTS = (
-    "augmentations.png",
-    "class_count.png",
-    "clusters.png",
-    "confusion.png",
-    "curves.png",
-    "knn.png",
-    "map.png",
-    "neighbors.png",
-)
+    "augmentations.png", "class_count.png", "clusters.png", "confusion.png", "curves.png",
+    "knn.png", "map.png", "neighbors.png",
+)  # fmt: skip
 
 
-class _Entry:
-    """The path of an entry of the run folder, as an attribute of it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, run: "RunFolder", owner: type["RunFolder"]) -> Path:
-        return run.path / self.name
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """Everything that one run reads and writes. All file names are here."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:  # noqa: PLR0915 (a line for each name)
+        self.path, stages = path, path / STAGES
 
-    lock = _Entry(MARKER)  # Locked, and signed, by the process that writes here
-    config = _Entry("config.toml")  # The resolved settings, which can repeat the run
-    checkpoints = _Entry("checkpoints")  # The folder of checkpoints
-    diverged = _Entry("diverged")  # The folder of the state at which the training diverged
-    machine = _Entry("machine.json")  # The machine the run was computed on, and from which step on
-    encoder = _Entry("encoder.safetensors")  # The trained backbone, which other tools load
-    projector = _Entry("projector.safetensors")  # On top of it: from features to the embedding
-    start = _Entry("start.safetensors")  # The encoder that training started from, as it was
-    teacher = _Entry("teacher.safetensors")  # The encoder that the training learns from
-    teacher_features = _Entry(f"{STAGES}/teacher")  # The folder of its features of the views
-    metrics = _Entry("metrics.csv")  # A row per training step
-    tracking = _Entry("tracking.json")  # What the run is called in trackers
-    tensorboard = _Entry("tb")  # The folder of TensorBoard's events
-    summary = _Entry("summary.json")  # The final measures
-    evaluation = _Entry("evaluation.json")  # Further measures, by `nearkin evaluate --protocol`
-    log = _Entry("train.log")  # The log lines, with times
-    bad_files = _Entry("bad_files.csv")  # Images that could not be read, with the reason
-    data = _Entry("data.json")  # Number and fingerprint of the images
-    images = _Entry("images.csv")  # Names and sizes of these images
-    embeddings = _Entry("embeddings.parquet")  # Features of every image of the data
-    plots = _Entry("plots")  # The folder of plots and image sheets
-    assignments = _Entry("assignments.csv")  # The class of every image that was not learned from
-    clusters = _Entry("clusters.csv")  # The novel classes, with room for their names
-    to_label = _Entry("to_label.csv")  # Images whose labels would teach most, with room for them
-    accepted = _Entry("accepted.csv")  # Labels that come from the discovery before this one
-    original_assignments = _Entry("original-assignments.csv")  # As the discovery wrote it
-    original_clusters = _Entry("original-clusters.csv")  # Before the user's edits
-    original_to_label = _Entry("original-to_label.csv")
-    exports = _Entry("exports")  # The folder of what the user has copied or exported
-    classes = _Entry("classes")  # The folder of sheets, one per class
-    classifier = _Entry("classifier.safetensors")  # Assigns classes to features
-    report = _Entry("report.html")  # The page about the run
-    page = _Entry(f"{STAGES}/page.json")  # The page of a discovery or classification, as values
-    map = _Entry("map.npz")  # Coordinates of the images on the page's map
-    atlas = _Entry("atlas.parquet")  # The images as a table for Embedding Atlas
-    cached_features = _Entry(f"{STAGES}/cached-features.safetensors")  # Of all images and of views
-    feature_parts = _Entry(f"{STAGES}/cached-features")  # The folder of these, until all are there
-    finetuned_features = _Entry(f"{STAGES}/finetuned-features")
-    """The folder of features by trained networks, until the run is complete."""
-    number = _Entry(f"{STAGES}/number.json")  # The estimate of the number of classes
-    parts = _Entry(f"{STAGES}/parts")  # Folders of embeddings that are computed part by part
+        # The process that writes here, or was the last to do so, and the lock that it holds
+        self.marker, self.lock = path / MARKER, path / f"{MARKER}.lock"
+        self.config = path / "config.toml"  # The resolved settings, which can repeat the run
+        self.machine = path / "machine.json"  # What it was computed on, and from which step on
+        self.log = path / "train.log"  # The log lines, with times
+        self.data = path / "data.json"  # Number and fingerprint of the images
+        self.images = path / "images.csv"  # Names and sizes of these images
+        self.bad_files = path / "bad_files.csv"  # Images that could not be read, with the reason
+
+        # Training
+        self.start = path / "start.safetensors"  # The encoder that it started from, as it was
+        self.teacher = path / "teacher.safetensors"  # The encoder that it learns from
+        self.teacher_features = stages / "teacher"  # The folder of its features of the views
+        self.checkpoints = path / "checkpoints"  # A folder
+        self.diverged = path / "diverged"  # The folder of the state at which training diverged
+        self.metrics = path / "metrics.csv"  # A row per training step
+        self.tracking = path / "tracking.json"  # What the run is called in trackers
+        self.tensorboard = path / "tb"  # The folder of TensorBoard's events
+        self.encoder = path / "encoder.safetensors"  # The trained backbone, for other tools too
+        self.projector = path / "projector.safetensors"  # From its features to the embedding
+
+        # Measures and pages
+        self.summary = path / "summary.json"  # The final measures
+        self.evaluation = path / "evaluation.json"  # Those of `nearkin evaluate --protocol`
+        self.embeddings = path / "embeddings.parquet"  # Features of every image of the data
+        self.parts = stages / "parts"  # Folders of embeddings that are computed part by part
+        self.plots = path / "plots"  # The folder of plots and image sheets
+        self.map = path / "map.npz"  # Coordinates of the images on the page's map
+        self.report = path / "report.html"  # The page about the run
+        self.page = stages / "page.json"  # Its content, of a discovery or classification
+        self.atlas = path / "atlas.parquet"  # The images as a table for Embedding Atlas
+        self.exports = path / "exports"  # The folder of what the user has copied or exported
+
+        # Classes
+        self.accepted = path / "accepted.csv"  # Labels that come from the discovery before
+        self.cached_features = stages / "cached-features.safetensors"  # Of images and of views
+        self.feature_parts = stages / "cached-features"  # The folder of these, until all are there
+        self.finetuned_features = stages / "finetuned-features"  # A folder, until all is done
+        self.number = stages / "number.json"  # The estimate of the number of classes
+        self.classifier = path / "classifier.safetensors"  # Assigns classes to features
+        self.classes = path / "classes"  # The folder of sheets, one per class
+        self.assignments = path / "assignments.csv"  # The class of every image not learned from
+        self.clusters = path / "clusters.csv"  # The novel classes, with room for their names
+        self.to_label = path / "to_label.csv"  # Images whose labels would teach most, with room
+        # These three as the discovery wrote them, before the user's edits
+        self.original_assignments = path / "original-assignments.csv"
+        self.original_clusters = path / "original-clusters.csv"
+        self.original_to_label = path / "original-to_label.csv"
 
     def stage(self, name: str) -> "RunFolder":
         """The folder of one stage of several."""
         return RunFolder(self.path / STAGES / name)
 
-    def settings(self) -> tuple[TrainConfig, str]:
-        """The stored configuration of a training, and the data it names; or UsageError."""
-        kind = self.kind
-        if kind != "training":
-            raise UsageError(
-                f"{self.path} is a {kind}; look at its {self.report.name}, or give the run "
-                "that its encoder is from"
-            )
-        return self.settings_of(TrainConfig)
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`; or UsageError."""
+        self.check_is_run()
+        verb = load_toml(self.config, "the configuration").get("kind")
+        kinds = [kind for kind, settings in KINDS.items() if settings.verb == verb]
+        if not kinds:
+            raise UsageError(f"{self.config} names no kind of run; it is not what a run wrote")
+        return kinds[0]
 
     @property
     def is_frozen(self) -> bool:
         """Whether this is the run of an encoder that was not trained here, by `nearkin embed`."""
         return self.config.exists() and self.kind == "frozen encoder"
+
+    def settings(self) -> tuple[TrainConfig, str]:
+        """The stored configuration of a training, and the data it names; or UsageError."""
+        if self.kind != "training":
+            raise UsageError(
+                f"{self.path} is a {self.kind}; look at its {self.report.name}, or give the run "
+                "that its encoder is from"
+            )
+        return self.settings_of(TrainConfig)
 
     def encoder_settings(self) -> tuple[TrainConfig | EmbedConfig, str]:
         """The stored configuration of a run that leaves an encoder, trained or frozen; its data.
@@ -152,16 +151,6 @@ class RunFolder:
         data = str(stored.pop("data"))
         return kind(**stored), data
 
-    @property
-    def kind(self) -> str:
-        """One of `KINDS`: the first that has all of the stored settings; or UsageError."""
-        self.check_is_run()
-        stored = load_toml(self.config, "the configuration").keys() - {"format", "data", "views"}
-        fitting = (
-            kind for kind, cls in KINDS.items() if stored <= cls.__dataclass_fields__.keys()
-        )
-        return next(fitting, "training")
-
     def check_is_run(self) -> None:
         """Raise UsageError for a folder that holds no run."""
         if not self.path.exists():
@@ -171,6 +160,40 @@ class RunFolder:
             )
         if not self.config.exists():
             raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
+
+    @property
+    def is_occupied(self) -> bool:
+        """Whether there is more than a run leaves that fails before its first step."""
+        left = {self.lock, self.marker, self.log, self.bad_files}
+        left |= {each for each in (self.checkpoints, self.plots) if not any(each.glob("*"))}
+        return any(entry not in left for entry in self.path.iterdir())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep all others who would do so from writing to the folder, which exists.
+
+        Raises:
+            OutputError: If it cannot be written, or is in use.
+        """
+        with writing(self.path, "choose another --out"):
+            try:
+                lock = FileLock(self.lock, timeout=0).acquire()
+            except Timeout as error:
+                raise OutputError(
+                    f"{self.path} is in use by {self._holder() or 'another run'}; "
+                    "wait for it or choose another --out"
+                ) from error
+        with lock:
+            holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
+            with suppress(OSError):  # on a full disk
+                self.marker.write_text(holder, encoding="utf-8")
+            yield
+
+    def _holder(self) -> str:
+        # No part of the lock, which may be unreadable while it is held, and removed after that.
+        with suppress(OSError):
+            return self.marker.read_text(encoding="utf-8").strip()
+        return ""
 
     def write_settings(self, config: Config, data: str) -> None:
         """Store the configuration."""
@@ -182,13 +205,9 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """The stored measures; empty before there are any."""
-        if not self.summary.exists():
-            return {}
-        with usable(self.summary, "remove it; the run's command with --resume measures anew"):
-            stored: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
-            if not isinstance(stored, dict):
-                raise ValueError("it holds no measures")
-        return stored
+        return _read_tables(
+            self.summary, "remove it; the run's command with --resume measures anew"
+        )
 
     def add_measures(self, evaluation: Mapping[str, Any]) -> None:
         """Store further measures of the run's own images; those of the same name are replaced."""
@@ -215,13 +234,20 @@ class RunFolder:
         return {**summary, "measures": measures, "left_out": left_out}
 
     def _read_evaluation(self) -> dict[str, Any]:
-        if not self.evaluation.exists():
-            return {}
-        with usable(self.evaluation, "remove it; `nearkin evaluate` measures anew"):
-            stored: dict[str, Any] = json.loads(self.evaluation.read_text(encoding="utf-8"))
-            if not all(isinstance(stored[name], dict) for name in ("measures", "left_out")):
+        remedy = "remove it; `nearkin evaluate` measures anew"
+        return _read_tables(self.evaluation, remedy, "measures", "left_out")
+
+
+def _read_tables(path: Path, remedy: str, *names: str) -> dict[str, Any]:
+    """Read a file of measures, which has tables of these names; empty before there is one."""
+    if not path.exists():
+        return {}
+    with usable(path, remedy):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        for table in (stored, *(stored[name] for name in names)):
+            if not isinstance(table, dict):
                 raise ValueError("it holds no measures")
-        return stored
+    return dict(stored)
 
 
 def neighboring_runs(path: Path) -> list[str]:
@@ -249,8 +275,7 @@ def data_name(data: Any) -> str:
 
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
-    entries = [name for name, entry in vars(RunFolder).items() if isinstance(entry, _Entry)]
-    made = {getattr(run, name) for name in entries} - {run.lock, run.log, run.bad_files}
+    made = {*vars(run).values()} - {run.lock, run.marker, run.log, run.bad_files}
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
     made |= {*run.tensorboard.glob("events.out.tfevents.*")}
     made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
@@ -258,30 +283,6 @@ def clear(run: RunFolder) -> None:
         if file.is_file():
             file.unlink()
     shutil.rmtree(run.path / STAGES, ignore_errors=True)
-
-
-def lines(summary: Mapping[str, Any]) -> list[str]:
-    """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
-    sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
-    named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
-    classes = count(len(sizes), "novel class")
-    if sizes:
-        classes += f" of {min(sizes)} to {max(sizes)} images"
-    into = f", and {sum(named)} images of known classes" if named else ""
-    return [
-        f"found  {classes}{into}",
-        *_table(summary["scores"]),
-        *(f"warning: {finding['text']}" for finding in summary["findings"]),
-    ]
-
-
-def _table(scores: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """Format a row per score and a column per way of finding classes; ours comes first."""
-    rows = [["", *scores]]
-    for position, score in enumerate(next(iter(scores.values()))):
-        cells = [column[position] for column in scores.values()]
-        rows.append([score["name"], *(f"{cell['value']:.3f}" for cell in cells)])
-    return aligned(rows)
 
 
 def run_folder(out: str | Path | None, data: Any, name: str, *, again: bool) -> RunFolder:
@@ -296,84 +297,7 @@ def run_folder(out: str | Path | None, data: Any, name: str, *, again: bool) -> 
     stem = Path(base).name.split(".")[0].replace(":", "-")
     path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
-    while path.exists() and (not path.is_dir() or _occupied(RunFolder(path))):
+    while path.exists() and (not path.is_dir() or RunFolder(path).is_occupied):
         newest, number = path, number + 1
         path = first.with_name(f"{first.name}-{number}")
     return RunFolder(newest if again and newest else path)
-
-
-@contextmanager
-def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-    """Open a run folder for writing; no other process can open it meanwhile.
-
-    Raises:
-        OutputError: If it cannot be written, is in use, or is not empty and neither `resume`
-            nor `overwrite` is set.
-    """
-    run = RunFolder(path)
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite contradict each other; give one")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    with locked(run):
-        if _occupied(run) and not (resume or overwrite):
-            raise OutputError(
-                f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
-            )
-        if overwrite and _occupied(run) and not run.data.exists():
-            raise OutputError(
-                f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
-            )
-        for folder in (path, *path.glob(f"{STAGES}/**/")):
-            remove_partial(folder)
-        run.checkpoints.mkdir(exist_ok=True)
-        run.plots.mkdir(exist_ok=True)
-        yield run
-
-
-@contextmanager
-def locked(run: RunFolder) -> Iterator[None]:
-    """Keep all others who would do so from writing to a run folder that is there.
-
-    Raises:
-        OutputError: If it cannot be written, or is in use.
-        UsageError: If this system has no locks.
-    """
-    try:
-        import fcntl
-    except ModuleNotFoundError as error:  # on Windows, which can train in its Linux
-        raise UsageError(
-            f"this system has no locks to keep other runs out of {run.path}; run it under WSL"
-        ) from error
-    try:
-        lock = run.lock.open("a+")
-    except OSError as error:
-        raise _unwritable(run.path, error) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            raise OutputError(
-                f"{run.path} is in use by {lock.readline().strip() or 'another run'}; "
-                "wait for it or choose another --out"
-            ) from error
-        # Who holds the lock, for those who wait; the lock itself does not need it.
-        holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
-        with suppress(OSError):  # on a full disk
-            lock.truncate(0)
-            os.write(lock.fileno(), holder.encode())
-        yield
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write to {path}: {error.strerror}; choose another --out")
-
-
-def _occupied(run: RunFolder) -> bool:
-    """Return whether there is more than a run leaves that fails before its first step."""
-    left = {run.lock.name, run.log.name, run.bad_files.name}
-    empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
-    return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
-from nearkin.config import Settings, continued
+from nearkin.config import DiscoverConfig, Settings, TrainConfig, continued
+from nearkin.data.augmentations import stored_views
 from nearkin.distributed import choose_device, device_name
-from nearkin.errors import CheckpointError, UsageError
-from nearkin.extensions import check_trusted
+from nearkin.errors import CheckpointError, OutputError, UsageError
+from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
+from nearkin.files import remove_partial, writing
+from nearkin.methods import method_class
 from nearkin.run.copies import check_destination
-from nearkin.run.folder import KINDS, RunFolder, data_name, opened
+from nearkin.run.folder import KINDS, STAGES, RunFolder, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.version import __version__
 
@@ -35,33 +38,66 @@ def open_run(
     *,
     resume: bool,
     overwrite: bool,
-    encoders: Iterable[str],
-    reporter: Reporter | None,
+    encoders: Iterable[str] = (),
+    reporter: Reporter | None = None,
+    stage: bool = False,
 ) -> Iterator[OpenRun[Settings]]:
-    """Open a run for writing, and log what computes it; see `opened`.
+    """Open a run for writing, and log what computes it. No other process can open it meanwhile.
+
+    Args:
+        folder: Where it is written, or goes on.
+        config: Its settings; of a resumed run, those that it was started with are taken.
+        resume: Whether it may have been begun.
+        overwrite: Whether another run may be there, which the caller will clear away.
+        encoders: What it takes from elsewhere.
+        reporter: Receives its log lines and its progress.
+        stage: Whether it is a part of a run that has been logged already.
 
     Raises:
-        UsageError: If it would replace one of the `encoders` that it takes from elsewhere, or
-            goes on with other settings.
+        OutputError: If the folder cannot be written, is in use, or is not empty and neither
+            `resume` nor `overwrite` is set.
+        UsageError: If the run would replace one of `encoders`, or goes on with other settings.
     """
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite contradict each other; give one")
     for source in encoders:
         file = Path(split_source(source)[1])
         inside = file.exists() and file.resolve().is_relative_to(folder.path.resolve())
         if overwrite and source and inside:
             raise UsageError(f"--overwrite would remove {source}; choose another --out")
-    with (
-        opened(folder.path, resume=resume, overwrite=overwrite),
-        Logger(reporter or Silent(), folder.log) as log,
-    ):
-        if resume:
-            config = resumed_settings(folder, config)
-        device = choose_device(config.device)
-        log.info(
-            f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
-            f"writing {folder.path.resolve()}"
+    with writing(folder.path, "choose another --out"):
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.locked():
+        _prepare(folder, resume=resume, overwrite=overwrite)
+        with Logger(reporter or Silent(), folder.log) as log:
+            if resume:
+                config = resumed_settings(folder, config)
+            device = choose_device(config.device)
+            if not stage:
+                log.info(
+                    f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
+                    f"writing {folder.path.resolve()}"
+                )
+            yield OpenRun(folder, config, device, log)
+            if not stage:
+                log.info(f"done   {folder.path.resolve()}")
+
+
+def _prepare(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    """Remove what killed processes have left in a locked folder; refuse one of something else."""
+    path = folder.path
+    if folder.is_occupied and not (resume or overwrite):
+        raise OutputError(
+            f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
         )
-        yield OpenRun(folder, config, device, log)
-        log.info(f"done   {folder.path.resolve()}")
+    if folder.is_occupied and overwrite and not folder.data.exists():
+        raise OutputError(
+            f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
+        )
+    for each in (path, *path.glob(f"{STAGES}/**/")):
+        remove_partial(each)
+    folder.checkpoints.mkdir(exist_ok=True)
+    folder.plots.mkdir(exist_ok=True)
 
 
 def kept_copy(copy: Path, source: str, *, resume: bool) -> str | Path:
@@ -106,3 +142,29 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
             "anew in another --out"
         )
     return config
+
+
+def self_contained(config: Settings) -> Settings:
+    """Make the settings hold from any working directory and without other files.
+
+    Paths of Python files become absolute, and an augmentation from a file becomes its views.
+    """
+    changed = dict[str, Any]()
+    if isinstance(config, TrainConfig | DiscoverConfig):
+        method_class(config.method)
+        changed["method"] = absolute(config.method)
+    changed["augment"] = stored_views(config.augment)
+    if isinstance(config, TrainConfig):
+        changed["backbone"] = absolute(config.backbone)
+        changed["teacher"] = config.teacher
+        if config.teacher and Path(config.teacher).exists():
+            changed["teacher"] = str(Path(config.teacher).resolve())
+    return replace(config, **changed)
+
+
+def sources_of(config: TrainConfig) -> dict[str, dict[str, str]]:
+    """Files that define the method and the backbone, where they are the user's own."""
+    used = {"method": method_class(config.method)}
+    if is_reference(config.backbone):
+        used["backbone"] = load_reference(config.backbone, "backbone")
+    return {kind: file for kind, thing in used.items() if (file := source_of(thing))}

@@ -4,7 +4,6 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from nearkin.files import writing
@@ -44,14 +43,9 @@ class Logger:
     def __enter__(self) -> "Logger":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.debug("".join(traceback.format_exception(kind, error, trace)))
+            self.debug("".join(traceback.format_exception(error)))
         with suppress(OSError):
             self._file.close()
 

@@ -1,4 +1,4 @@
-"""Trackers by name: TensorBoard, Weights & Biases, MLflow and Trackio.
+"""Trackers by name: TensorBoard, Weights & Biases and Trackio.
 
 None is needed: metrics.csv, config.toml and summary.json hold all that a tracker is given. A
 library is imported when its tracker is named, and what fails in it ends no training.
@@ -6,13 +6,11 @@ library is imported when its tracker is named, and what fails in it ends no trai
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -29,30 +27,26 @@ PATIENCE: Final = 60  # seconds that W&B may wait: for somebody to log in, and t
 
 
 class Tracker(NamedTuple):
-    """A tracker that is open for a run."""
+    """A tracker that is open for a run; its functions take a step and numbers by name."""
 
     where: str
     """Where to look at it."""
     row: Callable[[int, Mapping[str, int | float]], object]
-    """Takes a step and its metrics."""
+    """Takes the metrics of a step."""
     summary: Callable[[int, Mapping[str, int | float]], object]
-    """Takes the last step and the measures of the finished run."""
+    """Takes the measures of the finished run, with its last step."""
 
 
 class RunToTrack(NamedTuple):
     """What a tracker is opened with."""
 
-    folder: RunFolder
+    folder: Path
+    title: str
     key: str
     """Text that names the run in every tracker; the same when it is resumed."""
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     step: int
     """The first step to come."""
-
-    @property
-    def title(self) -> str:
-        """A name for people."""
-        return self.folder.path.resolve().name
 
 
 @contextmanager
@@ -60,7 +54,7 @@ def tensorboard(run: RunToTrack) -> Iterator[Tracker]:
     """Write event files into the run folder; those of steps that are taken again are purged."""
     from torch.utils.tensorboard import SummaryWriter
 
-    path = run.folder.tensorboard
+    path = RunFolder(run.folder).tensorboard
     with SummaryWriter(str(path), purge_step=run.step, flush_secs=10) as writer:
         rows = "\n".join(f"| {name} | {value} |" for name, value in run.settings.items())
         writer.add_text("settings", f"| setting | value |\n| --- | --- |\n{rows}", run.step)
@@ -77,20 +71,21 @@ def wandb(run: RunToTrack) -> Iterator[Tracker]:
     """Report to Weights & Biases, or without network into the run folder (WANDB_MODE=offline)."""
     import wandb
 
+    settings = wandb.Settings(
+        console="off",  # the log has a file of its own
+        silent=True,
+        login_timeout=PATIENCE,
+        finish_timeout=PATIENCE,
+        finish_timeout_raises=True,
+    )
     tracked = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.title,
         id=run.key,
         resume="allow",
-        dir=run.folder.path,
-        config=dict(run.settings),
-        settings=wandb.Settings(
-            console="off",  # the log has a file of its own
-            silent=True,
-            login_timeout=PATIENCE,
-            finish_timeout=PATIENCE,
-            finish_timeout_raises=True,
-        ),
+        dir=run.folder,
+        config=run.settings,
+        settings=settings,
     )
     try:
         yield Tracker(
@@ -105,59 +100,13 @@ def wandb(run: RunToTrack) -> Iterator[Tracker]:
 
 
 @contextmanager
-def mlflow(run: RunToTrack) -> Iterator[Tracker]:
-    """Report to MLflow at MLFLOW_TRACKING_URI, in the background."""
-    import mlflow
-    from mlflow.entities import Metric
-
-    client = mlflow.MlflowClient()
-    number, latest = _mlflow_run(client, run), None
-
-    def row(step: int, metrics: Mapping[str, int | float]) -> None:
-        nonlocal latest
-        now = int(time.time() * 1000)
-        values = [Metric(key, value, now, step) for key, value in metrics.items()]
-        latest = client.log_batch(number, metrics=values, synchronous=False)
-
-    def close(status: str) -> None:
-        mlflow.flush_async_logging()
-        if latest is not None:
-            latest.wait()  # raises what went wrong in the background
-        client.set_terminated(number, status=status)
-
-    try:
-        yield Tracker(f"{mlflow.get_tracking_uri()}, run {number}", row, row)
-    except BaseException:
-        close("KILLED")
-        raise
-    close("FINISHED")
-
-
-def _mlflow_run(client: Any, run: RunToTrack) -> str:
-    """The id of the run that has the key, which is begun if there is none."""
-    from mlflow.entities import Param
-
-    name, tag = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), "nearkin.run"
-    known = client.get_experiment_by_name(name)
-    experiment = known.experiment_id if known else client.create_experiment(name)
-    started = client.search_runs([experiment], f"tags.`{tag}` = '{run.key}'", max_results=1)
-    if started:
-        client.update_run(started[0].info.run_id, status="RUNNING")
-        return str(started[0].info.run_id)
-    created = client.create_run(experiment, run_name=run.title, tags={tag: run.key})
-    params = [Param(key, str(value)) for key, value in run.settings.items()]
-    client.log_batch(created.info.run_id, params=params)
-    return str(created.info.run_id)
-
-
-@contextmanager
 def trackio(run: RunToTrack) -> Iterator[Tracker]:
     """Report to Trackio's files in TRACKIO_DIR, or to the server or Space that it is set to."""
     import trackio
 
     name = f"{run.title}-{run.key}"
     tracked = trackio.init(
-        project=PROJECT, name=name, config=dict(run.settings), resume="allow", embed=False
+        project=PROJECT, name=name, config=run.settings, resume="allow", embed=False
     )
 
     def row(step: int, metrics: Mapping[str, int | float]) -> None:
@@ -172,7 +121,6 @@ def trackio(run: RunToTrack) -> Iterator[Tracker]:
 TRACKERS: Final[Mapping[str, Callable[[RunToTrack], AbstractContextManager[Tracker]]]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
-    "mlflow": mlflow,
     "trackio": trackio,
 }
 """Each has the name of its library, and of the extra that installs it."""
@@ -197,29 +145,20 @@ class Tracking:
     def __init__(self, names: str, folder: RunFolder, log: Reporter) -> None:
         self._names = tracker_names(names)
         self._folder, self._log = folder, log
-        self._trackers: dict[str, tuple[Tracker, ExitStack]] = {}
+        self._open: dict[str, tuple[Tracker, ExitStack]] = {}
 
     def __enter__(self) -> "Tracking":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for name, (_, stack) in list(self._trackers.items()):
-            with self._spared(name):
-                stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._each(lambda _, stack: stack.__exit__(*error))
 
     def row(self, row: Mapping[str, int | float]) -> None:
         """Report a row of metrics.csv."""
         metrics = {name: value for name, value in row.items() if name != "step"}
         step = int(row["step"])
-        self._open(step)
-        for name, (tracker, _) in list(self._trackers.items()):
-            with self._spared(name):
-                tracker.row(step, metrics)
+        self._start(step)
+        self._each(lambda tracker, _: tracker.row(step, metrics))
 
     def summary(self) -> None:
         """Report the measures of summary.json."""
@@ -229,22 +168,22 @@ class Tracking:
             for name, measure in column.items()
         }
         last = int(read_numbers(self._folder.metrics)[-1]["step"])
-        self._open(last + 1)  # of a run that was stopped after the last step
-        for name, (tracker, _) in list(self._trackers.items()):
-            with self._spared(name):
-                tracker.summary(last, measures)
+        self._start(last + 1)  # of a run that was stopped after the last step
+        self._each(lambda tracker, _: tracker.summary(last, measures))
 
-    def _open(self, step: int) -> None:
+    def _start(self, step: int) -> None:
         names, self._names = self._names, []
-        if not names:
-            return
-        run = RunToTrack(self._folder, _key(self._folder), _settings(self._folder), step)
         for name in names:
             with self._spared(name):
                 stack = ExitStack()
-                tracker = stack.enter_context(TRACKERS[name](run))
-                self._trackers[name] = tracker, stack
+                tracker = stack.enter_context(TRACKERS[name](_to_track(self._folder, step)))
+                self._open[name] = tracker, stack
                 self._log.info(f"tracker {name}: {tracker.where}")
+
+    def _each(self, use: Callable[[Tracker, ExitStack], object]) -> None:
+        for name, opened in list(self._open.items()):
+            with self._spared(name):
+                use(*opened)
 
     @contextmanager
     def _spared(self, name: str) -> Iterator[None]:
@@ -253,28 +192,23 @@ class Tracking:
             with redirect_stdout(StringIO()):
                 yield
         except Exception as error:
-            self._trackers.pop(name, None)
+            self._open.pop(name, None)
             self._log.info(
                 f"warning: {name} failed ({type(error).__name__}: {first_sentence(error)}); the "
                 "training goes on without it, and metrics.csv has everything"
             )
 
 
-def _key(folder: RunFolder) -> str:
-    """The run's name in trackers, chosen once."""
+def _to_track(folder: RunFolder, step: int) -> RunToTrack:
+    """A run with its resolved settings as plain values, and the key that it is given once."""
     if not folder.tracking.exists():
         replace_text(folder.tracking, json.dumps({"key": uuid4().hex[:12]}) + "\n")
     with usable(folder.tracking, "remove it; trackers begin a new run"):
-        return str(json.loads(folder.tracking.read_text(encoding="utf-8"))["key"])
-
-
-def _settings(folder: RunFolder) -> dict[str, Any]:
-    """The resolved settings of a run, options of the method included, as plain values."""
+        key = str(json.loads(folder.tracking.read_text(encoding="utf-8"))["key"])
     config, data = folder.settings()
-    plain = {"data": data, **vars(config)}
-    options = plain.pop("options")
-    plain |= {f"options.{name}": value for name, value in options.items()}
-    return {
-        name: value if isinstance(value, str | int | float) else str(value)
-        for name, value in plain.items()
-    }
+    options = {f"options.{name}": value for name, value in config.options.items()}
+    settings = {"data": data, **vars(config), **options}
+    del settings["options"]
+    for name, value in settings.items():
+        settings[name] = value if isinstance(value, str | int | float) else str(value)
+    return RunToTrack(folder.path, folder.path.resolve().name, key, settings, step)

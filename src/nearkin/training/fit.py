@@ -24,10 +24,10 @@ from nearkin.distributed import (
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
+from nearkin.run.auto import PRECISIONS
 from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import PRECISIONS
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.csv_logger import CSVLogger

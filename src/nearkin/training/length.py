@@ -14,8 +14,8 @@ from nearkin.data.batches import BatchLoader
 from nearkin.distributed import CpuTime, broadcast_bytes
 from nearkin.method import Method
 from nearkin.pace import count, span
+from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import MAX_EVALUATIONS, with_length
 from nearkin.training.fit import optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 

@@ -35,17 +35,12 @@ from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_siz
 from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
 from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.run.auto import describe, length, shrunk, view_sides
 from nearkin.run.data import note_data, noted_channels, open_usable, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.opening import sources_of
+from nearkin.run.options import known_classes
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import (
-    describe,
-    known_classes,
-    length,
-    shrunk,
-    sources_of,
-    view_sides,
-)
 from nearkin.run.sheets import augmentation_sheet
 from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict

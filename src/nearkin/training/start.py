@@ -1,5 +1,6 @@
 """What a training starts from: random weights, or an encoder whose training is continued."""
 
+import copy
 from dataclasses import replace
 from typing import Final
 
@@ -15,15 +16,15 @@ from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class
-from nearkin.networks.backbone import NATIVE
-from nearkin.networks.branch import Backbone
+from nearkin.networks.backbone import NATIVE, build_backbone
+from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import add_lora
 from nearkin.networks.recompute import recompute_blocks
+from nearkin.run.auto import resolve, usable_optimizer
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import named_backbone, resolve, usable_optimizer
 
 MIN_PATCHES: Final = 8
 """Patches along a side that `auto` leaves a transformer; smaller images are enlarged for it."""
@@ -183,3 +184,11 @@ def preprocessing_of(start: Encoder | None, config: TrainConfig, images: Images)
         return Preprocessing.of(size, images.channels)
     view = start.preprocessing.for_images(images)
     return view if view.image_size == size else view.resized(size)
+
+
+def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
+    """The backbone a resolved configuration names, or the user's own network."""
+    size = int(config.image_size)
+    if network is not None:
+        return as_backbone(copy.deepcopy(network), size)
+    return build_backbone(config.backbone, size)

@@ -1,4 +1,4 @@
-"""What is left to `auto` fits images, device and time; and what a run folder gives back."""
+"""What is left to `auto` fits images, device and time."""
 
 from dataclasses import replace
 
@@ -9,9 +9,8 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.errors import CheckpointError, UsageError
-from nearkin.run.folder import RunFolder
-from nearkin.run.settings import MOST_EPOCHS, length, resolve, shrunk, with_length
+from nearkin.errors import UsageError
+from nearkin.run.auto import MOST_EPOCHS, length, resolve, shrunk, with_length
 from nearkin.training.length import Overhead, epochs_within, planned_epochs
 from nearkin.training.session import build
 
@@ -89,12 +88,3 @@ def test_a_time_is_for_the_whole_run():
     assert planned_epochs(timed, 70.0, overhead) == 10
     assert planned_epochs(replace(timed, evaluate_every=0), 70.0, overhead) == (900 - 110) // 70
     assert planned_epochs(replace(timed, evaluate_every=2), 1.0, overhead) == (900 - 110) // 3
-
-
-def test_a_damaged_summary_is_named_with_what_to_do(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert folder.read_summary() == {}
-    for damaged in ("{", "[]", "\0"):
-        folder.summary.write_text(damaged)
-        with pytest.raises(CheckpointError, match=r"summary\.json cannot be used .*--resume"):
-            folder.read_summary()

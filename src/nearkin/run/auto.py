@@ -1,0 +1,308 @@
+"""What is left to `auto` in the settings of a training: values that fit images and machine."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from nearkin.config import BatchGroups, MemorySize, TrainConfig, option
+from nearkin.data.augmentations import stored_views
+from nearkin.data.batches import CenterCrops
+from nearkin.data.cache import cache_for, free_disk, free_memory
+from nearkin.data.images import Images
+from nearkin.data.stores import window_for
+from nearkin.data.views import View
+from nearkin.distributed import cpus_per_process, native_precision, num_processes
+from nearkin.errors import DataError, UsageError
+from nearkin.extensions import label
+from nearkin.method import Defaults
+from nearkin.methods import method_class
+from nearkin.networks.backbone import SMALL, SMALL_IMAGE, split_channels, with_channels
+from nearkin.networks.branch import should_compile
+from nearkin.pace import count
+from nearkin.run.options import (
+    USUAL_GROUP,
+    check_teacher,
+    default_options,
+    fitted_options,
+    method_options,
+)
+
+SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`
+# The largest of these by device; on a CPU 64 px got further than 96 (docs/lab.md).
+LARGEST = {"cpu": 64, "mps": 128, "cuda": 224}
+USUAL_BATCH = 256
+# What `--epochs auto` aims at where there is no GPU: as long as somebody waits for a first result.
+AUTO_TIME = "30m"
+MOST_EPOCHS = 400  # Within that time: few small images have learned what they can by then
+MAX_EVALUATIONS = 20  # During training
+FEW_VIEWS = 4  # Epochs, at least, before the views of a student repeat
+CONTINUED_RATE = 0.25
+"""Peak learning rate of a continued training, as a share of that of one from random weights.
+
+With AdamW it is 5e-4 for a batch of 256, as BEiT and MAE are fine-tuned (Bao et al. 2022,
+appendix H; He et al. 2022, table 9). LoRA keeps the whole rate: its matrices are new, and learn
+best at about ten times the rate of full fine-tuning (Biderman et al. 2024, arXiv:2405.09673,
+section 4).
+"""
+LAYER_DECAY = 0.75
+"""Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
+ADAPTIVE = ("adamw", "muon")  # Optimizers whose steps do not depend on the loss's scale
+FROZEN_SHARE = 20  # `auto` freezes the backbone for one epoch in so many, but for the last one
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
+    """Replace every `auto`, and the method's data-dependent sizes among them.
+
+    Raises:
+        UsageError: If an explicit setting does not fit the method or the data.
+        DataError: If there are too few images to train on.
+    """
+    if len(images) < 2:
+        raise DataError(f"{len(images)} image to train on; contrast needs 2 or more")
+    check_teacher(config)
+    chosen, processes = method_class(config.method).defaults, num_processes(config.devices)
+    size = _or(config.image_size, lambda: image_size(images, device))
+    most = min(USUAL_BATCH, len(images))
+    batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
+    if config.fsdp and processes == 1:
+        raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
+    check_batch(batch, len(images), processes)
+    config = _planned(config, chosen, device)
+    optimizer = _or(config.optimizer, lambda: usable_optimizer(chosen, config))
+    lr = chosen.lr if optimizer == chosen.optimizer else Defaults.lr
+    growth = math.sqrt(batch / 256) if optimizer in ADAPTIVE else batch / 256
+    continued = config.init_from and not config.lora  # LoRA's own weights are new
+    backbone = _or(config.backbone, lambda: backbone_for(size, device))
+    if not config.init_from:
+        backbone = with_channels(backbone, images.num_channels)
+    resolved = replace(
+        config,
+        image_size=size,
+        batch_size=batch,
+        optimizer=optimizer,
+        backbone=backbone,
+        options=method_options(
+            config.method, config.options, len(images), batch, config.chunk_size
+        ),
+    )
+    resolved = _chosen(
+        resolved,
+        view_sizes=lambda: view_size_for(size, backbone),
+        lr=lambda: lr * growth * (CONTINUED_RATE if continued else 1.0),
+        weight_decay=lambda: chosen.weight_decay,
+        layer_decay=lambda: LAYER_DECAY if continued else 1.0,
+        augment=lambda: stored_views(augment_for(chosen, images, size)),
+        workers=lambda: 0 if images.held_side(size) else cpus_per_process(config.devices),
+        # Each process keeps images of its own in memory, and all share a disk.
+        cache=lambda: cache_for(images, size, memory=free_memory() // processes, disk=free_disk()),
+        shuffle_window=lambda: window_for(images),
+        precision=lambda: precision_of(device),
+        teacher_views=lambda: teacher_views_for(config),
+    )
+    if config.max_time:  # the rest once the number of epochs is known
+        return resolved
+    return with_length(resolved, int(config.epochs), len(images) // batch, device)
+
+
+def _or(value: Any, automatic: Callable[[], Any]) -> Any:
+    return automatic() if value == "auto" else value
+
+
+def _chosen(config: TrainConfig, **automatic: Callable[[], Any]) -> TrainConfig:
+    """Replace those of the settings that are `auto`."""
+    values = {name: _or(getattr(config, name), value) for name, value in automatic.items()}
+    return replace(config, **values)
+
+
+def _planned(config: TrainConfig, chosen: Defaults, device: torch.device) -> TrainConfig:
+    """Replace `auto` of `--epochs`, where no time is given.
+
+    On a GPU it is the length of the paper's main result, elsewhere the epochs that fit into
+    `AUTO_TIME`, which is a time to be measured yet.
+    """
+    if config.epochs != "auto" or config.max_time:
+        return config
+    if device.type == "cuda":
+        return replace(config, epochs=chosen.epochs)
+    return replace(config, epochs=MOST_EPOCHS, max_time=AUTO_TIME)
+
+
+def with_length(
+    config: TrainConfig, epochs: int, steps_per_epoch: int, device: torch.device
+) -> TrainConfig:
+    """Replace every `auto` that depends on the number of epochs, which is known now."""
+    config = _with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
+    whole = not config.chunk_size and not config.grad_checkpointing
+    alone = num_processes(config.devices) == 1
+    pays = alone and whole and should_compile(device, epochs * steps_per_epoch)
+    return _chosen(
+        config,
+        evaluate_every=lambda: math.ceil(epochs / MAX_EVALUATIONS),
+        compile=lambda: "on" if pays else "off",
+    )
+
+
+def _with_frozen_epochs(config: TrainConfig) -> TrainConfig:
+    """Replace `auto` of `--freeze-epochs`, for the number of epochs that is known now.
+
+    New heads send gradients of no use into a backbone that has learned (Kumar et al. 2022,
+    Fine-tuning can distort pretrained features, arXiv:2202.10054).
+    """
+    epochs, frozen = int(config.epochs), config.freeze_epochs
+    if frozen == "auto":
+        most = max(1, epochs // FROZEN_SHARE) if config.init_from else 0
+        return replace(config, freeze_epochs=min(most, epochs - 1))
+    if frozen and frozen >= epochs:
+        raise UsageError(
+            f"--freeze-epochs {frozen} of {count(epochs, 'epoch')} leaves none for the backbone "
+            "to learn in; give fewer, or more --epochs"
+        )
+    return config
+
+
+def check_batch(batch: int, num_images: int, processes: int) -> None:
+    """Refuse a batch of more than all images, or one that processes cannot share evenly."""
+    if batch > num_images:
+        raise UsageError(
+            f"--batch-size {batch} is more than the {num_images} images; give at most that"
+        )
+    if batch % processes:
+        raise UsageError(
+            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
+            f"multiple of {processes}"
+        )
+
+
+def image_size(images: Images, device: torch.device) -> int:
+    """The largest usual size that the median image fills and the device can afford."""
+    side = int(np.median(images.sizes.min(axis=1)))
+    if images.is_small:
+        return max(8, side)
+    side = min(side, LARGEST.get(device.type, LARGEST["mps"]))
+    return max((size for size in SIZES if size <= side), default=SIZES[0])
+
+
+def view_size_for(size: int, backbone: str) -> str:
+    """Three quarters of sides up to 64 px, of 20 px at least, for networks of nearkin.
+
+    Nearly twice as many steps fit into the same time, and objects that are enlarged in crops have
+    the size in such views that they have in whole images (docs/lab.md). Those of other networks
+    may be built for one size.
+    """
+    smaller = 4 * round(0.75 * size / 4)
+    own = split_channels(backbone)[0] in SMALL
+    return str(smaller if own and smaller >= 20 and size <= SMALL_IMAGE else size)
+
+
+def view_sides(config: TrainConfig) -> list[int]:
+    """The sides in pixels of the views of a resolved configuration, one per part of training."""
+    return [int(side) for side in config.view_sizes.split(",")]
+
+
+def augment_for(chosen: Defaults, images: Images, size: int) -> str | tuple[View, ...]:
+    """The method's augmentation for images of that size, unless they look like writing."""
+    if size >= SMALL_IMAGE:
+        return chosen.augment
+    return "characters" if is_gray(images) else chosen.augment_small
+
+
+def is_gray(images: Images) -> bool:
+    """Whether images of 8 bits have no color, by a look at some of them."""
+    if images.channels:
+        return False
+    batches = CenterCrops(images.spread(64), 16)
+    return all(bool((batch == batch[:, :1]).all()) for batch in batches)  # unreadable: gray
+
+
+def backbone_for(size: int, device: torch.device) -> str:
+    """The network that gets furthest on such images in the time people have."""
+    if size <= 16:
+        return "tiny"
+    if device.type == "cpu":
+        return "small"
+    return "resnet18"
+
+
+def usable_optimizer(
+    chosen: Defaults, config: TrainConfig
+) -> Literal["sgd", "lars", "adamw", "muon"]:
+    """The method's optimizer, or AdamW where Muon cannot be used, or was not measured.
+
+    Muon needs whole matrices, which --fsdp divides. Continued trainings were measured with AdamW.
+    """
+    left = config.fsdp or config.init_from
+    return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
+
+
+def teacher_views_for(config: TrainConfig) -> int:
+    """Epochs of different views: a tenth of all, so that the teacher's share of the time is small.
+
+    With --max-time the number of epochs is measured after the teacher has done its part.
+    """
+    if not method_class(config.method).uses_teacher:
+        return 0
+    if config.max_time:
+        return FEW_VIEWS
+    epochs = int(config.epochs)
+    return min(epochs, max(FEW_VIEWS, epochs // 10))
+
+
+def precision_of(device: torch.device) -> Literal["fp32", "bf16"]:
+    """The name of the arithmetic that the device computes natively."""
+    return "bf16" if native_precision(device) == PRECISIONS["bf16"] else "fp32"
+
+
+def describe(config: TrainConfig) -> str:
+    """The recipe in one line."""
+    options = ", ".join(f"{name} {value}" for name, value in config.options.items())
+    views = config.augment
+    resized = (
+        f"views of {config.view_sizes} px, " if view_sides(config) != [config.image_size] else ""
+    )
+    augmentation = views if isinstance(views, str) else f"of {len(views)} views of your own"
+    return (
+        f"recipe {label(config.method)} ({options}), {config.backbone}, {config.image_size} px, "
+        f"{resized}"
+        f"augmentation {augmentation}, batch {config.batch_size} (global), {config.optimizer} "
+        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, "
+        f"{count(int(config.epochs), 'epoch')}, {config.precision}; all of it in config.toml"
+    )
+
+
+def length(planned: TrainConfig, config: TrainConfig) -> list[str]:
+    """A line on the length of a training, where neither epochs nor a time were given."""
+    if planned.epochs == "auto" or not planned.max_time or config.epochs == planned.epochs:
+        return []
+    return [
+        f"note   {count(int(config.epochs), 'epoch')}, planned for {planned.max_time}; a longer "
+        "training learns more: give --max-time 2h, or --epochs"
+    ]
+
+
+def shrunk(config: TrainConfig, num_images: int) -> list[str]:
+    """A line for each size that `auto` has reduced, or that is large for so few images."""
+    lines = []
+    if config.batch_size == num_images < USUAL_BATCH:
+        lines.append(f"note   --batch-size {config.batch_size}: there are no more images")
+    cls = method_class(config.method)
+    usual = default_options(cls)
+    for key, mark in fitted_options(cls).items():
+        if isinstance(mark, MemorySize) and int(config.options[key]) > num_images // 2:
+            # The papers' sizes are allowed, but hold old entries of most images.
+            lines.append(
+                f"warning: {option(key)} {config.options[key]} is more than half of the "
+                f"{num_images} images"
+            )
+        if config.options[key] < usual[key]:
+            why = "at most half of the images"
+            if isinstance(mark, BatchGroups) and config.chunk_size:
+                why = "one for each chunk of the batch"
+            elif isinstance(mark, BatchGroups):
+                why = f"equal parts of the batch, of {USUAL_GROUP} images or more"
+            lines.append(f"note   {option(key)} {config.options[key]} for {usual[key]}: {why}")
+    return lines

@@ -1,0 +1,161 @@
+"""What a method takes from its run: its options, known classes, and a teacher."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args, get_origin
+
+from nearkin.config import (
+    BatchGroups,
+    DiscoverConfig,
+    MemorySize,
+    TrainConfig,
+    Value,
+    as_given,
+    check_value,
+    metadata,
+    option,
+    suggestion,
+)
+from nearkin.errors import UsageError
+from nearkin.extensions import label
+from nearkin.labels.known import listed
+from nearkin.method import Method
+from nearkin.methods import method_class, option_types, parameters
+
+SMALLEST_GROUP = 2  # Images that batch statistics can be taken over
+USUAL_GROUP = 16  # Images in a group that `auto` leaves at least
+
+
+def default_options(cls: type[Method[Any]]) -> dict[str, Any]:
+    """A method's options where the user gives none: its `defaults`, or else its constructor's."""
+    papers = {key: parameter.default for key, parameter in parameters(cls).items()}
+    return papers | dict(cls.defaults.options)
+
+
+def fitted_options(cls: type[Method[Any]]) -> dict[str, MemorySize | BatchGroups]:
+    """The options that `auto` fits to the number of images or to the batch, with their marks."""
+    kinds = option_types(cls)
+    marks = {
+        key: metadata(kinds[key], MemorySize) or metadata(kinds[key], BatchGroups)
+        for key in parameters(cls)
+    }
+    return {key: mark for key, mark in marks.items() if mark}
+
+
+def checked_options(
+    name: str,
+    requested: Mapping[str, Value],
+    kind: type[TrainConfig | DiscoverConfig] = TrainConfig,
+) -> dict[str, Any]:
+    """Return options as a method's constructor takes them, or raise UsageError.
+
+    A suggestion for an unknown one may also be a setting of `kind`.
+    """
+    cls = method_class(name)
+    options, kinds = parameters(cls), option_types(cls)
+    checked = {}
+    for key, value in requested.items():
+        if key not in options:
+            near = suggestion(key, [*options, *kind.__dataclass_fields__])
+            raise UsageError(
+                f"unknown option {as_given(key)} for {label(name)}.{near} "
+                f"`nearkin config {name}` lists them"
+            )
+        checked[key] = from_text(value, kinds[key]) if isinstance(value, str) else value
+        check_value(key, checked[key], kinds[key])
+    return checked
+
+
+def from_text(text: str, kind: Any) -> Value:
+    """Text of the command line as a value of that type; the text itself where it is none."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    try:
+        if plain is bool:
+            return {"true": True, "false": False}[text.lower()]
+        value: Value = plain(text) if plain in (int, float) else text
+    except (ValueError, KeyError):
+        return text
+    return value
+
+
+def method_options(
+    name: str,
+    requested: Mapping[str, Value],
+    num_images: int,
+    batch_size: int,
+    chunk_size: int = 0,
+) -> dict[str, Value]:
+    """Return all options of a method: as requested, or its defaults, fitted to data and batch.
+
+    Chunks of a batch, where it is run in some, are the groups of its batch statistics. A value
+    that does not fit is a UsageError.
+    """
+    cls = method_class(name)
+    options = default_options(cls) | checked_options(name, requested)
+    half = num_images // 2
+    for key, mark in fitted_options(cls).items():
+        value = options[key]
+        if isinstance(mark, BatchGroups):
+            if key in requested:
+                _check_groups(key, value, batch_size)
+            else:
+                options[key] = _fitting_groups(value, batch_size, chunk_size)
+        elif key in requested:
+            most = max(half, parameters(cls)[key].default)
+            _check_memory(key, value, num_images, batch_size if mark.holds_batch else 0, most)
+        else:
+            options[key] = min(value, half // batch_size * batch_size or half)
+    return options
+
+
+def _check_memory(key: str, size: int, num_images: int, batch_size: int, most: int) -> None:
+    """Refuse a memory beyond half of the images and beyond the paper's, or below a batch."""
+    if size > most:
+        raise UsageError(
+            f"{option(key)} {size} is more than half of the {num_images} images; "
+            f"give at most {most}"
+        )
+    if size < batch_size:
+        raise UsageError(
+            f"{option(key)} {size} does not hold a batch of {batch_size}; give at least that"
+        )
+
+
+def _check_groups(key: str, groups: int, batch_size: int) -> None:
+    """Refuse groups that do not divide the batch, or hold a single image."""
+    if batch_size % groups or batch_size // groups < SMALLEST_GROUP:
+        raise UsageError(
+            f"{option(key)} {groups} does not divide a batch of {batch_size} into equal parts of "
+            f"{SMALLEST_GROUP} images or more; change one of them"
+        )
+
+
+def _fitting_groups(groups: int, batch_size: int, chunk_size: int) -> int:
+    """The chunks of the batch, or the most groups of enough images that divide it."""
+    if chunk_size:
+        return max(1, batch_size // chunk_size)
+    fitting = [g for g in range(1, groups + 1) if batch_size % g == 0]
+    return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
+
+
+def known_classes(config: TrainConfig) -> list[str]:
+    """Return the names given with `--known`, in their order, or raise UsageError."""
+    names = listed(config.known)
+    uses = method_class(config.method).uses_labels
+    if uses and not names:
+        raise UsageError(f"{config.method} learns from known classes; name them with --known A,B")
+    if names and not uses:
+        raise UsageError(f"{config.method} uses no labels; leave --known out")
+    return names
+
+
+def check_teacher(config: TrainConfig) -> None:
+    """Refuse a method without the teacher it learns from, and a teacher without such a method."""
+    uses = method_class(config.method).uses_teacher
+    if uses and not config.teacher:
+        raise UsageError(
+            f"{label(config.method)} learns from a teacher; name an encoder with --teacher, such "
+            "as dinov2-small or a run"
+        )
+    if not uses and (config.teacher or config.teacher_views not in ("auto", 0)):
+        what = "--teacher" if config.teacher else "--teacher-views"
+        raise UsageError(f"{label(config.method)} has no teacher; leave {what} out")
