@@ -23,7 +23,7 @@ METHOD = '''
 from typing import Literal
 
 from beside import SCALE
-from nearkin.config import Dim, Temperature
+from nearkin.schema import (Dim, Temperature)
 from nearkin.method import Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import in_batch, unit

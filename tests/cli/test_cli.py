@@ -9,9 +9,10 @@ import pytest
 from nearkin_command import run
 from PIL import Image
 
-from nearkin.config import DiscoverConfig, TrainConfig, read_toml, recipes, settings_file
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.methods import METHODS
 from nearkin.run.settings import checked_options
+from nearkin.toml import read_toml, recipe_files, settings_file
 
 
 def save_images(folder, count, seed=0):
@@ -170,7 +171,7 @@ def test_names_that_are_not_listed_are_refused_with_the_nearest_ones(refusal):
 def test_every_recipe_is_listed_with_a_title_and_is_a_configuration_of_its_kind(capsys):
     assert run("config", "--recipes") == 0
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in rows] == [f"recipe:{name}" for name in recipes()]
+    assert [name for name, _ in rows] == [f"recipe:{name}" for name in recipe_files()]
     for name, title in rows:
         assert title.endswith((".", ":")) or len(title) > 40
         kind = DiscoverConfig if "/discovery/" in name.replace(":", "/") else TrainConfig

@@ -22,10 +22,10 @@ from pyarrow import dataset, parquet
 import nearkin
 from nearkin.cli.train import EmbedOptions
 from nearkin.commands.embed import embed, embed_parts
-from nearkin.config import field_docs
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import SHARD
 from nearkin.files import whole, writing
+from nearkin.schema import field_docs
 
 PICTURES, BAD = 26, ["cat/03.png", "cat/06.png", "cat/07.png", "cat/08.png", "dog/02.png"]
 """Of which 06 to 08 are a whole part by threes; dog/02 already shows in its header."""

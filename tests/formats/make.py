@@ -68,7 +68,7 @@ def results(folder):
     encoder = nearkin.load(folder / "train")
     found = {"features": np.stack([features(encoder, image) for image in pixels.numpy()])}
     for name in ("discover", "classify"):
-        rows = nearkin.assign(folder / name, data).to_dicts()
+        rows = nearkin.assign(folder / name, data).to_dict()["images"]
         found[f"{name}_classes"] = np.array([row["cluster"] for row in rows])
         found[f"{name}_scores"] = np.array([row["score"] for row in rows])
     return found

@@ -13,18 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nearkin.config import (
-    TRUST,
-    DiscoverConfig,
-    TrainConfig,
-    continued,
-    read_toml,
-    seconds,
-    to_toml,
-)
+from nearkin.config import TRUST, DiscoverConfig, TrainConfig, seconds
 from nearkin.errors import UsageError
 from nearkin.run.folder import run_folder
 from nearkin.run.settings import command
+from nearkin.toml import continued, read_toml, to_toml
 
 values = st.one_of(
     st.booleans(),

@@ -13,7 +13,7 @@ from nearkin_command import run
 from torch import nn
 
 import nearkin
-from nearkin.config import TrainConfig, read_toml
+from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.opening import open_images
 from nearkin.methods import METHODS
@@ -21,6 +21,7 @@ from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import checked_options, method_options, resolve
+from nearkin.toml import read_toml
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import LARS
 from nearkin.training.session import build

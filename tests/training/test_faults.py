@@ -22,9 +22,10 @@ from small import small, spawn
 
 from nearkin import files
 from nearkin.commands.train import train
-from nearkin.config import FREE, TrainConfig, continued
+from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
 from nearkin.run.folder import opened
+from nearkin.toml import FREE, continued
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 

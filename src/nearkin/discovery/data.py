@@ -30,6 +30,7 @@ from nearkin.run.data import decided
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.named import image_labels, named_classes, read_edited
 from nearkin.run.settings import check_batch, known_classes, known_labels
+from nearkin.schema import shown
 from nearkin.types import UNKNOWN
 
 BATCH_SIZE: Final = 128
@@ -61,7 +62,7 @@ class DiscoveryTask:
 
 
 def label_images(
-    images: Images, labeled: str, known: str = "", *, all_labeled: bool = False
+    images: Images, labeled: str, known: Sequence[str] = (), *, all_labeled: bool = False
 ) -> Images:
     """Return the data with known classes as their only labels, so nothing sees what is hidden.
 
@@ -70,7 +71,7 @@ def label_images(
         labeled: What `recognize` takes. A labeled image is one of the data if its path says so, or
             if the data have exact copies of it, which are then all labeled. All others are
             added under their absolute paths.
-        known: Instead: comma-separated names of classes whose labels in the data count. The
+        known: Instead: names of classes whose labels in the data count. The
             labels of a benchmark may contradict each other, so copies are not looked for.
         all_labeled: Whether all images may be labeled, so that none is left to discover.
     """
@@ -85,11 +86,11 @@ def own_images(images: Images) -> Bool[np.ndarray, " images"]:
     return np.array([name not in added for name in images.names], bool)
 
 
-def _by_name(images: Images, known: str) -> Images:
-    config = TrainConfig(method="ncl", known=known)
+def _by_name(images: Images, known: Sequence[str]) -> Images:
+    config = TrainConfig(method="ncl", known=tuple(known))
     names, label = known_classes(config), known_labels(config, images)
     if label is None or len(names) < 2:
-        raise UsageError(f"--known {known}: name at least two classes")
+        raise UsageError(f"--known {shown(known)}: name at least two classes")
     if (label != UNKNOWN).all():
         raise UsageError("--known names all classes, so none is left to discover; omit some")
     return replace(images, labels=label, classes=tuple(names))

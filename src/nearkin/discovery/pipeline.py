@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from nearkin.config import DiscoverConfig, TrainConfig, Value
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, check_sizes
 from nearkin.discovery.features import (
     CachedFeatures,
@@ -61,6 +61,7 @@ from nearkin.run.folder import RunFolder, data_name, opened
 from nearkin.run.opening import resumed_settings
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import precision_of, resolve
+from nearkin.schema import Value
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
 from nearkin.types import UNKNOWN

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.config import DiscoverConfig, TrainConfig, Value
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.batches import Feed
 from nearkin.data.order import Streams
 from nearkin.data.preprocessing import Preprocessing
@@ -38,6 +38,7 @@ from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import method_options, named_backbone
+from nearkin.schema import Value
 from nearkin.training.fit import Lead, fit, optimizer_for, training_steps
 from nearkin.training.health import health
 from nearkin.training.session import check_same_images
@@ -195,7 +196,7 @@ def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfi
     if len(rows) < 2:
         raise DataError(f"{len(rows)} labeled images to learn from; give more of them")
     order = Streams(np.zeros(0, np.int64), rows, min(int(base.batch_size), len(rows)), base.seed)
-    config = _stage_config(replace(base, lr_milestones=""), "supervised", order, {})
+    config = _stage_config(replace(base, lr_milestones=()), "supervised", order, {})
     return build_stage(encoder, task, order, config)
 
 

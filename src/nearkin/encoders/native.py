@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import NativeFormat
+from nearkin.choices import NativeFormat
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.downloads import to_stderr

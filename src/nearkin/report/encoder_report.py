@@ -211,12 +211,11 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
     origin = f", starting from {config.init_from}" if config.init_from else ""
-    known = [name for name in config.known.split(",") if name.strip()]
     labels = _use_of_labels(images)
-    if known:  # a setting of the methods that learn from labels
+    if config.known:  # a setting of the methods that learn from labels
         labels = (
-            f"It learned from the labels of {count(len(known), 'known class')}; all other labels "
-            "are used only for the evaluation below."
+            f"It learned from the labels of {count(len(config.known), 'known class')}; all other "
+            "labels are used only for the evaluation below."
         )
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "

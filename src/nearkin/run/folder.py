@@ -18,10 +18,6 @@ from nearkin.config import (
     EmbedConfig,
     Settings,
     TrainConfig,
-    load_toml,
-    read_toml,
-    suggestion,
-    to_toml,
 )
 from nearkin.data.archives import is_pattern
 from nearkin.data.arrays import is_name
@@ -32,7 +28,9 @@ from nearkin.extensions import absolute
 from nearkin.files import remove_partial, replace_text, usable
 from nearkin.pace import count
 from nearkin.places import exists, user_path
+from nearkin.schema import suggestion
 from nearkin.text import aligned
+from nearkin.toml import load_toml, read_toml, to_toml
 
 STAGES = "stages"
 KINDS: Final[Mapping[str, type[Config]]] = {

@@ -8,13 +8,14 @@ from typing import Any, Generic
 
 import torch
 
-from nearkin.config import Settings, continued
+from nearkin.config import Settings
 from nearkin.data.copies import check_destination
 from nearkin.distributed import choose_device, device_name
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.extensions import check_trusted
 from nearkin.run.folder import KINDS, RunFolder, data_name, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.toml import continued
 from nearkin.version import __version__
 
 

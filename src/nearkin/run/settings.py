@@ -6,28 +6,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import nn
 
-from nearkin.config import (
-    BatchGroups,
-    Config,
-    DiscoverConfig,
-    EmbedConfig,
-    MemorySize,
-    Settings,
-    TrainConfig,
-    Value,
-    as_given,
-    check_value,
-    metadata,
-    option,
-    suggestion,
-)
+from nearkin.config import Config, DiscoverConfig, EmbedConfig, Settings, TrainConfig
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
@@ -49,6 +35,17 @@ from nearkin.networks.backbone import (
 )
 from nearkin.networks.branch import Backbone, as_backbone, should_compile
 from nearkin.pace import count
+from nearkin.schema import (
+    BatchGroups,
+    MemorySize,
+    Value,
+    check_value,
+    from_text,
+    metadata,
+    option,
+    shown,
+    suggestion,
+)
 from nearkin.types import UNKNOWN
 
 
@@ -84,11 +81,11 @@ def checked_options(
         if key not in options:
             near = suggestion(key, [*options, *kind.__dataclass_fields__])
             raise UsageError(
-                f"unknown option {as_given(key)} for {label(name)}.{near} "
+                f"unknown option {option(key)} for {label(name)}.{near} "
                 f"`nearkin config {name}` lists them"
             )
-        checked[key] = from_text(value, kinds[key]) if isinstance(value, str) else value
-        check_value(key, checked[key], kinds[key])
+        given = from_text(value, kinds[key]) if isinstance(value, str) else value
+        checked[key] = check_value(key, given, kinds[key])
     return checked
 
 
@@ -156,23 +153,11 @@ def _fitting_groups(groups: int, batch_size: int, chunk_size: int) -> int:
     return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
 
 
-def from_text(text: str, kind: Any) -> Value:
-    """Text of the command line as a value of that type; the text itself where it is none."""
-    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    try:
-        if plain is bool:
-            return {"true": True, "false": False}[text.lower()]
-        value: Value = plain(text) if plain in (int, float) else text
-    except (ValueError, KeyError):
-        return text
-    return value
-
-
 def known_classes(config: TrainConfig) -> list[str]:
     """Return the names given with `--known`, in their order, or raise UsageError."""
-    names = [composed(name) for name in config.known.split(",") if name.strip()]
+    names = [composed(name) for name in config.known]
     if len(set(names)) < len(names):
-        raise UsageError(f"--known {config.known} names a class twice; name each once")
+        raise UsageError(f"--known {shown(config.known)} names a class twice; name each once")
     uses = method_class(config.method).uses_labels
     if uses and not names:
         raise UsageError(f"{config.method} learns from known classes; name them with --known A,B")
@@ -265,7 +250,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     resolved = replace(
         config,
         image_size=size,
-        view_sizes=_or(config.view_sizes, lambda: view_size_for(size, backbone)),
+        view_sizes=_or(config.view_sizes, lambda: (view_size_for(size, backbone),)),
         batch_size=batch,
         optimizer=optimizer,
         lr=_or(config.lr, lambda: lr * growth * rate_share(config)),
@@ -450,7 +435,7 @@ def usable_optimizer(
     return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
 
 
-def view_size_for(size: int, backbone: str) -> str:
+def view_size_for(size: int, backbone: str) -> int:
     """Three quarters of sides up to 64 px, of 20 px at least, for networks of nearkin.
 
     Nearly twice as many steps fit into the same time, and objects that are enlarged in crops have
@@ -459,14 +444,14 @@ def view_size_for(size: int, backbone: str) -> str:
     """
     smaller = 4 * round(0.75 * size / 4)
     own = split_channels(backbone)[0] in SMALL
-    return str(smaller if own and smaller >= 20 and size <= SMALL_IMAGE else size)
+    return smaller if own and smaller >= 20 and size <= SMALL_IMAGE else size
 
 
 def view_sides(config: TrainConfig) -> list[int]:
     """The sides in pixels of the views of a resolved configuration, one per part of training."""
     if config.view_sizes == "auto":  # of a run from before there was a choice
         return [int(config.image_size)]
-    return [int(side) for side in config.view_sizes.split(",")]
+    return list(config.view_sizes)
 
 
 def is_gray(images: Images) -> bool:

@@ -7,7 +7,7 @@ library is imported when its tracker is named, and what fails in it ends no trai
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
-from nearkin.config import tracker_names
 from nearkin.data.batches import first_sentence
 from nearkin.errors import UsageError
 from nearkin.files import replace_text, usable
@@ -178,9 +177,9 @@ TRACKERS: Final[Mapping[str, Callable[[RunToTrack], AbstractContextManager[Track
 """Each has the name of its library, and of the extra that installs it."""
 
 
-def check_trackers(names: str) -> None:
+def check_trackers(names: Iterable[str]) -> None:
     """Raise UsageError if a tracker is named whose library is not installed."""
-    for name in tracker_names(names):
+    for name in names:
         if find_spec(name) is None:
             raise UsageError(
                 f"--track {name} needs a library that is not installed; "
@@ -194,8 +193,8 @@ class Tracking:
     One that fails is left out from there on, with a warning.
     """
 
-    def __init__(self, names: str, folder: RunFolder, log: Reporter) -> None:
-        self._names = tracker_names(names)
+    def __init__(self, names: Iterable[str], folder: RunFolder, log: Reporter) -> None:
+        self._names = tuple(dict.fromkeys(names))
         self._folder, self._log = folder, log
         self._trackers: dict[str, tuple[Tracker, ExitStack]] = {}
 
@@ -235,7 +234,7 @@ class Tracking:
                 tracker.summary(last, measures)
 
     def _open(self, step: int) -> None:
-        names, self._names = self._names, []
+        names, self._names = self._names, ()
         if not names:
             return
         run = RunToTrack(self._folder, _key(self._folder), _settings(self._folder), step)
