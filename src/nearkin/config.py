@@ -108,7 +108,7 @@ class TrainConfig(RunConfig):
     """Encoder to learn from, for a method that has a teacher: a run, a name or a file."""
     teacher_views: AutoCountOrZero = "auto"
     """Epochs after which views repeat, whose features are computed once; 0: never."""
-    known: tuple[str, ...] = ()
+    known: Sequence[str] = ()
     """Names of the classes whose labels a method may learn from."""
     labels: str = "auto"
     """Labels, for evaluation only: auto, none, folders, or a table with columns path and label."""
@@ -116,7 +116,7 @@ class TrainConfig(RunConfig):
     """Fraction of the images held out for evaluation, where the data have no test part."""
     image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
     """Side in pixels of the images that the encoder is for."""
-    view_sizes: tuple[ViewSize, ...] | Auto = "auto"
+    view_sizes: Sequence[ViewSize] | Auto = "auto"
     """Sides of the views in pixels, such as 16,24,32, each for an equal part of training."""
     epochs: AutoCount = "auto"
     """Number of epochs."""
@@ -146,7 +146,7 @@ class TrainConfig(RunConfig):
     """Learning rate at the start of the warm-up, as a fraction of its peak."""
     cosine_end: Share = 0.0
     """Learning rate at the end of the cosine, as a fraction of its peak."""
-    lr_milestones: tuple[Milestone, ...] = ()
+    lr_milestones: Sequence[Milestone] = ()
     """Fractions of the training, such as 0.6,0.8, at which the rate drops to a tenth."""
     layer_decay: Annotated[float, Meta(ge=0.01, le=1)] | Auto = "auto"
     """Rate of a layer as a share of the one above; auto: 0.75 from an encoder, else 1."""
@@ -174,7 +174,7 @@ class TrainConfig(RunConfig):
     """Whether blocks compute their activations again for gradients, to save memory."""
     save_every: AutoCount = "auto"
     """Steps between checkpoints; auto: once a minute, less often if saving takes long."""
-    track: tuple[Tracker, ...] = ()
+    track: Sequence[Tracker] = ()
     """Trackers to report to: tensorboard, wandb, mlflow, trackio."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
@@ -212,7 +212,7 @@ class DiscoverConfig(RunConfig):
 
     labeled: str = ""
     """Images of known classes: class folders, or a table with columns path and label."""
-    known: tuple[str, ...] = ()
+    known: Sequence[str] = ()
     """Known classes instead: names of classes of the data whose labels are used."""
     classes: Annotated[int, Meta(ge=0, le=MAX)] | Auto = "auto"
     """Number of novel classes; auto: estimated; 0: every unlabeled image is of a known class."""
@@ -243,7 +243,7 @@ class DiscoverConfig(RunConfig):
     """Length of the whole run, such as 45m or 2h; decides what is trained, and how long."""
     batch_size: Annotated[int, Meta(ge=4, le=MAX)] | Auto = "auto"
     """Images per step, half of them labeled."""
-    lr_milestones: tuple[Milestone, ...] = ()
+    lr_milestones: Sequence[Milestone] = ()
     """Fractions of the last stage, such as 0.6,0.8, at which the rate drops to a tenth."""
     objective: Literal["auto", "uno", "ncl", "joint_ncl", "simgcd"] = "auto"
     """Objective of the last stage; auto: chosen by hiding known classes."""

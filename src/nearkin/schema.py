@@ -77,21 +77,22 @@ def check_value(name: str, value: object, kind: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{option(name)} {value} is not a finite number")
     try:
-        return msgspec.convert(value, kind)
+        converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         near = suggestion(str(value), map(str, choices(kind)))
         end = near and f".{near}"
         raise UsageError(f"{option(name)} {shown(value)} is not {described(kind)}{end}") from error
+    return tuple(converted) if isinstance(converted, list) else converted
 
 
 def shown(value: object) -> str:
     """A value as it is typed.
 
-    >>> shown(("cat", "dog")), shown(True)
-    ('cat,dog', 'true')
+    >>> print(shown(("cat", "tench, Tinca tinca")), shown(True))
+    cat,"tench, Tinca tinca" true
     """
     if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
+        return ",".join(f'"{each}"' if "," in str(each) else str(each) for each in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -102,8 +103,9 @@ def from_text(text: str, kind: Any) -> Any:
 
     >>> from_text("0.5", Fraction), from_text("true", bool), from_text("x", int)
     (0.5, True, 'x')
-    >>> from_text('cat,"tench, Tinca tinca"', tuple[str, ...])
-    ('cat', 'tench, Tinca tinca')
+    >>> from collections.abc import Sequence
+    >>> from_text('cat,"tench, Tinca tinca"', Sequence[str])
+    ['cat', 'tench, Tinca tinca']
     """
     listed = next(csv.reader([text], skipinitialspace=True), [])
     for value in (text, [each.strip() for each in listed]):
@@ -129,7 +131,8 @@ def described(kind: Any) -> str:
 
     >>> described(Annotated[int, Meta(ge=1)] | Auto), described(Literal["fp32", "bf16"])
     ('auto or a whole number of at least 1', 'fp32 or bf16')
-    >>> described(tuple[Fraction, ...]), described(tuple[Literal["a", "b"], ...])
+    >>> from collections.abc import Sequence
+    >>> described(Sequence[Fraction]), described(Sequence[Literal["a", "b"]])
     ('a list of numbers from 0 to 1', 'a list of a, b')
     """
     whole = inspect.type_info(kind)
@@ -153,7 +156,7 @@ def _words(kind: inspect.Type) -> str:
             return _words(kind.type)
         case inspect.LiteralType():
             return ", ".join(map(str, kind.values))
-        case inspect.VarTupleType() | inspect.ListType():
+        case inspect.ListType():
             return f"a list of {_plural(kind.item_type)}"
         case inspect.TupleType():
             return f"{len(kind.item_types)} {_plural(kind.item_types[0])}"

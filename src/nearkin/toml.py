@@ -19,7 +19,7 @@ FORMATS: Final = (1,)
 """Formats of run folders that are read; the last is written into their config.toml."""
 
 
-def toml_value(value: Value | Sequence[float]) -> str:
+def toml_value(value: Value | Sequence[Value]) -> str:
     r"""A value as TOML writes it.
 
     >>> print(toml_value(True), toml_value('a "b"'), toml_value(1e-4))

@@ -229,7 +229,9 @@ def test_a_classifier_gives_the_probabilities_of_assign(
     assert own.max() == pytest.approx(assigned.score[1], abs=1e-5)
     assert (own[:2] == 0).all() == disjoint
     if kind == "linear":
-        nearkin.export(run, data, output=tmp_path / "encoder", format="safetensors")  # without classes
+        nearkin.export(
+            run, data, output=tmp_path / "encoder", format="safetensors"
+        )  # without classes
         assert "Classes" not in (tmp_path / "encoder" / "README.md").read_text()
         results = [(tmp_path / "out", name) for name in ("outputs", "best")]
         outputs, best = computed(results, photo)
@@ -320,7 +322,9 @@ def test_a_network_of_ones_own_is_a_graph_and_weights(tmp_path, data):
     write_encoder(file, as_backbone(network(), 16), {"backbone": "custom", "image_size": 16})
     for format in ("safetensors", "torch-export"):
         nearkin.export(file, data, output=tmp_path / format, format=format, backbone=network())
-    exported = nearkin.export(file, output=tmp_path / "out", format="safetensors", backbone=network())
+    exported = nearkin.export(
+        file, output=tmp_path / "out", format="safetensors", backbone=network()
+    )
     assert "64 images of noise" in exported.checks[0]  # without its images
     assert not (tmp_path / "out" / "settings.toml").exists()
     with pytest.raises(UsageError, match="it is a network of your own"):

@@ -33,7 +33,7 @@ RECIPES = sorted(HOME.glob("cifar10/*.toml")) + sorted(HOME.glob("imagenet/*.tom
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-KNOWN = "airplane,automobile,bird,cat,deer"
+KNOWN = ('airplane', 'automobile', 'bird', 'cat', 'deer')
 NUM_IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
 CPU = torch.device("cpu")
 
@@ -267,7 +267,7 @@ def due(settings, progress):
     if progress < warmup:
         return settings["lr"] * (start + (1 - start) * progress / warmup)
     if "lr_milestones" in settings:
-        passed = [drop for drop in settings["lr_milestones"].split(",") if progress >= float(drop)]
+        passed = [drop for drop in settings["lr_milestones"] if progress >= drop]
         return settings["lr"] / 10 ** len(passed)
     end = settings.get("cosine_end", 0)
     fallen = (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2

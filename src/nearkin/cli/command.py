@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from docstring_parser import parse_from_object
 
-from nearkin.cli.parameters import parameters_of, settings_of
+from nearkin.cli.parameters import is_list, parameters_of, settings_of
 from nearkin.cli.terminal import Terminal
 from nearkin.config import TRUST, RunConfig
 from nearkin.errors import UsageError
@@ -53,8 +53,8 @@ def command_of(
 
 
 def _value(value: Any, kind: Any) -> Any:
-    """What was typed, as the function's type has it."""
-    return from_text(value, kind) if isinstance(value, str) and kind is not None else value
+    """What was typed, with the parts of a list."""
+    return from_text(value, kind) if isinstance(value, str) and is_list(kind) else value
 
 
 def _configured(

@@ -140,7 +140,7 @@ def is_list(kind: Any) -> bool:
     except TypeError:  # of what only Python gives, such as an array
         return False
     members = whole.types if isinstance(whole, inspect.UnionType) else (whole,)
-    return any(isinstance(each, inspect.VarTupleType | inspect.ListType) for each in members)
+    return any(isinstance(each, inspect.ListType) for each in members)
 
 
 def _limits(kind: Any) -> str:

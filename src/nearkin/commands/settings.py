@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearkin.config import Settings
+from nearkin.config import DiscoverConfig, Settings, TrainConfig
 from nearkin.errors import UsageError
 from nearkin.methods import method_name
 from nearkin.run.settings import stored_views
@@ -37,8 +37,9 @@ def given(
     if options and "options" not in own:
         name = min(options)
         raise UsageError(f"{kind.__name__} has no {name}.{suggestion(name, own)}")
-    if options:
-        values["options"] = {**(values.get("options") or {}), **options}
+    if "options" in own:
+        before = config.options if isinstance(config, TrainConfig | DiscoverConfig) else {}
+        values["options"] = {**before, **values.get("options", {}), **options}
     network = values.pop("backbone") if isinstance(values.get("backbone"), nn.Module) else None
     return replace(config, **values) if config else kind(**values), network
 

@@ -121,7 +121,7 @@ def chosen(protocol: Sequence[Protocol]) -> tuple[Entry, ...]:
     >>> [entry.title for entry in chosen(["linear", "retrieval"])]
     ['linear probe', 'retrieval']
     """
-    names = check_value("protocol", protocol, tuple[Protocol, ...])
+    names = check_value("protocol", protocol, Sequence[Protocol])
     taken = PROTOCOLS if FULL in names else names
     entries = [entry for name in taken for entry in ENTRIES[name]]
     return tuple(dict.fromkeys(entries))

@@ -542,7 +542,7 @@ def command(data: str, config: Config) -> str:
         value = getattr(config, name)
         in_effect = name not in NEEDS or getattr(config, NEEDS[name])
         if name not in ("options", "encoder") and value != default and in_effect:
-            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
+            words += [f"--no-{name}"] if value is False else [option(name), shown(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]
     return shlex.join(words)
