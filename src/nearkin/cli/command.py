@@ -38,7 +38,9 @@ def command_of(
             given = _configured(given, kind, f"nearkin {name}", words, hints.keys())
         if not _takes_part(name, given):
             return
-        with Terminal(quiet or json) as terminal:
+        from nearkin.distributed import is_main_process
+
+        with Terminal(quiet or json or not is_main_process()) as terminal:
             reporter = {"reporter": terminal} if "reporter" in hints else {}
             result = function(**given, **reporter)
         show(result, as_json=json)
