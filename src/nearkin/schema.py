@@ -81,14 +81,16 @@ def check_value(name: str, value: object, kind: Any) -> Any:
     except msgspec.ValidationError as error:
         near = suggestion(str(value), map(str, choices(kind)))
         end = near and f".{near}"
-        raise UsageError(f"{option(name)} {shown(value)} is not {described(kind)}{end}") from error
+        raise UsageError(
+            f"{option(name)} {as_typed(value)} is not {described(kind)}{end}"
+        ) from error
     return tuple(converted) if isinstance(converted, list) else converted
 
 
-def shown(value: object) -> str:
+def as_typed(value: object) -> str:
     """A value as it is typed.
 
-    >>> print(shown(("cat", "tench, Tinca tinca")), shown(True))
+    >>> print(as_typed(("cat", "tench, Tinca tinca")), as_typed(True))
     cat,"tench, Tinca tinca" true
     """
     if isinstance(value, tuple | list):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from nearkin.config import TRUST, RunConfig, Settings, TrainConfig
 from nearkin.errors import UsageError
-from nearkin.schema import Value, option, shown, suggestion
+from nearkin.schema import Value, as_typed, option, suggestion
 from nearkin.version import check_format
 
 RECIPE: Final = "recipe:"  # How the name of a recipe begins
@@ -128,7 +128,7 @@ def continued(requested: Settings, stored: Settings) -> Settings:
         if name == "options":
             theirs = {name: theirs.get(name) for name in mine}
         if mine != theirs:
-            differences.append(f"{option(name)} {shown(theirs)} became {shown(mine)}")
+            differences.append(f"{option(name)} {as_typed(theirs)} became {as_typed(mine)}")
     if differences:
         raise UsageError(
             f"the run was started with other settings ({'; '.join(differences)}); "

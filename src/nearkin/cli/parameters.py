@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 from msgspec import inspect
 
 from nearkin.config import COMMON, GROUPS, TRUST, RunConfig, defaults
-from nearkin.schema import described, option, parameter_docs
+from nearkin.schema import as_typed, described, option, parameter_docs
 
 NAMES: Final[Mapping[str, str | tuple[str, ...]]] = {
     "vectors": "--in",
@@ -86,7 +86,7 @@ def _own(
             help=docs[name],
             negative="" if each.default is False else None,
             show=everything or name not in RARE,
-            show_default=each.default not in (None, False, ""),
+            show_default=as_typed if each.default not in (None, False, "") else False,
             group=OUTPUT if kind else OPTIONS,
         )
         yield _optional(name, Annotated[annotation, shown], each.default)
@@ -104,7 +104,7 @@ def _settings(kind: type[RunConfig], taken: set[str], everything: bool) -> Itera
                 group=PANELS[title],
                 help=docs[name] + limits,
                 show=everything or name in COMMON,
-                show_default=default[name] not in ("", ()),
+                show_default=as_typed if default[name] not in ("", ()) else False,
                 show_choices=not limits,
                 negative="" if default[name] is False else None,
             )

@@ -30,7 +30,7 @@ from nearkin.run.data import decided
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.named import image_labels, named_classes, read_edited
 from nearkin.run.settings import check_batch, known_classes, known_labels
-from nearkin.schema import shown
+from nearkin.schema import as_typed
 from nearkin.types import UNKNOWN
 
 BATCH_SIZE: Final = 128
@@ -90,7 +90,7 @@ def _by_name(images: Images, known: Sequence[str]) -> Images:
     config = TrainConfig(method="ncl", known=tuple(known))
     names, label = known_classes(config), known_labels(config, images)
     if label is None or len(names) < 2:
-        raise UsageError(f"--known {shown(known)}: name at least two classes")
+        raise UsageError(f"--known {as_typed(known)}: name at least two classes")
     if (label != UNKNOWN).all():
         raise UsageError("--known names all classes, so none is left to discover; omit some")
     return replace(images, labels=label, classes=tuple(names))

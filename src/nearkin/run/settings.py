@@ -39,11 +39,11 @@ from nearkin.schema import (
     BatchGroups,
     MemorySize,
     Value,
+    as_typed,
     check_value,
     from_text,
     metadata,
     option,
-    shown,
     suggestion,
 )
 from nearkin.types import UNKNOWN
@@ -157,7 +157,7 @@ def known_classes(config: TrainConfig) -> list[str]:
     """Return the names given with `--known`, in their order, or raise UsageError."""
     names = [composed(name) for name in config.known]
     if len(set(names)) < len(names):
-        raise UsageError(f"--known {shown(config.known)} names a class twice; name each once")
+        raise UsageError(f"--known {as_typed(config.known)} names a class twice; name each once")
     uses = method_class(config.method).uses_labels
     if uses and not names:
         raise UsageError(f"{config.method} learns from known classes; name them with --known A,B")
@@ -542,7 +542,7 @@ def command(data: str, config: Config) -> str:
         value = getattr(config, name)
         in_effect = name not in NEEDS or getattr(config, NEEDS[name])
         if name not in ("options", "encoder") and value != default and in_effect:
-            words += [f"--no-{name}"] if value is False else [option(name), shown(value)]
+            words += [f"--no-{name}"] if value is False else [option(name), as_typed(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]
     return shlex.join(words)
