@@ -186,6 +186,8 @@ def option_table(cls: type[Method[Any]]) -> list[str]:
 
 def values(kind: Any) -> str:
     """What an option can be, as the end of its description."""
+    if choices(kind):
+        return f"One of {', '.join(map(str, choices(kind)))}"
     text = described(kind)
     return text[0].upper() + text[1:]
 
