@@ -31,6 +31,7 @@ from nearkin.run.settings import default_options, fitted_options
 from nearkin.schema import (
     EMA,
     Value,
+    choices,
     described,
     metadata,
     option,
