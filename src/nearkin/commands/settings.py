@@ -39,7 +39,7 @@ def given(
         raise UsageError(f"{kind.__name__} has no {name}.{suggestion(name, own)}")
     if "options" in own:
         before = config.options if isinstance(config, TrainConfig | DiscoverConfig) else {}
-        values["options"] = {**before, **values.get("options", {}), **options}
+        values["options"] = {**before, **(values.get("options") or {}), **options}
     network = values.pop("backbone") if isinstance(values.get("backbone"), nn.Module) else None
     return replace(config, **values) if config else kind(**values), network
 
