@@ -18,7 +18,7 @@ import torch
 from benchmarks.shared.memory import Cost, alone, measured
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
-from nearkin.config import PROTOCOLS
+from nearkin.choices import PROTOCOLS, Protocol
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.measures import geometry_rows
@@ -52,13 +52,13 @@ def features(train: int, test: int, dim: int) -> list[Embeddings]:
     return tables
 
 
-def protocol(name: str, train: int, test: int, dim: int) -> Cost[None]:
+def protocol(name: Protocol, train: int, test: int, dim: int) -> Cost[None]:
     """Measure one protocol."""
     first, second = features(train, test, dim)
     k = 200 if train >= 10_000 else 20
 
     def evaluate() -> None:
-        evaluate_tables({"encoder": (first, second)}, seed=0, k=k, protocol=name)
+        evaluate_tables({"encoder": (first, second)}, seed=0, k=k, protocol=[name])
 
     return measured(evaluate)
 

@@ -78,7 +78,7 @@ WALKS: Mapping[str, Sequence[str]] = {
         "objectives/contrast.py",
     ),
     "labels, from --labeled to stage 3": (
-        "cli/train.py",
+        "cli/command.py",
         "config.py:DiscoverConfig",
         "commands/discover.py",
         "discovery/data.py",
@@ -98,7 +98,7 @@ WALKS: Mapping[str, Sequence[str]] = {
         "report/page/html.py",
     ),
     "--temperature, from the command line to the method": (
-        "cli/train.py",
+        "cli/command.py",
         "commands/train.py",
         "run/options.py",
         "methods/moco.py",

@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import torch
 
-from nearkin.config import Dim, DimOrZero, Momentum, QueueSize, Temperature
 from nearkin.memory import KeyUpdate, Queue
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Backbone, Branch, ema_update, frozen_copy
 from nearkin.objectives import look_up, soft_match, unit
+from nearkin.schema import Dim, DimOrZero, Momentum, QueueSize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 

@@ -20,8 +20,8 @@ from processes import fork
 from safetensors.torch import save
 
 import nearkin
-from nearkin.config import to_toml
 from nearkin.networks.backbone import build_backbone
+from nearkin.toml import to_toml
 
 PACKAGE = Path(nearkin.__file__).parent
 ENCODER = {"format": "1", "backbone": "tiny", "image_size": 16, "feature_dim": 128}

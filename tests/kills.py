@@ -36,12 +36,12 @@ from small import same
 
 import nearkin.commands.train  # noqa: F401
 from nearkin.cli import main
-from nearkin.config import option
 from nearkin.files import PARTIAL
 from nearkin.methods import METHODS, parameters
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.plots import curves
 from nearkin.run.folder import RunFolder
+from nearkin.schema import option
 from nearkin.training.checkpoint import latest
 
 PICTURES, BATCH, EPOCHS, SAVE_EVERY = 32, 8, 5, 2

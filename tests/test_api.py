@@ -13,6 +13,8 @@ import torch
 from builders import pixels
 
 import nearkin
+from nearkin.commands.settings import given
+from nearkin.errors import UsageError
 
 PIXELS = pixels(24, 8)
 
@@ -54,9 +56,9 @@ OTHERWISE = {  # modules of the package have the names of these verbs
 
 
 def test_every_verb_is_a_function_with_typed_arguments_and_one_type_of_result():
-    from nearkin.cli import app
+    from nearkin.cli.app import COMMANDS
 
-    verbs = [name for name in app if not name.startswith("-")]
+    verbs = [name for group in COMMANDS.values() for name in group]
     assert {"train", "embed", "doctor", *OTHERWISE} <= set(verbs)
     for verb in verbs:
         function = getattr(nearkin, OTHERWISE.get(verb, verb))
@@ -66,6 +68,17 @@ def test_every_verb_is_a_function_with_typed_arguments_and_one_type_of_result():
         returned = hints["return"]
         assert returned is not Any, verb
         assert get_origin(returned) not in (Union, UnionType), verb
+
+
+def test_settings_come_as_an_object_as_keywords_and_as_both():
+    config = nearkin.TrainConfig(epochs=3, known=["cat"], options={"temperature": 0.3})
+    changed, network = given(nearkin.TrainConfig, config, {"epochs": 4, "lr": 1.0, "dim": 8})
+    assert (changed.epochs, changed.lr, changed.known, network) == (4, 1.0, ("cat",), None)
+    assert changed.options == {"temperature": 0.3, "dim": 8}
+    own = torch.nn.Identity()
+    assert given(nearkin.TrainConfig, None, {"backbone": own, "val": 0.0})[1] is own
+    with pytest.raises(UsageError, match=r"ClassifyConfig has no epocs\. Did you mean epochs\?"):
+        given(nearkin.ClassifyConfig, None, {"epocs": 3})
 
 
 def test_what_is_listed_for_people_is_there_as_values():

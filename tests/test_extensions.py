@@ -1,11 +1,9 @@
 """Methods, backbones, augmentations and image sources from outside of the package."""
 
-import inspect
 import json
 import re
 import sys
 import tomllib
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from nearkin_command import run
 
 import nearkin
 from nearkin import extensions
-from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.errors import UsageError
 from nearkin.methods import METHODS, method_class, method_name
 
@@ -23,7 +20,7 @@ METHOD = '''
 from typing import Literal
 
 from beside import SCALE
-from nearkin.config import Dim, Temperature
+from nearkin.schema import (Dim, Temperature)
 from nearkin.method import Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import in_batch, unit
@@ -248,22 +245,3 @@ def test_of_two_classes_of_one_name_the_last_is_meant():
 
     for cls in (define(), define()):
         assert extensions.load_reference(extensions.reference_to(cls), "method") is cls
-
-
-SIGNATURES = {  # with what no run keeps, and so is no setting
-    TrainConfig: (nearkin.train, {"data", "out", "method_options"}),
-    DiscoverConfig: (nearkin.discover, {"data", "out", "method_options"}),
-    ClassifyConfig: (nearkin.classify, {"data", "out"}),
-    EmbedConfig: (nearkin.embed, {"data", "out", "output", "backbone"}),
-}
-
-
-def test_the_signatures_of_python_have_every_setting_with_its_default():
-    for config, (function, own) in SIGNATURES.items():
-        parameters = inspect.signature(function).parameters
-        settings = {entry.name: entry.default for entry in fields(config)}
-        assert parameters.keys() == settings.keys() | own | {"resume", "overwrite", "reporter"}
-        settings.pop("options", None)  # a table of a method's own
-        if function is nearkin.embed:
-            assert settings.pop("encoder") == ""  # which the function always needs
-        assert {name: parameters[name].default for name in settings} == settings, function

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nearkin.config import Dim, QueueSize
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Method
 from nearkin.networks.branch import Branch, ema_update, frozen_copy
 from nearkin.objectives import info_nce, unit
+from nearkin.schema import Dim, QueueSize
 from nearkin.testing import LawError, check_method
 from nearkin.types import Step
 

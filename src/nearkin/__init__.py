@@ -2,7 +2,8 @@
 
 The commands of the command line are functions, with the same names and defaults:
 
-    run = nearkin.train("photos/", method="simclr", epochs=100)
+    run = nearkin.train("photos/", method="simclr", epochs=100, temperature=0.2)
+    run = nearkin.train("photos/", nearkin.TrainConfig(epochs=100))
     encoder = nearkin.load(run.path)
 
 The parts work alone: `nearkin.objectives`, `nearkin.memory`, `nearkin.methods`,
@@ -28,20 +29,19 @@ if TYPE_CHECKING:
     from nearkin import testing as testing
     from nearkin import training as training
     from nearkin import transforms as transforms
-    from nearkin.api import classify as classify
-    from nearkin.api import discover as discover
-    from nearkin.api import embed as embed
-    from nearkin.api import train as train
     from nearkin.commands.assign import assign as assign
     from nearkin.commands.check import check as check
+    from nearkin.commands.classify import classify as classify
     from nearkin.commands.compare import compare as compare
     from nearkin.commands.compare import rank as rank
     from nearkin.commands.demo import demo as demo
+    from nearkin.commands.discover import discover as discover
     from nearkin.commands.duplicates import duplicates as duplicates
     from nearkin.commands.embed import embed_parts as embed_parts
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
     from nearkin.commands.export import export as export
+    from nearkin.commands.frozen import embed as embed
     from nearkin.commands.index import build_index as build_index
     from nearkin.commands.info import default_settings as default_settings
     from nearkin.commands.info import describe_method as describe_method
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from nearkin.commands.replay import replay as replay
     from nearkin.commands.report import write_report as write_report
     from nearkin.commands.select import select as select
+    from nearkin.commands.train import train as train
+    from nearkin.config import ClassifyConfig as ClassifyConfig
+    from nearkin.config import DiscoverConfig as DiscoverConfig
+    from nearkin.config import EmbedConfig as EmbedConfig
+    from nearkin.config import TrainConfig as TrainConfig
     from nearkin.data.views import View as View
     from nearkin.encoders.encoder import load as load
     from nearkin.method import Method as Method
@@ -71,20 +76,24 @@ _COMMANDS = (
 )  # fmt: skip
 _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "Method": "method",
+    "TrainConfig": "config",
+    "EmbedConfig": "config",
+    "DiscoverConfig": "config",
+    "ClassifyConfig": "config",
     "View": "data.views",
     "build_index": "commands.index",
-    "classify": "api",
+    "classify": "commands.classify",
     "default_settings": "commands.info",
     "describe_method": "commands.info",
-    "discover": "api",
+    "discover": "commands.discover",
     "doctor": "commands.info",
-    "embed": "api",
+    "embed": "commands.frozen",
     "embed_parts": "commands.embed",
     "list_backbones": "commands.info",
     "list_methods": "commands.info",
     "load": "encoders.encoder",
     "rank": "commands.compare",
-    "train": "api",
+    "train": "commands.train",
     "write_report": "commands.report",
 }
 

@@ -15,9 +15,9 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any, Final
 
-from nearkin.config import suggestion
 from nearkin.errors import UsageError
 from nearkin.places import user_path
+from nearkin.schema import suggestion
 
 REFERENCE: Final = re.compile(
     r"(?!(?:timm|torchvision|transformers):)(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)"

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Value
 from nearkin.data.views import View
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.networks.branch import Backbone, Branch
 from nearkin.objectives.numerics import dividing_rows
+from nearkin.schema import Value
 from nearkin.types import Batch, Encoded, Memo, Step
 
 Schedule = Callable[[float], float]

@@ -13,13 +13,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from nearkin.api import train
-from nearkin.config import Auto, Value
+from nearkin.commands.train import train
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Method
+from nearkin.schema import Auto, Value
 
 
 class SelfSupervisedEncoder(

@@ -21,7 +21,6 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from nearkin.config import MemorySize, check_value, metadata
 from nearkin.data.views import View
 from nearkin.distributed import process_group
 from nearkin.errors import UsageError
@@ -30,7 +29,7 @@ from nearkin.methods import checked_class, option_types, parameters
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
 from nearkin.objectives import unit
-from nearkin.run.options import from_text
+from nearkin.schema import MemorySize, check_value, from_text, metadata
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
 from nearkin.types import UNKNOWN, Batch, Step

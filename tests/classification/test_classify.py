@@ -96,7 +96,7 @@ def test_every_training_learns_digits_and_assign_gives_the_same_classes(trained,
     least = 0.75 if layers in ("linear", "attentive") else 0.2
     assert measured(trained(layers), "accuracy") > least
     assert measured(trained(layers), "balanced accuracy") > least - 0.05
-    assigned = nearkin.assign(trained(layers), str(data), workers=0).to_dicts()
+    assigned = nearkin.assign(trained(layers), str(data), workers=0).to_dict()["images"]
     now = {row["path"]: row for row in assigned}
     written = rows(trained(layers) / "assignments.csv")
     assert len(written) == 60
@@ -301,12 +301,12 @@ def test_a_classifier_that_names_no_encoder_is_read(linear, data, tmp_path):
     save_file(load_file(path), path, {"nearkin": json.dumps(header)})
     assert read_classifier(path).digest == ""
     now, before = (nearkin.assign(each, str(data), workers=0) for each in (out, linear))
-    assert now.to_dicts() == before.to_dicts()
+    assert now.to_dict()["images"] == before.to_dict()["images"]
 
 
 def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_read_back(linear):
     noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
-    flags = [row["flag"] for row in nearkin.assign(linear, noise, workers=0).to_dicts()]
+    flags = [row["flag"] for row in nearkin.assign(linear, noise, workers=0).to_dict()["images"]]
     own = [row["flag"] for row in rows(linear / "assignments.csv")]
     assert flags.count("unlike") > 30
     assert own.count("unlike") < 10

@@ -40,7 +40,7 @@ def images(run):
 
 
 def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
-    exported = export(run.path, tmp_path / "atlas.parquet", format="atlas")
+    exported = export(run.path, output=tmp_path / "atlas.parquet", format="atlas")
     assert exported.lines() == [f"19 images: {tmp_path / 'atlas.parquet'}"]
     table = parquet.read_table(tmp_path / "atlas.parquet")
     kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types)}
@@ -71,7 +71,7 @@ def test_of_a_discovery_the_table_has_classes_as_they_are_called(run, images, tm
     rows = [(images.names[3], "new-1", "0.5"), (images.names[4], "new-2", "")]
     write_csv(run.assignments, ("path", "cluster", "score"), rows)
     try:
-        export(run.path, tmp_path / "atlas.parquet", format="atlas")
+        export(run.path, output=tmp_path / "atlas.parquet", format="atlas")
     finally:
         run.clusters.unlink()
         run.assignments.unlink()
@@ -92,8 +92,8 @@ def test_without_a_name_the_table_is_in_the_run_folder(run, capsys, refusal):
 
 def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
     with pytest.raises(UsageError, match=r"does not end in \.parquet"):
-        export(run.path, tmp_path / "atlas.csv", format="atlas")
+        export(run.path, output=tmp_path / "atlas.csv", format="atlas")
     with pytest.raises(OutputError, match="cannot write"):
-        export(run.path, tmp_path / "absent" / "atlas.parquet", format="atlas")
+        export(run.path, output=tmp_path / "absent" / "atlas.parquet", format="atlas")
     with pytest.raises(UsageError, match="no run folder"):
-        export(tmp_path, tmp_path / "atlas.parquet", format="atlas")
+        export(tmp_path, output=tmp_path / "atlas.parquet", format="atlas")

@@ -156,7 +156,7 @@ def test_exports_give_the_same_features_by_the_code_of_their_cards(run, data, tm
     ]
     folders = [tmp_path / str(number) for number in range(len(cards))]
     for folder, (source, format, _) in zip(folders, cards, strict=True):
-        nearkin.export(source, folder, format=format)
+        nearkin.export(source, output=folder, format=format)
     results = zip(folders, (result for *_, result in cards), strict=True)
     for (source, *_), theirs in zip(cards, computed(results, photo), strict=True):
         encoder = load(source)
@@ -168,7 +168,7 @@ def test_exports_give_the_same_features_by_the_code_of_their_cards(run, data, tm
         ("huggingface", "RGB of 8 bits only"),
     ):
         with pytest.raises(UsageError, match=reason):
-            nearkin.export(run, tmp_path / format, format=format)
+            nearkin.export(run, output=tmp_path / format, format=format)
 
 
 @pytest.mark.slow

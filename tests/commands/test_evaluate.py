@@ -40,8 +40,8 @@ def test_further_measures_are_stored_and_on_the_page(run):
     summary = run.summary.read_bytes()
     evaluate(run.path)
     assert not run.evaluation.exists()  # the summary has all of that
-    first = evaluate(run.path, protocol="retrieval")
-    second = evaluate(run.path, protocol="knn,linear")
+    first = evaluate(run.path, protocol=["retrieval"])
+    second = evaluate(run.path, protocol=["knn", "linear"])
     stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
     names = [m.name for m in (*first.measures["encoder"], *second.measures["encoder"])]
     assert list(stored["encoder"]) == names
@@ -50,7 +50,7 @@ def test_further_measures_are_stored_and_on_the_page(run):
     shown = run.read_evaluated()["measures"]["encoder"]
     assert next(iter(shown)) == "kNN top-1"
     assert {"retrieval mAP", "kNN k 10, majority"} <= set(shown)
-    evaluate(run.path, protocol="retrieval", features="embedding")
+    evaluate(run.path, protocol=["retrieval"], features="embedding")
     stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
     assert stored["embedding"]["retrieval mAP"]["protocol"].startswith("embedding of 128 dim")
     page = nearkin.write_report(run.path).read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def test_further_measures_are_stored_and_on_the_page(run):
 def test_measures_of_other_images_are_not_stored(run):
     before = stored(run)
     other = np.random.default_rng(1).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
-    evaluate(run.path, other, protocol="labelfree")
+    evaluate(run.path, other, protocol=["labelfree"])
     assert stored(run) == before
 
 
@@ -118,7 +118,7 @@ def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path):
     with pytest.raises(UsageError, match=r"other has no embedding: .* leave out --features emb"):
         evaluate(other.path, features="embedding")
     with pytest.raises(UsageError, match="Did you mean knn"):  # before anything is opened
-        evaluate(tmp_path / "no run", protocol="quick,knm")
+        evaluate(tmp_path / "no run", protocol=["quick", "knm"])
 
 
 def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
@@ -139,7 +139,7 @@ def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
 def test_measures_that_cannot_be_stored_are_still_returned(run, log):
     before = stored(run)
     with run.locked():
-        result = evaluate(run.path, protocol="fewshot", reporter=log)
+        result = evaluate(run.path, protocol=["fewshot"], reporter=log)
     assert len(result.measures["encoder"]) == 8
     assert stored(run) == before
     assert log.texts[-1].startswith("warning: the measures are not stored in ")

@@ -108,7 +108,7 @@ def test_the_code_of_the_card_gives_the_features_of_the_run(run_of, data, tmp_pa
     """From the file to the vector, by each format's own library."""
     folders = [tmp_path / str(number) for number in range(len(cards))]
     for folder, (name, format, _, _) in zip(folders, cards, strict=True):
-        nearkin.export(run_of(name), folder, format=format)
+        nearkin.export(run_of(name), output=folder, format=format)
     photo = data / "1.png"
     results = zip(folders, (result for _, _, result, _ in cards), strict=True)
     for (name, format, _, tolerance), theirs in zip(cards, computed(results, photo), strict=True):
@@ -126,7 +126,7 @@ def test_outputs_are_equal_bit_by_bit(run_of, tmp_path):
         ("transformers:vit", "torch-export"),
     ):
         out = tmp_path / name / format
-        exported = nearkin.export(run_of(name), out, format=format)
+        exported = nearkin.export(run_of(name), output=out, format=format)
         assert "of 3 images of the run" in exported.checks[0], (name, format)
         assert "equal, bit by bit" in exported.checks[0], (name, format)
         again = out / "model.safetensors" if format == "safetensors" else out
@@ -137,7 +137,7 @@ def test_outputs_are_equal_bit_by_bit(run_of, tmp_path):
 def test_the_library_reads_the_preprocessing_that_was_written(run_of, tmp_path):
     """Of views that other libraries have, too, nothing is rounded on the way out and back."""
     for name, format in ((TIMM, "timm"), ("transformers:vit", "huggingface")):
-        nearkin.export(run_of(name), tmp_path / format, format=format)
+        nearkin.export(run_of(name), output=tmp_path / format, format=format)
         read, own = load(tmp_path / format).preprocessing, VIEWS[name]
         assert read.mean == pytest.approx(own.mean)
         assert read.std == pytest.approx(own.std)
@@ -159,8 +159,8 @@ def test_timm_takes_any_share_of_a_crop(tmp_path):
 
 def test_onnx_takes_any_batch_and_with_an_option_any_size(run_of, tmp_path):
     fixed, free = (tmp_path / name for name in ("fixed", "free"))
-    nearkin.export(run_of("tiny"), fixed, format="onnx")
-    nearkin.export(run_of(TIMM), free, format="onnx", dynamic_size=True)
+    nearkin.export(run_of("tiny"), output=fixed, format="onnx")
+    nearkin.export(run_of(TIMM), output=free, format="onnx", dynamic_size=True)
     rng = np.random.default_rng(0)
     for folder, name, sizes in ((fixed, "tiny", (16,)), (free, TIMM, (32, 48))):
         encoder = load(run_of(name))
@@ -216,7 +216,7 @@ def test_a_classifier_gives_the_probabilities_of_assign(
     run_of, data, tmp_path, kind, disjoint, format
 ):
     run = classified(tmp_path / "run", data, heads(kind), disjoint)
-    exported = nearkin.export(run, tmp_path / "out", data, format=format)
+    exported = nearkin.export(run, data, output=tmp_path / "out", format=format)
     assert exported.what == f"5 classes as {format}"
     encoder, photo = load(run), data / "1.png"
     assigned = nearkin.assign(run, data, workers=0).assignments
@@ -229,7 +229,9 @@ def test_a_classifier_gives_the_probabilities_of_assign(
     assert own.max() == pytest.approx(assigned.score[1], abs=1e-5)
     assert (own[:2] == 0).all() == disjoint
     if kind == "linear":
-        nearkin.export(run, tmp_path / "encoder", data, format="safetensors")  # without classes
+        nearkin.export(
+            run, data, output=tmp_path / "encoder", format="safetensors"
+        )  # without classes
         assert "Classes" not in (tmp_path / "encoder" / "README.md").read_text()
         results = [(tmp_path / "out", name) for name in ("outputs", "best")]
         outputs, best = computed(results, photo)
@@ -266,7 +268,7 @@ def test_a_format_that_cannot_hold_the_network_is_refused(run_of, tmp_path, refu
     small_stem = r"conv1.weight is 64x3x3x3, and 64x3x7x7 in .* small stem"
     for format in ("timm", "torchvision"):
         with pytest.raises(UsageError, match=small_stem):
-            nearkin.export(file, tmp_path / "out", format=format)
+            nearkin.export(file, output=tmp_path / "out", format=format)
 
 
 def test_outputs_that_cannot_be_are_refused_and_what_exists_is_not_overwritten(run_of, tmp_path):
@@ -274,15 +276,15 @@ def test_outputs_that_cannot_be_are_refused_and_what_exists_is_not_overwritten(r
     mine.parent.mkdir()
     mine.write_text("mine")
     with pytest.raises(UsageError, match=r"would be one file.* give -o .*model$"):
-        nearkin.export(run, tmp_path / "model.onnx", format="onnx")
+        nearkin.export(run, output=tmp_path / "model.onnx", format="onnx")
     with pytest.raises(UsageError, match="--dynamic-size is of graphs"):
-        nearkin.export(run, out, format="safetensors", dynamic_size=True)
+        nearkin.export(run, output=out, format="safetensors", dynamic_size=True)
     with pytest.raises(UsageError, match="is no run folder to export into; give a folder as -o"):
         nearkin.export(RunFolder(run).encoder, format="safetensors")
     with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
-        nearkin.export(run, mine / "out", format="safetensors")
+        nearkin.export(run, output=mine / "out", format="safetensors")
     with pytest.raises(OutputError, match="exists; remove it, or choose another -o"):
-        nearkin.export(run, mine.parent, format="safetensors")
+        nearkin.export(run, output=mine.parent, format="safetensors")
     assert mine.read_text() == "mine"
     with pytest.raises(DataError, match="4 channels of uint8, and the encoder takes RGB"):
         nearkin.export(run, out, np.zeros((4, 16, 16, 4), np.uint8), format="onnx")
@@ -306,7 +308,7 @@ def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monke
     monkeypatch.setattr(command, "write_graph", other_features)
     for name, format in (("resnet18", "torchvision"), ("tiny", "onnx"), ("tiny", "torch-export")):
         with pytest.raises(CheckpointError, match=r"computes other features .* nothing was kept"):
-            nearkin.export(run_of(name), tmp_path / "out", format=format)
+            nearkin.export(run_of(name), output=tmp_path / "out", format=format)
         assert list(tmp_path.iterdir()) == [], format
 
 
@@ -319,12 +321,14 @@ def test_a_network_of_ones_own_is_a_graph_and_weights(tmp_path, data):
     file = tmp_path / "encoder.safetensors"
     write_encoder(file, as_backbone(network(), 16), {"backbone": "custom", "image_size": 16})
     for format in ("safetensors", "torch-export"):
-        nearkin.export(file, tmp_path / format, data, format=format, backbone=network())
-    exported = nearkin.export(file, tmp_path / "out", format="safetensors", backbone=network())
+        nearkin.export(file, data, output=tmp_path / format, format=format, backbone=network())
+    exported = nearkin.export(
+        file, output=tmp_path / "out", format="safetensors", backbone=network()
+    )
     assert "64 images of noise" in exported.checks[0]  # without its images
     assert not (tmp_path / "out" / "settings.toml").exists()
     with pytest.raises(UsageError, match="it is a network of your own"):
-        nearkin.export(file, tmp_path / "timm", data, format="timm", backbone=network())
+        nearkin.export(file, data, output=tmp_path / "timm", format="timm", backbone=network())
 
 
 def test_what_the_page_says_is_what_happens(data, tmp_path, monkeypatch, refusal):

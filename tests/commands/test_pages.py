@@ -17,9 +17,9 @@ from small import batch_for, small
 from small import run as run_steps
 
 from nearkin.commands.info import page
-from nearkin.config import read_toml
 from nearkin.methods import METHODS, parameters
 from nearkin.run.options import default_options
+from nearkin.toml import read_toml
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"

@@ -137,15 +137,15 @@ def test_measures_of_changed_images_say_so_and_are_not_stored(tmp_path, log):
     files = {f"{number:02d}.bmp": bmp(number) for number in range(20)}
     data, out = write_files(tmp_path / "data", files), tmp_path / "run"
     train(data, CONFIG, out=out)
-    evaluate(out, protocol="labelfree", reporter=log)
+    evaluate(out, protocol=["labelfree"], reporter=log)
     (out / "evaluation.json").unlink()  # it was stored
     assert not any("not the images" in text for text in log.texts)
     write_files(data, {"00.bmp": bmp(50), "zz.bmp": bmp(51)})
-    evaluate(out, protocol="labelfree", reporter=log)
+    evaluate(out, protocol=["labelfree"], reporter=log)
     (said,) = [text for text in log.texts if "not the images" in text]
     assert f"warning: these are not the images of {out}: 1 added ('zz.bmp')" in said
     assert "1 of other contents ('00.bmp')" in said
     assert not (out / "evaluation.json").exists()
     other = np.random.default_rng(0).integers(0, 256, (20, 12, 12, 3), np.uint8)
-    evaluate(out, other, protocol="labelfree", reporter=log)
+    evaluate(out, other, protocol=["labelfree"], reporter=log)
     assert any("none of them is the same" in text for text in log.texts)

@@ -11,7 +11,7 @@ from discoveries import SHORT, discover, held_out, rows, strict_json, words
 from PIL import Image
 from scipy.optimize import linear_sum_assignment
 
-from nearkin.config import OBJECTIVE_METHODS
+from nearkin.choices import OBJECTIVE_METHODS
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.trials import OBJECTIVES, TRIED, Candidate
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import nearkin
-from nearkin.config import OBJECTIVE_METHODS, DiscoverConfig, TrainConfig, read_toml, settings_file
+from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.pipeline import baseline_options
@@ -18,6 +19,7 @@ from nearkin.discovery.trials import OBJECTIVES, Candidate, folds
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.options import checked_options, method_options
+from nearkin.toml import read_toml, settings_file
 from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
 

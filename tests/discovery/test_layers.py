@@ -126,7 +126,7 @@ def test_nothing_is_timed_where_no_class_can_be_hidden(data, encoder, discover, 
 
 
 def test_the_time_that_is_planned():
-    config, gpu = DiscoverConfig(known="a,b"), torch.device("cuda")
+    config, gpu = DiscoverConfig(known=["a", "b"]), torch.device("cuda")
     assert [planned_time(config, device) for device in (CPU, gpu)] == ["30m", ""]
     timed = replace(config, max_time="2h", from_run="run")
     assert [planned_time(timed, device) for device in (CPU, gpu)] == ["2h", "2h"]

@@ -225,13 +225,13 @@ UNO, LOW, HIGH = Candidate("uno", 1.0), Candidate("joint_ncl", 0.25), Candidate(
 
 def test_what_is_given_is_not_searched_for_and_the_best_mean_over_the_folds_is_chosen():
     joint = [Candidate("joint_ncl", value) for value in OBJECTIVES["joint_ncl"].values]
-    assert candidates(DiscoverConfig(known="a,b", mode="ncd")) == [*joint, UNO]
-    given = DiscoverConfig(known="a,b", mode="ncd", objective="ncl", pair_rate=0.3)
+    assert candidates(DiscoverConfig(known=["a", "b"], mode="ncd")) == [*joint, UNO]
+    given = DiscoverConfig(known=["a", "b"], mode="ncd", objective="ncl", pair_rate=0.3)
     assert candidates(given) == [usual(given)] == [Candidate("ncl", 0.3)]
     assert candidates(replace(given, objective="uno", balance=1.0)) == [UNO]
     assert usual(replace(given, objective="uno", pair_rate="auto")) == UNO
     for mode, value in (("ncd", 0.5), ("gcd", 1.0)):
-        config = DiscoverConfig(known="a,b", mode=mode)
+        config = DiscoverConfig(known=["a", "b"], mode=mode)
         assert usual(config) in candidates(config)
         assert usual(config).value == value
     truth, predicted = np.array([0] * 8 + [1] * 2), np.array([0] * 8 + [1, 0])

@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import save_file
 from sources import cache_of_hub, offline, refusal, varied
 
-from nearkin.commands.info import pretrained_lines
+from nearkin.commands.info import backbones
 from nearkin.encoders import folders
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.libraries import timm_view
@@ -123,7 +123,7 @@ def test_encoders_are_listed_with_their_licenses_and_restricted_ones_named_as_su
         ("dinov2", "timm:vit_small_patch14_reg4_dinov2.lvd142m", "apache-2.0"),
         ("hiera_tiny_224.mae", "timm:hiera_tiny_224.mae", "cc-by-nc"),
     ):
-        listed = dict(line.split(maxsplit=1) for line in pretrained_lines(word))
+        listed = dict(line.split(maxsplit=1) for line in backbones(word, pretrained=True))
         assert listed[name].startswith(license_), name
     for name, restricted in (
         ("dinov2-small", False),

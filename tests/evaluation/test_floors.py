@@ -52,22 +52,22 @@ def stored(folder):
 
 
 def test_numbers_are_the_same_measured_stored_and_read(split, folder, monkeypatch):
-    fresh = without_files(split, monkeypatch, protocol="quick")
+    fresh = without_files(split, monkeypatch, protocol=["quick"])
     assert not folder.exists()
     first, second = tiny(1), tiny(1)
-    assert evaluated(split, first, protocol="quick") == fresh
+    assert evaluated(split, first, protocol=["quick"]) == fresh
     assert stored(folder) == 2  # the untrained network and raw pixels
-    assert evaluated(split, second, protocol="quick") == fresh
+    assert evaluated(split, second, protocol=["quick"]) == fresh
     assert seen(first) > 36
     assert seen(second) == 0
 
 
 def test_further_measures_are_added_to_the_file(split, folder, monkeypatch):
     evaluated(split)
-    more = evaluated(split, protocol="knn,retrieval")
-    assert more == without_files(split, monkeypatch, protocol="knn,retrieval")
+    more = evaluated(split, protocol=["knn", "retrieval"])
+    assert more == without_files(split, monkeypatch, protocol=["knn", "retrieval"])
     again = tiny(1)
-    tables = evaluated(split, again, protocol="retrieval")["measures"]
+    tables = evaluated(split, again, protocol=["retrieval"])["measures"]
     assert tables.keys() == {"encoder", "untrained", "pixels"}
     assert seen(again) == 0
     assert stored(folder) == 2
@@ -75,9 +75,9 @@ def test_further_measures_are_added_to_the_file(split, folder, monkeypatch):
 
 def test_what_could_not_be_measured_is_stored_with_its_reason(split):
     unlabeled = replace(split, images=replace(split.images, labels=np.full(36, -1)))
-    first, again = evaluated(unlabeled, protocol="quick"), tiny(1)
+    first, again = evaluated(unlabeled, protocol=["quick"]), tiny(1)
     assert {"kNN top-1", "linear probe", "clusters"} <= first["left_out"].keys()
-    assert evaluated(unlabeled, again, protocol="quick") == first
+    assert evaluated(unlabeled, again, protocol=["quick"]) == first
     assert seen(again) == 0
 
 

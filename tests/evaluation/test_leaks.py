@@ -52,7 +52,7 @@ def test_leaks_are_counted_and_scores_are_given_without_them(data, tmp_path):
 
 def test_what_is_held_out_by_us_leaks_nothing(data, tmp_path):
     encoder = write_network(tmp_path / "encoder.safetensors")
-    found = evaluate(encoder, data / "train", protocol="labelfree")
+    found = evaluate(encoder, data / "train", protocol=["labelfree"])
     assert found.leaks is None
     assert "leaks" not in found.to_dict()
 

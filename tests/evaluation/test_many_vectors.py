@@ -110,10 +110,10 @@ def test_a_run_table_is_divided_by_its_splits(tables, tmp_path):
         classes=train.classes,
         splits=np.repeat(["test", "train"], [len(test), len(train)]),
     )
-    expected = evaluate_tables({"encoder": (train, test)}, seed=0, k=20, protocol="linear")
+    expected = evaluate_tables({"encoder": (train, test)}, seed=0, k=20, protocol=["linear"])
     for name in ("vectors.npz", "vectors.parquet"):
         write_embeddings(tmp_path / name, both)
-        ours = nearkin.evaluate(tmp_path / name, protocol="linear")
+        ours = nearkin.evaluate(tmp_path / name, protocol=["linear"])
         close(ours.measures["encoder"], expected.measures["encoder"], images=0.1)
 
 
@@ -140,10 +140,10 @@ def test_images_without_a_label_are_left_out_where_others_have_one(tables, tmp_p
     few = replace(test, labels=np.where(np.arange(len(test)) % 5 == 0, -1, test.labels))
     write_embeddings(tmp_path / "some.parquet", few)
     write_embeddings(tmp_path / "none.parquet", few.unlabeled())
-    some = nearkin.evaluate(tmp_path / "some.parquet", train=tables[0], protocol="knn")
-    expected = evaluate_tables({"encoder": (train, few)}, seed=0, k=20, protocol="knn")
+    some = nearkin.evaluate(tmp_path / "some.parquet", train=tables[0], protocol=["knn"])
+    expected = evaluate_tables({"encoder": (train, few)}, seed=0, k=20, protocol=["knn"])
     close(some.measures["encoder"], expected.measures["encoder"])
-    none = nearkin.evaluate(tmp_path / "none.parquet", protocol="quick")
+    none = nearkin.evaluate(tmp_path / "none.parquet", protocol=["quick"])
     assert next(m.name for m in none.measures["encoder"]) == "RankMe"
     assert none.sizes["test"] == len(test)
 
@@ -168,11 +168,11 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
 def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, log):
     train, test, *_ = tables
     monkeypatch.setattr(failures, "STATED", 1)
-    nearkin.evaluate(test, train=train, protocol="retrieval", reporter=log)
+    nearkin.evaluate(test, train=train, protocol=["retrieval"], reporter=log)
     assert f"retrieval of 450 vectors: {4 * 450 * DIM / 1e6:.0f} MB in memory" in log.texts
     monkeypatch.setattr(failures, "free_memory", lambda: 4 * 450 * DIM - 1)
     with pytest.raises(ResourceError, match=r"retrieval of 450 .* MB are free; give fewer images"):
-        nearkin.evaluate(test, train=train, protocol="retrieval")
+        nearkin.evaluate(test, train=train, protocol=["retrieval"])
 
 
 with_processes = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from nearkin.config import PROTOCOLS
+from nearkin.choices import PROTOCOLS
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError

@@ -20,12 +20,13 @@ from processes import srun
 from pyarrow import dataset, parquet
 
 import nearkin
-from nearkin.cli.train import EmbedOptions
-from nearkin.commands.embed import embed, embed_parts
-from nearkin.config import field_docs
+from nearkin.commands.embed import embed_parts
+from nearkin.commands.embed import embed_table as embed
+from nearkin.commands.frozen import embed_files
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import SHARD
 from nearkin.files import whole, writing
+from nearkin.schema import parameter_docs
 
 PICTURES, BAD = 26, ["cat/03.png", "cat/06.png", "cat/07.png", "cat/08.png", "dog/02.png"]
 """Of which 06 to 08 are a whole part by threes; dog/02 already shows in its header."""
@@ -133,9 +134,8 @@ def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
     made = nearkin.embed_parts(run, images, tmp_path / "vectors", shard=3)
     assert made.missing == 0
     assert contents(tmp_path / "vectors") == contents(parts)
-    assert EmbedOptions().shard is None  # then the command has the default of the function
     assert inspect.signature(embed_parts).parameters["shard"].default == SHARD
-    assert f"{SHARD:,}" in field_docs(EmbedOptions)["shard"]
+    assert f"{SHARD:,}" in parameter_docs(embed_files)["shard"]
 
 
 WRITE = "nearkin.evaluation.table.PartFolder.write"

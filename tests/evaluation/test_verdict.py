@@ -138,7 +138,9 @@ def test_the_better_features_are_named(new, old, expected):
 
 def test_without_a_start_or_the_same_images_there_is_no_verdict():
     encoder, other = tables(1.0, 3.0).values()
-    evaluation = evaluate_tables({"encoder": encoder, "untrained": other}, seed=0, protocol="knn")
+    evaluation = evaluate_tables(
+        {"encoder": encoder, "untrained": other}, seed=0, protocol=["knn"]
+    )
     assert evaluation.comparison is None
     assert "comparison" not in evaluation.to_dict()
     both = tables(1.0, 2.0)

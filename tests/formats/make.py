@@ -54,7 +54,7 @@ def make(folder):
     )  # fmt: skip
     start = str(trained.path)
     nearkin.discover(
-        data, out=folder / "discover", from_run=start, known="0,1,2", objective="simgcd",
+        data, out=folder / "discover", from_run=start, known=["0", "1", "2"], objective="simgcd",
         classes=3, num_views=2, batch_size=16, **small,
     )  # fmt: skip
     nearkin.classify(data, out=folder / "classify", from_run=start, device="cpu", workers=0)
@@ -68,7 +68,7 @@ def results(folder):
     encoder = nearkin.load(folder / "train")
     found = {"features": np.stack([features(encoder, image) for image in pixels.numpy()])}
     for name in ("discover", "classify"):
-        rows = nearkin.assign(folder / name, data).to_dicts()
+        rows = nearkin.assign(folder / name, data).to_dict()["images"]
         found[f"{name}_classes"] = np.array([row["cluster"] for row in rows])
         found[f"{name}_scores"] = np.array([row["score"] for row in rows])
     return found

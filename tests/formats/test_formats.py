@@ -53,7 +53,7 @@ def test_an_encoder_computes_its_features(release, expected):
 
 @pytest.mark.parametrize("kind", ["discover", "classify"])
 def test_a_classifier_assigns_the_classes_that_it_did(release, expected, kind):
-    rows = nearkin.assign(release / kind, release / "images.npz").to_dicts()
+    rows = nearkin.assign(release / kind, release / "images.npz").to_dict()["images"]
     assert [row["cluster"] for row in rows] == expected[f"{kind}_classes"].tolist()
     scores = [row["score"] for row in rows]
     np.testing.assert_allclose(scores, expected[f"{kind}_scores"], **CLOSE)

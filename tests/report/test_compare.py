@@ -44,7 +44,7 @@ def discovery(path, value, novel=3):
     folder = RunFolder(path)
     folder.path.mkdir()
     folder.classifier.touch()
-    folder.write_settings(DiscoverConfig(known="a,b"), "/data/flowers")
+    folder.write_settings(DiscoverConfig(known=["a", "b"]), "/data/flowers")
     ours = measure("accuracy", value, value - 0.01, value + 0.01, "matched")
     folder.write_summary({"novel": novel, "scores": {"nearkin": [ours], "k-means": [ours]}})
     folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))

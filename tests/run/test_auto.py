@@ -65,11 +65,11 @@ def test_the_length_that_auto_plans():
 
 def test_network_and_sizes_fit_images_and_device(tmp_path):
     for size, device, expected in (
-        ((80, 72), "cpu", (64, "small", "48", "simclr")),  # photographs: what gets far in minutes
-        ((80, 72), "cuda", (64, "resnet18", "64", "simclr")),
-        ((160, 240), "cuda", (160, "resnet18", "160", "simclr")),
-        ((32, 32), "cpu", (32, "small", "24", "simsiam_cifar")),
-        ((12, 12), "cpu", (12, "tiny", "12", "simsiam_cifar")),
+        ((80, 72), "cpu", (64, "small", (48,), "simclr")),  # photographs: what gets far in minutes
+        ((80, 72), "cuda", (64, "resnet18", (64,), "simclr")),
+        ((160, 240), "cuda", (160, "resnet18", (160,), "simclr")),
+        ((32, 32), "cpu", (32, "small", (24,), "simsiam_cifar")),
+        ((12, 12), "cpu", (12, "tiny", (12,), "simsiam_cifar")),
     ):
         images = open_images(builders.fill(tmp_path, "0.png", "1.png", "2.png", size=size))
         config = resolve(TrainConfig(epochs=1), images, torch.device(device))

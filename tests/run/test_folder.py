@@ -2,9 +2,10 @@
 
 import pytest
 
-from nearkin.config import TrainConfig, read_toml
+from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.run.folder import KINDS, RunFolder
+from nearkin.toml import read_toml
 
 
 def test_a_run_says_of_which_kind_it_is(tmp_path):

@@ -13,7 +13,7 @@ from nearkin_command import run
 from torch import nn
 
 import nearkin
-from nearkin.config import TrainConfig, read_toml
+from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.opening import open_images
 from nearkin.methods import METHODS
@@ -22,6 +22,7 @@ from nearkin.networks.branch import Backbone
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import checked_options, method_options
+from nearkin.toml import read_toml
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import LARS
 from nearkin.training.session import build
@@ -33,7 +34,7 @@ RECIPES = sorted(HOME.glob("cifar10/*.toml")) + sorted(HOME.glob("imagenet/*.tom
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-KNOWN = "airplane,automobile,bird,cat,deer"
+KNOWN = ("airplane", "automobile", "bird", "cat", "deer")
 NUM_IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
 CPU = torch.device("cpu")
 
@@ -267,7 +268,7 @@ def due(settings, progress):
     if progress < warmup:
         return settings["lr"] * (start + (1 - start) * progress / warmup)
     if "lr_milestones" in settings:
-        passed = [drop for drop in settings["lr_milestones"].split(",") if progress >= float(drop)]
+        passed = [drop for drop in settings["lr_milestones"] if progress >= drop]
         return settings["lr"] / 10 ** len(passed)
     end = settings.get("cosine_end", 0)
     fallen = (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2

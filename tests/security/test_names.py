@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ from hostile import (
     zipped,
 )  # fmt: skip
 
-from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig, TrainConfig, members
+from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError, UsageError
+from nearkin.schema import described
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ STORED = {"train": TrainConfig, "discover": DiscoverConfig, "classify": Classify
           "embed": EmbedConfig}  # fmt: skip
 NEEDED = {"discover": {"known": "a,b", "from_run": "good"}, "classify": {"from_run": "good"},
           "embed": {"encoder": "good"}}  # fmt: skip
-RANK = "compare HERE good --rank-by rankme"
+RANK = "rank HERE good --by rankme"
 USING = [
     "embed HERE images -o x.npz --overwrite",
     "embed HERE/encoder.safetensors images -o x.npz --overwrite",
@@ -70,8 +72,9 @@ UNTRUSTED = {2}, "give --trust-remote-code"
 
 def textual(kind):
     """The settings that take any text, so that a name might stand there."""
-    hints = {entry.name: entry.type for entry in dataclasses.fields(kind)}
-    return [name for name, hint in hints.items() if str in members(hint)]
+    hints = get_type_hints(kind, include_extras=True)
+    names = [entry.name for entry in dataclasses.fields(kind)]
+    return [name for name in names if "text" in described(hints[name]).split(" or ")]
 
 
 def headers(fingerprint):

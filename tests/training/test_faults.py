@@ -22,10 +22,11 @@ from small import small, spawn
 
 from nearkin import files
 from nearkin.commands.train import train
-from nearkin.config import FREE, TrainConfig, continued
+from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
 from nearkin.run.folder import RunFolder
 from nearkin.run.opening import open_run
+from nearkin.toml import FREE, continued
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 
@@ -249,9 +250,9 @@ def changed(entry):
     other = {
         "epochs": 9, "batch_size": 32, "lr": 0.5, "weight_decay": 0.5, "image_size": 32,
         "evaluate_every": 3, "save_every": 7, "workers": 3, "optimizer": "lars",
-        "precision": "bf16", "scan": "full", "lr_milestones": "0.5", "max_time": "3h",
+        "precision": "bf16", "scan": "full", "lr_milestones": [0.5], "max_time": "3h",
         "on_collapse": "stop", "compile": "on", "devices": 2, "cache": "disk", "chunk_size": 4, "options": {"temperature": 0.7},
-        "lora": 4, "layer_decay": 0.5, "freeze_epochs": 2, "drop_path": 0.2, "teacher_views": 3, "view_sizes": "8", "track": "wandb",
+        "lora": 4, "layer_decay": 0.5, "freeze_epochs": 2, "drop_path": 0.2, "teacher_views": 3, "view_sizes": [8], "track": "wandb",
         "shuffle_window": 512, "seed": 5,
     }  # fmt: skip
     value = getattr(TrainConfig(), entry.name)

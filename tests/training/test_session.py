@@ -53,11 +53,11 @@ class Tied(nn.Module):
 
 def test_a_network_with_a_layer_used_twice_is_trained_stored_and_loaded(tmp_path):
     config = TrainConfig(image_size=16, batch_size=8, epochs=1, report=False)
-    run = train(pixels(32), config, out=tmp_path / "run", network=Tied())
+    run = train(pixels(32), config, out=tmp_path / "run", backbone=Tied())
     encoder = load(run.path, backbone=Tied())
     state = load_file(run.folder.encoder)
     assert torch.equal(state["second.weight"], state["third.weight"])
     assert torch.equal(encoder.backbone.body.third.weight, state["second.weight"])
     assert encoder.backbone.body.second is encoder.backbone.body.third
     assert encoder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
-    train(pixels(32), config, out=tmp_path / "run", network=Tied(), resume=True)
+    train(pixels(32), config, out=tmp_path / "run", backbone=Tied(), resume=True)

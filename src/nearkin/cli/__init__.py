@@ -16,13 +16,14 @@ from cyclopts import CycloptsError
 from cyclopts.help.formatters import DefaultFormatter
 from rich.console import Console
 
-from nearkin.cli import train, use  # noqa: F401 (they add their commands)
-from nearkin.cli.app import app
+from nearkin.cli.app import COMMANDS, COMPLETION, application
+from nearkin.cli.method_help import method_options
 from nearkin.cli.terminal import err
-from nearkin.cli.train import method_options
 from nearkin.errors import NearkinError, UsageError
 from nearkin.places import system_error
 from nearkin.text import printable
+
+EVERYTHING = "--help-all"  # Help with all options, not only the common ones
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,9 +64,15 @@ def _bug(error: Exception) -> NearkinError:
 
 def _answer(arguments: list[str]) -> None:
     """Run a command. Below help, the options of the method that is named beside it."""
-    options = method_options(arguments)  # first: a method that cannot be loaded gets no help
+    verbs = {COMPLETION, *(name for commands in COMMANDS.values() for name in commands)}
+    verb = next((each for each in arguments if each in verbs), "")
+    everything = EVERYTHING in arguments
+    arguments = ["--help" if each == EVERYTHING else each for each in arguments]
+    asked = {"--help", "-h"} & {*arguments}
+    # First: a method that cannot be loaded gets no help.
+    panel = method_options(verb, arguments) if asked else None
     console = Console(soft_wrap=True, highlight=False)
-    app(
+    application(verb, everything=everything)(
         arguments,
         console=console,
         error_console=err,
@@ -73,8 +80,8 @@ def _answer(arguments: list[str]) -> None:
         print_error=False,
         result_action="return_value",
     )
-    if options is not None:
-        DefaultFormatter()(console, console.options, options)
+    if panel is not None:
+        DefaultFormatter()(console, console.options, panel)
 
 
 @contextmanager

@@ -1,55 +1,118 @@
-"""What all commands share: the application, types of their parameters, and how they print."""
+"""The application: which functions are commands, and what `--help` says of them."""
 
-import json
-import sys
-from typing import Annotated, Any, Final
+import ast
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
 
-from cyclopts import App, Group, Parameter
-from cyclopts.config import Env
+from cyclopts import App, Group
+from cyclopts.completion.detect import ShellDetectionError
 
-from nearkin.config import VARIABLES
-from nearkin.text import printable
+from nearkin.cli.command import command_of
+from nearkin.errors import OutputError, UsageError
 from nearkin.version import __version__
 
-HELP = """Self-supervised contrastive learning of images, and novel class discovery.
+HELP: Final = """Self-supervised contrastive learning of images, and novel class discovery.
 
 nearkin demo
 
 nearkin train IMAGES --epochs 100
 
 nearkin discover IMAGES --labeled SOME_CLASSES
+
+`nearkin COMMAND --help` lists the common options of a command, `--help-all` all of them.
 """
-app = App(name="nearkin", version=__version__, help=HELP, config=Env(VARIABLES, command=False))
+COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Start": {"demo": "demo:demo", "check": "check:check", "doctor": "info:doctor"},
+    "Encoders": {
+        "train": "train:train",
+        "embed": "frozen:embed_files",
+        "evaluate": "evaluate:evaluate",
+        "export": "export:export",
+    },
+    "Classes": {
+        "discover": "discover:discover",
+        "classify": "classify:classify",
+        "assign": "assign:assign",
+        "select": "select:select",
+    },
+    "Exploration": {
+        "explore": "explore:explore",
+        "report": "report:write_report",
+        "neighbors": "neighbors:neighbors",
+        "index": "index:build_index",
+        "duplicates": "duplicates:duplicates",
+        "compare": "compare:compare",
+        "rank": "compare:rank",
+        "replay": "replay:replay",
+    },
+    "Lists": {
+        "methods": "info:methods",
+        "backbones": "info:backbones",
+        "config": "info:settings",
+    },
+}
+"""The function of `nearkin.commands` that each command calls, by group."""
+COMPLETION: Final = "--install-completion"
 
-TITLES = ("Data", "Method", "Views", "Optimization", "Evaluation", "Machine", "Output")
-GROUPS: Final = {title: Group(title, sort_key=place) for place, title in enumerate(TITLES)}
 
-Flag = Annotated[bool, Parameter(negative="", group=GROUPS["Output"])]
-ENCODER: Final = (
-    "A run folder, an encoder.safetensors, or a name: dinov2-small, timm:NAME, torchvision:NAME, "
-    "a folder of Hugging Face, or ARCHITECTURE@FILE."
-)
-Images = Annotated[
-    str,
-    Parameter(
-        help="A folder, a CSV or Parquet table, a zip or tar, shards, an .npz, each also at s3:// "
-        "or https://, a name such as digits, or FILE.py:NAME."
-    ),
-]
+def application(verb: str = "", *, everything: bool = False) -> App:
+    """Return the application with one command that can be run, and the names of the others.
+
+    The module of that command is imported, and so is torch. Completion needs all of them.
+
+    Args:
+        verb: The command; none for the list of all.
+        everything: Whether help lists all options, rather than the common ones.
+    """
+    app = App(name="nearkin", version=__version__, help=HELP)
+    for place, (title, commands) in enumerate(COMMANDS.items()):
+        group = Group(title, sort_key=place)
+        for name, target in commands.items():
+            if verb in (name, COMPLETION):
+                module, _, function = target.partition(":")
+                called = getattr(import_module(f"nearkin.commands.{module}"), function)
+                command, text = command_of(called, name, everything=everything)
+            else:
+                command, text = _not_loaded, "" if verb else summary(target)
+            app.command(command, name=name, help=text, group=group)
+    if verb == COMPLETION:
+        app.command(_installer(app), name=COMPLETION)
+    return app
 
 
-def is_only_process() -> bool:
-    """Whether this process runs a command that takes one; of several, all but the first say so."""
-    from nearkin.distributed import is_main_process
-
-    if not is_main_process():
-        print("this command takes one process; the first does it, this one ends", file=sys.stderr)
-    return is_main_process()
+def _not_loaded() -> None:
+    raise AssertionError("only the command that is called is loaded")
 
 
-def show(value: Any, as_json: bool, lines: list[str]) -> None:
-    """Print a result: as JSON, or as lines for people, each of them one line whatever it names."""
-    if as_json:
-        print(json.dumps(value))
-    else:
-        print("\n".join(printable(line).replace("\n", r"\n") for line in lines))
+def summary(target: str) -> str:
+    """The first line of a function's docstring, read without importing its module."""
+    module, _, name = target.partition(":")
+    spec = find_spec(f"nearkin.commands.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    function = next(
+        each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name
+    )
+    return (ast.get_docstring(function) or "").partition("\n")[0]
+
+
+def _installer(app: App) -> Callable[..., None]:
+    def install(*, shell: Literal["bash", "zsh", "fish", "powershell"] | None = None) -> None:
+        """Install completion of commands and options by Tab.
+
+        Args:
+            shell: For which shell; for the one that runs if not given.
+        """
+        try:
+            path = app.install_completion(shell=shell)
+        except ShellDetectionError as error:
+            raise UsageError(f"cannot tell which shell runs; give --shell ({error})") from error
+        except OSError as error:
+            raise OutputError(f"cannot install completion: {error}; give another HOME") from error
+        print(f"{path}; shells that are started from now on have it")
+
+    return install

@@ -34,9 +34,10 @@ class Assigned:
     bad: dict[str, str]
     """The others, with the reason."""
 
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a dictionary per image, with the columns of assignments.csv."""
-        return [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.table()]
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary per image, with the columns of assignments.csv; and the bad ones."""
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.table()]
+        return {"images": rows, "bad": self.bad}
 
     def lines(self) -> list[str]:
         """Return lines that say how many images each class has."""
@@ -58,11 +59,11 @@ def assign(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Assigned:
-    """Assign new images to the classes of a discovery or of a classification.
+    """Sort new images into the classes of a discovery or a classification, without training.
 
     Args:
         run: The run folder.
-        data: What `open_images` takes.
+        data: Images: a folder, a table, an archive or shards, or a name such as digits.
         output: A CSV file like assignments.csv.
         copy_to: A new folder to sort the images into, by class.
         trust_remote_code: Whether to run code that files of the run name.

@@ -146,7 +146,7 @@ def check(
     """Check images before training: counts, sizes, bad files, duplicates, proposed settings.
 
     Args:
-        data: What `open_images` takes.
+        data: Images: a folder, a table, an archive or shards, or a name such as digits.
         labels: Where labels come from, as for `TrainConfig`.
         scan: `headers` opens every file, `full` decodes every image.
         reporter: Receives log lines and progress; None is silent.

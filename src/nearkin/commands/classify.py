@@ -20,6 +20,7 @@ from nearkin.classification.outcome import (
     predictions_of,
 )
 from nearkin.classification.report import write_outcome
+from nearkin.commands.settings import given
 from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
@@ -44,14 +45,35 @@ UNTOUCHED = ViewSettings("ncl", num_views=0, seed=0)  # Features of images as th
 
 def classify(
     data: Any,
-    config: ClassifyConfig,
+    config: ClassifyConfig | None = None,
     *,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     reporter: Reporter | None = None,
+    **settings: Any,
 ) -> Run:
-    """Learn classes from labels, and classify all other images; see `nearkin.classify`."""
+    """Learn classes from labels of some images or of all, on top of any encoder.
+
+    Leaves a calibrated classifier, which `nearkin assign` applies to new images.
+
+    Args:
+        data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
+            name such as `digits`; or, from Python, arrays or a data set (docs/data.md).
+        config: The settings, of which `settings` replaces some.
+        out: The run folder; runs/DATA-classify if not given.
+        resume: Continue the run that is in the folder.
+        overwrite: Replace the run that is in the folder.
+        reporter: Receives log lines and progress; None is silent.
+        settings: Fields of `nearkin.ClassifyConfig`.
+
+    Returns:
+        The finished run: `run.path`, `run.summary`.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    config, _ = given(ClassifyConfig, config, settings)
     folder = run_folder(out, data, "classify", again=resume or overwrite)
     if not is_main_process():  # of several that were started: this command takes one
         return Run(folder)

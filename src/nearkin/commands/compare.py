@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from nearkin.config import Criterion
+from nearkin.choices import Criterion
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
@@ -37,11 +37,11 @@ from nearkin.training.checkpoint import backbone_states
 
 
 def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> Comparison:
-    """Compare finished runs of one kind.
+    """Compare finished runs: their metrics, and the settings that differ.
 
     Args:
         runs: Run folders, all trainings, all discoveries or all classifications.
-        output: Also write a page to this file.
+        output: Also write a page to this new file, such as compare.html.
 
     Raises:
         UsageError: If these are not two or more different finished runs of one kind. A frozen
@@ -62,8 +62,8 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
 
 def rank(
     runs: Sequence[str | Path],
-    data: Any = None,
     *,
+    data: Any = None,
     by: Criterion = "view-retrieval",
     backbone: nn.Module | None = None,
     trust_remote_code: bool = False,

@@ -22,6 +22,10 @@ class Demo:
         """The summaries of both runs."""
         return {"train": dict(self.trained.summary), "discover": dict(self.discovered.summary)}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The summaries of both runs."""
+        return self.summary
+
     def lines(self) -> list[str]:
         """Return the summaries of both runs as text."""
         page = self.discovered.folder.report.resolve()
@@ -38,25 +42,26 @@ class Demo:
 def demo(
     *,
     out: str | Path = Path("runs/demo"),
-    overwrite: bool = True,
     reporter: Reporter | None = None,
 ) -> Demo:
-    """Train on digits without labels; then discover 5 to 9 as novel classes, with 0 to 4 labeled.
+    """Train, evaluate and discover on real handwritten digits of scikit-learn; no download.
+
+    The digits 5 to 9 are discovered as novel classes, with 0 to 4 labeled.
 
     The number of novel classes is given: `--classes auto` would find 4 of these 5.
 
     Args:
-        out: The folder of the two run folders, `train` and `discover`.
-        overwrite: Replace an earlier demo in this folder.
+        out: The folder of the two run folders, `train` and `discover`; an earlier demo in it is
+            replaced.
         reporter: Receives log lines and progress; None is silent.
     """
     log, folder = reporter or Silent(), Path(out)
     settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
     log.info("1/2 train: digits, without labels")
-    trained = train("digits", settings, out=folder / "train", overwrite=overwrite, reporter=log)
+    trained = train("digits", settings, out=folder / "train", overwrite=True, reporter=log)
     log.info("2/2 discover: labels for 0 to 4 only")
     config = DiscoverConfig(
-        known="0,1,2,3,4",
+        known=tuple("01234"),
         truth="data",
         classes=5,
         from_run=str(trained.path),
@@ -64,7 +69,5 @@ def demo(
         epochs=30,
         num_views=4,
     )
-    discovered = discover(
-        "digits", config, out=folder / "discover", overwrite=overwrite, reporter=log
-    )
+    discovered = discover("digits", config, out=folder / "discover", overwrite=True, reporter=log)
     return Demo(trained, discovered)

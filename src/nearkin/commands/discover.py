@@ -6,15 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.commands.settings import given
 from nearkin.commands.train import Run
-from nearkin.config import (
-    OBJECTIVE_METHODS,
-    DiscoverConfig,
-    Value,
-    as_given,
-    option,
-    suggestion,
-)
+from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
@@ -39,19 +34,41 @@ from nearkin.run.named import LABEL_COLUMNS
 from nearkin.run.opening import check_copies, kept_copy, open_run, self_contained
 from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter
+from nearkin.schema import Value, option, suggestion
 from nearkin.tables import write_csv
 
 
 def discover(
     data: Any,
-    config: DiscoverConfig,
+    config: DiscoverConfig | None = None,
     *,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     reporter: Reporter | None = None,
+    **settings: Any,
 ) -> Run:
-    """Find novel classes in images of which some are labeled; see `nearkin.discover`."""
+    """Find novel classes among images of which some are labeled.
+
+    Options of the objective's method, uno, ncl or simgcd, are given by their names.
+
+    Args:
+        data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
+            name such as `digits`; or, from Python, arrays or a data set (docs/data.md).
+        config: The settings, of which `settings` replaces some.
+        out: The run folder; runs/DATA-MODE if not given.
+        resume: Continue the run that is in the folder.
+        overwrite: Replace the run that is in the folder.
+        reporter: Receives log lines and progress; None is silent.
+        settings: Fields of `nearkin.DiscoverConfig`, and options of the last stage's method.
+
+    Returns:
+        The finished run: `run.path`, `run.summary`.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    config, _ = given(DiscoverConfig, config, settings)
     if not is_main_process():
         run_worker(data)
         return Run(run_folder(out, data, config.mode, again=True))
@@ -167,7 +184,7 @@ def _options(config: DiscoverConfig) -> dict[str, Value]:
             raise UsageError(f"{option(name)} has an effect with {which} only; give it too")
         near = suggestion(name, DiscoverConfig.__dataclass_fields__)
         raise UsageError(
-            f"unknown option {as_given(name)}.{near} `nearkin discover --help` lists them"
+            f"unknown option {option(name)}.{near} `nearkin discover --help` lists them"
         )
     return {}
 

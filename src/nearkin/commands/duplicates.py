@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float, Int, Int64
 
 from nearkin.commands.vectors import Vectors, check_output, open_vectors
-from nearkin.config import Auto
 from nearkin.data.duplicates import Groups, keep_one, near_groups, relation, signatures
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import class_names
@@ -27,6 +26,7 @@ from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.schema import Auto
 from nearkin.tables import write_csv
 from nearkin.text import aligned
 
@@ -115,7 +115,7 @@ def duplicates(
     is kept already. No image is ever changed or deleted.
 
     Args:
-        data: What `open_images` takes.
+        data: Images: a folder, a table, an archive or shards, or a name such as digits.
         encoder: A run or an encoder, whose features are compared, too.
         vectors: What `embed` has written of `data`, instead of computing features.
         output: A new .csv file for the table.

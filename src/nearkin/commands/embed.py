@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from nearkin.config import Auto, Engine
+from nearkin.choices import Engine
 from nearkin.data.images import Images
 from nearkin.data.notes import lines
 from nearkin.data.opening import open_images
@@ -31,9 +31,10 @@ from nearkin.files import check_new
 from nearkin.pace import Pace
 from nearkin.run.failures import resource_errors
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.schema import Auto
 
 
-def embed(
+def embed_table(
     run: str | Path,
     data: Any,
     *,
@@ -48,7 +49,7 @@ def embed(
     workers: int | Auto = "auto",
     reporter: Reporter | None = None,
 ) -> Embeddings:
-    """Compute the features of images with an encoder, all in memory; see `nearkin.embed`.
+    """Compute the features of images with an encoder, all in memory.
 
     Images that cannot be read have no features. `embed_parts` needs memory for one part only.
 
@@ -154,7 +155,7 @@ def embed_parts(
 
     Args:
         run: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
-        data: What `open_images` takes.
+        data: Images: a folder, a table, an archive or shards, or a name such as digits.
         output: A new folder, or one that was begun with the same encoder, data and shard.
         shard: Images of a part.
         part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.

@@ -1,6 +1,6 @@
 """`nearkin evaluate`: measure an encoder beside its start, the untrained network and pixels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -8,10 +8,11 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
+from nearkin.choices import Protocol
 from nearkin.commands.embed import load_source
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.frozen import frozen_floors, resolved
-from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
+from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.notes import lines
 from nearkin.data.split import Split
@@ -22,6 +23,7 @@ from nearkin.encoders.projector import embedding_encoder
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
+from nearkin.evaluation.protocols import chosen
 from nearkin.evaluation.table import are_vectors
 from nearkin.extensions import check_trusted
 from nearkin.pace import ProgressCallback, under
@@ -29,6 +31,7 @@ from nearkin.run.data import changed_data, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.schema import Auto
 from nearkin.training.session import floors
 
 
@@ -37,7 +40,7 @@ def evaluate(
     data: Any = None,
     *,
     train: str | Path | None = None,
-    protocol: str = "quick",
+    protocol: Sequence[Protocol] = ("quick",),
     features: Literal["backbone", "embedding"] = "backbone",
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
@@ -48,7 +51,9 @@ def evaluate(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Evaluation:
-    """Measure the encoder of a run, or any other; or vectors, as many as a disk holds.
+    """Measure an encoder beside its baselines: its start, the untrained network, raw pixels.
+
+    Of vectors that `nearkin embed -o` has written, it measures as many as a disk holds.
 
     Args:
         run: A run folder, or what else `nearkin.load` takes, such as dinov2-small; or what
@@ -57,9 +62,10 @@ def evaluate(
             that is of no run.
         train: The vectors to learn from, if `run` are vectors; by default those of them whose
             split is `train`. All others are scored.
-        protocol: What is measured, names of `nearkin.config.PROTOCOLS` separated by commas, or
-            `full`. Other than `quick`, the measures of a run's own images are also stored in its
-            evaluation.json and shown by its page.
+        protocol: What is measured: some of quick, knn, linear, attentive, fewshot, retrieval
+            and labelfree (see `nearkin.choices.PROTOCOLS`), or full. Other than quick,
+            the measures of a run's own images are also stored in its evaluation.json and shown by
+            its page.
         features: What is measured: those of the `backbone`, as everywhere; with `embedding` also
             the run's embedding, which its projector makes of them, in a table of its own.
         image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
@@ -68,7 +74,7 @@ def evaluate(
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         devices: Processes on this machine that share the measures of vectors; an encoder is
-            measured by one, whatever NEARKIN_DEVICES says.
+            measured by one.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
 
@@ -81,7 +87,7 @@ def evaluate(
     Raises:
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
-    names = protocol_names(protocol)  # refused before anything is opened
+    chosen(protocol)  # refused before anything is opened
     if are_vectors(Path(run)):
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
@@ -127,9 +133,9 @@ def evaluate(
             on_progress=log.progress,
         )
     evaluation = _named(evaluation, table, measured.dim)
-    if data is None and same and (names != ["quick"] or table == "embedding"):
+    if data is None and same and ([*protocol] != ["quick"] or table == "embedding"):
         _store(folder, evaluation, log)
-    return evaluation
+    return replace(evaluation, start=folder.start)
 
 
 def _opened(

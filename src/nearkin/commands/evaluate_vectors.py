@@ -5,7 +5,7 @@ into memory; measures read it block by block.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Int
 
+from nearkin.choices import Protocol
 from nearkin.config import EmbedConfig
 from nearkin.data.labels import numbered
 from nearkin.data.split import scored_part
@@ -45,7 +46,7 @@ COPIED: Final = {"train": ENTRIES["retrieval"], "test": ENTRIES["fewshot"]}
 def evaluate_vectors(
     vectors: str | Path,
     train: str | Path | None = None,
-    protocol: str = "quick",
+    protocol: Sequence[Protocol] = ("quick",),
     device: str = "auto",
     devices: int = 1,
     reporter: Reporter | None = None,

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 from uuid import uuid4
@@ -15,9 +15,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.choices import ExportFormat, GraphFormat
 from nearkin.commands.atlas import write_atlas
 from nearkin.commands.vectors import images_of
-from nearkin.config import ExportFormat, GraphFormat
 from nearkin.data.batches import CenterCrops, from_zero_to_one, to_input
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
@@ -61,6 +61,10 @@ class Exported:
     what: str
     checks: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "path": str(self.path.resolve())}
+
     def lines(self) -> list[str]:
         """Return lines on the comparison, and where it is."""
         return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path.resolve()}"]
@@ -68,9 +72,9 @@ class Exported:
 
 def export(
     run: str | Path,
-    output: str | Path | None = None,
     data: Any = None,
     *,
+    output: str | Path | None = None,
     format: ExportFormat = "atlas",
     dynamic_size: bool = False,
     license: str = "",

@@ -4,7 +4,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from nearkin.commands.embed import load_source
+from nearkin.choices import Engine
+from nearkin.commands.embed import embed_parts, embed_table, is_folder, load_source
+from nearkin.commands.settings import given, stored
 from nearkin.commands.train import Run
-from nearkin.config import TRUST, EmbedConfig, option
+from nearkin.commands.vectors import images_of
+from nearkin.config import TRUST, EmbedConfig, defaults
 from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
@@ -24,7 +27,13 @@ from nearkin.encoders.encoder import Encoder, is_own, load, untrained_like, writ
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.table import PartFolder, note_on, write_embeddings
+from nearkin.evaluation.table import (
+    PartFolder,
+    PartsWritten,
+    note_on,
+    read_embeddings,
+    write_embeddings,
+)
 from nearkin.methods import METHODS
 from nearkin.pace import under
 from nearkin.report.image_map import EarlyMap
@@ -35,6 +44,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
 from nearkin.run.reporter import Reporter
+from nearkin.schema import option
 from nearkin.training.health import health
 
 SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
@@ -44,7 +54,162 @@ MOST_UNTRAINED: Final = {"cpu": 5_000, "cuda": 100_000}
 itself, which hours of a CPU are too much for."""
 
 
-def embed_folder(
+def embed(
+    encoder: str | Path,
+    data: Any,
+    config: EmbedConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    backbone: nn.Module | None = None,
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> Embeddings:
+    """Compute the features of images by an encoder as it is, without training.
+
+    Without `out` they are only computed, and written to `output`; the settings of an evaluation
+    have no effect then, and are refused. `embed_parts` needs memory for a part of them only.
+
+    Args:
+        encoder: A run folder, a file, or a name such as `dinov2-small`; what `load` takes.
+        data: What `nearkin.train` takes.
+        config: The settings, of which `settings` replaces some.
+        out: A run folder to make: embeddings, metrics beside their baselines, and the report.
+        output: A file to write the features to: .parquet, .npz, or .npy with a .csv beside it.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`, or the file `output`.
+        backbone: The encoder's network, if it was given one from Python; untrained.
+        reporter: Receives log lines and progress; None is silent.
+        settings: Fields of `nearkin.EmbedConfig`.
+
+    Returns:
+        Unit vectors, a row per readable image, in the order of the data.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    config, _ = given(EmbedConfig, config, {**settings, "encoder": stored("encoder", encoder)})
+    if out is None:
+        only_of_folders(config, resume=resume)
+        return embed_table(
+            encoder,
+            data,
+            output=output,
+            overwrite=overwrite,
+            backbone=backbone,
+            reporter=reporter,
+            **_of_tables(config),
+        )
+    if output is not None:
+        raise UsageError("out makes a run folder and output only a table; give one")
+    run = embed_run(
+        data,
+        config,
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        network=backbone,
+        reporter=reporter,
+    )
+    return read_embeddings(run.folder.embeddings, images_of(run.folder, data))
+
+
+@dataclass(frozen=True)
+class TableWritten:
+    """A file of features."""
+
+    path: Path
+    images: int
+    features: int
+    bad: Mapping[str, str]  # Images without features, and why
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    def lines(self) -> list[str]:
+        """Lines of text."""
+        left_out = [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
+        return [f"{self.images} images, {self.features} features each: {self.path}", *left_out]
+
+
+def embed_files(
+    encoder: str | Path,
+    data: Any,
+    config: EmbedConfig,
+    *,
+    out: str | Path | None = None,
+    output: str | None = None,
+    shard: int | None = None,
+    part: str = "",
+    engine: Engine = "local",
+    resume: bool = False,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+) -> Run | TableWritten | PartsWritten:
+    """Embed images by an encoder as it is, without training, and measure it.
+
+    Makes a run folder, which other commands take like that of a training. With -o, only the
+    features are written. Into a folder, they are written in parts, with only one part in memory:
+    what is there is not made again, and processes that torchrun or srun has started divide the
+    parts.
+
+    Args:
+        encoder: A run folder, an encoder.safetensors, or a name: dinov2-small, timm:NAME,
+            torchvision:NAME, a folder of Hugging Face, or ARCHITECTURE@FILE.
+        data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`), or
+            a name such as digits.
+        config: The settings.
+        out: The run folder; runs/DATA-ENCODER if not given.
+        output: Only a table of features instead: a .parquet, .npz or .npy, or a folder of parts,
+            whose name ends in /.
+        shard: Images of a part; 65,536 if not given.
+        part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
+        engine: ray: let the actors of a Ray cluster make the parts.
+        resume: Continue the run that is in the folder.
+        overwrite: Replace the run that is in the folder, or the file.
+        reporter: Receives log lines and progress.
+    """
+    config = replace(config, encoder=str(encoder))
+    parts = {"part": part, "engine": engine, **({"shard": shard} if shard is not None else {})}
+    has_parts = parts != {"part": "", "engine": "local"}
+    if output is None:
+        if has_parts:
+            raise UsageError(
+                "--shard, --part and --engine are of a folder of parts; give one with -o FOLDER/"
+            )
+        return embed_run(
+            data, config, out=out, resume=resume, overwrite=overwrite, reporter=reporter
+        )
+    if out is not None:
+        raise UsageError("--out makes a run folder and -o only a table; give one")
+    only_of_folders(config, resume=resume, overwrite=overwrite and is_folder(output))
+    if is_folder(output):
+        more: Any = {**_of_tables(config), **parts}
+        return embed_parts(encoder, data, output, reporter=reporter, **more)
+    if has_parts:
+        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
+    embeddings = embed_table(
+        encoder,
+        data,
+        output=output,
+        overwrite=overwrite,
+        reporter=reporter,
+        **_of_tables(config),
+    )
+    count, dim = embeddings.vectors.shape
+    return TableWritten(Path(output).resolve(), count, dim, dict(embeddings.bad))
+
+
+def _of_tables(config: EmbedConfig) -> dict[str, Any]:
+    """The settings that matter where only features are written."""
+    names = ("labels", "image_size", "allow_partial", TRUST, "device", "workers")
+    return {name: getattr(config, name) for name in names}
+
+
+def embed_run(
     data: Any,
     config: EmbedConfig,
     *,
@@ -54,7 +219,7 @@ def embed_folder(
     network: nn.Module | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Embed images by an encoder that is not trained, and measure it; see `nearkin.embed`.
+    """Embed images by an encoder that is not trained, and measure it, in a run folder.
 
     `network` is the encoder's, if it was given one from Python; untrained.
     """
@@ -101,10 +266,11 @@ def only_of_folders(config: EmbedConfig, *, resume: bool, overwrite: bool = Fals
     used = (
         "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "workers", "report"
     )  # fmt: skip
+    default = defaults(EmbedConfig)
     unused = [
-        option(entry.name)
-        for entry in fields(config)
-        if entry.name not in used and getattr(config, entry.name) != entry.default
+        option(name)
+        for name in default
+        if name not in used and getattr(config, name) != default[name]
     ]
     unused += ["--resume"] * resume + ["--overwrite"] * overwrite
     if unused:

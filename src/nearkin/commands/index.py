@@ -33,8 +33,27 @@ class Made:
     index: str  # The SHA-256 of its file
 
 
-def build_index(vectors: str | Path, output: str | Path) -> Made:
-    """Write an index of features, with a .json beside it. The index is held in memory.
+@dataclass(frozen=True)
+class IndexWritten:
+    """An index of features that has been made."""
+
+    path: Path
+    kind: str  # As the index_factory of faiss reads it
+    images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    def lines(self) -> list[str]:
+        """A line of text."""
+        return [f"{self.images} images, {self.kind}: {self.path}"]
+
+
+def build_index(vectors: str | Path, *, output: str | Path) -> IndexWritten:
+    """Make an approximate index of features, for `nearkin neighbors --index`; needs faiss.
+
+    It is held in memory, and has a .json beside it.
 
     Args:
         vectors: A folder of parts, a .parquet, or an .npz.
@@ -68,7 +87,7 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         made = Made(kind, count, dim, table.fingerprint, digest(path))
         replace_text(_note(path), json.dumps(asdict(made), indent=2) + "\n")
-    return made
+    return IndexWritten(path.resolve(), kind, count)
 
 
 def kind_of_index(count: int, dim: int) -> tuple[str, int]:

@@ -9,7 +9,6 @@ import math
 import platform
 import re
 import sys
-from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,22 +17,7 @@ import torch
 from rich.console import Console
 from rich.markdown import Markdown
 
-from nearkin.config import (
-    EMA,
-    RECIPE,
-    TRUST,
-    Range,
-    TrainConfig,
-    Value,
-    choices,
-    field_docs,
-    metadata,
-    option,
-    recipes,
-    settings_file,
-    spelled,
-    toml_value,
-)
+from nearkin.config import GROUPS, TRUST, TrainConfig, defaults
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.encoders.libraries import nearest
 from nearkin.encoders.pretrained import DINOV2, license_of
@@ -44,7 +28,17 @@ from nearkin.methods import METHODS, method_class, option_types, parameters
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.pace import count
 from nearkin.run.options import default_options, fitted_options
+from nearkin.schema import (
+    EMA,
+    Value,
+    choices,
+    described,
+    metadata,
+    option,
+    parameter_docs,
+)
 from nearkin.text import aligned
+from nearkin.toml import RECIPE, recipe_files, settings_file, toml_value
 from nearkin.version import __version__
 
 
@@ -78,13 +72,6 @@ def idea(cls: type) -> str:
     return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
 
 
-def arguments(cls: type) -> dict[str, str]:
-    """The descriptions under `Args:` in a class's docstring."""
-    _, _, section = (inspect.getdoc(cls) or "").partition("Args:\n")
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section.split("\n\n")[0], re.MULTILINE)
-    return {name: re.sub(r"\s*\n\s*", " ", text) for name, text in entries}
-
-
 def list_methods() -> list[str]:
     """Return the names of all methods, as `nearkin.train` takes them."""
     return list(METHODS)
@@ -99,8 +86,12 @@ def describe_method(method: str) -> str:
     return page(method)
 
 
-def method_lines(name: str = "") -> list[str]:
-    """Return each method in a sentence, or the page of one."""
+def methods(name: str = "") -> list[str]:
+    """List the methods, or show all about one: equation, options, paper, recipes, results.
+
+    Args:
+        name: The one to show.
+    """
     if name:
         console = Console(highlight=False, color_system=None)
         with console.capture() as text:
@@ -166,7 +157,7 @@ class Option(NamedTuple):
 
 def options(cls: type[Method[Any]]) -> dict[str, Option]:
     """The options of a method, from its constructor."""
-    here, kinds, notes = default_options(cls), option_types(cls), arguments(cls)
+    here, kinds, notes = default_options(cls), option_types(cls), parameter_docs(cls)
     described = {}
     for key, parameter in parameters(cls).items():
         meaning = f"{notes.get(key, '')} {values(kinds[key])}.".strip()
@@ -197,10 +188,8 @@ def option_table(cls: type[Method[Any]]) -> list[str]:
 def values(kind: Any) -> str:
     """What an option can be, as the end of its description."""
     if choices(kind):
-        return f"One of {', '.join(choices(kind))}"
-    limits = metadata(kind, Range)
-    separator = "," if limits and str(limits).startswith("at least") else ""
-    text = spelled(kind) + (f"{separator} {limits}" if limits else "")
+        return f"One of {', '.join(map(str, choices(kind)))}"
+    text = described(kind)
     return text[0].upper() + text[1:]
 
 
@@ -231,9 +220,19 @@ def automatic(defaults: Defaults) -> dict[str, str]:
     }
 
 
+def settings(name: str = "simclr", *, recipes: bool = False) -> list[str]:
+    """Print every setting of a method with its default, or a recipe, as TOML for `--config`.
+
+    Args:
+        name: A method, or recipe:NAME.
+        recipes: List the recipes, which are settings of papers, instead.
+    """
+    return recipe_lines() if recipes else default_settings(name).rstrip("\n").splitlines()
+
+
 def recipe_lines() -> list[str]:
     """Each recipe, as `--config` takes it, with its title."""
-    texts = {name: file.read_text(encoding="utf-8") for name, file in recipes().items()}
+    texts = {name: file.read_text(encoding="utf-8") for name, file in recipe_files().items()}
     return aligned([(RECIPE + name, text.splitlines()[0][2:]) for name, text in texts.items()])
 
 
@@ -249,15 +248,15 @@ def default_settings(name: str = "simclr") -> str:
     if name.startswith(RECIPE):
         return settings_file(Path(name)).read_text(encoding="utf-8")
     cls = method_class(name)
-    means, notes = automatic(cls.defaults), field_docs(TrainConfig)
+    means, notes = automatic(cls.defaults), parameter_docs(TrainConfig)
     lines = [f"# {label(name)}: {idea(cls)}", ""]
-    for entry in fields(TrainConfig):
-        if entry.name in TrainConfig.groups:
-            lines += [f"# --- {TrainConfig.groups[entry.name]} ---", ""]
-        if entry.name not in ("options", TRUST):
-            value = name if entry.name == "method" else getattr(TrainConfig, entry.name)
-            here = f" Here auto is {means[entry.name]}." if entry.name in means else ""
-            lines += [f"# {notes[entry.name]}{here}", f"{entry.name} = {toml_value(value)}", ""]
+    default = defaults(TrainConfig)
+    for title, settings in GROUPS.items():
+        lines += [f"# --- {title} ---", ""]
+        for key in (each for each in settings if each in default and each != TRUST):
+            value = name if key == "method" else default[key]
+            here = f" Here auto is {means[key]}." if key in means else ""
+            lines += [f"# {notes[key]}{here}", f"{key} = {toml_value(value)}", ""]
     lines += ["[options]"]
     for key, each in options(cls).items():
         lines.append(f"# {each.meaning} Typed as {each.name}.")
@@ -294,14 +293,19 @@ def list_backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
     return matching
 
 
-def pretrained_lines(pattern: str) -> list[str]:
-    """Names of encoders with weights, and their licenses."""
-    names = list_backbones(pattern, pretrained=True)
-    return aligned([(name, license_of(name)) for name in names])
+def backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
+    """List the networks that can be trained, or the encoders that can be started from.
+
+    Args:
+        pattern: Only names that contain this.
+        pretrained: List the names of encoders with weights, each with its license.
+    """
+    names = list_backbones(pattern, pretrained=pretrained)
+    return aligned([(name, license_of(name)) for name in names]) if pretrained else names
 
 
 def doctor() -> dict[str, str]:
-    """Return versions and what this machine can do, by what it is."""
+    """Print versions, device, precision and threads, for a bug report."""
     device = choose_device("auto")
     packages = ("torch", "torchvision", "timm", "numpy", "Pillow", "scikit-learn")
     threads = count(torch.get_num_threads(), "thread")

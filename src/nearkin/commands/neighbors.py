@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from nearkin.commands.embed import load_source
 from nearkin.commands.index import shortlist
 from nearkin.commands.vectors import check_origin, images_of
-from nearkin.config import Auto
 from nearkin.data.folders import list_files
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
@@ -26,9 +25,11 @@ from nearkin.evaluation.table import (
     most_similar,
     open_table,
 )
+from nearkin.files import check_new
 from nearkin.objectives import unit
 from nearkin.report.plots import contact_sheet
 from nearkin.run.folder import RunFolder
+from nearkin.schema import Auto
 
 
 def neighbors(
@@ -41,6 +42,8 @@ def neighbors(
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
+    sheet: str | Path | None = None,
+    data: Any = None,
     backbone: nn.Module | None = None,
     device: str = "auto",
 ) -> list[Neighbors]:
@@ -57,6 +60,8 @@ def neighbors(
         image_size: Side of the images in pixels that the vectors were made with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         trust_remote_code: Whether to run code that files of the run name.
+        sheet: Also a new image file of them beside their neighbors, such as sheet.png.
+        data: The images to show on it, if they are not those of the run.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute features.
 
@@ -65,6 +70,8 @@ def neighbors(
         DataError: If an image cannot be read.
         CheckpointError: If the vectors or the index are damaged, or of something else.
     """
+    if sheet is not None:
+        check_new(Path(sheet))
     if top < 1 or not files:
         raise UsageError("nothing to look for; give at least one image, and --top 1 or more")
     if vectors is None and image_size != "auto":
@@ -83,7 +90,10 @@ def neighbors(
     else:
         blocks = table.blocks(shortlist(Path(index), table, queries, top))
     nearest = most_similar(blocks, queries, top)
-    return [Neighbors(str(name), near) for name, near in zip(files, nearest, strict=True)]
+    found = [Neighbors(str(name), near) for name, near in zip(files, nearest, strict=True)]
+    if sheet is not None:
+        _write_sheet(found, run, Path(sheet), data, trust_remote_code)
+    return found
 
 
 def _table(run: str | Path, encoder: Encoder, vectors: str | Path | None) -> EmbeddingTable:
@@ -119,30 +129,11 @@ def _features(
     return unit(embeddings.tensor[[rows[name] for name in names]])
 
 
-def sheet(
-    results: Sequence[Neighbors],
-    run: str | Path,
-    output: str | Path,
-    data: Any = None,
-    *,
-    trust_remote_code: bool = False,
-) -> Path:
-    """Write a contact sheet of images beside their neighbors, with names and similarities.
-
-    Args:
-        results: The results of `neighbors`.
-        run: The run whose images were searched.
-        output: The file.
-        data: Other images that were searched instead.
-        trust_remote_code: Whether to run code that files of the run name.
-
-    Raises:
-        NearkinError: One line on what failed.
-    """
-    images = (
-        images_of(RunFolder(Path(run)), trust_remote_code=trust_remote_code)
-        if data is None
-        else open_images(data)
-    )
-    rows = [(str(r.image), [(n.path, n.similarity) for n in r.neighbors]) for r in results]
-    return contact_sheet(rows, images, Path(output))
+def _write_sheet(
+    found: Sequence[Neighbors], run: str | Path, output: Path, data: Any, trust: bool
+) -> None:
+    """Draw images beside their neighbors, with names and similarities."""
+    folder = RunFolder(Path(run))
+    images = images_of(folder, trust_remote_code=trust) if data is None else open_images(data)
+    rows = [(str(each.image), [(n.path, n.similarity) for n in each.neighbors]) for each in found]
+    contact_sheet(rows, images, output)

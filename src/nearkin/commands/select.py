@@ -1,15 +1,15 @@
 """`nearkin select`: which images to label first."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from nearkin.choices import Rule
 from nearkin.commands.vectors import Vectors, check_output, open_vectors
-from nearkin.config import Auto, Rule
 from nearkin.data.labels import class_of
 from nearkin.data.tables import file_at, match
 from nearkin.discovery.assignments import LABEL_COLUMNS
@@ -20,6 +20,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
 from nearkin.run.reporter import Reporter
+from nearkin.schema import Auto
 from nearkin.tables import write_csv
 
 
@@ -32,6 +33,10 @@ class Selected:
     num_unlabeled: int  # That could have been selected
     num_labeled: int  # That have a label already
     output: Path | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "output": self.output and str(self.output.resolve())}
 
     def lines(self) -> list[str]:
         """Lines of text."""
@@ -61,7 +66,7 @@ def select(
     workers: int | Auto = "auto",
     reporter: Reporter | None = None,
 ) -> Selected:
-    """Select images to label, by their features; the same for equal arguments.
+    """Select which images to label first, by their features; the same for equal arguments.
 
     No label but those of `labeled`, and of the run that `uncertain` takes, is ever looked at.
     Images that a run holds out for scoring are left out: their labels would teach nothing.

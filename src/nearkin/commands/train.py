@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from nearkin.classification.report import lines as classification_lines
+from nearkin.commands.settings import given
 from nearkin.config import TrainConfig
 from nearkin.discovery.report import lines as discovery_lines
 from nearkin.distributed import is_main_process
@@ -44,6 +45,10 @@ class Run:
         """The measures, as in summary.json."""
         return self.folder.read_summary()
 
+    def to_dict(self) -> Mapping[str, Any]:
+        """The measures, as in summary.json."""
+        return self.summary
+
     def lines(self) -> list[str]:
         """Return the measures as text, or what was discovered."""
         summary = self.summary
@@ -61,16 +66,35 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    network: nn.Module | None = None,
     reporter: Reporter | None = None,
+    **settings: Any,
 ) -> Run:
-    """Train an encoder on images and measure it; see `nearkin.train`.
+    """Train an encoder on images without labels, and measure it.
 
-    `network` is one of your own instead of `config.backbone`, untrained.
+    Options of the method are given by their names, such as `temperature`; `nearkin methods NAME`
+    lists them.
+
+    Args:
+        data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
+            name such as `digits`; or, from Python, arrays or a data set (docs/data.md).
+        config: The settings, of which `settings` replaces some.
+        out: The run folder; runs/DATA-METHOD if not given.
+        resume: Continue the run that is in the folder.
+        overwrite: Replace the run that is in the folder.
+        reporter: Receives log lines and progress; None is silent.
+        settings: Fields of `nearkin.TrainConfig`, and options of the method. `backbone` may be a
+            network of your own, untrained, from images to features; `method` a class.
+
+    Returns:
+        The finished run: `run.path`, `run.summary`.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
+    config, network = given(TrainConfig, config, settings)
     if not is_main_process():
         return Run(run_worker(data, network))
-    config = _checked(config or TrainConfig(), network)
+    config = _checked(config, network)
     folder = run_folder(out, data, label(config.method), again=resume or overwrite)
     with open_run(
         folder,

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from nearkin.classification.data import open_labeled_data
-from nearkin.commands.embed import embed, load_source
-from nearkin.config import Auto, ClassifyConfig, DiscoverConfig
+from nearkin.commands.embed import embed_table, load_source
+from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
@@ -23,6 +23,7 @@ from nearkin.extensions import check_trusted
 from nearkin.files import check_new
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
+from nearkin.schema import Auto
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def open_vectors(
     else:
         with TemporaryDirectory() as folder:
             table = Path(folder) / "vectors.parquet"
-            embed(
+            embed_table(
                 source,
                 data,
                 output=table,

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.config import load_toml, suggestion
 from nearkin.data.views import View
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_reference
 from nearkin.places import user_path
+from nearkin.schema import suggestion
+from nearkin.toml import load_toml
 
 INSTDISC: Final = View(
     flip=0.5, jitter=1.0, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.4, gray=0.2

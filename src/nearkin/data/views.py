@@ -3,20 +3,23 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
+from msgspec import Meta
 from torch import Tensor
 
-from nearkin.config import fits, suggestion
 from nearkin.data.rng import uniform
 from nearkin.distributed import to_device
 from nearkin.errors import UsageError
+from nearkin.schema import Fraction, Weight, described, suggestion
 
 Interpolation = Literal["bilinear", "bicubic"]
+Ratio = Annotated[float, Meta(ge=0.01, le=100)]
 
 ATTEMPTS = 10  # Boxes that are tried before the largest central one is used
 
@@ -226,48 +229,50 @@ class View:
         UsageError: If a value is of the wrong type or outside of its range.
     """
 
-    kind: str = "strong"
+    kind: Annotated[str, Meta(min_length=1)] = "strong"
     """What a method asks for it by: strong, weak, small, gray, or a name of your own."""
-    scale: tuple[float, float] = (0.2, 1.0)
+    scale: tuple[Fraction, Fraction] = (0.2, 1.0)
     """Smallest and largest area of the crop, as a share of the image's, 0 to 1."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: tuple[Ratio, Ratio] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of the crop, 0.01 to 100."""
-    flip: float = 0.0
+    flip: Fraction = 0.0
     """Probability of a horizontal flip."""
-    jitter: float = 0.0
+    jitter: Fraction = 0.0
     """Probability of color jitter: the four changes that follow, in random order."""
-    brightness: float = 0.0
+    brightness: Weight = 0.0
     """Pixels are multiplied by a factor from max(0, 1 - this) to 1 + this."""
     additive_brightness: bool = False
     """Whether a number from -brightness to brightness is added to pixels instead."""
-    contrast: float = 0.0
+    contrast: Weight = 0.0
     """Distances from the mean luminance are multiplied likewise."""
-    saturation: float = 0.0
+    saturation: Weight = 0.0
     """Distances from gray are multiplied likewise."""
-    hue: float = 0.0
+    hue: Annotated[float, Meta(ge=0, le=0.5)] = 0.0
     """Largest change of hue either way, as a share of the color circle, 0 to 0.5."""
-    gray: float = 0.0
+    gray: Fraction = 0.0
     """Probability of conversion to grayscale."""
-    blur: float = 0.0
+    blur: Fraction = 0.0
     """Probability of a Gaussian blur; its kernel is a tenth of the view's side."""
-    sigma: tuple[float, float] = (0.1, 2.0)
+    sigma: tuple[Weight, Weight] = (0.1, 2.0)
     """Smallest and largest standard deviation of the blur, in pixels of the view."""
-    solarize: float = 0.0
+    solarize: Fraction = 0.0
     """Probability that pixels of 0.5 or more are inverted."""
-    translate: float = 0.0
+    translate: Fraction = 0.0
     """Largest shift across and down, as a share of the view's side, 0 to 1."""
     whole_shifts: bool = False
     """Whether shifts are whole pixels of the image: a fraction of one blurs a small image."""
-    rotate: float = 0.0
+    rotate: Annotated[float, Meta(ge=0, le=180)] = 0.0
     """Largest rotation either way, in degrees, 0 to 180."""
-    size: float = 1.0
+    size: Annotated[float, Meta(ge=0.05, le=1)] = 1.0
     """Side of the view, as a share of the run's image size, 0.05 to 1."""
     interpolation: Interpolation = "bilinear"
     """Of crops of small images, `bilinear` or `bicubic`; those of photos are always bicubic."""
 
     def __post_init__(self) -> None:
+        kinds = get_type_hints(View, include_extras=True)
         for entry in fields(self):
-            _checked(entry.name, getattr(self, entry.name))
+            value = _checked(entry.name, getattr(self, entry.name), kinds[entry.name])
+            object.__setattr__(self, entry.name, value)
 
     @classmethod
     def from_dict(cls, values: Any) -> "View":
@@ -277,7 +282,7 @@ class View:
             raise UsageError(f"{values!r} is no view; give a table of {', '.join(known)}")
         for key in values.keys() - set(known):
             raise UsageError(f"a view has no {key}.{suggestion(key, known)}")
-        return cls(**{key: _checked(key, value) for key, value in values.items()})
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as TOML and JSON hold them."""
@@ -286,43 +291,15 @@ class View:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in changed.items()}
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: Any, kind: Any) -> Any:
     """A field's value as floats, a list as a tuple; refused if it does not fit the field."""
-    if name == "kind":
-        if not isinstance(value, str) or not value:
-            raise UsageError(f"a view's kind is {value!r}; give a name, such as strong")
-        return value
-    if name in CHOICES:
-        if value not in CHOICES[name]:
-            choices = " or ".join(map(str, CHOICES[name])).lower()
-            raise UsageError(f"a view's {name} is {value!r}; give {choices}")
-        return value
-    is_pair, several = name in PAIRS, isinstance(value, tuple | list)
-    numbers = tuple(value) if several else (value,)
-    right = several == is_pair and len(numbers) == 1 + is_pair
-    if not right or not all(fits(number, float) for number in numbers):
-        kind = "two numbers, low and high" if is_pair else "a number"
-        raise UsageError(f"a view's {name} is {value!r}; give {kind}")
-    low, high = RANGES[name]
-    if not low <= numbers[0] <= numbers[-1] <= high:
-        raise UsageError(f"a view's {name} is {value}; give {low:g} to {high:g}")
-    return tuple(map(float, numbers)) if is_pair else float(value)
-
-
-CHOICES: Final = {
-    "interpolation": get_args(Interpolation),
-    **dict.fromkeys(("additive_brightness", "whole_shifts"), (False, True)),
-}
-PAIRS: Final = ("scale", "ratio", "sigma")
-RANGES: Final = {
-    **dict.fromkeys(("flip", "jitter", "gray", "blur", "solarize", "scale", "translate"), (0, 1)),
-    **dict.fromkeys(("brightness", "contrast", "saturation", "sigma"), (0, np.inf)),
-    "hue": (0, 0.5),
-    "ratio": (0.01, 100),
-    "rotate": (0, 180),
-    "size": (0.05, 1),
-}
-"""Smallest and largest value of each number."""
+    try:
+        converted = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"a view's {name} is {value!r}; give {described(kind)}") from error
+    if isinstance(converted, tuple) and converted[0] > converted[1]:
+        raise UsageError(f"a view's {name} is {value!r}; give the smaller number first")
+    return converted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from nearkin.config import DiscoverConfig, seconds
+from nearkin.config import DiscoverConfig, Duration, seconds
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.stages import Stage
@@ -36,7 +36,7 @@ def last_block(network: Backbone) -> str:
     return blocks[-1] if blocks else ""
 
 
-def planned_time(config: DiscoverConfig, device: torch.device) -> str:
+def planned_time(config: DiscoverConfig, device: torch.device) -> Duration:
     """Return how long a whole discovery may take: `--max-time`, or half an hour without a GPU.
 
     It is "" where there is no limit, and where there is nothing to plan.
@@ -46,16 +46,16 @@ def planned_time(config: DiscoverConfig, device: torch.device) -> str:
     return config.max_time or ("" if device.type == "cuda" else AUTO_TIME)
 
 
-def pretraining_time(planned: str) -> str:
+def pretraining_time(planned: Duration) -> str:
     """Return the part of the time for a whole discovery that trains its encoder.
 
     >>> pretraining_time("30m"), pretraining_time("")
     ('900s', '')
     """
-    return planned and f"{max(1, round(PRETRAINING * seconds(planned)))}s"
+    return f"{max(1, round(PRETRAINING * seconds(planned)))}s" if planned else ""
 
 
-def time_left(planned: str, spent: float) -> float:
+def time_left(planned: Duration, spent: float) -> float:
     """Return the seconds left for training: a fifteenth of the whole is for tables and page.
 
     >>> time_left("30m", spent=180.0)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from nearkin.config import DiscoverConfig, TrainConfig, Value
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, check_sizes
 from nearkin.discovery.features import (
     CachedFeatures,
@@ -61,6 +61,7 @@ from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import open_run
 from nearkin.run.reporter import Logger
+from nearkin.schema import Value
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
 from nearkin.types import UNKNOWN

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.config import DiscoverConfig, TrainConfig, Value
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
@@ -38,6 +38,7 @@ from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import method_options
 from nearkin.run.reporter import Logger
+from nearkin.schema import Value
 from nearkin.training.fit import Lead, fit, optimizer_for, training_steps
 from nearkin.training.health import health
 from nearkin.training.session import check_same_images
@@ -198,7 +199,7 @@ def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfi
     sampler = TwoStreamBatchSampler(
         np.zeros(0, np.int64), rows, min(int(base.batch_size), len(rows)), base.seed
     )
-    config = _stage_config(replace(base, lr_milestones=""), "supervised", sampler, {})
+    config = _stage_config(replace(base, lr_milestones=()), "supervised", sampler, {})
     return build_stage(encoder, task, sampler, config)
 
 

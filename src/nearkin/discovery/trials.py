@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 
-from nearkin.config import OBJECTIVE_METHODS, Auto, DiscoverConfig, TrainConfig, Value
+from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.cache import free_memory
 from nearkin.data.rng import permutation
 from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
@@ -26,6 +27,7 @@ from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
 from nearkin.files import read_arrays, usable
 from nearkin.measures.matching import right
+from nearkin.schema import Auto, Value
 from nearkin.types import UNKNOWN
 
 

@@ -19,12 +19,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import suggestion
 from nearkin.encoders.libraries import differences
 from nearkin.encoders.preprocessing import Crop, Interpolation, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.files import usable
 from nearkin.networks.backbone import RESERVED
+from nearkin.schema import suggestion
 
 PREFIX: Final = "transformers:"
 CLASS_TOKEN, POOLED, AVERAGE = "class token", "pooled", "average"

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from nearkin.config import GraphFormat
+from nearkin.choices import GraphFormat
 from nearkin.errors import UsageError
 
 FILES: Final[Mapping[GraphFormat, str]] = {"onnx": "model.onnx", "torch-export": "model.pt2"}

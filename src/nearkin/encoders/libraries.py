@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from nearkin.config import suggestion
 from nearkin.encoders.checkpoints import read_checkpoint
 from nearkin.encoders.downloads import hub_file, need_torch_file, to_stderr
 from nearkin.encoders.origin import origin
@@ -20,6 +19,7 @@ from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
 from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
+from nearkin.schema import suggestion
 from nearkin.text import abridged
 
 

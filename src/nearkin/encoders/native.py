@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import NativeFormat
+from nearkin.choices import NativeFormat
 from nearkin.encoders import folders
 from nearkin.encoders.downloads import to_stderr
 from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights, write_encoder

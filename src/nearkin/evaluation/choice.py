@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nearkin.config import Criterion
+from nearkin.choices import Criterion
 from nearkin.text import aligned
 
 CRITERIA: Final[Mapping[Criterion, tuple[str, Callable[[float], float]]]] = {

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from nearkin.choices import Protocol
 from nearkin.config import Augment
 from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.images import Images
@@ -66,6 +67,7 @@ class Evaluation:
     comparison: StartComparison | None = None  # With the start of the training, if it had one
     kept: tuple[KeptShare, ...] = ()  # Of the accuracy of its teacher, if it had one
     leaks: Leaks | None = None  # Of test images into the training part, if there are any
+    start: Path | None = None  # The file of what the training started from, for the verdict
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -85,13 +87,13 @@ class Evaluation:
         heading = ["measure", *(TITLES.get(table, table) for table in self.measures)]
         return [heading, *([name, *(c.get(name, "-") for c in columns)] for name in names)]
 
-    def lines(self, start: Path | None = None) -> list[str]:
+    def lines(self) -> list[str]:
         """Format the measures as aligned columns, then what could not be measured, and why.
 
-        The last line is the verdict on a training that had a start; `start` is the file of that.
+        The last line is the verdict on a training that had a start.
         """
         notes = [f"{name}: not measured, {why}" for name, why in self.left_out.items()]
-        verdict = [self.comparison.line(start)] if self.comparison else []
+        verdict = [self.comparison.line(self.start)] if self.comparison else []
         leaks = [f"warning: {self.leaks}"] if self.leaks else []
         return [*aligned(self.rows()), *notes, *leaks, *map(str, self.kept), *verdict]
 
@@ -104,8 +106,7 @@ def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
     }
     comparison = stored_comparison(summary)
     parts = summary["sizes"], measures, summary["left_out"], comparison
-    evaluation = Evaluation(*parts, stored_shares(summary), stored_leaks(summary))
-    return evaluation.lines(start)
+    return Evaluation(*parts, stored_shares(summary), stored_leaks(summary), start).lines()
 
 
 def evaluate_tables(
@@ -113,7 +114,7 @@ def evaluate_tables(
     *,
     seed: int,
     k: int = 200,
-    protocol: str = QUICK,
+    protocol: Sequence[Protocol] = (QUICK,),
     image_views: Mapping[str, ImageViews] | None = None,
     device: torch.device = CPU,
     share: Share = ALONE,
@@ -142,7 +143,7 @@ def evaluate_tables(
 def _evaluation(
     tables: Mapping[str, tuple[Embeddings, Embeddings]],
     taken: Mapping[str, Taken],
-    protocol: str,
+    protocol: Sequence[Protocol],
     k: int,
 ) -> Evaluation:
     """Join what was taken of each table, and compare the encoder with its start and its teacher.
@@ -214,7 +215,7 @@ def evaluate_split(
     workers: int,
     augment: Augment,
     device: torch.device,
-    protocol: str = QUICK,
+    protocol: Sequence[Protocol] = (QUICK,),
     table: str = "encoder",
     features: Mapping[str, Embeddings] | None = None,
     on_encoded: Callable[[Embeddings], object] = lambda _: None,

@@ -1,12 +1,12 @@
 """The protocols of an evaluation: which measures each takes, chosen by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from nearkin.config import protocol_names
+from nearkin.choices import FULL, PROTOCOLS, Protocol
 from nearkin.distributed import ALONE, Share
 from nearkin.errors import DataError
 from nearkin.evaluation.attentive import attentive_probe
@@ -27,6 +27,7 @@ from nearkin.evaluation.measures import (
     view_retrieval,
 )
 from nearkin.evaluation.views import ImageViews
+from nearkin.schema import check_value
 
 LIDAR_IMAGES, LIDAR_VIEWS = 1_000, 10  # Test images at the most, and views of each
 QUICK: Final = "quick"  # Every evaluation takes it unless told otherwise
@@ -100,17 +101,19 @@ ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = {
     "retrieval": (Entry("retrieval", lambda of: retrieval(of.train, of.test, seed=of.seed)),),
     "labelfree": (*GEOMETRY, LIDAR),
 }
-"""The measures of each of `nearkin.config.PROTOCOLS`."""
+"""The measures of each of `nearkin.choices.PROTOCOLS`."""
 
 
-def chosen(protocol: str) -> tuple[Entry, ...]:
-    """Return the entries of protocols by name, separated by commas, each once; `full` is all.
+def chosen(protocol: Sequence[Protocol]) -> tuple[Entry, ...]:
+    """Return the entries of protocols by name, each once; `full` is all.
 
     Raises:
         UsageError: If there is no such protocol.
 
-    >>> [entry.title for entry in chosen("linear,retrieval")]
+    >>> [entry.title for entry in chosen(["linear", "retrieval"])]
     ['linear probe', 'retrieval']
     """
-    entries = [entry for name in protocol_names(protocol) for entry in ENTRIES[name]]
+    names = check_value("protocol", protocol, Sequence[Protocol])
+    taken = PROTOCOLS if FULL in names else names
+    entries = [entry for name in taken for entry in ENTRIES[name]]
     return tuple(dict.fromkeys(entries))

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.config import suggestion
 from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
 from nearkin.data.labels import numbered
@@ -30,6 +29,7 @@ from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
+from nearkin.schema import suggestion
 from nearkin.tables import write_csv
 
 FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
@@ -224,15 +224,20 @@ def note_on(encoder: str, images: Images, shard: int) -> Note:
 class PartsWritten:
     """Progress of a folder of parts."""
 
+    path: Path
     now: int  # Parts that were made just now
     missing: int  # Parts that other processes have yet to make
     num_parts: int
     count: int = 0  # Images with features, once no part is missing
     bad: int = 0  # Unreadable images, once no part is missing
 
-    def lines(self, folder: Path) -> list[str]:
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    def lines(self) -> list[str]:
         """Lines of text."""
-        lines = [f"{self.now} of {self.num_parts} parts written: {folder.resolve()}"]
+        lines = [f"{self.now} of {self.num_parts} parts written: {self.path}"]
         if self.missing:
             return [*lines, f"{self.missing} parts are still missing; others are to make them"]
         lines.append(f"{self.count} images have features")
@@ -374,7 +379,7 @@ class PartFolder:
     def finish(self, images: Images, now: int) -> PartsWritten:
         """Return the progress, with `now` new parts; whoever sees all parts lists bad images."""
         if missing := len(self.missing()):
-            return PartsWritten(now, missing, self.note.num_parts)
+            return PartsWritten(self.path.resolve(), now, missing, self.note.num_parts)
         total, bad = 0, dict[str, str]()
         for file in self.files:
             count, unread = _read_footer(file)
@@ -388,7 +393,9 @@ class PartFolder:
             partial.unlink(missing_ok=True)
         if not total:
             raise DataError(f"none of the {len(images)} images can be read; look at the files")
-        return PartsWritten(now, 0, self.note.num_parts, total, len(images.bad) + len(bad))
+        return PartsWritten(
+            self.path.resolve(), now, 0, self.note.num_parts, total, len(images.bad) + len(bad)
+        )
 
 
 def _read_footer(path: Path) -> tuple[int, Mapping[str, str]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.config import suggestion
 from nearkin.data.arrays import is_name
 from nearkin.data.folders import list_files
 from nearkin.data.images import Arrays, Either, Folder, Images
@@ -27,11 +26,12 @@ from nearkin.data.tables import Resolver, by_name, file_at, is_table, read_table
 from nearkin.data.union import copies, union
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.places import user_path
+from nearkin.schema import as_typed, suggestion
 from nearkin.types import UNKNOWN
 
 
 def label_images(
-    images: Images, labeled: str, known: str = "", *, all_labeled: bool = False
+    images: Images, labeled: str, known: Sequence[str] = (), *, all_labeled: bool = False
 ) -> Images:
     """Return the data with known classes as their only labels, so nothing sees what is hidden.
 
@@ -40,7 +40,7 @@ def label_images(
         labeled: What `recognize` takes. A labeled image is one of the data if its path says so, or
             if the data have exact copies of it, which are then all labeled. All others are
             added under their absolute paths.
-        known: Instead: comma-separated names of classes whose labels in the data count. The
+        known: Instead: names of classes whose labels in the data count. The
             labels of a benchmark may contradict each other, so copies are not looked for.
         all_labeled: Whether all images may be labeled, so that none is left to discover.
     """
@@ -50,7 +50,7 @@ def label_images(
     if names:
         labels = labels_of(names, images)
         if len(names) < 2:
-            raise UsageError(f"--known {known}: name at least two classes")
+            raise UsageError(f"--known {as_typed(known)}: name at least two classes")
         if (labels != UNKNOWN).all():
             raise UsageError("--known names all classes, so none is left to discover; omit some")
         return replace(images, labels=labels, classes=tuple(names))
@@ -58,11 +58,11 @@ def label_images(
     return _labeled(images, recognized, labeled, all_labeled=all_labeled)
 
 
-def listed(known: str) -> list[str]:
-    """Return the names of classes in a comma-separated list, or raise UsageError."""
-    names = [composed(name) for name in known.split(",") if name.strip()]
+def listed(known: Sequence[str]) -> list[str]:
+    """Return names of classes as those of the data are spelled, each once, or raise UsageError."""
+    names = [composed(name) for name in known]
     if len(set(names)) < len(names):
-        raise UsageError(f"--known {known} names a class twice; name each once")
+        raise UsageError(f"--known {as_typed(known)} names a class twice; name each once")
     return names
 
 

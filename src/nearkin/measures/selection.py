@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.config import Rule
+from nearkin.choices import Rule
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.measures.neighbors import held_at_once, nearest
 from nearkin.objectives import unit

@@ -6,7 +6,7 @@ To add one to the package, write its module and import it here.
 import inspect
 from typing import Any, Literal, get_origin, get_type_hints
 
-from nearkin.config import TrainConfig, suggestion
+from nearkin.config import TrainConfig
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_reference, reference_to
 from nearkin.method import Method
@@ -31,6 +31,7 @@ from nearkin.methods.supervised import Supervised as Supervised
 from nearkin.methods.swav import SwAV as SwAV
 from nearkin.methods.uno import UNO as UNO
 from nearkin.methods.vicreg import VICReg as VICReg
+from nearkin.schema import suggestion
 
 METHODS: dict[str, type[Method[Any]]] = {
     cls.__module__.rpartition(".")[2]: cls

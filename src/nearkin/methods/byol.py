@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Dim, DimOrZero, Momentum
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import alignment, unit
+from nearkin.schema import Dim, DimOrZero, Momentum
 from nearkin.types import Batch, Encoded, Step
 
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
 from nearkin.method import Defaults, HealthBounds, Method, Schedule
 from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import mean_over_rows, swapped_match
+from nearkin.schema import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 

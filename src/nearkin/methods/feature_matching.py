@@ -13,13 +13,14 @@ Queries: online embeddings. Keys: the teacher's features of the same view.
 
 from typing import Annotated, ClassVar
 
+from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import DimOrZero, Range
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, unit
+from nearkin.schema import DimOrZero
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -50,7 +51,7 @@ class FeatureMatching(Method[None]):
         backbone: nn.Module,
         *,
         teacher_dim: int,
-        num_layers: Annotated[int, Range(1)] = 4,
+        num_layers: Annotated[int, Meta(ge=1)] = 4,
         hidden_dim: DimOrZero = 0,
     ) -> None:
         super().__init__()

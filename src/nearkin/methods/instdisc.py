@@ -23,14 +23,15 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
+from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import EMA, Count, Dim, Range, Temperature, Weight
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
+from nearkin.schema import EMA, Count, Dim, Temperature, Weight
 from nearkin.types import Batch, Encoded, Step
 
 BankUpdate = tuple[KeyUpdate, Float[Tensor, ""]]
@@ -73,7 +74,7 @@ class InstDisc(Method[BankUpdate]):
         dim: Dim = 128,
         loss: Literal["nce", "softmax"] = "nce",
         num_noise: Count = 4096,
-        momentum: Annotated[float, Range(0, 1), EMA("visits")] = 0.5,
+        momentum: Annotated[float, Meta(ge=0, le=1), EMA("visits")] = 0.5,
         proximal_weight: Weight = 0.0,
         temperature: Temperature = 0.07,
     ) -> None:

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Dim, Temperature
 from nearkin.memory import same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
+from nearkin.schema import Dim, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 

@@ -15,14 +15,15 @@ Queries: online embeddings of view 1. Keys: the target's embedding of view 2, an
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch, ema_update, frozen_copy, shuffle_bn
 from nearkin.objectives import info_nce, unit
+from nearkin.schema import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -65,7 +66,7 @@ class MoCo(Method[KeyUpdate]):
         mask_own: bool = True,
         momentum: Momentum = 0.999,
         symmetric: bool = False,
-        bn_groups: Annotated[int, Range(1), BatchGroups()] = 8,
+        bn_groups: Annotated[int, Meta(ge=1), BatchGroups()] = 8,
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()

@@ -13,13 +13,14 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 import copy
 from typing import Annotated, ClassVar, Literal
 
+from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch, shuffle_bn
 from nearkin.objectives import in_batch, unit
+from nearkin.schema import BatchGroups, Dim, DimOrZero, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -49,7 +50,7 @@ class MoCoEndToEnd(Method[None]):
         projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: DimOrZero = 0,
         key_encoder: Literal["same", "separate", "shared_backbone"] = "same",
-        bn_groups: Annotated[int, Range(1), BatchGroups()] = 8,
+        bn_groups: Annotated[int, Meta(ge=1), BatchGroups()] = 8,
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()

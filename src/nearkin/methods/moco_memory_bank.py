@@ -14,14 +14,15 @@ Queries: online embeddings. Keys: rows of the bank, the image's own and those dr
 
 from typing import Annotated, ClassVar, Literal
 
+from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
+from nearkin.schema import EMA, Dim, DimOrZero, MemorySize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -51,8 +52,8 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         dim: Dim = 128,
         projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: DimOrZero = 0,
-        num_negatives: Annotated[int, Range(1), MemorySize(holds_batch=False)] = 65_536,
-        momentum: Annotated[float, Range(0, 1), EMA("visits")] = 0.5,
+        num_negatives: Annotated[int, Meta(ge=1), MemorySize(holds_batch=False)] = 65_536,
+        momentum: Annotated[float, Meta(ge=0, le=1), EMA("visits")] = 0.5,
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()

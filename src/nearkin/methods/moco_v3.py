@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, DimOrZero, Momentum, Temperature
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import in_batch, unit
+from nearkin.schema import Count, Dim, DimOrZero, Momentum, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 

@@ -31,10 +31,10 @@ from typing import Annotated, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
+from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
@@ -55,6 +55,7 @@ from nearkin.objectives import (
     soft_match,
     unit,
 )
+from nearkin.schema import Count, Fraction, QueueSize, Temperature, Weight
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
 Rows = Float[Tensor, "n f"]
@@ -111,12 +112,12 @@ class NCL(Method[KeyUpdate]):
         own_weight: Fraction = 0.2,
         targets: Literal["paper", "official"] = "paper",
         pseudo_labels: Literal["close", "closest", "ranks"] = "close",
-        threshold: Annotated[float, Range(-1, 1)] = 0.95,
+        threshold: Annotated[float, Meta(ge=-1, le=1)] = 0.95,
         positive_rate: Fraction = 0.1,
         top_ranks: Count = 5,
         num_easy: Count = 50,
         num_mixes: Count = 5,
-        num_hard: Annotated[int, Range(0)] = 400,
+        num_hard: Annotated[int, Meta(ge=0)] = 400,
         mix: Literal["thirds", "uniform"] = "thirds",
         hard_from: Fraction = 0.015,
         novel_weight: Weight = 1.0,

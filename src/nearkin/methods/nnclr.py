@@ -25,13 +25,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, DimOrZero, QueueSize, Temperature
 from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, nt_xent, unit
+from nearkin.schema import Count, Dim, DimOrZero, QueueSize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 

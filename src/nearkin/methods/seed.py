@@ -20,11 +20,11 @@ from typing import ClassVar, Literal
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import DimOrZero, QueueSize, Temperature
 from nearkin.memory import KeyUpdate, Queue
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import relational_distillation, unit
+from nearkin.schema import DimOrZero, QueueSize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 

@@ -17,14 +17,15 @@ Queries: online embeddings of all views. Keys: the same, less the query itself.
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Dim, DimOrZero, Range, Temperature
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.drop_path import views_of_batch
 from nearkin.objectives import in_batch, nt_xent, unit
+from nearkin.schema import Dim, DimOrZero, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -57,7 +58,7 @@ class SimCLR(Method[None]):
         hidden_dim: DimOrZero = 0,
         last_norm: bool = False,
         loss: Literal["nt_xent", "cross_view"] = "nt_xent",
-        scale: Annotated[float, Range(1e-9)] = 1.0,
+        scale: Annotated[float, Meta(ge=1e-9)] = 1.0,
         temperature: Temperature = 0.5,
     ) -> None:
         super().__init__()

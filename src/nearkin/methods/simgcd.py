@@ -27,12 +27,12 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import CountOrZero, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.drop_path import views_of_batch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
+from nearkin.schema import CountOrZero, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
 

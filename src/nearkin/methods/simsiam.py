@@ -17,10 +17,10 @@ from typing import ClassVar
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Count, DimOrZero
 from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import alignment, unit
+from nearkin.schema import Count, DimOrZero
 from nearkin.types import Batch, Encoded, Step
 
 

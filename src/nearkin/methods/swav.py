@@ -19,14 +19,15 @@ from typing import Annotated, ClassVar
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, DimOrZero, Fraction, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method, Schedule
 from nearkin.networks.branch import Branch
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
+from nearkin.schema import Count, Dim, DimOrZero, Fraction, QueueSize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -69,7 +70,7 @@ class SwAV(Method[KeyUpdate]):
         queue_size: QueueSize = 3840,
         queue_from: Fraction = 0.075,
         freeze_until: Fraction = 0.005,
-        epsilon: Annotated[float, Range(1e-3)] = 0.05,
+        epsilon: Annotated[float, Meta(ge=1e-3)] = 0.05,
         num_iterations: Count = 3,
         temperature: Temperature = 0.1,
     ) -> None:

@@ -21,14 +21,15 @@ from typing import Annotated, ClassVar, Final, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, DimOrZero, Fraction, Range, Temperature
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import MultiHead, ProjectedPrototypes, Prototypes
 from nearkin.objectives import sinkhorn, swapped_match, unit
+from nearkin.schema import Count, Dim, DimOrZero, Fraction, Temperature
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
 Losses = Float[Tensor, " heads"]
@@ -70,9 +71,9 @@ class UNO(Method[Losses]):
         dim: Dim = 256,
         hidden_dim: DimOrZero = 2048,
         num_heads: Count = 4,
-        overclustering: Annotated[int, Range(0)] = 3,
+        overclustering: Annotated[int, Meta(ge=0)] = 3,
         unlabeled: Literal["novel", "all"] = "novel",
-        epsilon: Annotated[float, Range(1e-3)] = 0.05,
+        epsilon: Annotated[float, Meta(ge=1e-3)] = 0.05,
         num_iterations: Count = 3,
         balance: Fraction = 1.0,
         temperature: Temperature = 0.1,

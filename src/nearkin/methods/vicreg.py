@@ -20,10 +20,10 @@ from typing import ClassVar
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Dim, Weight
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import vicreg
+from nearkin.schema import Dim, Weight
 from nearkin.types import Batch, Encoded, Step
 
 

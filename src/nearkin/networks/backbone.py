@@ -13,11 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import MAX_IMAGE_SIZE, suggestion
+from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_reference
 from nearkin.networks.branch import Backbone, as_backbone, size_error
 from nearkin.networks.input_size import resize_input
+from nearkin.schema import suggestion
 
 
 def conv_norm(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Sequential:

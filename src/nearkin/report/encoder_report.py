@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nearkin.config import Config, EmbedConfig, TrainConfig, option
+from nearkin.config import Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
@@ -23,6 +23,7 @@ from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
 from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
+from nearkin.schema import as_typed, option
 from nearkin.tables import read_numbers
 
 CURVES: Final = {
@@ -207,12 +208,11 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
     origin = f", starting from {config.init_from}" if config.init_from else ""
-    known = [name for name in config.known.split(",") if name.strip()]
     labels = _use_of_labels(images)
-    if known:  # a setting of the methods that learn from labels
+    if config.known:  # a setting of the methods that learn from labels
         labels = (
-            f"It learned from the labels of {count(len(known), 'known class')}; all other labels "
-            "are used only for the evaluation below."
+            f"It learned from the labels of {count(len(config.known), 'known class')}; all other "
+            "labels are used only for the evaluation below."
         )
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
@@ -392,7 +392,7 @@ def command(data: str, config: Config) -> str:
         value = getattr(config, name)
         in_effect = name not in NEEDS or getattr(config, NEEDS[name])
         if name not in ("options", "encoder") and value != default and in_effect:
-            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
+            words += [f"--no-{name}"] if value is False else [option(name), as_typed(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]
     return shlex.join(words)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.config import Config, to_toml
+from nearkin.config import Config
 from nearkin.data.decode import CENTER
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.folders import AVERAGE, POOLED, TransformersNetwork, construction
@@ -20,6 +20,7 @@ from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
 from nearkin.text import printable
+from nearkin.toml import to_toml
 
 CARD: Final = "README.md"
 PREPROCESSING: Final = "preprocessing.json"

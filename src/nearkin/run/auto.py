@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from nearkin.config import BatchGroups, MemorySize, TrainConfig, option
+from nearkin.config import TrainConfig
 from nearkin.data.augmentations import stored_views
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
@@ -30,6 +30,7 @@ from nearkin.run.options import (
     fitted_options,
     method_options,
 )
+from nearkin.schema import BatchGroups, MemorySize, as_typed, option
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`
 # The largest of these by device; on a CPU 64 px got further than 96 (docs/lab.md).
@@ -92,7 +93,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     )
     resolved = _chosen(
         resolved,
-        view_sizes=lambda: view_size_for(size, backbone),
+        view_sizes=lambda: (view_size_for(size, backbone),),
         lr=lambda: lr * growth * (CONTINUED_RATE if continued else 1.0),
         weight_decay=lambda: chosen.weight_decay,
         layer_decay=lambda: LAYER_DECAY if continued else 1.0,
@@ -187,7 +188,7 @@ def image_size(images: Images, device: torch.device) -> int:
     return max((size for size in SIZES if size <= side), default=SIZES[0])
 
 
-def view_size_for(size: int, backbone: str) -> str:
+def view_size_for(size: int, backbone: str) -> int:
     """Three quarters of sides up to 64 px, of 20 px at least, for networks of nearkin.
 
     Nearly twice as many steps fit into the same time, and objects that are enlarged in crops have
@@ -196,12 +197,13 @@ def view_size_for(size: int, backbone: str) -> str:
     """
     smaller = 4 * round(0.75 * size / 4)
     own = split_channels(backbone)[0] in SMALL
-    return str(smaller if own and smaller >= 20 and size <= SMALL_IMAGE else size)
+    return smaller if own and smaller >= 20 and size <= SMALL_IMAGE else size
 
 
 def view_sides(config: TrainConfig) -> list[int]:
     """The sides in pixels of the views of a resolved configuration, one per part of training."""
-    return [int(side) for side in config.view_sizes.split(",")]
+    assert config.view_sizes != "auto"
+    return list(config.view_sizes)
 
 
 def augment_for(chosen: Defaults, images: Images, size: int) -> str | tuple[View, ...]:
@@ -262,7 +264,9 @@ def describe(config: TrainConfig) -> str:
     options = ", ".join(f"{name} {value}" for name, value in config.options.items())
     views = config.augment
     resized = (
-        f"views of {config.view_sizes} px, " if view_sides(config) != [config.image_size] else ""
+        f"views of {as_typed(config.view_sizes)} px, "
+        if view_sides(config) != [config.image_size]
+        else ""
     )
     augmentation = views if isinstance(views, str) else f"of {len(views)} views of your own"
     return (

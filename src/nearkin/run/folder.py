@@ -19,10 +19,6 @@ from nearkin.config import (
     EmbedConfig,
     Settings,
     TrainConfig,
-    load_toml,
-    read_toml,
-    suggestion,
-    to_toml,
 )
 from nearkin.data.archives import is_pattern
 from nearkin.data.arrays import is_name
@@ -32,6 +28,8 @@ from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
 from nearkin.files import replace_text, usable, writing
 from nearkin.places import exists, user_path
+from nearkin.schema import suggestion
+from nearkin.toml import load_toml, read_toml, to_toml
 
 STAGES = "stages"
 KINDS: Final[Mapping[str, type[Config]]] = {

@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 import torch
 
-from nearkin.config import DiscoverConfig, Settings, TrainConfig, continued
+from nearkin.config import DiscoverConfig, Settings, TrainConfig
 from nearkin.data.augmentations import stored_views
 from nearkin.distributed import choose_device, device_name
 from nearkin.errors import CheckpointError, OutputError, UsageError
@@ -18,6 +18,7 @@ from nearkin.methods import method_class
 from nearkin.run.copies import check_destination
 from nearkin.run.folder import KINDS, STAGES, RunFolder, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.toml import continued
 from nearkin.version import __version__
 
 

@@ -1,25 +1,24 @@
 """What a method takes from its run: its options, known classes, and a teacher."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
-from nearkin.config import (
-    BatchGroups,
-    DiscoverConfig,
-    MemorySize,
-    TrainConfig,
-    Value,
-    as_given,
-    check_value,
-    metadata,
-    option,
-    suggestion,
-)
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.labels.known import listed
 from nearkin.method import Method
 from nearkin.methods import method_class, option_types, parameters
+from nearkin.schema import (
+    BatchGroups,
+    MemorySize,
+    Value,
+    check_value,
+    from_text,
+    metadata,
+    option,
+    suggestion,
+)
 
 SMALLEST_GROUP = 2  # Images that batch statistics can be taken over
 USUAL_GROUP = 16  # Images in a group that `auto` leaves at least
@@ -57,24 +56,12 @@ def checked_options(
         if key not in options:
             near = suggestion(key, [*options, *kind.__dataclass_fields__])
             raise UsageError(
-                f"unknown option {as_given(key)} for {label(name)}.{near} "
+                f"unknown option {option(key)} for {label(name)}.{near} "
                 f"`nearkin config {name}` lists them"
             )
-        checked[key] = from_text(value, kinds[key]) if isinstance(value, str) else value
-        check_value(key, checked[key], kinds[key])
+        given = from_text(value, kinds[key]) if isinstance(value, str) else value
+        checked[key] = check_value(key, given, kinds[key])
     return checked
-
-
-def from_text(text: str, kind: Any) -> Value:
-    """Text of the command line as a value of that type; the text itself where it is none."""
-    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    try:
-        if plain is bool:
-            return {"true": True, "false": False}[text.lower()]
-        value: Value = plain(text) if plain in (int, float) else text
-    except (ValueError, KeyError):
-        return text
-    return value
 
 
 def method_options(

@@ -6,7 +6,7 @@ library is imported when its tracker is named, and what fails in it ends no trai
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
-from nearkin.config import tracker_names
 from nearkin.data.loader import first_sentence
 from nearkin.errors import UsageError
 from nearkin.files import replace_text, usable
@@ -126,9 +125,9 @@ TRACKERS: Final[Mapping[str, Callable[[RunToTrack], AbstractContextManager[Track
 """Each has the name of its library, and of the extra that installs it."""
 
 
-def check_trackers(names: str) -> None:
+def check_trackers(names: Iterable[str]) -> None:
     """Raise UsageError if a tracker is named whose library is not installed."""
-    for name in tracker_names(names):
+    for name in names:
         if find_spec(name) is None:
             raise UsageError(
                 f"--track {name} needs a library that is not installed; "
@@ -142,8 +141,8 @@ class Tracking:
     One that fails is left out from there on, with a warning.
     """
 
-    def __init__(self, names: str, folder: RunFolder, log: Reporter) -> None:
-        self._names = tracker_names(names)
+    def __init__(self, names: Iterable[str], folder: RunFolder, log: Reporter) -> None:
+        self._names = tuple(dict.fromkeys(names))
         self._folder, self._log = folder, log
         self._open: dict[str, tuple[Tracker, ExitStack]] = {}
 
@@ -172,7 +171,7 @@ class Tracking:
         self._each(lambda tracker, _: tracker.summary(last, measures))
 
     def _start(self, step: int) -> None:
-        names, self._names = self._names, []
+        names, self._names = self._names, ()
         for name in names:
             with self._spared(name):
                 stack = ExitStack()

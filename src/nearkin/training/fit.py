@@ -74,8 +74,7 @@ def frozen_share(config: TrainConfig) -> float:
 def schedule_for(config: TrainConfig) -> Schedule:
     """Build the learning rate schedule of a resolved configuration."""
     if config.lr_milestones:
-        milestones = [float(share) for share in config.lr_milestones.split(",")]
-        return warmup_milestones(milestones, config.warmup, config.warmup_start)
+        return warmup_milestones(config.lr_milestones, config.warmup, config.warmup_start)
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final
 
-from nearkin.config import TrainConfig, seconds
+from nearkin.config import Duration, TrainConfig, seconds
 from nearkin.data.batches import BatchLoader
 from nearkin.distributed import CpuTime, broadcast_bytes
 from nearkin.method import Method
@@ -158,7 +158,7 @@ def planned_epochs(
 
 
 def epochs_within(
-    duration: str,
+    duration: Duration,
     epoch_seconds: float,
     overhead: Overhead = Overhead(),
     max_evaluations: int = 0,
@@ -177,7 +177,7 @@ def epochs_within(
     return max(1, int(max(few, many)))
 
 
-def time_is_short(duration: str, epoch_seconds: float, overhead: Overhead) -> str:
+def time_is_short(duration: Duration, epoch_seconds: float, overhead: Overhead) -> str:
     """Return a sentence if a single epoch does not fit into a duration; else ''."""
     needed = epoch_seconds + overhead.evaluation
     if needed <= _seconds_left(duration, overhead):
@@ -189,7 +189,7 @@ def time_is_short(duration: str, epoch_seconds: float, overhead: Overhead) -> st
     )
 
 
-def _seconds_left(duration: str, overhead: Overhead) -> float:
+def _seconds_left(duration: Duration, overhead: Overhead) -> float:
     """Return what a duration leaves for steps and evaluations."""
     whole = seconds(duration)
     return whole - overhead.start - max(LEFT * whole, overhead.end)

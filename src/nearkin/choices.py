@@ -1,0 +1,46 @@
+"""Names that several packages share and the command line lists, without torch."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+OBJECTIVE_METHODS: Final = {"uno": "uno", "joint_ncl": "ncl", "ncl": "ncl", "simgcd": "simgcd"}
+"""The method of a discovery's last stage, by objective."""
+Protocol = Literal[
+    "quick",
+    "knn",
+    "linear",
+    "attentive",
+    "fewshot",
+    "retrieval",
+    "labelfree",
+    "full",
+]
+"""What `nearkin evaluate` measures."""
+FULL: Final = "full"
+"""The name of all protocols together."""
+PROTOCOLS: Final[Mapping[str, str]] = {
+    "quick": "kNN, linear probe, clusters, view retrieval, geometry, RankMe and alpha-ReQ",
+    "knn": "kNN at k 10, 20, 100 and 200, temperatures .07 and .1, and by majority",
+    "linear": "linear probe",
+    "attentive": "attentive probe on the tokens before the pooling",
+    "fewshot": "classifiers from 1, 2, 5 and 10 images per class, 10 draws each",
+    "retrieval": "mAP, mAP@R and recall@1 of test images among training images",
+    "labelfree": "what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR",
+}
+"""What each measures; `nearkin.evaluation.protocols` has how."""
+Criterion = Literal[
+    "effective-rank", "rankme", "agreement", "view-retrieval", "lidar", "alpha-req"
+]
+"""What encoders are ranked by without labels."""
+Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
+"""What images are selected by."""
+Engine = Literal["local", "ray"]
+"""What divides the parts of features among processes."""
+NativeFormat = Literal["safetensors", "timm", "torchvision", "huggingface"]
+"""Formats of `nearkin export` that are an encoder's weights, in the files of a library."""
+GraphFormat = Literal["onnx", "torch-export"]
+"""Formats that are a network as a graph of its operations."""
+ExportFormat = Literal["atlas", NativeFormat, GraphFormat]
+"""All formats; `atlas` is a table of images."""
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+"""Functions of `nearkin.run.tracking`."""

@@ -1,0 +1,157 @@
+"""A function of `nearkin.commands` as a command: parse, call, print what it returns."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import Parameter as Argument
+from inspect import Signature
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from docstring_parser import parse_from_object
+
+from nearkin.cli.parameters import is_list, parameters_of, settings_of
+from nearkin.cli.terminal import Terminal
+from nearkin.config import TRUST, RunConfig
+from nearkin.errors import UsageError
+from nearkin.extensions import check_trusted
+from nearkin.schema import from_text, option, suggestion
+from nearkin.text import aligned, printable
+from nearkin.toml import read_toml, settings_file
+
+
+def command_of(
+    function: Callable[..., Any], name: str, *, everything: bool
+) -> tuple[Callable[..., None], str]:
+    """Return a command that calls a function and prints its result, and its help text."""
+    kind, hints = settings_of(function), get_type_hints(function, include_extras=True)
+    parameters = parameters_of(function, everything=everything)
+    words = [each.name for each in parameters if each.kind is Argument.POSITIONAL_ONLY]
+    more = [each.name for each in parameters if each.kind is Argument.VAR_POSITIONAL]
+
+    def run(*typed_words: Any, json: bool = False, quiet: bool = False, **typed: Any) -> None:
+        given = dict(zip(words, typed_words, strict=False))
+        given |= {each: typed_words[len(words) :] for each in more}
+        given |= {key: _value(value, hints.get(key)) for key, value in typed.items()}
+        if kind is not None:
+            given = _configured(given, kind, f"nearkin {name}", words, hints.keys())
+        if not _takes_part(name, given):
+            return
+        from nearkin.distributed import is_main_process
+
+        with Terminal(quiet or json or not is_main_process()) as terminal:
+            reporter = {"reporter": terminal} if "reporter" in hints else {}
+            result = function(**given, **reporter)
+        show(result, as_json=json)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    text = parse_from_object(function)
+    parts = [text.short_description, text.long_description]
+    if not everything:
+        parts.append(f"`nearkin {name} --help-all` lists all options.")
+    return run, "\n\n".join(part for part in parts if part)
+
+
+def _value(value: Any, kind: Any) -> Any:
+    """What was typed, with the parts of a list."""
+    return from_text(value, kind) if isinstance(value, str) and is_list(kind) else value
+
+
+def _configured(
+    given: Mapping[str, Any], kind: type[RunConfig], called: str, words: list[str], own: Any
+) -> dict[str, Any]:
+    """Arguments with a `config`, of what was typed and of the file that `--config` names."""
+    hints = get_type_hints(kind, include_extras=True)
+    arguments = {name: value for name, value in given.items() if name in own}
+    typed = {
+        name.replace("-", "_"): _value(value, hints.get(name))
+        for name, value in given.items()
+        if name not in own and name != "config_file"
+    }
+    file = given.get("config_file")
+    stored = read_toml(settings_file(file), kind) if file else {}
+    named = {name: value for name, value in stored.items() if name not in {**typed, **arguments}}
+    check_trusted(named, file or Path(), typed.get(TRUST, False))
+    for word in words:
+        arguments[word] = arguments.get(word) or stored.get(word)
+        if arguments[word] is None:
+            what = " ".join(each.upper() for each in words)
+            lacking = {"data": "images"}.get(word, word)
+            raise UsageError(
+                f"no {lacking} given; say {called} {what}, or --config with a {word} key"
+            )
+    stored.pop("data", None)
+    settings, options = _divided(kind, typed)
+    settings = {**stored, **settings}
+    if options:
+        settings["options"] = {**settings.get("options", {}), **options}
+    return {**arguments, "config": kind(**settings)}
+
+
+def _divided(
+    kind: type[RunConfig], typed: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings among what was typed, and the options of the method, if it has one."""
+    names = {entry.name for entry in fields(kind)}
+    settings = {name: value for name, value in typed.items() if name in names}
+    options = {name: value for name, value in typed.items() if name not in names}
+    if options and "options" not in names:
+        name = min(options)
+        raise UsageError(f"unknown option {option(name)}.{suggestion(name, names)}")
+    return settings, options
+
+
+SEVERAL = ("train", "discover", "classify")
+"""Commands that several processes run together."""
+
+
+def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether this process runs a command that takes one; of several, all but the first say so."""
+    from nearkin.distributed import is_main_process
+
+    if name in SEVERAL or is_main_process():
+        return True
+    from nearkin.commands.embed import is_folder
+    from nearkin.evaluation.table import are_vectors
+
+    if name == "evaluate" and are_vectors(Path(given["run"])):
+        return True
+    if name == "embed" and is_folder(str(given.get("output") or "")):
+        return True
+    print("this command takes one process; the first does it, this one ends", file=sys.stderr)
+    return False
+
+
+def show(result: Any, *, as_json: bool) -> None:
+    """Print a result: as JSON, or as lines for people, each of them one line whatever it names."""
+    from nearkin.distributed import is_main_process
+
+    if result is None or not is_main_process():
+        return
+    if as_json:
+        print(json.dumps(_plain(result)))
+        return
+    text = [printable(line).replace("\n", r"\n") for line in _lines(result)]
+    print("\n".join(text))
+
+
+def _plain(result: Any) -> Any:
+    """A result as JSON holds it."""
+    if isinstance(result, list):
+        return [_plain(each) for each in result]
+    if isinstance(result, Path):
+        return str(result.resolve())
+    return result.to_dict() if hasattr(result, "to_dict") else result
+
+
+def _lines(result: Any) -> list[str]:
+    """A result as lines."""
+    if isinstance(result, list):
+        return [line for each in result for line in _lines(each)]
+    if isinstance(result, dict):
+        return aligned([*result.items()])
+    if isinstance(result, str | Path):
+        return [str(_plain(result))]
+    return list(result.lines())
