@@ -150,7 +150,7 @@ def test_help_and_config_and_the_page_show_the_options_of_a_method_in_a_file(fol
     for command in (["train", "--help", "--method"], ["methods"]):
         assert run(*command, "my_method.py:Pairs") == 0
         text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        for says in ("--dim", "Embedding dimension. ", "A number, at least 0.001."):
+        for says in ("--dim", "Embedding dimension. ", "A number of at least 0.001."):
             assert says in text
         assert "KEYWORD" not in text
     assert run("config", "my_method.py:Pairs") == 0

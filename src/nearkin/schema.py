@@ -79,7 +79,8 @@ def check_value(name: str, value: object, kind: Any) -> Any:
     try:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        near = suggestion(str(value), map(str, choices(kind)))
+        named = choices(kind) or [each for item in get_args(kind) for each in choices(item)]
+        near = suggestion(as_typed(value), map(str, named))
         end = near and f".{near}"
         raise UsageError(
             f"{option(name)} {as_typed(value)} is not {described(kind)}{end}"

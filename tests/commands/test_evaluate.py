@@ -109,7 +109,7 @@ def test_the_embedding_is_measured_beside_the_features(run, log):
     assert effective.value == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path):
+def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path, refusal):
     says = r"encoder.safetensors has no embedding: it keeps no proj"
     with pytest.raises(UsageError, match=says):
         evaluate(run.encoder, run.path.parent / "colors.npz", features="embedding")
@@ -117,8 +117,8 @@ def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path):
     other.projector.unlink()
     with pytest.raises(UsageError, match=r"other has no embedding: .* leave out --features emb"):
         evaluate(other.path, features="embedding")
-    with pytest.raises(UsageError, match="Did you mean knn"):  # before anything is opened
-        evaluate(tmp_path / "no run", protocol=["quick", "knm"])
+    says = "--protocol quick,knm is not a list of "  # before anything is opened
+    assert says in refusal(2, "evaluate", tmp_path / "no run", "--protocol", "quick,knm")
 
 
 def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):

@@ -287,7 +287,7 @@ def test_outputs_that_cannot_be_are_refused_and_what_exists_is_not_overwritten(r
         nearkin.export(run, output=mine.parent, format="safetensors")
     assert mine.read_text() == "mine"
     with pytest.raises(DataError, match="4 channels of uint8, and the encoder takes RGB"):
-        nearkin.export(run, out, np.zeros((4, 16, 16, 4), np.uint8), format="onnx")
+        nearkin.export(run, np.zeros((4, 16, 16, 4), np.uint8), output=out, format="onnx")
     assert not out.exists()
 
 

@@ -375,9 +375,9 @@ def test_views_that_are_wrong_are_told_in_words(tmp_path):
         ("[[view]]", "unknown key view; give"),
         ("[[views]]\nflop = 0.5", "view 1: a view has no flop. Did you mean flip?"),
         ("[[views]]\nflip = true", "view 1: a view's flip is True; give a number"),
-        ("[[views]]\nscale = 0.5", "a view's scale is 0.5; give two numbers, low and high"),
-        ('[[views]]\nkind = ""', "a view's kind is ''; give a name"),
-        ("[[views]]\nadditive_brightness = 3", "additive_brightness is 3; give false or true"),
+        ("[[views]]\nscale = 0.5", "a view's scale is 0.5; give 2 numbers from 0 to 1"),
+        ('[[views]]\nkind = ""', "a view's kind is ''; give text"),
+        ("[[views]]\nadditive_brightness = 3", "additive_brightness is 3; give true or false"),
         ("[[views]", "cannot read the views of"),
     ):
         path.write_text(text)

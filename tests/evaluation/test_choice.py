@@ -84,7 +84,7 @@ def test_a_ranking_has_the_measures_of_the_features_and_their_order(runs, data):
 
 def test_no_label_is_read(runs, data):
     ranking = nearkin.rank(runs, workers=0)
-    assert nearkin.rank(runs, PIXELS, workers=0).order == ranking.order
+    assert nearkin.rank(runs, data=PIXELS, workers=0).order == ranking.order
     encoder, images = load(runs[1]), open_images(str(data))
     settings = {"seed": 0, "workers": 0, "augment": "characters", "device": CPU}
     other = open_images((PIXELS, np.arange(60) % 7))
@@ -153,7 +153,7 @@ def test_runs_that_are_not_of_the_same_images_or_no_trainings_are_refused(tmp_pa
     with pytest.raises(UsageError, match="are of different images"):
         nearkin.rank([*runs, other])
     with pytest.raises(UsageError, match="have changed"):
-        nearkin.rank(runs, PIXELS[:50])
+        nearkin.rank(runs, data=PIXELS[:50])
     folder = RunFolder(tmp_path / "d")
     folder.path.mkdir()
     folder.classifier.touch()

@@ -1,22 +1,29 @@
 """Settings survive their file, and a resumed run keeps its own."""
 
-import ast
-import inspect
 import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import MISSING, fields, replace
-from itertools import pairwise
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nearkin.config import TRUST, DiscoverConfig, TrainConfig, seconds
+from nearkin.config import (
+    GROUPS,
+    TRUST,
+    ClassifyConfig,
+    DiscoverConfig,
+    EmbedConfig,
+    TrainConfig,
+    defaults,
+    seconds,
+)
 from nearkin.errors import UsageError
 from nearkin.report.encoder_report import command
 from nearkin.run.folder import run_folder
+from nearkin.schema import parameter_docs
 from nearkin.toml import continued, read_toml, to_toml
 
 values = st.one_of(
@@ -130,16 +137,12 @@ def test_a_setting_out_of_its_range_is_refused_by_its_name():
 
 def test_every_setting_has_a_default_and_a_sentence():
     """The sentence stands below it, and is what `--help` says."""
-    for kind in (TrainConfig, DiscoverConfig):
-        body = ast.parse(inspect.getsource(kind)).body[0].body
-        sentences = {
-            entry.target.id: below.value.value
-            for entry, below in pairwise(body)
-            if isinstance(entry, ast.AnnAssign) and isinstance(below, ast.Expr)
-        }
-        for entry in fields(kind):
-            assert (entry.default, entry.default_factory) != (MISSING, MISSING)
-            assert re.fullmatch(r"[A-Z`].*[^.]\.", sentences[entry.name], re.DOTALL), entry.name
+    for kind in (TrainConfig, DiscoverConfig, ClassifyConfig, EmbedConfig):
+        sentences = parameter_docs(kind)
+        for name in defaults(kind):
+            assert re.fullmatch(r"[A-Z`].*[^.]\.", sentences[name], re.DOTALL), name
+            places = [title for title, names in GROUPS.items() if name in names]
+            assert name == "options" or len(places) == 1, name
 
 
 def test_values_of_the_wrong_kind_are_refused():
@@ -197,7 +200,7 @@ CHANGED |= dict(allow_partial=True, method="rotnet", train_layers="layer4", epoc
 CHANGED |= dict(known_epochs=100, max_time="2h", lr_milestones=(0.85,), batch_size=64, val=0.0)
 CHANGED |= dict(objective="simgcd", start="random", pair_rate=0.25, entropy_weight=2.0)
 CHANGED |= dict(balance=0.5, num_seeds=5, baselines=False, augment="ncl_cifar", num_views=4)
-CHANGED |= dict(truth="data", copy_to="sorted", report=False, accept="runs/b", device="cpu")
+CHANGED |= dict(truth="data", copy_to="sorted", report=True, accept="runs/b", device="cpu")
 CHANGED |= dict(devices=2, workers=2, cache="disk", scan="full", max_bad=0.5)
 CHANGED |= dict(options={"queue_size": 64, "targets": "official"})
 

@@ -14,12 +14,13 @@ from needs import need
 from typing_extensions import override
 
 import nearkin
-from nearkin import config
+from nearkin.choices import Tracker
 from nearkin.config import TrainConfig
 from nearkin.errors import StoppedError
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Silent
 from nearkin.run.tracking import TRACKERS, Tracking
+from nearkin.schema import choices
 from nearkin.tables import read_numbers
 
 PIXELS = pixels(24, 8)
@@ -53,8 +54,8 @@ class Listener(Silent):
 def train(folder, tracker):
     log = Listener(stop_after=2)
     with pytest.raises(StoppedError):
-        nearkin.train(PIXELS, out=folder, track=tracker, reporter=log, **SETTINGS)
-    nearkin.train(PIXELS, out=folder, track=tracker, reporter=log, resume=True, **SETTINGS)
+        nearkin.train(PIXELS, out=folder, track=[tracker], reporter=log, **SETTINGS)
+    nearkin.train(PIXELS, out=folder, track=[tracker], reporter=log, resume=True, **SETTINGS)
     assert [line for line in log.lines if line.startswith(f"warning: {tracker}")] == []
 
 
@@ -180,10 +181,10 @@ def test_trackio_continues_the_same_run_and_prints_nothing(tmp_path):
 
 
 def test_a_tracker_that_is_unknown_or_not_installed_is_refused(tmp_path, refusal, monkeypatch):
-    assert tuple(TRACKERS) == config.TRACKERS
+    assert tuple(TRACKERS) == choices(Tracker)
     monkeypatch.setitem(sys.modules, "wandb", None)
     for tracker, says in {
-        "tensorbord": "is none of tensorboard, wandb, trackio. Did you mean tensorboard?",
+        "tensorbord": "is not a list of tensorboard, trackio, wandb. Did you mean tensorboard?",
         "wandb": "needs a library that is not installed; pip install 'nearkin[wandb]'",
     }.items():
         line = refusal(2, "train", "digits", "--track", tracker, "-o", tmp_path / "run")
@@ -220,7 +221,7 @@ def test_a_tracker_that_fails_costs_a_warning_and_not_the_training(tmp_path, mon
                 (run / "tb").write_text("a file where the folder should be")
 
     log = Breaking()
-    nearkin.train(PIXELS, out=run, track="tensorboard,trackio", reporter=log, **SETTINGS)
+    nearkin.train(PIXELS, out=run, track=["tensorboard", "trackio"], reporter=log, **SETTINGS)
     first, second = (line for line in log.lines if line.startswith("warning: t"))
     assert first.startswith("warning: tensorboard failed (")
     assert second.startswith("warning: trackio failed (ConnectionError: no server); the training")
@@ -231,6 +232,6 @@ def test_a_finished_run_that_is_resumed_opens_no_tracker(tmp_path):
     need("tensorboard")
     log, run = Listener(), {"out": tmp_path / "run"}
     nearkin.train(PIXELS, **run, **SETTINGS)
-    nearkin.train(PIXELS, **run, resume=True, track="tensorboard", reporter=log, **SETTINGS)
+    nearkin.train(PIXELS, **run, resume=True, track=["tensorboard"], reporter=log, **SETTINGS)
     assert "already complete" in log.lines
     assert not (tmp_path / "run" / "tb").exists()

@@ -67,6 +67,7 @@ def application(verb: str = "", *, everything: bool = False) -> App:
         verb: The command; none for the list of all.
         everything: Whether help lists all options, rather than the common ones.
     """
+    everything = everything or verb == COMPLETION
     app = App(name="nearkin", version=__version__, help=HELP)
     for place, (title, commands) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=place)

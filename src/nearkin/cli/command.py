@@ -16,7 +16,7 @@ from nearkin.cli.terminal import Terminal
 from nearkin.config import TRUST, RunConfig
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
-from nearkin.schema import from_text, option, suggestion
+from nearkin.schema import check_value, from_text, option, suggestion
 from nearkin.text import aligned, printable
 from nearkin.toml import read_toml, settings_file
 
@@ -33,7 +33,7 @@ def command_of(
     def run(*typed_words: Any, json: bool = False, quiet: bool = False, **typed: Any) -> None:
         given = dict(zip(words, typed_words, strict=False))
         given |= {each: typed_words[len(words) :] for each in more}
-        given |= {key: _value(value, hints.get(key)) for key, value in typed.items()}
+        given |= {key: _value(key, value, hints.get(key)) for key, value in typed.items()}
         if kind is not None:
             given = _configured(given, kind, f"nearkin {name}", words, hints.keys())
         if not _takes_part(name, given):
@@ -54,9 +54,11 @@ def command_of(
     return run, "\n\n".join(part for part in parts if part)
 
 
-def _value(value: Any, kind: Any) -> Any:
-    """What was typed, with the parts of a list."""
-    return from_text(value, kind) if isinstance(value, str) and is_list(kind) else value
+def _value(name: str, value: Any, kind: Any) -> Any:
+    """What was typed, with the parts of a list; UsageError if it is none."""
+    if not (isinstance(value, str) and is_list(kind)):
+        return value
+    return check_value(name, from_text(value, kind), kind)
 
 
 def _configured(
@@ -66,7 +68,7 @@ def _configured(
     hints = get_type_hints(kind, include_extras=True)
     arguments = {name: value for name, value in given.items() if name in own}
     typed = {
-        name.replace("-", "_"): _value(value, hints.get(name))
+        name.replace("-", "_"): _value(name, value, hints.get(name))
         for name, value in given.items()
         if name not in own and name != "config_file"
     }

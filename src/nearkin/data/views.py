@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import permutations
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
@@ -269,10 +270,8 @@ class View:
     """Of crops of small images, `bilinear` or `bicubic`; those of photos are always bicubic."""
 
     def __post_init__(self) -> None:
-        kinds = get_type_hints(View, include_extras=True)
         for entry in fields(self):
-            value = _checked(entry.name, getattr(self, entry.name), kinds[entry.name])
-            object.__setattr__(self, entry.name, value)
+            object.__setattr__(self, entry.name, _checked(entry.name, getattr(self, entry.name)))
 
     @classmethod
     def from_dict(cls, values: Any) -> "View":
@@ -282,7 +281,7 @@ class View:
             raise UsageError(f"{values!r} is no view; give a table of {', '.join(known)}")
         for key in values.keys() - set(known):
             raise UsageError(f"a view has no {key}.{suggestion(key, known)}")
-        return cls(**values)
+        return cls(**{key: _checked(key, value) for key, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as TOML and JSON hold them."""
@@ -291,8 +290,15 @@ class View:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in changed.items()}
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+@cache
+def _kinds() -> dict[str, Any]:
+    """The types of the fields of a view."""
+    return get_type_hints(View, include_extras=True)
+
+
+def _checked(name: str, value: Any) -> Any:
     """A field's value as floats, a list as a tuple; refused if it does not fit the field."""
+    kind = _kinds()[name]
     try:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
