@@ -17,8 +17,9 @@ from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder
 
 SETTINGS = TrainConfig(
-    backbone="tiny", batch_size=32, epochs=1, augment="characters", optimizer="adamw", device="cpu"
-)
+    backbone="tiny", batch_size=32, epochs=1, augment="characters", optimizer="adamw",
+    device="cpu", report=True,
+)  # fmt: skip
 TOO_HIGH, NO_RATE = 30.0, 1e-8
 
 

@@ -97,7 +97,7 @@ def test_steps_that_are_taken_again_after_a_kill_are_there_once(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_settings(TrainConfig(), "digits")
     for steps in (range(1, 5), range(3, 7)):
-        with Tracking("tensorboard", folder, Listener()) as tracking:
+        with Tracking(["tensorboard"], folder, Listener()) as tracking:
             for step in steps:
                 tracking.row({"step": step, "loss": 1 / step})
     events = EventAccumulator(str(folder.tensorboard)).Reload()
