@@ -9,6 +9,7 @@ from builders import as_bytes, encoded, write_files
 from PIL import Image
 
 from nearkin.commands.evaluate import evaluate
+from nearkin.commands.frozen import embed
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError
@@ -149,3 +150,17 @@ def test_measures_of_changed_images_say_so_and_are_not_stored(tmp_path, log):
     other = np.random.default_rng(0).integers(0, 256, (20, 12, 12, 3), np.uint8)
     evaluate(out, other, protocol=["labelfree"], reporter=log)
     assert any("none of them is the same" in text for text in log.texts)
+
+
+def test_what_an_encoder_was_trained_on_is_not_scored_whatever_goes_on_with_it(run):
+    """Another seed would hold other images out, and no setting names the run but its encoder."""
+    sides = stored_split(RunFolder(run / "run"))
+    embed(run / "run", run / "data", out=run / "embedded", seed=5, val=0.3)
+    more = {"init_from": run / "run", "seed": 5, "out": run / "continued"}
+    train(run / "data", CONFIG, **more)
+    for name in ("embedded", "continued"):
+        stored = stored_split(RunFolder(run / name))
+        assert stored is not None
+        assert stored.held_out.tolist() == sides.held_out.tolist(), name
+    train(run / "data", CONFIG, **{**more, "out": run / "all"}, val=0.0)
+    assert not stored_split(RunFolder(run / "all")).held_out.any()  # nothing is scored

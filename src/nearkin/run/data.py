@@ -222,8 +222,8 @@ def hold_out(
 ) -> Split:
     """Hold images out; those that an earlier run had stay on the side on which they were.
 
-    The earlier run is `resumed`, if it has noted its images; else, where images are classified,
-    the one that is accepted, or that of the encoder: what it was trained on is never scored.
+    The earlier run is `resumed`, if it has noted its images; else the one that is accepted, or
+    that of the encoder: what it was trained on is never scored.
     """
     runs = (run for run in (resumed, _origin(config)) if run)
     stored = next(filter(None, map(stored_split, runs)), None)
@@ -257,13 +257,24 @@ def _share(config: Config) -> float:
 
 def _origin(config: Config) -> RunFolder | None:
     """Return the run that has held images out before: the one accepted, or that of the encoder."""
-    if not isinstance(config, DiscoverConfig | ClassifyConfig):
-        return None
-    accepted = config.accept if isinstance(config, DiscoverConfig) else ""
-    path = Path(accepted or config.from_run)
+    encoder = _encoder_of(config)
+    path = Path(encoder)
     run = RunFolder(path.parent if path.is_file() else path)
-    named = path in (run.path, run.encoder) and (accepted or config.from_run)
+    named = path in (run.path, run.encoder) and encoder
     return run if named and run.data.exists() else None  # other folders may have such files, too
+
+
+def _encoder_of(config: Config) -> str:
+    """Return what a run starts from; nothing for a training on all images, which scores none."""
+    match config:
+        case TrainConfig():
+            return (config.init_from or config.teacher) if config.val else ""
+        case EmbedConfig():
+            return config.encoder
+        case DiscoverConfig():
+            return config.accept or config.from_run
+        case ClassifyConfig():
+            return config.from_run
 
 
 def write_bad_files(
