@@ -66,7 +66,7 @@ def test_a_single_image_can_be_assigned_and_none_that_can_be_read_is_refused(
 ):
     shutil.copy(flat / "3-00.png", tmp_path)
     assert run("assign", discovery, tmp_path, "--json") == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["images"]
     expected = {each["path"]: each for each in rows(discovery / "assignments.csv")}["3-00.png"]
     assert (row["path"], row["cluster"]) == ("3-00.png", expected["cluster"])
     assert row["purity"] is None  # there is no other image

@@ -110,7 +110,7 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     settings = ["--labeled", labeled, "--val", 0.2, *LEAST]
     assert run("discover", data, "-o", out, *settings) == 0
     settings = tomllib.loads((out / "stages" / "features" / "config.toml").read_text())
-    assert (settings["method"], settings["labels"], settings["known"]) == ("simclr", "none", "")
+    assert (settings["method"], settings["labels"], settings["known"]) == ("simclr", "none", [])
     held = strict_json(out / "summary.json")["held_out"]
     assert 0 < held == len(held_out(out / "stages" / "features"))
     own, final = (path / "encoder.safetensors" for path in (out / "stages" / "features", out))

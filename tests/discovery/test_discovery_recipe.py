@@ -42,7 +42,7 @@ def classes_of(path):
     """Known classes, and how many more there are."""
     settings = read_toml(path, DiscoverConfig)
     numbered = [f"known {number}" for number in range(NUM_KNOWN.get(path.stem, 0))]
-    return numbered or settings["known"].split(","), settings["classes"]
+    return numbered or settings["known"], settings["classes"]
 
 
 def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it():
@@ -87,7 +87,7 @@ def small(path):
     settings = read_toml(path, DiscoverConfig)
     options = settings.pop("options")
     sizes = {key: min(value, 8) for key, value in options.items() if type(value) is int}
-    known = ",".join(classes_of(path)[0])
+    known = classes_of(path)[0]
     few = dict(batch_size=8, num_views=2, val=0.0, known=known)
     return DiscoverConfig(**settings | few, options=options | sizes)
 

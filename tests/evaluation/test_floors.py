@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
 def evaluated(split, untrained=None, seed=0, **settings):
     floor = {"untrained": untrained or tiny(1)}
     how = {"seed": seed, "workers": 0, "augment": "simclr_cifar", "device": CPU}
-    how |= {"protocol": "knn", **settings}
+    how |= {"protocol": ["knn"], **settings}
     return evaluate.evaluate_split(tiny(0), split, floors=floor, **how)[0].to_dict()
 
 

@@ -26,7 +26,7 @@ from nearkin.measures.probe import train_probe
 from nearkin.run import failures
 
 CLASSES, DIM, SHARD = 4, 70, 100  # More numbers than k-means keeps
-PROTOCOL = "quick,knn,fewshot,retrieval"
+PROTOCOL = ["quick", "knn", "fewshot", "retrieval"]
 
 
 def embeddings(n, seed, spread=2.0, split="", classes=tuple("abcd")):

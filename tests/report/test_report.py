@@ -38,7 +38,7 @@ def discovered(tmp_path_factory, digits_file, trained):
     settings = DiscoverConfig(
         known=["0", "1", "2", "3", "4"], truth="data", classes=5, mode="ncd", known_epochs=1, epochs=1,
         num_views=2, objective="ncl", pair_rate=1.0, train_layers="top",
-        from_run=str(trained.path),
+        from_run=str(trained.path), report=True,
     )  # fmt: skip
     return discover(digits_file, settings, out=tmp_path_factory.mktemp("runs") / "found").folder
 
@@ -234,7 +234,7 @@ def test_the_first_paragraph_says_what_labels_were_used_for(trained, tmp_path):
     assert "Labels are used only for the evaluation below." in trained.report.read_text()
     run = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     config, data = run.settings()
-    run.write_settings(replace(config, method="supervised", known="3, 4", epochs=1), data)
+    run.write_settings(replace(config, method="supervised", known=["3", "4"], epochs=1), data)
     assert (
         " for 1 epoch; 40 other images are held out. It learned from the labels of 2 known "
         "classes; all other labels are used only for the evaluation below."

@@ -266,7 +266,13 @@ def encoders(tmp_path_factory):
 def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, tmp_path, log):
     source = encoders / TINY
     run = nearkin.train(
-        images(16), out=tmp_path / "run", init_from=source, batch_size=8, epochs=3, reporter=log
+        images(16),
+        out=tmp_path / "run",
+        init_from=source,
+        batch_size=8,
+        epochs=3,
+        reporter=log,
+        report=True,
     )
     kept, trained = load(RunFolder(run.path).start), load(run.path)
     expected = load(source)

@@ -93,7 +93,7 @@ class Sender:
     def saved(self):
         """Steps of the checkpoints, each of which is sound."""
         paths = sorted((self.broken / "checkpoints").iterdir())
-        assert all(kills.tables.read_sealed(path) is not None for path in paths)
+        assert all(files.read_sealed(path) is not None for path in paths)
         return [int(re.fullmatch(r"ckpt-(\d+)\.pt", path.name)[1]) for path in paths]
 
     def logged(self, words):

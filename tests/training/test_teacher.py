@@ -240,7 +240,7 @@ def distilled(tmp_path_factory):
     data = folder / "data.npz"
     np.savez(data, x=pixels(64), y=np.arange(64) % 2)
     config = TrainConfig(method="seed", teacher=named, seed=3, backbone="tiny", batch_size=BATCH,
-                         epochs=2, val=0.25, device="cpu", options={"queue_size": 16})  # fmt: skip
+                         epochs=2, val=0.25, device="cpu", report=True, options={"queue_size": 16})  # fmt: skip
     return train(str(data), config, out=folder / "run"), data, config
 
 

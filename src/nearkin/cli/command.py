@@ -82,7 +82,7 @@ def _configured(
             what = " ".join(each.upper() for each in words)
             lacking = {"data": "images"}.get(word, word)
             raise UsageError(
-                f"no {lacking} given; say {called} {what}, or --config with a {word} key"
+                f"no {lacking} given; say {called} {what}, or --config with the key {word}"
             )
     stored.pop("data", None)
     settings, options = _divided(kind, typed)

@@ -106,7 +106,7 @@ def _settings(kind: type[RunConfig], taken: set[str], everything: bool) -> Itera
                 show=everything or name in COMMON,
                 show_default=as_typed if default[name] not in ("", ()) else False,
                 show_choices=not limits,
-                negative="" if default[name] is False else None,
+                negative="" if getattr(kind, name, None) is False else None,  # not of `report`
             )
             yield _optional(name, Annotated[_typed(hints[name]), shown], default[name])
 
