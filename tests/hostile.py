@@ -88,6 +88,7 @@ def run_of(config, data="images", fingerprint="0", **header):
         "encoder.safetensors": tensors(tiny(), {**ENCODER, **header}),
         "summary.json": json.dumps({"measures": {"encoder": {}}, "left_out": {}}),
         "data.json": json.dumps({"images": 12, "fingerprint": fingerprint, "bad": 0}),
+        "images.csv": "path,bytes,content,split\n",
     }
 
 

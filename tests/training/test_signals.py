@@ -11,6 +11,8 @@ import time
 import kills
 import pytest
 
+from nearkin.files import read_sealed
+
 METHOD = "moco"
 STOPPING = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
 STEPS = {"SIGTERM": (2, 8, 14), "SIGINT": (8,), "SIGHUP": (8,)}
@@ -93,7 +95,7 @@ class Sender:
     def saved(self):
         """Steps of the checkpoints, each of which is sound."""
         paths = sorted((self.broken / "checkpoints").iterdir())
-        assert all(files.read_sealed(path) is not None for path in paths)
+        assert all(read_sealed(path) is not None for path in paths)
         return [int(re.fullmatch(r"ckpt-(\d+)\.pt", path.name)[1]) for path in paths]
 
     def logged(self, words):
