@@ -55,7 +55,7 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
 """By name: whether it is here, and what is said where it is not."""
 
 os.environ.setdefault("TESTS_REQUIRE", os.environ.pop("NEARKIN_REQUIRE", ""))
-# Commands would take the first name for a setting; processes of xdist inherit the second.
+# Processes of xdist inherit the second name, and no command of a test the first.
 PROMISED = frozenset(filter(None, os.environ["TESTS_REQUIRE"].split(",")))
 
 if unknown := PROMISED - THINGS.keys():
