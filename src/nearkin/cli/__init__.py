@@ -16,7 +16,7 @@ from cyclopts import CycloptsError
 from cyclopts.help.formatters import DefaultFormatter
 from rich.console import Console
 
-from nearkin.cli.app import COMMANDS, COMPLETION, application
+from nearkin.cli.app import COMPLETION, application
 from nearkin.cli.method_help import method_options
 from nearkin.cli.terminal import err
 from nearkin.errors import NearkinError, UsageError
@@ -64,8 +64,8 @@ def _bug(error: Exception) -> NearkinError:
 
 def _answer(arguments: list[str]) -> None:
     """Run a command. Below help, the options of the method that is named beside it."""
-    verbs = {COMPLETION, *(name for commands in COMMANDS.values() for name in commands)}
-    verb = next((each for each in arguments if each in verbs), "")
+    words = (each for each in arguments if each == COMPLETION or not each.startswith("-"))
+    verb = next(words, "")
     everything = EVERYTHING in arguments
     arguments = ["--help" if each == EVERYTHING else each for each in arguments]
     asked = {"--help", "-h"} & {*arguments}
