@@ -18,16 +18,17 @@ import torch
 from benchmarks.shared.memory import Cost, alone, measured
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
-from nearkin.choices import PROTOCOLS, Protocol
+from nearkin.choices import Protocol
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.measures import geometry_rows
+from nearkin.evaluation.protocols import ENTRIES
 from nearkin.measures.spectrum import lidar
 
 CLASSES = 100
 OTHERS = ("attentive", "labelfree")
 """Protocols that need images and a network, or are the sum of others."""
-OF_TABLES: Final = [name for name in PROTOCOLS if name not in OTHERS]
+OF_TABLES: Final = [name for name in ENTRIES if name not in OTHERS]
 OPTIONS: Final = (
     Option("train", 10_000, "images of the bank", quick=400),
     Option("test", 10_000, "images to classify", quick=200),

@@ -1,6 +1,5 @@
 """Names that several packages share and the command line lists, without torch."""
 
-from collections.abc import Mapping
 from typing import Final, Literal
 
 OBJECTIVE_METHODS: Final = {"uno": "uno", "joint_ncl": "ncl", "ncl": "ncl", "simgcd": "simgcd"}
@@ -15,19 +14,9 @@ Protocol = Literal[
     "labelfree",
     "full",
 ]
-"""What `nearkin evaluate` measures."""
+"""What `nearkin evaluate` measures; `nearkin.evaluation.protocols` has how."""
 FULL: Final = "full"
 """The name of all protocols together."""
-PROTOCOLS: Final[Mapping[str, str]] = {
-    "quick": "kNN, linear probe, clusters, view retrieval, geometry, RankMe and alpha-ReQ",
-    "knn": "kNN at k 10, 20, 100 and 200, temperatures .07 and .1, and by majority",
-    "linear": "linear probe",
-    "attentive": "attentive probe on the tokens before the pooling",
-    "fewshot": "classifiers from 1, 2, 5 and 10 images per class, 10 draws each",
-    "retrieval": "mAP, mAP@R and recall@1 of test images among training images",
-    "labelfree": "what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR",
-}
-"""What each measures; `nearkin.evaluation.protocols` has how."""
 Criterion = Literal[
     "effective-rank", "rankme", "agreement", "view-retrieval", "lidar", "alpha-req"
 ]

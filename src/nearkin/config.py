@@ -8,13 +8,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from msgspec import Meta
 
 from nearkin.choices import Tracker
 from nearkin.errors import UsageError, redacted
-from nearkin.schema import MAX, Auto, Value, check_value, option
+from nearkin.schema import MAX, Auto, Value, check_value, option, types_of
 
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 TRUST: Final = "trust_remote_code"  # The setting that no file may hold: it would trust itself
@@ -78,7 +78,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type or out of range, before anything is read."""
-        kinds = get_type_hints(type(self), include_extras=True)
+        kinds = types_of(type(self))
         for entry in fields(self):
             name, value = entry.name, getattr(self, entry.name)
             object.__setattr__(self, name, check_value(name, value, kinds[name]))

@@ -7,11 +7,22 @@ union of one with `Auto`.
 import csv
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta, inspect
@@ -66,6 +77,10 @@ def metadata(kind: Any, mark: type[Mark]) -> Mark | None:
     return next(
         (each for each in getattr(kind, "__metadata__", ()) if isinstance(each, mark)), None
     )
+
+
+types_of: Callable[[Any], Mapping[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+"""The types of a class's fields, or of a function's parameters and result, with their marks."""
 
 
 def check_value(name: str, value: object, kind: Any) -> Any:

@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from nearkin.choices import PROTOCOLS
+from nearkin.choices import FULL, Protocol
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError
@@ -24,6 +24,7 @@ from nearkin.evaluation.views import pixel_encoder
 from nearkin.measures import attentive, probe
 from nearkin.measures.intervals import wilson
 from nearkin.networks.branch import as_backbone
+from nearkin.schema import choices
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def named(result):
 
 
 def test_each_name_of_the_settings_has_its_measures():
-    assert list(ENTRIES) == list(PROTOCOLS)
+    assert [*ENTRIES, FULL] == list(choices(Protocol))
     assert set(chosen(["full"])) == {entry for entries in ENTRIES.values() for entry in entries}
     others = [entry for entry in ENTRIES["quick"] if entry not in ENTRIES["linear"]]
     assert chosen(["linear", "quick", "linear"]) == (chosen(["linear"])[0], *others)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from docstring_parser import parse_from_object
 
@@ -16,7 +16,7 @@ from nearkin.cli.terminal import Terminal
 from nearkin.config import TRUST, RunConfig
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
-from nearkin.schema import check_value, from_text, option, suggestion
+from nearkin.schema import check_value, from_text, option, suggestion, types_of
 from nearkin.text import aligned, printable
 from nearkin.toml import read_toml, settings_file
 
@@ -25,7 +25,7 @@ def command_of(
     function: Callable[..., Any], name: str, *, everything: bool
 ) -> tuple[Callable[..., None], str]:
     """Return a command that calls a function and prints its result, and its help text."""
-    kind, hints = settings_of(function), get_type_hints(function, include_extras=True)
+    kind, hints = settings_of(function), types_of(function)
     parameters = parameters_of(function, everything=everything)
     words = [each.name for each in parameters if each.kind is Argument.POSITIONAL_ONLY]
     more = [each.name for each in parameters if each.kind is Argument.VAR_POSITIONAL]
@@ -40,10 +40,12 @@ def command_of(
             return
         from nearkin.distributed import is_main_process
 
-        with Terminal(quiet or json or not is_main_process()) as terminal:
+        is_first = is_main_process()
+        with Terminal(quiet or json or not is_first) as terminal:
             reporter = {"reporter": terminal} if "reporter" in hints else {}
             result = function(**given, **reporter)
-        show(result, as_json=json)
+        if is_first and result is not None:
+            show(result, as_json=json)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -65,7 +67,7 @@ def _configured(
     given: Mapping[str, Any], kind: type[RunConfig], called: str, words: list[str], own: Any
 ) -> dict[str, Any]:
     """Arguments with a `config`, of what was typed and of the file that `--config` names."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = types_of(kind)
     arguments = {name: value for name, value in given.items() if name in own}
     typed = {
         name.replace("-", "_"): _value(name, value, hints.get(name))
@@ -128,10 +130,6 @@ def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
 
 def show(result: Any, *, as_json: bool) -> None:
     """Print a result: as JSON, or as lines for people, each of them one line whatever it names."""
-    from nearkin.distributed import is_main_process
-
-    if result is None or not is_main_process():
-        return
     if as_json:
         print(json.dumps(_plain(result)))
         return

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter as Argument
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final, get_args
 
 from cyclopts import Group, Parameter
 from msgspec import inspect
 
 from nearkin.config import COMMON, GROUPS, TRUST, RunConfig, defaults
-from nearkin.schema import as_typed, described, option, parameter_docs
+from nearkin.schema import as_typed, described, option, parameter_docs, types_of
 
 NAMES: Final[Mapping[str, str | tuple[str, ...]]] = {
     "vectors": "--in",
@@ -37,13 +37,13 @@ OPTIONS: Final = Group("Options", sort_key=-1)
 
 def settings_of(function: Callable[..., Any]) -> type[RunConfig] | None:
     """The class of a function's settings, if it has some."""
-    config = get_type_hints(function).get("config")
+    config = types_of(function).get("config")
     return next((each for each in get_args(config) if each is not type(None)), config)
 
 
 def parameters_of(function: Callable[..., Any], *, everything: bool) -> list[Argument]:
     """The parameters of a command, words before options."""
-    kind, hints = settings_of(function), get_type_hints(function, include_extras=True)
+    kind, hints = settings_of(function), types_of(function)
     own = [*_own(function, hints, kind, everything)]
     words = [each for each in own if each.kind is not Argument.KEYWORD_ONLY]
     options = [each for each in own if each.kind is Argument.KEYWORD_ONLY]
@@ -94,7 +94,7 @@ def _own(
 
 def _settings(kind: type[RunConfig], taken: set[str], everything: bool) -> Iterator[Argument]:
     """The fields of a settings class, by group."""
-    hints, docs = get_type_hints(kind, include_extras=True), parameter_docs(kind)
+    hints, docs = types_of(kind), parameter_docs(kind)
     default = defaults(kind)
     for title, names in GROUPS.items():
         for name in sorted(default.keys() & {*names} - taken, key=names.index):

@@ -62,10 +62,14 @@ def evaluate(
             that is of no run.
         train: The vectors to learn from, if `run` are vectors; by default those of them whose
             split is `train`. All others are scored.
-        protocol: What is measured: some of quick, knn, linear, attentive, fewshot, retrieval
-            and labelfree (see `nearkin.choices.PROTOCOLS`), or full. Other than quick,
-            the measures of a run's own images are also stored in its evaluation.json and shown by
-            its page.
+        protocol: What is measured, some of these: quick (kNN, linear probe, clusters, view
+            retrieval, geometry, RankMe and alpha-ReQ); knn (at k 10, 20, 100 and 200, temperatures
+            .07 and .1, and by majority); linear (probe); attentive (probe on the tokens before the
+            pooling); fewshot (classifiers from 1, 2, 5 and 10 images per class, 10 draws each);
+            retrieval (mAP, mAP@R and recall@1 of test images among training images); labelfree
+            (what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR); or
+            full, which is all of them. Other than quick, the measures of a run's own images are
+            also stored in its evaluation.json and shown by its page.
         features: What is measured: those of the `backbone`, as everywhere; with `embedding` also
             the run's embedding, which its projector makes of them, in a table of its own.
         image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.

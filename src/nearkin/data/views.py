@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from itertools import permutations
-from typing import Annotated, Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from nearkin.data.rng import uniform
 from nearkin.distributed import to_device
 from nearkin.errors import UsageError
-from nearkin.schema import Fraction, Weight, described, suggestion
+from nearkin.schema import Fraction, Weight, described, suggestion, types_of
 
 Interpolation = Literal["bilinear", "bicubic"]
 Ratio = Annotated[float, Meta(ge=0.01, le=100)]
@@ -290,15 +289,9 @@ class View:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in changed.items()}
 
 
-@cache
-def _kinds() -> dict[str, Any]:
-    """The types of the fields of a view."""
-    return get_type_hints(View, include_extras=True)
-
-
 def _checked(name: str, value: Any) -> Any:
     """A field's value as floats, a list as a tuple; refused if it does not fit the field."""
-    kind = _kinds()[name]
+    kind = types_of(View)[name]
     try:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from nearkin.choices import FULL, PROTOCOLS, Protocol
+from nearkin.choices import FULL, Protocol
 from nearkin.distributed import ALONE, Share
 from nearkin.errors import DataError
 from nearkin.evaluation.attentive import attentive_probe
@@ -101,7 +101,7 @@ ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = {
     "retrieval": (Entry("retrieval", lambda of: retrieval(of.train, of.test, seed=of.seed)),),
     "labelfree": (*GEOMETRY, LIDAR),
 }
-"""The measures of each of `nearkin.choices.PROTOCOLS`."""
+"""The measures of each of `nearkin.choices.Protocol`, but for `full`."""
 
 
 def chosen(protocol: Sequence[Protocol]) -> tuple[Entry, ...]:
@@ -114,6 +114,6 @@ def chosen(protocol: Sequence[Protocol]) -> tuple[Entry, ...]:
     ['linear probe', 'retrieval']
     """
     names = check_value("protocol", protocol, Sequence[Protocol])
-    taken = PROTOCOLS if FULL in names else names
+    taken = ENTRIES if FULL in names else names
     entries = [entry for name in taken for entry in ENTRIES[name]]
     return tuple(dict.fromkeys(entries))
