@@ -23,7 +23,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.measures import geometry_rows
 from nearkin.evaluation.protocols import ENTRIES
-from nearkin.measures.spectrum import lidar
+from nearkin.metrics.spectrum import lidar
 
 CLASSES = 100
 OTHERS = ("attentive", "labelfree")

@@ -28,7 +28,7 @@ from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
 from nearkin.discovery.classifier import read_classifier
 from nearkin.encoders.encoder import load
-from nearkin.measures import attentive, probe
+from nearkin.metrics import attentive, probe
 from nearkin.run.folder import RunFolder
 
 TRAININGS = ("linear", "attentive", "last:1", "all")

@@ -15,7 +15,7 @@ from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
-from nearkin.measures.geometry import effective_rank
+from nearkin.metrics.geometry import effective_rank
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 

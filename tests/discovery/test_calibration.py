@@ -17,8 +17,8 @@ from nearkin.discovery.classifier import (
     fit_temperature,
 )
 from nearkin.errors import DataError
-from nearkin.measures import probe
-from nearkin.measures.probe import train_validated_probe
+from nearkin.metrics import probe
+from nearkin.metrics.probe import train_validated_probe
 
 
 def softmaxes(n, classes=6, *, scale=1.0, seed=0):

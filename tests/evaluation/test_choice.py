@@ -16,8 +16,8 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.choice import CRITERIA, Ranking
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.evaluate import label_free
-from nearkin.measures.geometry import effective_rank
-from nearkin.measures.spectrum import alpha_req, rankme
+from nearkin.metrics.geometry import effective_rank
+from nearkin.metrics.spectrum import alpha_req, rankme
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import RunFolder

@@ -21,7 +21,7 @@ from nearkin.evaluation import measures as taken
 from nearkin.evaluation.embeddings import Embeddings, encode
 from nearkin.evaluation.evaluate import evaluate_tables, pixel_features
 from nearkin.evaluation.measures import Measure, accuracy, clusters, geometry, knn, linear_probe
-from nearkin.measures.probe import train_probe
+from nearkin.metrics.probe import train_probe
 from nearkin.objectives import unit
 
 

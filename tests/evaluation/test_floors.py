@@ -10,7 +10,7 @@ from colors import colors, tiny
 
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.evaluation import evaluate, floors
-from nearkin.measures import probe
+from nearkin.metrics import probe
 
 CPU = torch.device("cpu")
 

@@ -20,9 +20,9 @@ from nearkin.evaluation import measures
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.table import Note, PartFolder, write_embeddings
-from nearkin.measures import kmeans, probe
-from nearkin.measures.kmeans import lloyd
-from nearkin.measures.probe import train_probe
+from nearkin.metrics import kmeans, probe
+from nearkin.metrics.kmeans import lloyd
+from nearkin.metrics.probe import train_probe
 from nearkin.run import failures
 
 CLASSES, DIM, SHARD = 4, 70, 100  # More numbers than k-means keeps

@@ -21,8 +21,8 @@ from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, pixel_f
 from nearkin.evaluation.measures import few_shot, knn, knn_grid, retrieval
 from nearkin.evaluation.protocols import ENTRIES, chosen
 from nearkin.evaluation.views import pixel_encoder
-from nearkin.measures import attentive, probe
-from nearkin.measures.intervals import wilson
+from nearkin.metrics import attentive, probe
+from nearkin.metrics.intervals import wilson
 from nearkin.networks.branch import as_backbone
 from nearkin.schema import choices
 from nearkin.types import UNKNOWN

@@ -12,8 +12,8 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables, lines
 from nearkin.evaluation.measures import Measure, Outcome, knn, knn_refits, predict, view_retrieval
 from nearkin.evaluation.verdict import Difference, StartComparison, compare_with_start
-from nearkin.measures.intervals import paired_difference
-from nearkin.measures.neighbors import predict_without
+from nearkin.metrics.intervals import paired_difference
+from nearkin.metrics.neighbors import predict_without
 
 
 def normal(*shape, seed=0):

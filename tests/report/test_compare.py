@@ -12,7 +12,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import write_embeddings
-from nearkin.measures.intervals import paired_difference
+from nearkin.metrics.intervals import paired_difference
 from nearkin.run.folder import RunFolder
 
 

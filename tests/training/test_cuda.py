@@ -13,7 +13,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import choose_device, to_device
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.neighbors import nearest
 from nearkin.methods import METHODS
 from nearkin.networks.batch_norm import GroupedBatchNorm
 from nearkin.run.folder import RunFolder

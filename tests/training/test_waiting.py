@@ -17,7 +17,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.neighbors import nearest
 from nearkin.methods import METHODS
 
 ASKS_PROCESSORS = ("nnclr",)

@@ -19,7 +19,7 @@ from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.leaks import Leaks
-from nearkin.evaluation.measures import knn
+from nearkin.evaluation.metrics import knn
 from nearkin.pace import count
 from nearkin.run.auto import describe, resolve, view_sides
 from nearkin.run.reporter import Reporter, Silent
@@ -234,6 +234,6 @@ def _accuracy(bank: torch.Tensor, queries: torch.Tensor, labels: np.ndarray) -> 
     train = Embeddings((bank.flatten(1)[::2] - mean).numpy(), labels[::2])
     test = Embeddings((queries.flatten(1)[1::2] - mean).numpy(), labels[1::2])
     try:
-        return knn(train, test, k=20).value
+        return knn(train, test)[0].value
     except NearkinError:
         return 0.0

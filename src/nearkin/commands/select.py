@@ -15,7 +15,7 @@ from nearkin.data.tables import file_at, match
 from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.files import usable, writing
-from nearkin.measures.selection import ranked
+from nearkin.metrics.selection import ranked
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
@@ -79,7 +79,7 @@ def select(
         rule: `typical`: of each cluster the image with the closest neighbors; `diverse`: k-center
             greedy; `uncertain`: least margin, one of each class in turn, by assignments.csv of a
             classification or discovery; `mixture`: these three in turn, the last if there is
-            such a run; `random`. See `nearkin.measures.selection`.
+            such a run; `random`. See `nearkin.metrics.selection`.
         labeled: A table with columns path and label: images that have a label already.
         vectors: Of `data` by the encoder `source`, instead of computing them.
         image_size: Side of the images in pixels that features are computed with.

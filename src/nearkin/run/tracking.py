@@ -33,7 +33,7 @@ class Tracker(NamedTuple):
     row: Callable[[int, Mapping[str, int | float]], object]
     """Takes the metrics of a step."""
     summary: Callable[[int, Mapping[str, int | float]], object]
-    """Takes the measures of the finished run, with its last step."""
+    """Takes the metrics of the finished run, with its last step."""
 
 
 class RunToTrack(NamedTuple):
@@ -90,7 +90,7 @@ def wandb(run: RunToTrack) -> Iterator[Tracker]:
         yield Tracker(
             f"wandb sync {Path(tracked.dir).parent}" if tracked.offline else str(tracked.url),
             lambda step, metrics: tracked.log(dict(metrics), step=step, commit=True),
-            lambda _, measures: tracked.summary.update(dict(measures)),
+            lambda _, metrics: tracked.summary.update(dict(metrics)),
         )
     except BaseException:
         tracked.finish(exit_code=1)
@@ -160,15 +160,15 @@ class Tracking:
         self._each(lambda tracker, _: tracker.row(step, metrics))
 
     def summary(self) -> None:
-        """Report the measures of summary.json."""
-        measures = {
-            f"{table}/{name}": measure["value"]
-            for table, column in self._folder.read_summary()["measures"].items()
-            for name, measure in column.items()
+        """Report the metrics of summary.json."""
+        metrics = {
+            f"{table}/{name}": metric["value"]
+            for table, column in self._folder.read_summary()["metrics"].items()
+            for name, metric in column.items()
         }
         last = int(read_numbers(self._folder.metrics)[-1]["step"])
         self._start(last + 1)  # of a run that was stopped after the last step
-        self._each(lambda tracker, _: tracker.summary(last, measures))
+        self._each(lambda tracker, _: tracker.summary(last, metrics))
 
     def _start(self, step: int) -> None:
         names, self._names = self._names, ()

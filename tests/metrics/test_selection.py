@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from nearkin.measures import selection
-from nearkin.measures.selection import diverse, keep_one, least_certain, ranked, typical
+from nearkin.metrics import selection
+from nearkin.metrics.selection import diverse, keep_one, least_certain, ranked, typical
 from nearkin.objectives import unit
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from nearkin.errors import DataError
-from nearkin.measures.attentive import train_attentive_probe
-from nearkin.measures.probe import (
+from nearkin.metrics.attentive import train_attentive_probe
+from nearkin.metrics.probe import (
     LEFT_OUT,
     MANY,
     STRENGTHS,

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from nearkin.errors import DataError
-from nearkin.measures import neighbors
-from nearkin.measures.geometry import (
+from nearkin.metrics import neighbors
+from nearkin.metrics.geometry import (
     alignment,
     effective_rank,
     feature_std,
     mean_cosine,
     uniformity,
 )
-from nearkin.measures.intervals import bootstrap, wilson
-from nearkin.measures.matching import (
+from nearkin.metrics.intervals import bootstrap, wilson
+from nearkin.metrics.matching import (
     adjusted_rand_index,
     cluster_accuracy,
     normalized_mutual_information,
 )
-from nearkin.measures.neighbors import nearest, neighbor_agreement, tally
+from nearkin.metrics.neighbors import nearest, neighbor_agreement, tally
 from nearkin.objectives import unit
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from nearkin.measures.intervals import design_effect, jackknife, paired_difference, tango, wilson
+from nearkin.metrics.intervals import design_effect, jackknife, paired_difference, tango, wilson
 
 CHI2 = 3.841458820694124  # 95 % of a chi-squared law with one degree of freedom
 

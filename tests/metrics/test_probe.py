@@ -7,8 +7,8 @@ from builders import normal
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from nearkin.measures import probe
-from nearkin.measures.probe import fit_path, hold_out, log_loss, train_probe
+from nearkin.metrics import probe
+from nearkin.metrics.probe import fit_path, hold_out, log_loss, train_probe
 from nearkin.objectives import unit
 
 
@@ -47,7 +47,7 @@ def test_a_few_steps_find_the_optimum_of_correlated_features(monkeypatch):
         total = log_loss(x @ weight + bias, y) + np.square(weight).sum() / (2 * strength * len(x))
         return float(total)
 
-    monkeypatch.setattr("nearkin.measures.probe.STEPS", 40)
+    monkeypatch.setattr("nearkin.metrics.probe.STEPS", 40)
     for strength in (0.1, 10.0):
         reference = LogisticRegression(C=strength, max_iter=10_000, tol=1e-7).fit(x, y)
         best = loss(reference.coef_.T, reference.intercept_, strength)
