@@ -21,7 +21,7 @@ from benchmarks.shared.rows import Row
 from nearkin.choices import Protocol
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
-from nearkin.evaluation.measures import geometry_rows
+from nearkin.evaluation.metrics import geometry_rows
 from nearkin.evaluation.protocols import ENTRIES
 from nearkin.metrics.spectrum import lidar
 

@@ -10,7 +10,7 @@ from nearkin.data.images import Images
 from nearkin.data.split import Split
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_pixels
 from nearkin.evaluation.evaluate import pixel_features
-from nearkin.evaluation.measures import Measure, knn
+from nearkin.evaluation.metrics import Measure, knn
 
 K: Final = 200
 TEMPERATURE: Final = 0.1

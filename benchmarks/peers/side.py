@@ -33,7 +33,7 @@ from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler
 from nearkin.data.split import Split
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.evaluation.measures import Measure
+from nearkin.evaluation.metrics import Measure
 from nearkin.files import replace_text
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.data import open_split, versions

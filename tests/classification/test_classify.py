@@ -86,7 +86,7 @@ def linear(trained) -> Path:
 
 
 def measured(out: Path, name: str) -> float:
-    return strict_json(out / "summary.json")["measures"]["classifier"][name]["value"]
+    return strict_json(out / "summary.json")["metrics"]["classifier"][name]["value"]
 
 
 @each_training
@@ -204,7 +204,7 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     summary = json.loads(capsys.readouterr().out)
     assert summary["sizes"] == {"train": 30, "test": 60, "unlabeled": 90}
     assert len(rows(out / "assignments.csv")) == 150
-    measures = summary["measures"]
+    measures = summary["metrics"]
     floors = {"kNN, frozen features", "untrained encoder", "raw pixels", "majority class"}
     assert measures.keys() == {"classifier", *floors}
     assert measures["majority class"]["accuracy"]["value"] < 0.25

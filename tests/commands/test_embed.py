@@ -86,7 +86,7 @@ def test_a_frozen_encoder_leaves_all_that_a_training_leaves_but_a_training(run, 
     assert not names & {"checkpoints", "stages", "metrics.csv"}
     assert not (run.plots / "curves.png").exists()
     summary = run.read_summary()
-    assert list(summary["measures"]) == ["encoder", "untrained", "pixels"]
+    assert list(summary["metrics"]) == ["encoder", "untrained", "pixels"]
     assert summary["origin"]["license"] == "apache-2.0"
     assert len(summary["origin"]["sha256"]) == 64
     log = run.log.read_text()

@@ -14,7 +14,7 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.measures import knn
+from nearkin.evaluation.metrics import knn
 from nearkin.metrics.geometry import effective_rank
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
@@ -42,16 +42,16 @@ def test_further_measures_are_stored_and_on_the_page(run):
     assert not run.evaluation.exists()  # the summary has all of that
     first = evaluate(run.path, protocol=["retrieval"])
     second = evaluate(run.path, protocol=["knn", "linear"])
-    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
+    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["metrics"]
     names = [m.name for m in (*first.measures["encoder"], *second.measures["encoder"])]
     assert list(stored["encoder"]) == names
     assert list(stored) == ["encoder", "untrained", "pixels"]
     assert run.summary.read_bytes() == summary
-    shown = run.read_evaluated()["measures"]["encoder"]
+    shown = run.read_evaluated()["metrics"]["encoder"]
     assert next(iter(shown)) == "kNN top-1"
     assert {"retrieval mAP", "kNN k 10, majority"} <= set(shown)
     evaluate(run.path, protocol=["retrieval"], features="embedding")
-    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
+    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["metrics"]
     assert stored["embedding"]["retrieval mAP"]["protocol"].startswith("embedding of 128 dim")
     page = nearkin.write_report(run.path).read_text(encoding="utf-8")
     for said in ("retrieval mAP@R", "Mean average precision: 1 if all", "its embedding"):
@@ -124,13 +124,13 @@ def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path, re
 def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
     folder = RunFolder(tmp_path)
     entry = {"name": "a", "value": 0.5, "low": None, "high": None, "protocol": "p"}
-    folder.add_measures({"measures": {"encoder": {}}, "left_out": {"a": "no labels", "b": "few"}})
-    folder.add_measures({"measures": {"encoder": {"a": entry}}, "left_out": {}})
-    folder.add_measures({"measures": {"encoder": {"a": entry | {"value": 0.7}}}, "left_out": {}})
+    folder.add_metrics({"metrics": {"encoder": {}}, "left_out": {"a": "no labels", "b": "few"}})
+    folder.add_metrics({"metrics": {"encoder": {"a": entry}}, "left_out": {}})
+    folder.add_metrics({"metrics": {"encoder": {"a": entry | {"value": 0.7}}}, "left_out": {}})
     stored = json.loads(folder.evaluation.read_text(encoding="utf-8"))
-    assert stored["measures"]["encoder"]["a"]["value"] == 0.7
+    assert stored["metrics"]["encoder"]["a"]["value"] == 0.7
     assert stored["left_out"] == {"b": "few"}
-    folder.write_summary({"measures": {}, "left_out": {}})
+    folder.write_summary({"metrics": {}, "left_out": {}})
     folder.evaluation.write_text("[]", encoding="utf-8")  # damaged
     with pytest.raises(CheckpointError, match=r"evaluation\.json.*measures anew"):
         folder.read_evaluated()

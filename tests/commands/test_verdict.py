@@ -51,7 +51,7 @@ def test_a_training_that_made_it_worse_ends_with_that_and_names_the_start(ruined
     by_name = {each["measure"]: each for each in comparison["differences"]}
     decisive = by_name[comparison["decided_by"]]
     assert decisive["difference"] < decisive["high"] < 0
-    measures = folder.read_summary()["measures"]
+    measures = folder.read_summary()["metrics"]
     assert list(measures) == ["encoder", "start", "untrained", "pixels"]
     assert decisive["start"] == measures["start"]["kNN top-1"]["value"]
     assert decisive["encoder"] == measures["encoder"]["kNN top-1"]["value"]
@@ -62,8 +62,8 @@ def test_the_start_is_the_encoder_that_training_started_from(ruined, start):
     assert kept.preprocessing == source.preprocessing
     state = source.state_dict()
     assert all((tensor == state[name]).all() for name, tensor in kept.state_dict().items())
-    of_start = start.read_summary()["measures"]["encoder"]["kNN top-1"]
-    again = ruined[0].read_summary()["measures"]["start"]["kNN top-1"]
+    of_start = start.read_summary()["metrics"]["encoder"]["kNN top-1"]
+    again = ruined[0].read_summary()["metrics"]["start"]["kNN top-1"]
     assert again["value"] == of_start["value"]
 
 

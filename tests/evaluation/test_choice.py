@@ -46,7 +46,7 @@ def run(path, data, backbone, *, pixels=None, checkpoints=(), **settings):
     config = TrainConfig(image_size=8, **settings)
     folder.write_settings(config, str(data))
     write_encoder(folder.encoder, backbone, {"backbone": "tiny", "image_size": 8})
-    folder.write_summary({"measures": {"encoder": {}}})
+    folder.write_summary({"metrics": {"encoder": {}}})
     images = open_images(str(data) if pixels is None else pixels)
     folder.data.write_text(json.dumps({"fingerprint": f"{images.fingerprint}-split"}))
     for step, network in enumerate(checkpoints, start=1):

@@ -20,7 +20,7 @@ from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation import measures as taken
 from nearkin.evaluation.embeddings import Embeddings, encode
 from nearkin.evaluation.evaluate import evaluate_tables, pixel_features
-from nearkin.evaluation.measures import Measure, accuracy, clusters, geometry, knn, linear_probe
+from nearkin.evaluation.metrics import Measure, accuracy, clusters, geometry, knn, linear_probe
 from nearkin.metrics.probe import train_probe
 from nearkin.objectives import unit
 
@@ -220,7 +220,7 @@ def test_geometry_looks_at_evenly_spaced_images_or_at_those_with_a_second_view(m
     view = x[rows] + 1
     few, whole = features(x[rows], second_view=view), features(x, second_view=view, rows=rows)
     assert_geometry_of(few, whole, "4 of 12 test images")
-    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 5)
+    monkeypatch.setattr("nearkin.evaluation.metrics.GEOMETRY_IMAGES", 5)
     rows = taken.geometry_rows(12)
     assert rows.tolist() == [0, 2, 4, 7, 9]
     assert_geometry_of(features(x[rows]), features(x), "5 of 12 test images")
@@ -269,8 +269,8 @@ def test_the_table_shows_each_measure_with_its_interval_beside_its_floors_and_su
     assert rows[-1][1] == rows[-1][2]
     plain = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
     assert plain["sizes"] == {"train": 300, "test": 360}
-    assert plain["measures"]["encoder"]["NMI"]["value"] == evaluation.measures["encoder"][3].value
-    assert plain["measures"]["encoder"]["effective rank"]["low"] is None
+    assert plain["metrics"]["encoder"]["NMI"]["value"] == evaluation.measures["encoder"][3].value
+    assert plain["metrics"]["encoder"]["effective rank"]["low"] is None
     lacking = {"kNN top-1", "linear probe", "clusters"}  # in one table: the other has labels
     assert set(plain["left_out"]) == {f"{title} of raw pixels" for title in lacking}
     assert str(accuracy("top-1", np.array([True] * 8 + [False] * 2), "")) == "0.800 [0.490, 0.943]"

@@ -67,7 +67,7 @@ def test_further_measures_are_added_to_the_file(split, folder, monkeypatch):
     more = evaluated(split, protocol=["knn", "retrieval"])
     assert more == without_files(split, monkeypatch, protocol=["knn", "retrieval"])
     again = tiny(1)
-    tables = evaluated(split, again, protocol=["retrieval"])["measures"]
+    tables = evaluated(split, again, protocol=["retrieval"])["metrics"]
     assert tables.keys() == {"encoder", "untrained", "pixels"}
     assert seen(again) == 0
     assert stored(folder) == 2
@@ -106,7 +106,7 @@ def test_of_other_images_floors_are_measured_again(split, folder, monkeypatch):
         after, files = evaluated(other), files + 2
         assert after == without_files(other, monkeypatch)
         assert stored(folder) == files
-        differs = after["measures"]["pixels"] != before["measures"]["pixels"]
+        differs = after["metrics"]["pixels"] != before["metrics"]["pixels"]
         assert differs == (other.images.groups is split.images.groups)
 
 

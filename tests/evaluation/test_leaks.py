@@ -10,7 +10,7 @@ from PIL import Image
 from nearkin.commands.evaluate import evaluate
 from nearkin.evaluation.evaluate import lines
 from nearkin.evaluation.leaks import find_leaks
-from nearkin.evaluation.measures import Measure, Outcome
+from nearkin.evaluation.metrics import Measure, Outcome
 
 CLASSES = ("bee", "cat")
 

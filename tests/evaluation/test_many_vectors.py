@@ -216,8 +216,8 @@ def test_processes_that_the_command_starts_measure_what_one_does(tables, capsys)
     assert run(*command, "--devices", 2) == 0
     both = json.loads(capsys.readouterr().out)
     assert both["sizes"] == alone["sizes"]
-    for name, measure in alone["measures"]["encoder"].items():
-        value = both["measures"]["encoder"][name]["value"]
+    for name, measure in alone["metrics"]["encoder"].items():
+        value = both["metrics"]["encoder"][name]["value"]
         assert value == pytest.approx(measure["value"], abs=1e-5 + 1 / 250), name
 
 
@@ -234,5 +234,5 @@ def test_processes_of_a_launcher_share_the_measures_and_the_first_prints(tables)
     ]
     outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert "kNN top-1" in json.loads(outputs[0])["measures"]["encoder"]
+    assert "kNN top-1" in json.loads(outputs[0])["metrics"]["encoder"]
     assert not outputs[1]

@@ -18,7 +18,7 @@ from nearkin.evaluation import measures, views
 from nearkin.evaluation.attentive import attentive_probe
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, pixel_features
-from nearkin.evaluation.measures import few_shot, knn, knn_grid, retrieval
+from nearkin.evaluation.metrics import few_shot, knn, knn_grid, retrieval
 from nearkin.evaluation.protocols import ENTRIES, chosen
 from nearkin.evaluation.views import pixel_encoder
 from nearkin.metrics import attentive, probe

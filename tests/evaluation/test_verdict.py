@@ -10,7 +10,7 @@ import torch
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables, lines
-from nearkin.evaluation.measures import Measure, Outcome, knn, knn_refits, predict, view_retrieval
+from nearkin.evaluation.metrics import Measure, Outcome, knn, knn_refits, predict, view_retrieval
 from nearkin.evaluation.verdict import Difference, StartComparison, compare_with_start
 from nearkin.metrics.intervals import paired_difference
 from nearkin.metrics.neighbors import predict_without
@@ -87,7 +87,7 @@ def test_too_few_images_for_a_verdict_are_said_and_the_start_named_where_it_is_b
         "(-0.100 [-0.200, -0.050]); use the start: runs/x/start.safetensors"
     )
     assert "use the start" not in verdict(difference()).line(start)
-    summary = {"sizes": {}, "left_out": {}, "measures": {"encoder": {}}}
+    summary = {"sizes": {}, "left_out": {}, "metrics": {"encoder": {}}}
     summary |= {"comparison": worse.to_dict()}
     assert lines(summary, start)[-1] == worse.line(start)
 

@@ -29,7 +29,7 @@ def training(path, knn=0.9, half=0.02, *, how="kNN, k 20", fingerprint="aa-bb", 
     folder.write_summary(
         {
             "torch": "2.12", "threads": 1, "sizes": {}, "left_out": {},
-            "measures": {
+            "metrics": {
                 "encoder": {"kNN top-1": top, "mean cosine": measure("mean cosine", knn)},
                 "untrained": {"kNN top-1": floor},
             },
@@ -52,7 +52,7 @@ def discovery(path, value, novel=3):
 
 
 def of(result, name):
-    return next(each for each in result.to_dict()["measures"] if each["name"] == name)
+    return next(each for each in result.to_dict()["metrics"] if each["name"] == name)
 
 
 def test_only_settings_that_differ_are_shown_and_seeds_always(tmp_path):

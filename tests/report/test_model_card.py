@@ -8,7 +8,7 @@ from builders import write_network
 
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load
-from nearkin.evaluation.measures import Measure
+from nearkin.evaluation.metrics import Measure
 from nearkin.report.model_card import ModelCard
 from nearkin.run.folder import RunFolder
 
@@ -26,7 +26,7 @@ def folder(tmp_path):
     write_network(folder.encoder, method="simclr", epochs=3)
     settings = TrainConfig(backbone="tiny", init_from="/secret/place/start.pth")
     folder.write_settings(settings, "/secret/birds")
-    folder.write_summary({"measures": MEASURES, "left_out": {}})
+    folder.write_summary({"metrics": MEASURES, "left_out": {}})
     folder.data.write_text(json.dumps({"train": 2, "test": 1, "fingerprint": "0123-4567"}))
     return folder
 

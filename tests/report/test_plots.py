@@ -89,7 +89,7 @@ def run_of(tmp_path, rows, summary=None):
 
 
 FLOORS = {
-    "measures": {
+    "metrics": {
         "encoder": {"kNN top-1": {"value": 0.9}},
         "untrained": {"kNN top-1": {"value": 0.4}},
         "pixels": {"effective rank": {"value": 3.0}},

@@ -63,7 +63,7 @@ def written(folder):
     """The columns of metrics.csv, and measures of summary.json."""
     rows = read_numbers(folder / "metrics.csv")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    measures = json.loads((folder / "summary.json").read_text())["measures"]
+    measures = json.loads((folder / "summary.json").read_text())["metrics"]
     return {
         name: {int(row["step"]): row[name] for row in rows if name in row}
         for name in ("loss", "lr", "effective_rank")

@@ -409,4 +409,4 @@ def test_the_start_of_an_attempt_that_failed_is_not_that_of_the_next_one(tmp_pat
     run = fail_and_resume("continued", init_from=str(second))
     assert load(run.folder.start).digest == load(second).digest
     run = fail_and_resume("anew")
-    assert set(run.summary["measures"]) == {"encoder", "untrained", "pixels"}
+    assert set(run.summary["metrics"]) == {"encoder", "untrained", "pixels"}

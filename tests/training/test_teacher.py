@@ -246,7 +246,7 @@ def distilled(tmp_path_factory):
 
 def test_the_table_has_the_teacher_and_its_share_and_the_settings_the_number_of_views(distilled):
     run, *_ = distilled
-    measures, kept = run.summary["measures"], run.summary["kept"]["shares"]
+    measures, kept = run.summary["metrics"], run.summary["kept"]["shares"]
     assert list(measures) == ["encoder", "teacher", "untrained", "pixels"]
     for share in kept:
         own, its = (measures[of][share["measure"]]["value"] for of in ("encoder", "teacher"))

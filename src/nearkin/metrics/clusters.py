@@ -133,11 +133,11 @@ def agreement(
 class _Pairs:
     """The pairs of class and cluster that images have, the cells of a contingency table."""
 
-    classes: Labels
-    clusters: Labels
+    classes: Int[np.ndarray, " classes"]
+    clusters: Int[np.ndarray, " clusters"]
     row: Int[np.ndarray, " cells"]  # Of each cell, in `classes`
     column: Int[np.ndarray, " cells"]  # Of each cell, in `clusters`
-    cell: Labels  # Of each image
+    cell: Int[np.ndarray, " images"]  # Of each image
 
     @classmethod
     def of(cls, labels: Labels, clusters: Labels) -> "_Pairs":

@@ -153,7 +153,7 @@ def positive_interval(values: Float[np.ndarray, " n"], groups: Groups = None) ->
     return Interval(mean * math.exp(-error), mean * math.exp(error), effective)
 
 
-def _binomial_ratio(mean: float, spread: float, n: float) -> float:
+def _binomial_ratio(mean: float, spread: float, n: int | float) -> float:
     """Return the variance of right and wrong images with this mean, over that of the scores.
 
     Half an image of score 0 and half a one of 1 are added to both, so that few images that score
@@ -206,7 +206,7 @@ def _alike(sizes: Int[np.ndarray, " groups"]) -> float:
     return float(sizes.sum()) ** 2 / float(np.square(sizes, dtype=np.float64).sum())
 
 
-def _quantile(freedom: float) -> float:
+def _quantile(freedom: int | float) -> float:
     """Return the quantile of Student's law with so many degrees of freedom, at least one."""
     from scipy.stats import t
 
@@ -294,9 +294,7 @@ def ratio_interval(
     share = effective / n
     right, other = (share * float(x.sum()) + 0.5 for x in (first, second))
     differ = share * float(np.abs(gain).sum()) + 1
-    error = math.sqrt(
-        differ / (right * other) + variance / float(first.mean() or second.mean()) ** 2
-    )
+    error = math.sqrt(differ / (right * other) + variance * (effective / right) ** 2)
     ratio = right / other
     return Interval(ratio * math.exp(-Z * error), ratio * math.exp(Z * error), effective)
 

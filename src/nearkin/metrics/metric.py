@@ -163,7 +163,7 @@ def with_interval(
     how = kind if groups is not None else f"{kind}, {INDEPENDENT}"
     low, high = min(interval.low, value), max(interval.high, value)
     whole = {**protocol, "interval": how}
-    effective = interval.effective_n
+    effective = interval.effective_n and round(interval.effective_n, 1)
     return Metric(name, value, low, high, n, effective, whole, chosen or {}, meaning)
 
 

@@ -21,16 +21,18 @@ STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Values of `C` to choose from, the strongest regularization first; as in scikit-learn."""
 DEFAULT: Final = 1.0  # `C` where no image can be held out to choose it
 FOLDS: Final = 5
-ENOUGH: Final = 1_000  # Held-out images after which a choice needs no further fold
+ENOUGH: Final = 500  # Held-out images after which a choice needs no further fold
 MOST: Final = 12_000  # Images that the choice is made with, at the most
 MOST_CLASSES: Final = 600  # Of which these are; of more classes, some are drawn, each whole
 WIDEST: Final = 2_048  # Wider features, such as raw pixels, are reduced to as many components
 LEFT_OUT: Final = UNKNOWN  # The fold of images that are never held out
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
+CHOICE_STEPS: Final = 100  # The same for a choice: weak regularizations alone take more
 HISTORY: Final = 20
 """Steps that L-BFGS takes the curvature from. With torch's 100 it needs as many, each slower."""
 BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
+ROUNDING: Final = 1e-10  # Below this share of the largest, a variance is none
 HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB in float32
 
 
@@ -70,6 +72,7 @@ def fit_path(
     y: Int[Tensor, " n"],
     num_classes: int,
     strengths: Sequence[float],
+    steps: int = STEPS,
 ) -> list[LinearFit]:
     """Fit weights and biases for each strength `C` in turn, each starting where the last ended.
 
@@ -99,7 +102,7 @@ def fit_path(
                 return (scaled @ basis).square().sum()
 
             converged = minimize(
-                logits, y, squares, [scaled, bias], strength=strength, steps=STEPS, size=size
+                logits, y, squares, [scaled, bias], strength=strength, steps=steps, size=size
             )
             weight = (scaled @ basis).detach()
             fits.append(LinearFit(weight.T, bias.detach().clone(), converged))
@@ -115,8 +118,11 @@ def _principal_directions(
     """
     n, dim = x.shape
     if n < dim:
-        _, scales, rows = torch.linalg.svd(x[:], full_matrices=False)
-        return scales.square() / n, rows.T
+        rows = x[:].double()
+        squares, left = torch.linalg.eigh(rows @ rows.T)
+        real = squares > ROUNDING * squares[-1]
+        directions = rows.T @ left[:, real] / squares[real].sqrt()
+        return squares[real].float() / n, directions.float()
     products = sum((y := x[rows]).T @ y for rows in blocks(n, size))
     variances, directions = torch.linalg.eigh(products / n)
     return variances.clamp(min=0), directions
@@ -299,7 +305,7 @@ class _Task:
             )
         labeled = features if len(rows) == len(features) else features[rows]
         x = Standardized(labeled, *_moments(labeled))
-        if x.shape[1] > WIDEST:
+        if min(x.shape) > WIDEST:  # fewer images span fewer dimensions in any case
             x = replace(x, basis=_leading(x, seed))
         return cls(rows, classes, target, rows if groups is None else groups[rows], x)
 
@@ -320,7 +326,7 @@ class _Task:
         x, y = self.x[rows], torch.from_numpy(target).to(self.x.mean.device)
 
         def fit(some: Tensor, strengths: Sequence[float]) -> list[LinearFit]:
-            return fit_path(x[some], y[some], num_classes, strengths)
+            return fit_path(x[some], y[some], num_classes, strengths, CHOICE_STEPS)
 
         def logits(fitted: LinearFit, some: Tensor) -> Tensor:
             return x[some] @ fitted.weight + fitted.bias
@@ -358,8 +364,7 @@ def _leading(x: Standardized, seed: int) -> Float[Tensor, "dim reduced"]:
 
     few = np.random.default_rng(seed).permutation(x.shape[0])[:MOST]
     rows = x[np.sort(few)].cpu().numpy()
-    solver = "covariance_eigh" if len(rows) >= rows.shape[1] else "full"
-    pca = PCA(min(WIDEST, len(rows)), svd_solver=solver).fit(rows)
+    pca = PCA(WIDEST, svd_solver="covariance_eigh").fit(rows)
     return torch.from_numpy(pca.components_.T.copy()).to(x.mean)
 
 
