@@ -16,7 +16,7 @@ from small import in_group, spawn
 import nearkin
 from nearkin.distributed import ALONE, Share
 from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
-from nearkin.evaluation import measures
+from nearkin.evaluation import metrics
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.table import Note, PartFolder, write_embeddings

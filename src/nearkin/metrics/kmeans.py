@@ -61,7 +61,8 @@ def _reduction(
     sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
     solver = "covariance_eigh" if len(sample) >= dim else "full"
     pca = PCA(min(WIDEST, len(sample)), svd_solver=solver).fit(sample)
-    return lambda x: np.asarray(pca.transform(unit(x.float()).cpu().numpy()), np.float32)
+    # Centered first, unlike by `transform`: equal rows stay equal, however products are rounded.
+    return lambda x: (unit(x.float()).cpu().numpy() - pca.mean_) @ pca.components_.T
 
 
 def constrained_kmeans(
