@@ -133,7 +133,7 @@ def test_images_that_cannot_be_read_are_in_no_measure_and_in_no_table(
     everything = embed(run, images, workers=0)
     np.testing.assert_allclose(table.vectors, everything.vectors, atol=1e-5)
     assert table.class_names.tolist() == everything.class_names.tolist()
-    protocol = scores.measures["encoder"][0].protocol
+    protocol = scores.metrics["encoder"][0].protocol
     assert f"{len(held_out)} test images; interval as if images were independent" in protocol
 
 
@@ -153,7 +153,7 @@ def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     parts = open_split(images, config)
     scores, table = _evaluated(run, parts, config)
     assert set(scores.left_out) == {"kNN top-1", "linear probe", "clusters", "alpha-ReQ"}
-    assert [m.name for m in scores.measures["encoder"]][-1] == "neighbor agreement"
+    assert [m.name for m in scores.metrics["encoder"]][-1] == "neighbor agreement"
     assert set(table.splits) == {"train"}
     assert scores.sizes == {"train": 18}
     assert len(table.paths) == 18
@@ -206,7 +206,7 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, i
     write_run(folder, open_images(images), images, backbone=Bare(), val=0.4, labels="none")
     assert load(folder, backbone=Bare()).dim == 4
     assert embed(folder, images, backbone=Bare(), workers=0).vectors.shape == (18, 4)
-    assert set(evaluate(folder, backbone=Bare(), workers=0).measures) >= {"untrained"}
+    assert set(evaluate(folder, backbone=Bare(), workers=0).metrics) >= {"untrained"}
     with pytest.raises(UsageError, match="of a network of your own; pass it as `backbone`"):
         embed(folder, images)
 

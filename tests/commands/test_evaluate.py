@@ -43,7 +43,7 @@ def test_further_measures_are_stored_and_on_the_page(run):
     first = evaluate(run.path, protocol=["retrieval"])
     second = evaluate(run.path, protocol=["knn", "linear"])
     stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["metrics"]
-    names = [m.name for m in (*first.measures["encoder"], *second.measures["encoder"])]
+    names = [m.name for m in (*first.metrics["encoder"], *second.metrics["encoder"])]
     assert list(stored["encoder"]) == names
     assert list(stored) == ["encoder", "untrained", "pixels"]
     assert run.summary.read_bytes() == summary
@@ -82,10 +82,10 @@ def restated_embedding(encoder, weights, images):
 def test_the_embedding_is_measured_beside_the_features(run, log):
     """From the method in the newest checkpoint, whose projector the file is."""
     evaluation = evaluate(run.path, features="embedding", reporter=log)
-    assert list(evaluation.measures) == ["embedding", "encoder", "untrained", "pixels"]
+    assert list(evaluation.metrics) == ["embedding", "encoder", "untrained", "pixels"]
     assert f"embedding 128 dimensions, by {run.projector}" in log.texts
-    plain = evaluate(run.path).measures
-    assert evaluation.measures["encoder"] == plain["encoder"]
+    plain = evaluate(run.path).metrics
+    assert evaluation.metrics["encoder"] == plain["encoder"]
     state = torch.load(latest(run.checkpoints), weights_only=True)["method"]
     of_projector = {
         name.removeprefix("online.projector."): value
@@ -98,13 +98,13 @@ def test_the_embedding_is_measured_beside_the_features(run, log):
     parts = [
         Embeddings(z[splits == part], data["y"][splits == part]) for part in ("train", "test")
     ]
-    measured = evaluation.measures["embedding"][0]
+    measured = evaluation.metrics["embedding"][0]
     assert measured.name == "kNN top-1"
     assert measured.value == knn(*parts, k=20).value
     assert measured.protocol.startswith(
         "embedding of 128 dimensions, weighted kNN by cosine, k 20"
     )
-    effective = next(m for m in evaluation.measures["embedding"] if m.name == "effective rank")
+    effective = next(m for m in evaluation.metrics["embedding"] if m.name == "effective rank")
     expected = effective_rank(parts[1].tensor)
     assert effective.value == pytest.approx(float(expected), rel=1e-4)
 
@@ -140,7 +140,7 @@ def test_measures_that_cannot_be_stored_are_still_returned(run, log):
     before = stored(run)
     with run.locked():
         result = evaluate(run.path, protocol=["fewshot"], reporter=log)
-    assert len(result.measures["encoder"]) == 8
+    assert len(result.metrics["encoder"]) == 8
     assert stored(run) == before
     assert log.texts[-1].startswith("warning: the measures are not stored in ")
     assert "in use by" in log.texts[-1]

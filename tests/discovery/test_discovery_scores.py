@@ -11,8 +11,8 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from nearkin.discovery import scores
 from nearkin.discovery.scores import confusion, joint_match, novel_match, score
-from nearkin.metrics.intervals import bootstrap
 from nearkin.metrics.clusters import cluster_accuracy, match, right
+from nearkin.metrics.intervals import bootstrap
 
 PROTOCOLS = ("task-aware", "task-agnostic", "GCD")
 
