@@ -8,6 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 import builders
+import nearkin_command
 import needs
 import numpy as np
 import pytest
@@ -22,12 +23,17 @@ collect_ignore = ["mutation.py"]  # a program, of a package that tests do withou
 HOMES = pytest.StashKey[Path]()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--types", action="store_true", help="check types within commands as well")
+
+
 def pytest_configure(config):
     """Begin with an empty home and without a developer's settings, also in processes of tests.
 
     No report is written where NEARKIN_REPORT is not set again, by the fixture `reports`. Processes
     have one thread, as the tests: a fork of one that has had two may wait for the other for ever.
     """
+    nearkin_command.CHECKED = config.getoption("types")
     config.stash[HOMES] = home = Path(tempfile.mkdtemp(prefix="nearkin-home-"))
     left = ("NEARKIN_", "XDG_", "COLUMNS", "LINES")  # rich keeps the width that xdist sets
     for name in [name for name in os.environ if name.startswith(left)]:
