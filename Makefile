@@ -31,7 +31,7 @@ quick: $(VENV)/developed
 cov: $(VENV)/developed
 	$(PYTEST) -m "not slow" --cov --cov-report html --cov-report xml --cov-report term:skip-covered
 
-# All tests, the slow ones too, in a new order each time, and types within whole commands.
+# All tests, the slow ones too, in a new order each time, and types in whole runs.
 # `pytest -p randomly --randomly-seed N` repeats the order of the seed that is printed first.
 nightly: check
 	$(PYTEST) -p randomly --types --timeout 3600 -rs

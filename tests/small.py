@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
+from types_checked import unchecked
 
 from nearkin.distributed import process_group
 from nearkin.method import Method
@@ -174,6 +175,7 @@ def _save_result(rank: int, function, folder: str) -> None:
         torch.save(function(rank), f"{folder}/{rank}.pt")
 
 
+@unchecked()
 def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches=batch_for):
     """Train and return the losses and the optimizer.
 
