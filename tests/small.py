@@ -6,6 +6,7 @@ import multiprocessing
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 from types_checked import unchecked
 
-from nearkin.distributed import process_group
+from nearkin.distributed import launch, process_group
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.branch import Backbone
@@ -148,6 +149,12 @@ def spawn(function, *args, processes=2, method="forkserver"):
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
     start_processes(function, args, processes, start_method=method)
+
+
+def fork_workers(patch):
+    """Let the workers of runs be such forks as well, until the patch is undone."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    patch.setattr(launch, "start_processes", partial(start_processes, start_method="forkserver"))
 
 
 @contextmanager
