@@ -157,6 +157,22 @@ CALLS = {
 LOADERS = {"load", "open_memmap", "read_array"}
 
 
+def unsafe(call):
+    """What a call could run, or unpickle."""
+    name = ast.unparse(call.func)
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    if name in CALLS or re.match(r"os\.(exec|spawn|posix_spawn|system)|.*\.extractall$", name):
+        yield name
+    if given.get("allow_pickle", "False") != "False":
+        yield f"{name} that may unpickle"
+    if name == "torch.load" and given.get("weights_only") != "True":
+        yield f"{name} of more than weights"
+    if name in ("torch.load", "np.load", "numpy.load") and len(call.args) != 1:
+        yield f"{name} with an option without a name, which no lint sees"
+    if name == "get_state_dict" or name.endswith(".get_state_dict"):
+        yield f"{name}, which unpickles"
+
+
 def breaches(path):
     """What a module imports or calls that could run what a file says, beside `EXCEPT`."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -168,20 +184,8 @@ def breaches(path):
             yield from LOADERS & {alias.name for alias in node.names} if heavy else ()
             yield from imported - {"os", "os.path"} if node.module == "os" else ()
         elif isinstance(node, ast.Call):
-            name, imported = ast.unparse(node.func), set()
-            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-            if name in CALLS or re.match(
-                r"os\.(exec|spawn|posix_spawn|system)|.*\.extractall$", name
-            ):
-                yield name
-            if given.get("allow_pickle", "False") != "False":
-                yield f"{name} that may unpickle"
-            if name == "torch.load" and given.get("weights_only") != "True":
-                yield f"{name} of more than weights"
-            if name in ("torch.load", "np.load", "numpy.load") and len(node.args) != 1:
-                yield f"{name} with an option without a name, which no lint sees"
-            if name == "get_state_dict" or name.endswith(".get_state_dict"):
-                yield f"{name}, which unpickles"
+            imported = set()
+            yield from unsafe(node)
         else:
             continue
         yield from MAY_RUN_CODE & imported - EXCEPT.get(
