@@ -131,7 +131,10 @@ def begin_elsewhere(method: Method, rank: int) -> None:
         tensor.add_(int(rank > 0))
 
 
-PRELOADED = ["pytest", "torch._dynamo", "nearkin.training.loop"]
+PRELOADED = [
+    "pytest", "pyarrow.parquet", "sklearn.datasets", "sklearn.manifold", "timm", "torch._dynamo",
+    "torchvision", "nearkin.commands.train",
+]  # fmt: skip
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import jaxtyping
 
 EVERYWHERE = False
 """Whether `--types` is given."""
-RUNS = {"classification", "cli", "commands", "distributed", "run", "training"}
+RUNS = {"classification", "cli", "commands", "distributed", "run", "tests", "training"}
 """Folders of tests that mostly make runs, of code that states few shapes; mypy has seen the rest."""
 
 
