@@ -10,7 +10,7 @@ from builders import encoded, tar, write_files
 from needs import need
 from pyarrow import parquet
 
-from nearkin.data import columns
+from nearkin.data import unpacked
 from nearkin.data.cache import _held as held
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
@@ -255,7 +255,7 @@ def test_features_of_any_form_are_read(tmp_path):
 def test_copies_of_tables_make_room_for_others_but_not_while_they_are_used(
     tmp_path, cache, monkeypatch
 ):
-    monkeypatch.setattr(columns, "ROOM", 1)
+    monkeypatch.setattr(unpacked, "ROOM", 1)
     for number in range(3):
         parquet.write_table(table(images=IMAGES[number:]), tmp_path / f"{number}.parquet")
     open_images(tmp_path / "0.parquet")

@@ -79,7 +79,7 @@ def test_the_content_decides_whatever_a_file_is_called(tmp_path, form):
     images = open_images(pack(files | rest | text, tmp_path / form))
     assert images.names == tuple(sorted(files))
     assert [images.read(images.names.index(name)) for name in files] == list(files.values())
-    assert images.formats == {"JPEG": 8, "AVIF": 2}
+    assert images.format_counts == {"JPEG": 8, "AVIF": 2}
     assert images.bad == ()
     kinds = "60 .txt, 1 without a suffix, 1 .nef, 1 .part, 1 .img"
     assert f"left out: 64 files ({kinds}" in str(noted(images, "left out"))

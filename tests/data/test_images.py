@@ -28,7 +28,10 @@ def test_a_flat_folder_has_names_in_byte_order_and_no_labels(tmp_path):
     assert (images.groups == np.arange(4)).all()
     assert images.splits.tolist() == [""] * 4
     assert (images.sizes == [20, 10]).all()
-    assert (images.formats, images.read(0)) == ({"PNG": 4}, (tmp_path / "Z.png").read_bytes())
+    assert (images.format_counts, images.read(0)) == (
+        {"PNG": 4},
+        (tmp_path / "Z.png").read_bytes(),
+    )
     assert images.bad == ()
 
 
@@ -88,7 +91,7 @@ def test_the_header_decides_and_not_the_extension(tmp_path):
     large.save(tmp_path / "e.jpg", icc_profile=b"\1" * 200_000)
     images = open_images(tmp_path)
     assert images.sizes.tolist() == [[30, 40], [20, 10], [20, 10], [300, 200], [300, 300]]
-    assert images.formats == {"JPEG": 3, "PNG": 1, "WEBP": 1}
+    assert images.format_counts == {"JPEG": 3, "PNG": 1, "WEBP": 1}
 
 
 def test_links_are_followed_but_not_round_in_a_circle_and_what_is_hidden_is_passed_over(
@@ -276,7 +279,7 @@ def test_arrays_and_npz_files_hold_the_same_images(tmp_path):
         assert images.classes == ("0", "1", "2")
         assert (images.labels == y).all()
         assert all((images.read(row) == x[row]).all() for row in range(12))
-        assert (images.sizes.tolist(), images.formats) == ([[9, 8]] * 12, {"array": 12})
+        assert (images.sizes.tolist(), images.format_counts) == ([[9, 8]] * 12, {"array": 12})
         assert images.is_small
     assert (open_images(x).labels == UNKNOWN).all()
 
@@ -389,7 +392,7 @@ def test_a_subset_keeps_everything_of_its_rows(tmp_path):
     part = images.subset(np.array([1, 3]))
     assert (part.names, part.labels.tolist()) == (("a/2.png", "b/4.png"), [0, 1])
     assert (part.classes, part.read(1)) == (images.classes, images.read(3))
-    assert part.formats == {"PNG": 2}
+    assert part.format_counts == {"PNG": 2}
     assert part.fingerprint != images.fingerprint
     assert len(images.subset(np.zeros(0, np.int64))) == 0
     with pytest.raises(ValueError, match="ascend"):

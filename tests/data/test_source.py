@@ -48,7 +48,7 @@ def test_a_source_has_names_labels_and_images():
         good = [f"slide {row:02}" for row in range(12) if f"slide {row:02}" not in bad]
         assert (list(images.names), images.classes) == (good, ("benign", "malignant"))
         assert images.labels.tolist() == [int(name[-1]) % 2 for name in good]
-        assert images.formats == {"PNG" if as_files else "array": len(good)}
+        assert images.format_counts == {"PNG" if as_files else "array": len(good)}
         assert images.sizes[0].tolist() == ([90, 80] if as_files else [9, 8])
         if as_files:
             assert images.read(0) == png(0)
@@ -70,7 +70,7 @@ def test_a_source_may_give_pil_images_and_tensors():
             return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     images = open_images(Opened())
-    assert images.formats == {"array": 10}
+    assert images.format_counts == {"array": 10}
     assert [file.name for file in images.bad] == ["slide 03", "slide 05"]
     for row, name in enumerate(images.names):
         assert (images.read(row) == np.asarray(Image.open(io.BytesIO(png(int(name[-2:])))))).all()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from posixpath import splitext
 from typing import Final
@@ -39,23 +40,28 @@ from nearkin.data.members import (
     DEFLATED,
     STORED,
     Archives,
-    Content,
-    InMemory,
     Member,
-    OnDisk,
     Place,
     read_member,
 )
 from nearkin.data.notes import Note, named
-from nearkin.data.remote import THREADS, RemoteError, RemoteFile, is_url, remote_files
-from nearkin.data.tables import File
+from nearkin.data.remote import (
+    THREADS,
+    File,
+    RemoteError,
+    RemoteFile,
+    is_url,
+    remote_files,
+    state_of,
+)
+from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
 from nearkin.places import exists, system_error, user_path
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
-"""A .tar.gz has no index, so it is unpacked into memory, up to this many bytes."""
+"""Bytes that a .tar.gz may unpack to, or ten times its own: images hardly become smaller."""
 LABEL_SUFFIXES: Final = (".cls", ".json")
 """A member of such a suffix holds the label of the image of the same stem: as text, or as `label`
 or `cls` of a JSON object, as in WebDataset."""
@@ -133,21 +139,21 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     opened = _opened_all(archives.values())
     for prefix, file in archives.items():
         with _readable(file):
-            found.add(prefix, _modified(file), *next(opened))
+            found.add(prefix, *next(opened))
     files = in_order(found.names)
-    numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)[files.found]
+    file_of, *places = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)[files.found].T
+    every = Archives(found.files, file_of, np.stack(places, axis=1))
     said = files.said(found.rows)
-    every = Archives(found.contents, numbers[:, 1], numbers[:, 2:])
-    kept, tried, others = chosen(files.names, every.start, said)
+    kept, tried, others = chosen(files.names, every, said)
     companions = [] if said else _companions([files.names[row] for row in kept])
     beside = {*companions}
     rows = [row for row in kept if files.names[row] not in beside]
-    images, numbers = files.only(rows), numbers[np.array(rows, np.int64)]
-    source = Archives(found.contents, numbers[:, 1], numbers[:, 2:])
+    images, source = files.only(rows), every.only(np.array(rows, np.int64))
+    modified = np.array([state_of(file)[1] for file in archives.values()], np.int64)
     listing = Listing(
         source,
         images.names,
-        np.stack([source.places[:, Place._fields.index("bytes")], numbers[:, 0]], axis=1),
+        np.stack([source.sizes, modified[file_of[rows]]], axis=1),
         found.bad,
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
         rows=said | _labels_beside(found.labels, images.names),
@@ -161,19 +167,18 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
 class _Found:
     """What lies in archives, in the order in which it lies there; it may be millions of files."""
 
-    WIDTH: Final = 2 + len(Place._fields)
+    WIDTH: Final = 1 + len(Place._fields)
 
     def __init__(self) -> None:
-        self.contents = list[Content]()
+        self.files = list[File]()
         self.names = list[str]()
-        self.numbers = array("q")
-        """For each name, when its archive was written, the position of that, and its `Place`."""
+        self.numbers = array("q")  # For each name, the position of its archive, and its `Place`
         self.rows = dict[str, Row]()  # What tables say of their images
         self.labels = dict[str, str]()  # What members say of the images of their stem
         self.bad = list[BadFile]()
         self.refused = list[str]()  # Files that are not read, and would not be images
 
-    def add(self, prefix: str, modified: int, content: Content, members: Iterable[Member]) -> None:
+    def add(self, prefix: str, file: File, members: Iterable[Member]) -> None:
         """Add an archive. Of members of one name, all that follow the first good one are bad."""
         earlier = set[str]()
         for member in members:
@@ -187,12 +192,12 @@ class _Found:
             if not refusal:
                 earlier.add(name)
                 self.names.append(name)
-                self.numbers.extend((modified, len(self.contents), *member.place))
+                self.numbers.extend((len(self.files), *member.place))
             elif member.row is not None or is_image(name):
                 self.bad.append(BadFile(name, refusal, member.place.bytes))
             else:
                 self.refused.append(name)
-        self.contents.append(content)
+        self.files.append(file)
 
 
 PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "heif")
@@ -246,11 +251,7 @@ def _labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str,
     return {name: Row(classes.get(stem(name), "")) for name in names} if classes else {}
 
 
-def _modified(file: File) -> int:
-    return file.tag if isinstance(file, RemoteFile) else file.stat().st_mtime_ns
-
-
-Opened = tuple[Content, Iterable[Member]]  # What to read from, and what lies in it
+Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it
 
 
 def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
@@ -266,15 +267,14 @@ def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
 def _opened(file: File) -> Opened:
     suffix = file.suffix.lower()
     if suffix in COLUMN_TABLES:
-        table, rows = list_column(file)
-        return OnDisk(table, _modified(table)), rows
+        return list_column(file)
     if suffix in (".gz", ".tgz"):
-        content: Content = InMemory(_unzipped(file))
-    else:
-        content = OnDisk(file.resolve(), _modified(file)) if isinstance(file, Path) else file
-    listed = _zip_members(content) if suffix == ".zip" else _tar_members(content)
-    members = _with_labels(content, listed)
-    return content, _listed_once(content, members) if isinstance(content, RemoteFile) else members
+        file = unpacked(file, ".tar", partial(_gunzip, file))
+    if isinstance(file, Path):
+        file = file.resolve()
+    listed = _zip_members(file) if suffix == ".zip" else _tar_members(file)
+    members = _with_labels(file, listed)
+    return file, _listed_once(file, members) if isinstance(file, RemoteFile) else members
 
 
 def _listed_once(file: RemoteFile, members: Iterable[Member]) -> list[Member]:
@@ -303,25 +303,26 @@ def _readable(file: File) -> Iterator[None]:
         raise system_error(error) or damaged from error
 
 
-def _unzipped(path: File) -> bytes:
-    with path.open("rb") as packed, gzip.open(packed) as file:
-        content = file.read(MAX_UNPACKED + 1)
-    if len(content) > MAX_UNPACKED:
-        raise DataError(
-            f"{path}: over {MAX_UNPACKED >> 20} MiB unpacked, too much for a compressed tar, "
-            "which is read into memory; give it as .tar or .zip"
-        )
-    return content
+def _gunzip(path: File, new: Path) -> None:
+    limit = max(MAX_UNPACKED, 10 * state_of(path)[0])
+    with path.open("rb") as packed, gzip.open(packed) as file, new.open("wb") as target:
+        while content := file.read(2**20):
+            target.write(content)
+            if target.tell() > limit:
+                raise DataError(
+                    f"{path}: over {limit >> 20} MiB unpacked, too much for images in a "
+                    "compressed tar; give it as .tar or .zip"
+                )
 
 
-def _with_labels(content: Content, members: Iterable[Member]) -> Iterator[Member]:
+def _with_labels(file: File, members: Iterable[Member]) -> Iterator[Member]:
     """The same members, those that hold a label with it."""
     for member in members:
         suffix = splitext(member.name)[1].lower()
         if suffix not in LABEL_SUFFIXES or member.refusal:
             yield member
             continue
-        written = read_member(content, member.place, MAX_LABEL[suffix])
+        written = read_member(file, member.place, MAX_LABEL[suffix])
         text = written.decode("utf-8", "replace").strip()
         yield member._replace(label=text if suffix == ".cls" else _json_label(text))
 
@@ -335,8 +336,8 @@ def _json_label(text: str) -> str:
     return next((str(value) for value in values if isinstance(value, str | int | float)), "")
 
 
-def _zip_members(content: Content) -> Iterator[Member]:
-    with content.open() as file, zipfile.ZipFile(file) as archive:
+def _zip_members(path: File) -> Iterator[Member]:
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
             refused = forbidden(info.orig_filename)
@@ -354,8 +355,8 @@ def _zip_members(content: Content) -> Iterator[Member]:
                 yield Member(_plain(info.filename), place, refused)
 
 
-def _tar_members(content: Content) -> Iterator[Member]:
-    with content.open() as file, tarfile.open(fileobj=file, mode="r:") as archive:
+def _tar_members(path: File) -> Iterator[Member]:
+    with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for info in archive:
             archive.members = []  # type: ignore[attr-defined]  # or it would remember all
             regular = info.isreg() and not info.issparse()

@@ -15,7 +15,7 @@ from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing
 from nearkin.data.notes import noted
-from nearkin.data.tables import File
+from nearkin.data.remote import File
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
 from nearkin.places import user_path
@@ -47,7 +47,7 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
             rows[f"{prefix}{number:0{digits}}"] = Row.of(label, split=part.split)
     joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     states = np.tile([joined[0].nbytes, 0], (len(rows), 1))
-    return Listing(Arrays(joined), tuple(rows), states, rows=rows)
+    return Listing(Arrays(joined, np.arange(len(rows))), tuple(rows), states, rows=rows)
 
 
 def _pixels(where: str, images: Any) -> np.ndarray:

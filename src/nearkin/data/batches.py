@@ -128,7 +128,7 @@ class ViewDataset(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad, readable, cropped = dict[int, str](), [], []
-        self.images.warm(self.cache.undecoded(rows) if self.cache else rows.tolist())
+        self.images.source.warm(self.cache.undecoded(rows) if self.cache else rows.tolist())
         source = self.cache or self.images
         for row in rows.tolist():
             for candidate in self.candidates(epoch, row):
@@ -397,12 +397,12 @@ def center_crops(
     plain = images.channels is None
     source = images.source
     if plain and isinstance(source, Arrays) and transform.keeps(source.pixels.shape[1:3]):
-        return source.stacked(images.place[list(rows)]), {}
+        return source.stacked(np.array(rows, np.int64)), {}
     size, gray = transform.image_size, MIDDLE_GRAY if plain else 0.5
     shape = len(rows), size, size, images.num_channels
     pixels = np.full(shape, gray, np.uint8 if plain else np.float32)
     bad: dict[int, str] = {}
-    images.warm(rows)
+    source.warm(rows)
     for position, row in enumerate(rows):
         try:
             pixels[position] = transform.pixels(images.read(row))

@@ -5,7 +5,6 @@ import stat
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,6 @@ from nearkin.data.archives import is_shard, list_shards
 from nearkin.data.columns import COLUMN_TABLES, has_image_column
 from nearkin.data.images import BadFile, Folder
 from nearkin.data.listing import (
-    START,
     Files,
     Listing,
     chosen,
@@ -27,7 +25,8 @@ from nearkin.data.listing import (
     require_files,
 )
 from nearkin.data.notes import Note
-from nearkin.data.tables import File, files_of, folder_of, read_table
+from nearkin.data.remote import File
+from nearkin.data.tables import files_of, folder_of, read_table
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
@@ -54,7 +53,7 @@ def list_folder(root: Path) -> Listing:
     found, states, unusable = _sorted_out(walk.files())
     files = in_order(found)
     disk = Folder(root, files.written)
-    rows, tried, others = chosen(files.names, lambda row: _start(disk, row))
+    rows, tried, others = chosen(files.names, disk)
     unused = [file for file in unusable if file.reason != OUTSIDE]  # of which a note tells
     bad = [file for file in unused if is_image(file.name) or file.reason == UNREADABLE]
     listed, images = {file.name for file in bad}, files.only(rows)
@@ -154,12 +153,6 @@ def _sorted_out(
             names.append(name)
             states.extend((state.st_size, state.st_mtime_ns))
     return names, np.array(states, np.int64).reshape(-1, 2), bad
-
-
-def _start(folder: Folder, place: int) -> bytes:
-    with suppress(OSError):
-        return folder.read(place, START)
-    return b""
 
 
 def _state(path: str, name: str) -> State:

@@ -37,9 +37,9 @@ def of_one_kind(
         PixelType(count, dtype) if count else None
         for count, dtype in zip(channels.tolist(), dtypes.tolist(), strict=True)
     ]
-    pairs = zip(images.kinds.tolist(), pixel_types, strict=True)
-    kinds = [f"{name} of {each}" if each else name for name, each in pairs]
-    images = replace(images, kinds=np.array(kinds))
+    pairs = zip(images.formats.tolist(), pixel_types, strict=True)
+    formats = [f"{name} of {each}" if each else name for name, each in pairs]
+    images = replace(images, formats=np.array(formats))
     counts = Counter(pixel_types)
     common = max(sorted(counts, key=lambda each: str(each or "")), key=lambda each: counts[each])
     if len(counts) > 1 and all(each is None or each.num_channels == 1 for each in counts):

@@ -1,7 +1,8 @@
 """Lists of images, by name, before any of them is opened; and which files are none."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from posixpath import splitext
 from typing import Final, NamedTuple
@@ -58,7 +59,7 @@ HIDDEN: Final = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """Images by name, before any of them is opened; each one's row is its position in `source`."""
+    """Images by name, before any of them is opened; in the order of `source`."""
 
     source: Source
     names: tuple[str, ...]  # Unique, in the order of their bytes
@@ -119,12 +120,12 @@ def in_order(names: Sequence[str]) -> Files:
 
 
 def chosen(
-    names: Sequence[str], start: Callable[[int], bytes], known: Collection[str] = ()
+    names: Sequence[str], source: Source, known: Collection[str] = ()
 ) -> tuple[list[int], set[str], list[str]]:
     """The rows of files that are images, or may be; the names of the latter; and all other names.
 
     The suffix of an image is believed until the file is opened. Of other suffixes, a sample is
-    opened: `start` gives the first bytes of a row. Those of `known` names are images.
+    opened. Those of `known` names are images.
     """
     rows, unknown = list[int](), dict[str, list[int]]()
     for row, name in enumerate(names):
@@ -138,12 +139,19 @@ def chosen(
         if ending in NEVER:
             continue
         sample = members[:: max(1, len(members) // SAMPLED)] if ending else members
-        alike = [row for row in sample if looks_like_image(start(row))]
+        alike = [row for row in sample if _begins_like_image(source, row)]
         tried += members if alike and ending else alike
     rows = sorted([*rows, *tried])
     taken = {*rows}
     others = [name for row, name in enumerate(names) if row not in taken]
     return rows, {names[row] for row in tried}, others
+
+
+def _begins_like_image(source: Source, row: int) -> bool:
+    with suppress(OSError):
+        start = source.read(row, START)
+        return isinstance(start, bytes) and looks_like_image(start)
+    return False
 
 
 def suffix(name: str) -> str:

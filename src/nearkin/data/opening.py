@@ -22,10 +22,10 @@ from nearkin.data.labels import (
 )
 from nearkin.data.listing import Listing
 from nearkin.data.notes import Note
-from nearkin.data.remote import is_folder, is_url
+from nearkin.data.remote import File, is_folder, is_url
 from nearkin.data.scan import scan
 from nearkin.data.stores import list_remote_table, list_store
-from nearkin.data.tables import TABLES, File, file_at, match
+from nearkin.data.tables import TABLES, file_at, match
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import is_reference, load_reference
 from nearkin.pace import ProgressCallback, ignore_progress

@@ -43,6 +43,7 @@ from nearkin.data.images import (
     content_bytes,
     content_id,
     in_bytes,
+    picked,
     read,
 )
 from nearkin.data.kinds import of_one_kind
@@ -53,7 +54,7 @@ from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
 
-VERSION: Final = 5  # Of the index; another version has other file names
+VERSION: Final = 6  # Of the index; another version has other file names
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
 BLOCK: Final = 2**10  # Files between two calls of `on_progress`
 MANY: Final = 2**14  # Files from which on starting processes pays
@@ -212,23 +213,24 @@ def scan(
         else:
             bad.append(BadFile(names[row], reason, int(states[row, 0])))
     rows = np.delete(np.arange(len(names)), [*reasons])
+    if reasons:
+        names, source = picked(names, rows), source.only(rows)
     formats = headers["format"][rows]
     images = Images(
-        tuple(map(names.__getitem__, rows.tolist())) if reasons else names,
-        place=rows,
+        names,
         labels=np.full(len(rows), UNKNOWN, np.int64),
         groups=np.arange(len(rows)),
         splits=np.full(len(rows), ""),
         classes=(),
         sizes=headers["size"][rows],
         num_bytes=states[rows, 0],
-        kinds=formats.astype(f"U{np.char.str_len(formats).max(initial=1)}"),
+        formats=formats.astype(f"U{np.char.str_len(formats).max(initial=1)}"),
         modified=states[rows, 1],
         contents=headers["content"][rows],
         source=source,
         key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
-        notes=(*listing.notes, *left_out(others), *masks(names)),
+        notes=(*listing.notes, *left_out(others), *masks(listing.names)),
     )
     dtypes = headers["dtype"][rows].astype(np.str_)
     return of_one_kind(images, headers["channels"][rows], dtypes)
@@ -264,16 +266,16 @@ def _of_own_source(
     return headers, states, reasons
 
 
-def _of_file(source: Source, sizes: Int64[np.ndarray, " files"], full: bool, place: int) -> Record:
+def _of_file(source: Source, sizes: Int64[np.ndarray, " files"], full: bool, row: int) -> Record:
     """The `HEADER` of an image; a `BadImage` if it is none."""
-    size = int(sizes[place])
+    size = int(sizes[row])
     if size > MAX_BYTES:
         raise BadImage("too-large")
-    start = _read(source, place, PREFIX)
-    known = _read_header(source, place, size, start)
+    start = _read(source, row, PREFIX)
+    known = _read_header(source, row, size, start)
     if full:
         with _memory_limit(max(size, known.width * known.height)):
-            check(_read(source, place), known)
+            check(_read(source, row), known)
     return _record(known, start, size)
 
 
@@ -283,7 +285,7 @@ def _record(known: Header, start: bytes | np.ndarray, size: int) -> Record:
     return known.format, size_in_pixels, content_id(start, size), of.num_channels, of.dtype
 
 
-def _read_header(source: Source, place: int, size: int, start: bytes) -> Header:
+def _read_header(source: Source, row: int, size: int, start: bytes) -> Header:
     try:
         return header(start, whole=len(start) == size)
     except BadImage:
@@ -291,14 +293,14 @@ def _read_header(source: Source, place: int, size: int, start: bytes) -> Header:
             raise
         limit = None if needs_all(start) else FURTHER
         with _memory_limit(size):
-            return header(_read(source, place, limit))
+            return header(_read(source, row, limit))
 
 
 def _memory_limit(amount: int) -> AbstractContextManager[object]:
     return nullcontext() if amount < LARGE else _large
 
 
-def _read(source: Source, place: int, limit: int | None = None) -> bytes:
-    encoded = read(source, place, limit)
-    assert isinstance(encoded, bytes), place
+def _read(source: Source, row: int, limit: int | None = None) -> bytes:
+    encoded = read(source, row, limit)
+    assert isinstance(encoded, bytes), row
     return encoded

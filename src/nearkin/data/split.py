@@ -100,12 +100,12 @@ class Split:
     def describe(self) -> str:
         """Describe the data in one line."""
         images = self.images
-        kinds = ", ".join(f"{count} {kind}" for kind, count in images.formats.items())
+        formats = ", ".join(f"{count} {name}" for name, count in images.format_counts.items())
         side = np.median(images.sizes, axis=0).astype(int)
         labels = f"{len(images.classes)} classes, for scoring only" if images.classes else "none"
         bad = f"; {len(images.bad)} unreadable, see bad_files.csv" if images.bad else ""
         return (
-            f"data   {len(images)} images ({kinds}), median {side[0]}x{side[1]} px; "
+            f"data   {len(images)} images ({formats}), median {side[0]}x{side[1]} px; "
             f"labels: {labels}; {len(self.test)} held out for scoring{bad}"
         )
 
