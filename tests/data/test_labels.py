@@ -33,31 +33,25 @@ def held_out(data):
     return split.train.names, split.test.names, split.images
 
 
-@pytest.mark.parametrize("train", ["train", "Training", "train2017", "training_set", "seg_train"])
-@pytest.mark.parametrize(
-    "test", ["test", "Testing", "eval", "evaluation", "test_set", "TestImages"]
-)
-def test_folders_of_every_convention_are_parts(tmp_path, train, test):
-    fill(tmp_path, *(f"{part}/{c}/{i}.png" for part in (train, test) for c in "ab" for i in "12"))
-    images = open_images(tmp_path, cache=False)
-    assert images.classes == ("a", "b")
-    assert splits_of(images) == {"train": 4, "test": 4}
-    assert images.notes == ()
+def test_folders_of_every_convention_are_parts_and_no_classes(tmp_path):
+    for train, test in (("train", "test"), ("Training", "Testing"), ("seg_train", "TestImages")):
+        names = [f"{part}/{c}/{i}.png" for part in (train, test) for c in "ab" for i in "12"]
+        for labels, classes in (("auto", ("a", "b")), ("none", ())):
+            images = open_images(fill(tmp_path / train, *names), labels=labels, cache=False)
+            assert images.classes == classes
+            assert splits_of(images) == {"train": 4, "test": 4}
+            assert images.notes == ()
 
 
-def test_names_that_say_more_than_a_part_say_none():
-    for name in (
-        "bus",
-        "train station",
-        "bullet_train",
-        "test tube",
-        "untrained",
-        "valid-not",
-        "",
-    ):
-        assert split_of(name) == "", name
-    for name in ("dev", "val2017", "Valid", "validation_images", "ValSet", "x_val"):
-        assert split_of(name) == "val", name
+def test_names_of_parts_are_known_and_those_that_say_more_are_none():
+    names = {
+        "": ("bus", "train station", "bullet_train", "test tube", "untrained", "valid-not", ""),
+        "train": ("train", "Training", "train2017", "training_set", "seg_train"),
+        "val": ("dev", "val2017", "Valid", "validation_images", "ValSet", "x_val"),
+        "test": ("test", "Testing", "eval", "evaluation", "test_set", "TestImages"),
+    }
+    for split, alike in names.items():
+        assert [split_of(name) for name in alike] == [split] * len(alike)
     assert split_of("imagenet-train-000012.tar") == "train"  # a shard is no class
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from posixpath import splitext
@@ -30,11 +31,11 @@ from nearkin.data.labels import SHARDS, Row
 from nearkin.data.listing import (
     MASKS,
     Listing,
-    chosen,
-    in_order,
+    images_among,
     is_image,
+    listed,
     require_files,
-    stem,
+    sample_key,
 )
 from nearkin.data.members import (
     DEFLATED,
@@ -63,8 +64,8 @@ ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
 """Bytes that a .tar.gz may unpack to, or ten times its own: images hardly become smaller."""
 LABEL_SUFFIXES: Final = (".cls", ".json")
-"""A member of such a suffix holds the label of the image of the same stem: as text, or as `label`
-or `cls` of a JSON object, as in WebDataset."""
+"""A member of such a suffix holds the label of the image of its sample, as in WebDataset: as text,
+or as `label` or `cls` of a JSON object."""
 MAX_LABEL: Final = {".cls": 200, ".json": 2**24}  # Bytes of it that are read
 LISTINGS: Final = 3  # Version of the stored lists of members
 DAMAGED: Final = (
@@ -140,26 +141,22 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     for prefix, file in archives.items():
         with _readable(file):
             found.add(prefix, *next(opened))
-    files = in_order(found.names)
-    file_of, *places = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)[files.found].T
-    every = Archives(found.files, file_of, np.stack(places, axis=1))
-    said = files.said(found.rows)
-    kept, tried, others = chosen(files.names, every, said)
-    companions = [] if said else _companions([files.names[row] for row in kept])
-    beside = {*companions}
-    rows = [row for row in kept if files.names[row] not in beside]
-    images, source = files.only(rows), every.only(np.array(rows, np.int64))
+    numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
+    source = Archives(found.files, numbers[:, 0], numbers[:, 1:])
     modified = np.array([state_of(file)[1] for file in archives.values()], np.int64)
-    listing = Listing(
-        source,
-        images.names,
-        np.stack([source.sizes, modified[file_of[rows]]], axis=1),
-        found.bad,
+    states = np.stack([source.sizes, modified[source.file_of]], axis=1)
+    images = images_among(listed(source, found.names, states, found.rows))
+    companions = [] if images.rows else _companions(images.names)
+    beside = {*companions}
+    rows = [row for row, name in enumerate(images.names) if name not in beside]
+    images = images.only(np.array(rows, np.int64))
+    listing = replace(
+        images,
+        bad=found.bad,
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
-        rows=said | _labels_beside(found.labels, images.names),
-        tried=tried,
-        others=[*others, *found.refused],
-        notes=[*images.notes(), *_beside(companions)],
+        rows={**images.rows, **_labels_beside(found.labels, images.names)},
+        others=[*images.others, *found.refused],
+        notes=_beside(companions),
     )
     return require_files(listing, where)
 
@@ -174,7 +171,7 @@ class _Found:
         self.names = list[str]()
         self.numbers = array("q")  # For each name, the position of its archive, and its `Place`
         self.rows = dict[str, Row]()  # What tables say of their images
-        self.labels = dict[str, str]()  # What members say of the images of their stem
+        self.labels = dict[str, str]()  # What members say of the images of their sample
         self.bad = list[BadFile]()
         self.refused = list[str]()  # Files that are not read, and would not be images
 
@@ -210,7 +207,7 @@ def _companions(names: Sequence[str]) -> list[str]:
     """
     samples = dict[str, list[str]]()
     for name in names:
-        samples.setdefault(stem(name), []).append(name)
+        samples.setdefault(sample_key(name), []).append(name)
     found, plain = list[str](), list[list[str]]()
     for group in samples.values():
         simple = [name for name in group if "." not in _field(name)]
@@ -222,33 +219,33 @@ def _companions(names: Sequence[str]) -> list[str]:
             plain.append(simple)
     if 2 * len(plain) >= len(samples):
         for group in plain:
-            first = min(map(_field, group), key=lambda kind: (kind not in PHOTOGRAPHS, kind))
+            first = min(map(_field, group), key=lambda field: (field not in PHOTOGRAPHS, field))
             found += [name for name in group if _field(name) != first]
     return found
 
 
 def _field(name: str) -> str:
-    """What WebDataset calls the field of a sample: all behind the stem.
+    """What WebDataset calls the field of a sample: all behind the key.
 
     >>> _field("shard.tar/0001.Mask.png")
     'mask.png'
     """
-    return name[len(stem(name)) + 1 :].lower()
+    return name[len(sample_key(name)) + 1 :].lower()
 
 
 def _beside(names: Sequence[str]) -> list[Note]:
     """Note images that are left out for another one of their sample."""
     counts = Counter(map(_field, names)).most_common(5)
-    kinds = ", ".join(f"{count} .{kind}" for kind, count in counts)
-    text = f"{len(names)} images ({kinds}) beside the one of their sample"
+    fields = ", ".join(f"{count} .{field}" for field, count in counts)
+    text = f"{len(names)} images ({fields}) beside the one of their sample"
     return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
 
 
 def _labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, Row]:
     """The label of each image, from members that hold labels; nothing if there are none."""
     in_turn = sorted((name for name, label in labels.items() if label), key=in_bytes)
-    classes = {stem(name): labels[name] for name in in_turn}
-    return {name: Row(classes.get(stem(name), "")) for name in names} if classes else {}
+    classes = {sample_key(name): labels[name] for name in in_turn}
+    return {name: Row(classes.get(sample_key(name), "")) for name in names} if classes else {}
 
 
 Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it

@@ -26,10 +26,10 @@ def image_column(schema: Any) -> str | None:
     """The column that holds encoded images, as bytes or as `datasets` stores them."""
     import pyarrow as pa
 
-    def holds_bytes(kind: Any) -> bool:
-        if pa.types.is_struct(kind):
-            return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type)
-        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    def holds_bytes(cells: Any) -> bool:
+        if pa.types.is_struct(cells):
+            return cells.get_field_index("bytes") >= 0 and holds_bytes(cells.field("bytes").type)
+        return bool(pa.types.is_binary(cells) or pa.types.is_large_binary(cells))
 
     binary = [entry.name for entry in schema if holds_bytes(entry.type)]
     named = [name for name in IMAGES if name in binary]
@@ -125,8 +125,8 @@ def _readable(table: File) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
-        kind = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
-        damaged = DataError(f"{table}: not a readable {kind} ({reason}); write it anew")
+        written = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
+        damaged = DataError(f"{table}: not a readable {written} ({reason}); write it anew")
         raise system_error(error) or damaged from error
 
 
@@ -203,8 +203,8 @@ def _values(column: Any) -> tuple[Any, np.ndarray, list[bool]]:
         column = column.field("bytes")
         there = pa.compute.and_(there, column.is_valid())
     _, ends, content = column.buffers()
-    kind = np.int64 if pa.types.is_large_binary(column.type) else np.int32
-    places = np.frombuffer(ends, kind)[column.offset :][: len(column) + 1].astype(np.int64)
+    dtype = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+    places = np.frombuffer(ends, dtype)[column.offset :][: len(column) + 1].astype(np.int64)
     return content or ends, places, there.to_pylist()
 
 

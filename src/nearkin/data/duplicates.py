@@ -84,8 +84,8 @@ def signatures(images: Images, on_progress: ProgressCallback = ignore_progress) 
     """Read or compute the `SIGNATURE` of each image; it is kept in an index."""
     what, compute = "looking for duplicates", partial(_signature, images)
     # Features depend on the range of the values.
-    kind = f"features{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
-    return indexed(images, kind, SIGNATURE, compute, what, on_progress)[0]
+    name = f"features{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
+    return indexed(images, name, SIGNATURE, compute, what, on_progress)[0]
 
 
 def _signature(images: Images, row: int) -> tuple[bytes, np.ndarray]:

@@ -36,7 +36,7 @@ class Member(NamedTuple):
     name: str
     place: Place
     refusal: str = ""  # Why it is not read
-    label: str | None = None  # What a member says that is no image, of the one of its stem
+    label: str | None = None  # What a member says that is no image, of the one of its sample
     row: Row | None = None  # What a table says of its own image
 
 

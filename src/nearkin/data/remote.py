@@ -294,9 +294,6 @@ class _Raw(io.RawIOBase):
         self.position = offset + (0, self.position, self.file.size)[whence]
         return self.position
 
-    def tell(self) -> int:
-        return self.position
-
     def readinto(self, buffer: Any) -> int:
         content = self.file.read(self.position, len(buffer))
         buffer[: len(content)] = content

@@ -46,9 +46,9 @@ from nearkin.data.images import (
     picked,
     read,
 )
-from nearkin.data.kinds import of_one_kind
-from nearkin.data.listing import Listing, left_out, masks
+from nearkin.data.listing import Listing, left_out, masks, renamed
 from nearkin.data.loader import prefetch
+from nearkin.data.pixel_types import of_one_pixel_type
 from nearkin.distributed import available_cpus
 from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
@@ -64,13 +64,13 @@ Compute = Callable[[int], Record]  # Those of a row; a `BadImage` if there are n
 
 def indexed(
     files: Listing | Images,
-    kind: str,
+    name: str,
     dtype: np.dtype[Any],
     compute: Compute,
     what: str,
     on_progress: ProgressCallback,
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """A record of each file: from the index of this kind or, if it is not in there, computed.
+    """A record of each file: from the index of this name or, if it is not in there, computed.
 
     Threads compute and, if many files are new, processes with threads. Returns the records, which
     are zero where there is none, and for each such row the reason. It may be no fault of the file
@@ -79,8 +79,8 @@ def indexed(
     records, known = np.zeros(len(files.names), dtype), np.zeros(len(files.names), np.bool_)
     path = None
     if files.key:
-        name = hashlib.sha256(in_bytes(files.key)).hexdigest()[:32]
-        path = cache_folder("index") / f"{name}-{kind}-{VERSION}.npz"
+        data = hashlib.sha256(in_bytes(files.key)).hexdigest()[:32]
+        path = cache_folder("index") / f"{data}-{name}-{VERSION}.npz"
         known = _load(path, files, records)
     fresh = np.flatnonzero(~known)
     blocks = _Blocks(compute, fresh)
@@ -202,10 +202,10 @@ def scan(
     elif isinstance(source, CustomSource):
         headers, states, reasons = _of_own_source(source, full, on_progress)
     else:
-        kind = f"{'full' if full else 'headers'}-{max_pixels()}"
+        name = f"{'full' if full else 'headers'}-{max_pixels()}"
         what = "decoding all images" if full else "looking at all files"
         compute = partial(_of_file, source, states[:, 0], full)
-        headers, reasons = indexed(listing, kind, HEADER, compute, what, on_progress)
+        headers, reasons = indexed(listing, name, HEADER, compute, what, on_progress)
     bad, others = [*listing.bad], [*listing.others]
     for row, reason in reasons.items():
         if names[row] in listing.tried and reason in NO_IMAGE:
@@ -230,10 +230,10 @@ def scan(
         source=source,
         key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
-        notes=(*listing.notes, *left_out(others), *masks(listing.names)),
+        notes=(*renamed(listing), *listing.notes, *left_out(others), *masks(listing.names)),
     )
     dtypes = headers["dtype"][rows].astype(np.str_)
-    return of_one_kind(images, headers["channels"][rows], dtypes)
+    return of_one_pixel_type(images, headers["channels"][rows], dtypes)
 
 
 def _of_arrays(source: Arrays, states: Int64[np.ndarray, "images 2"]) -> np.ndarray:

@@ -11,7 +11,7 @@ from nearkin.data.archives import forbidden, is_shard
 from nearkin.data.folders import images_or_shards
 from nearkin.data.images import BadFile, Images, Rows, Source, in_bytes, picked
 from nearkin.data.labels import Row
-from nearkin.data.listing import Listing, in_order, is_hidden, is_image, require_files
+from nearkin.data.listing import Listing, is_hidden, is_image, listed, require_files
 from nearkin.data.members import Archives
 from nearkin.data.remote import (
     RemoteFile,
@@ -65,18 +65,11 @@ def _objects(
     root: str, files: Mapping[str, RemoteFile], rows: Mapping[str, Row] | None = None
 ) -> Listing:
     reasons = {name: forbidden(name) for name in files}
-    images = in_order([name for name in files if not reasons[name]])
-    stored = [files[name] for name in images.written]
-    states = np.array([(file.size, file.tag) for file in stored], np.int64).reshape(-1, 2)
-    return Listing(
-        Objects(root, images.written, states),
-        images.names,
-        states,
-        [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason],
-        key=redacted(root),
-        rows=images.said(rows or {}),
-        notes=images.notes(),
-    )
+    names = [name for name in files if not reasons[name]]
+    states = np.array([(files[n].size, files[n].tag) for n in names], np.int64).reshape(-1, 2)
+    bad = [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason]
+    listing = listed(Objects(root, names, states), names, states, rows)
+    return replace(listing, bad=bad, key=redacted(root))
 
 
 @dataclass(frozen=True, eq=False)
