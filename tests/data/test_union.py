@@ -31,7 +31,7 @@ def test_a_union_is_the_folder_that_holds_both(tmp_path):
     whole = open_images(tmp_path / "whole", labels="none")
     both = union(*(open_images(part, labels="none") for part in parts), "e/")
     assert both.fingerprint == whole.fingerprint
-    for field in ("names", "labels", "groups", "splits", "sizes", "num_bytes", "kinds"):
+    for field in ("names", "labels", "groups", "splits", "sizes", "num_bytes", "formats"):
         assert np.array_equal(getattr(both, field), getattr(whole, field)), field
         assert type(getattr(both, field)) is type(getattr(whole, field))
     assert [both.read(row) for row in range(5)] == [whole.read(row) for row in range(5)]

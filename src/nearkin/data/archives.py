@@ -11,8 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -29,13 +28,11 @@ from nearkin.data.columns import COLUMN_TABLES, list_column
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
 from nearkin.data.listing import (
-    MASKS,
     Listing,
     images_among,
     is_image,
     listed,
     require_files,
-    sample_key,
 )
 from nearkin.data.members import (
     DEFLATED,
@@ -45,7 +42,7 @@ from nearkin.data.members import (
     Place,
     read_member,
 )
-from nearkin.data.notes import Note, named
+from nearkin.data.notes import named
 from nearkin.data.remote import (
     THREADS,
     File,
@@ -55,6 +52,7 @@ from nearkin.data.remote import (
     remote_files,
     state_of,
 )
+from nearkin.data.samples import beside, companions, labels_beside
 from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
@@ -146,17 +144,17 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     modified = np.array([state_of(file)[1] for file in archives.values()], np.int64)
     states = np.stack([source.sizes, modified[source.file_of]], axis=1)
     images = images_among(listed(source, found.names, states, found.rows))
-    companions = [] if images.rows else _companions(images.names)
-    beside = {*companions}
-    rows = [row for row, name in enumerate(images.names) if name not in beside]
+    left = [] if images.rows else companions(images.names)
+    less = {*left}
+    rows = [row for row, name in enumerate(images.names) if name not in less]
     images = images.only(np.array(rows, np.int64))
     listing = replace(
         images,
         bad=found.bad,
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
-        rows={**images.rows, **_labels_beside(found.labels, images.names)},
+        rows={**images.rows, **labels_beside(found.labels, images.names)},
         others=[*images.others, *found.refused],
-        notes=_beside(companions),
+        notes=beside(left),
     )
     return require_files(listing, where)
 
@@ -195,57 +193,6 @@ class _Found:
             else:
                 self.refused.append(name)
         self.files.append(file)
-
-
-PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "heif")
-
-
-def _companions(names: Sequence[str]) -> list[str]:
-    """The images that belong to another one of their sample: masks, depth maps.
-
-    That are `0.mask.png` beside `0.jpg` or `0.rgb.jpg` and, where most samples have two, `0.png`.
-    """
-    samples = dict[str, list[str]]()
-    for name in names:
-        samples.setdefault(sample_key(name), []).append(name)
-    found, plain = list[str](), list[list[str]]()
-    for group in samples.values():
-        simple = [name for name in group if "." not in _field(name)]
-        others = [name for name in group if name not in simple]
-        if not simple:
-            others = [name for name in group if not MASKS.isdisjoint(_field(name).split("."))]
-        found += others if len(others) < len(group) else []
-        if len({_field(name) for name in simple}) > 1:
-            plain.append(simple)
-    if 2 * len(plain) >= len(samples):
-        for group in plain:
-            first = min(map(_field, group), key=lambda field: (field not in PHOTOGRAPHS, field))
-            found += [name for name in group if _field(name) != first]
-    return found
-
-
-def _field(name: str) -> str:
-    """What WebDataset calls the field of a sample: all behind the key.
-
-    >>> _field("shard.tar/0001.Mask.png")
-    'mask.png'
-    """
-    return name[len(sample_key(name)) + 1 :].lower()
-
-
-def _beside(names: Sequence[str]) -> list[Note]:
-    """Note images that are left out for another one of their sample."""
-    counts = Counter(map(_field, names)).most_common(5)
-    fields = ", ".join(f"{count} .{field}" for field, count in counts)
-    text = f"{len(names)} images ({fields}) beside the one of their sample"
-    return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
-
-
-def _labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, Row]:
-    """The label of each image, from members that hold labels; nothing if there are none."""
-    in_turn = sorted((name for name, label in labels.items() if label), key=in_bytes)
-    classes = {sample_key(name): labels[name] for name in in_turn}
-    return {name: Row(classes.get(sample_key(name), "")) for name in names} if classes else {}
 
 
 Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it

@@ -18,7 +18,7 @@ from PIL import Image
 from nearkin.data.channels import preview
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images, digest
-from nearkin.data.scan import indexed
+from nearkin.data.index import indexed
 from nearkin.pace import ProgressCallback, ignore_progress
 
 DIGEST: Final = 32  # Bytes of a SHA-256

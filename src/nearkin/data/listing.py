@@ -150,16 +150,6 @@ def suffix(name: str) -> str:
     return "" if ending[1:].isdecimal() else ending
 
 
-def sample_key(name: str) -> str:
-    """What the files of one sample have in common, as in WebDataset: all up to the first dot.
-
-    >>> sample_key("shard.tar/0001.left.jpg")
-    'shard.tar/0001'
-    """
-    folder, slash, last = name.rpartition("/")
-    return folder + slash + last.partition(".")[0]
-
-
 def is_hidden(name: str) -> bool:
     """Whether a file or one of its folders is hidden, or of a system."""
     parts = name.split("/")
@@ -197,26 +187,6 @@ def left_out(names: Sequence[str]) -> list[Note]:
     text = f"{count(len(names), 'file')} ({found(names)})"
     examples = sorted(names, key=lambda name: (is_hidden(name), in_bytes(name)))[:3]
     return [Note("left out", text, len(names), tuple(examples))]
-
-
-MASKS: Final = frozenset(
-    {
-        *("mask", "masks", "annotation", "annotations", "segmentation", "segmentations", "seg"),
-        *("gt", "groundtruth", "ground_truth", "trimap", "trimaps", "depth", "depths"),
-        *("label", "labels"),
-    }
-)
-"""What folders and fields are called that mostly hold no photographs."""
-
-
-def masks(names: Sequence[str]) -> list[Note]:
-    """Note images in folders called masks or the like, if there are others."""
-    alike = [name for name in names if MASKS.intersection(name.casefold().split("/")[:-1])]
-    if not alike or len(alike) == len(names):
-        return []
-    text = f"{count(len(alike), 'file')} in folders of masks are images like all others; "
-    text += "if they are masks, give the folder of the photographs alone"
-    return [Note("guessed", text, len(alike), tuple(alike[:3]))]
 
 
 def require_files(listing: Listing, where: object) -> Listing:
