@@ -283,7 +283,7 @@ def test_only_labels_that_occur_are_named():
     assert peak < 1e6
 
 
-def test_an_npz_may_have_two_sides_and_class_names(tmp_path):
+def test_an_npz_may_have_parts_and_class_names(tmp_path):
     x = np.zeros((3, 8, 8), np.uint8)
     arrays = {"x_train": x, "y_train": [1, 0, -1], "x_test": x[:2] + 1, "y_test": [0, 1]}
     np.savez(tmp_path / "d.npz", **arrays, class_names=["dog", "cat"])
@@ -292,8 +292,6 @@ def test_an_npz_may_have_two_sides_and_class_names(tmp_path):
     assert images.splits.tolist() == ["test"] * 2 + ["train"] * 3
     assert labels_of(images) == ["dog", "cat", "cat", "dog", ""]
     assert (images.classes, images.read(0).max()) == (("cat", "dog"), 1)
-    np.savez(tmp_path / "val.npz", x_train=x, x_val=x[:2])
-    assert sorted(open_images(tmp_path / "val.npz").splits) == ["train"] * 3 + ["val"] * 2
 
 
 def test_arrays_that_are_no_images_are_refused(tmp_path):
@@ -421,17 +419,14 @@ def test_the_fingerprint_is_of_the_images_and_not_of_the_labels(tmp_path):
     assert first != open_images(x + 1).fingerprint
 
 
-def test_small_means_up_to_64_pixels(tmp_path):
+def test_images_up_to_64_pixels_are_held_at_the_size_of_views_if_memory_allows(tmp_path):
     for side, small in ((64, True), (65, False)):
-        assert open_images(fill(tmp_path, "a.png", size=(side, 3))).is_small == small
-        assert open_images(np.zeros((2, 64, side), np.uint8)).is_small == small
-
-
-def test_small_images_are_held_at_the_size_of_views_if_memory_allows(tmp_path):
+        files = open_images(fill(tmp_path, "a.png", size=(side, 3)))
+        arrays = open_images(np.zeros((2, 64, side), np.uint8))
+        assert files.is_small == arrays.is_small == bool(files.held_side(32)) == small
     square, wide = (open_images(np.zeros((60_000, 8, side), np.uint8)) for side in (8, 12))
     assert [square.held_side(side) for side in (8, 152, 156, 224)] == [8, 152, 0, 0]  # 4 GiB
     assert [wide.held_side(side) for side in (8, 32)] == [12, 32]
-    assert open_images(fill(tmp_path, "a.png", size=(65, 3))).held_side(32) == 0
 
 
 def test_a_spread_is_even_over_the_rows_and_has_as_many_as_it_may():

@@ -1,6 +1,5 @@
 """Which images are trained on and scored, and what their classes are, as data say it anywhere."""
 
-import unicodedata
 from collections import Counter
 from decimal import Decimal
 
@@ -274,19 +273,6 @@ def test_several_labels_of_one_image_are_none_and_said_and_too_few_are_refused(t
     parquet.write_table(pa.table({"image": rows, "label": [[0, 1]] * 3}), tmp_path / "t.parquet")
     images = open_images(tmp_path / "t.parquet", cache=False)
     assert (images.classes, images.notes[0].examples[0]) == ((), "[0, 1]")
-
-
-def test_two_forms_of_one_name_are_one_class_and_said(tmp_path):
-    forms = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
-    data = fill(tmp_path, *(f"{name}/{i}.png" for name in (*forms, "the") for i in range(4)))
-    if len(list(data.iterdir())) < 3:
-        pytest.skip("this file system takes both names for the same")
-    images = open_images(data, cache=False)
-    assert images.classes == ("café", "the")
-    assert Counter(labels_of(images)) == {"café": 8, "the": 4}
-    (note,) = images.notes
-    assert (note.decision, note.count) == ("merged", 2)
-    assert "\\u0301" in "".join(note.examples)
 
 
 def test_medmnist_and_other_names_of_arrays(tmp_path):

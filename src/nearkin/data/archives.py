@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from posixpath import splitext
-from typing import Final
+from typing import Any, Final
 from unicodedata import normalize
 
 import numpy as np
@@ -247,9 +247,9 @@ def _readable(file: File) -> Iterator[None]:
         raise system_error(error) or damaged from error
 
 
-def _gunzip(path: File, new: Path) -> None:
+def _gunzip(path: File, packed: Any, new: Path) -> None:
     limit = max(MAX_UNPACKED, 10 * state_of(path)[0])
-    with path.open("rb") as packed, gzip.open(packed) as file, new.open("wb") as target:
+    with gzip.open(packed) as file, new.open("wb") as target:
         while content := file.read(2**20):
             target.write(content)
             if target.tell() > limit:

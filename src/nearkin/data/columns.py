@@ -64,12 +64,7 @@ def list_column(table: File) -> tuple[Path, list[Member]]:
             cells = _cells(table, table)
             if cells is not None:
                 return table, cells
-
-        def write(new: Path) -> None:
-            with table.open("rb") as file:
-                _write(*_batches(table, file), new)
-
-        copy = unpacked(table, ".arrow", write)
+        copy = unpacked(table, ".arrow", lambda file, new: _write(*_batches(table, file), new))
         return copy, _cells(copy, table) or []
 
 

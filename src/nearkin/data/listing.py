@@ -133,7 +133,7 @@ def images_among(files: Listing) -> Listing:
     rows = sorted([*rows, *tried])
     taken = {*rows}
     others = [name for row, name in enumerate(files.names) if row not in taken]
-    images = files.only(np.array(rows, np.int64))
+    images = files.only(np.array(rows, np.int64)) if others else files
     return replace(images, tried={files.names[row] for row in tried}, others=others)
 
 

@@ -3,8 +3,9 @@
 import errno
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from nearkin.data.cache import cache_folder, hold, make_room
 from nearkin.data.images import in_bytes
@@ -21,12 +22,13 @@ def unpacked_folder() -> Path:
     return cache_folder("tables")
 
 
-def unpacked(file: File, suffix: str, write: Callable[[Path], None]) -> Path:
-    """What `write` has made of a file in its present state, now or at an earlier start."""
+def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Path:
+    """What `write` has made of the open file in its present state, now or at an earlier start."""
     known = hashlib.sha256(in_bytes(f"{file} {state_of(file)}")).hexdigest()
     path = unpacked_folder() / f"{known[:32]}{suffix}"
     if not path.exists():
-        write_unpacked(path, write)
+        with file.open("rb") as packed:
+            write_unpacked(path, partial(write, packed))
     return kept(path)
 
 
@@ -40,8 +42,8 @@ def write_unpacked(path: Path, write: Callable[[Path], None]) -> None:
         if error.errno not in NO_ROOM:
             raise
         raise ResourceError(
-            f"{path.parent}: no room for a copy of the table's images ({error.strerror}); make "
-            "some, or point XDG_CACHE_HOME to another disk"
+            f"{path.parent}: no room for a copy that can be read in place ({error.strerror}); "
+            "make some, or point XDG_CACHE_HOME to another disk"
         ) from error
 
 
