@@ -135,14 +135,14 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     as shards of WebDataset have them, one counts.
     """
     found = _Found()
-    opened = _opened_all(archives.values())
+    opened, modified = _opened_all(archives.values()), list[int]()
     for prefix, file in archives.items():
         with _readable(file):
             found.add(prefix, *next(opened))
+            modified.append(state_of(file)[1])
     numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
     source = Archives(found.files, numbers[:, 0], numbers[:, 1:])
-    modified = np.array([state_of(file)[1] for file in archives.values()], np.int64)
-    states = np.stack([source.sizes, modified[source.file_of]], axis=1)
+    states = np.stack([source.sizes, np.array(modified, np.int64)[source.file_of]], axis=1)
     images = images_among(listed(source, found.names, states, found.rows))
     left = [] if images.rows else companions(images.names)
     less = {*left}

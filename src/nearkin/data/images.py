@@ -30,7 +30,6 @@ COLUMNS: Final = (
 PREFIX: Final = 2**16
 """Bytes that nearly always hold the whole header of an image, and that tell it from others."""
 
-
 Rows = Int64[np.ndarray, " rows"]
 
 

@@ -1,7 +1,7 @@
 """Lists of images, by name, before any of them is opened; and which files are none."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from posixpath import splitext
@@ -94,19 +94,16 @@ def listed(
 ) -> Listing:
     """The files of a source in order, with what is said of each as it is written."""
     names = written = tuple(written)
-    key: Callable[[int], Any] = names.__getitem__  # ASCII sorts like its bytes, and is composed
-    said = rows or {}
+    keys: Sequence[Any] = names  # ASCII is composed, and sorts like its bytes
     if not all(map(str.isascii, written)):
         forms = [name if name.isascii() else normalize("NFC", name) for name in written]
         times = Counter(forms)
         pairs = zip(forms, written, strict=True)
         names = tuple(form if times[form] == 1 else name for form, name in pairs)
-        said = {n: said[w] for n, w in zip(names, written, strict=True) if w in said}
-
-        def key(row: int) -> Any:
-            return in_bytes(names[row])
-
-    order = np.array(sorted(range(len(names)), key=key), np.int64)
+        keys = list(map(in_bytes, names))
+    order = np.array(sorted(range(len(names)), key=keys.__getitem__), np.int64)
+    both = zip(names, written, strict=True)
+    said = {name: rows[own] for name, own in both if own in rows} if rows else {}
     return Listing(source, names, written, states, rows=said).only(order)
 
 

@@ -2,7 +2,7 @@
 
 import io
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,6 +85,10 @@ class EditedSource(Source):
     def only(self, rows: Rows) -> "EditedSource":
         """The source of these images alone."""
         return EditedSource(self.images.subset(rows), self.edits[rows], self.seed)
+
+    def warm(self, rows: Iterable[int]) -> None:
+        """Fetch the images that lie in a store, at once."""
+        self.images.source.warm(rows)
 
 
 @dataclass(frozen=True)
