@@ -96,20 +96,6 @@ def test_groups_and_splits_of_a_table(tmp_path):
     assert images.splits.tolist() == ["train"] * 4 + ["test", "val"]
 
 
-def test_a_folder_of_tables_is_one_data_set(tmp_path):
-    parquet.write_table(table(images=IMAGES[:2]), tmp_path / "train-00000-of-00002.parquet")
-    parquet.write_table(table(images=IMAGES[:1]), tmp_path / "train-00001-of-00002.parquet")
-    (tmp_path / "README.md").write_text("of the hub")
-    images = open_images(tmp_path)
-    places = (
-        "0-of-00002.parquet/00000000",
-        "0-of-00002.parquet/00000001",
-        "1-of-00002.parquet/00000000",
-    )
-    assert images.names == tuple(f"train-0000{place}" for place in places)
-    assert images.classes == ("cat", "dog")
-
-
 def test_a_table_that_ends_early_or_has_no_images_is_one_line(tmp_path):
     parquet.write_table(table(), tmp_path / "t.parquet")
     for path in (tmp_path / "t.parquet", write_arrow(tmp_path / "t.arrow", table())):

@@ -6,12 +6,10 @@ import struct
 import tracemalloc
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from builders import encoded, exchange, fill, tar
 from loaders import labels_of
 from PIL import Image
-from pyarrow import parquet
 from sklearn.datasets import load_digits
 
 from nearkin.data.decode import decode
@@ -202,16 +200,6 @@ def test_a_table_may_have_a_mark_semicolons_quotes_windows_paths_and_rows_twice(
         open_images(table(tmp_path, "path,label\n1.png,a\n1.png,a\n1.png,b\n"))
 
 
-def test_a_parquet_table_is_the_same(tmp_path):
-    fill(tmp_path, "1.png", "2.png")
-    columns = {"path": ["1.png", "2.png"], "label": pa.array([7, None], pa.int64())}
-    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-    assert labels_of(open_images(tmp_path / "t.parquet")) == ["7", ""]
-    table(tmp_path, b"PAR1 no", "bad.parquet")
-    with pytest.raises(DataError, match="not a readable Parquet"):
-        open_images(tmp_path / "bad.parquet")
-
-
 def test_a_wrong_table_is_refused_in_one_line(tmp_path):
     fill(tmp_path, "1.png")
     for text, message in (
@@ -234,6 +222,8 @@ def test_a_wrong_table_is_refused_in_one_line(tmp_path):
         with pytest.raises(DataError, match=message) as raised:
             open_images(table(tmp_path, text))
         assert "\n" not in str(raised.value)
+    with pytest.raises(DataError, match=r"bad\.parquet: not a readable Parquet"):
+        open_images(table(tmp_path, b"PAR1 no", "bad.parquet"))
 
 
 def test_a_table_of_labels_belongs_to_a_folder(tmp_path):

@@ -126,7 +126,9 @@ def test_shards_are_parts_and_no_classes(tmp_path):
             path = tmp_path / f"data/{part}-{shard:05}-of-{len(seeds):05}.parquet"
             path.parent.mkdir(exist_ok=True)
             parquet.write_table(pa.table({"image": images, "label": [0, 1]}), path)
+    (tmp_path / "data/README.md").write_text("of the hub")
     images = open_images(tmp_path, cache=False)
+    assert images.names[-1] == "data/train-00002-of-00003.parquet/00000001"
     assert splits_of(images) == {"train": 6, "test": 4}
     assert images.classes == ("0", "1")
     with pytest.raises(DataError, match="lies in no class folder"):
