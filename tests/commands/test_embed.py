@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 import nearkin
 from nearkin.commands import frozen
-from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, untrained_like
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import open_table
@@ -86,7 +85,7 @@ def test_a_frozen_encoder_leaves_all_that_a_training_leaves_but_a_training(run, 
     assert not names & {"checkpoints", "stages", "metrics.csv"}
     assert not (run.plots / "curves.png").exists()
     summary = run.read_summary()
-    assert list(summary["metrics"]) == ["encoder", "untrained", "pixels"]
+    assert list(summary["metrics"]) == ["encoder", "pixels"]  # nothing was trained here
     assert summary["origin"]["license"] == "apache-2.0"
     assert len(summary["origin"]["sha256"]) == 64
     log = run.log.read_text()
@@ -303,19 +302,16 @@ def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
     assert run.log.read_text().splitlines()[-2].endswith("already complete")
 
 
-def test_the_untrained_floor_has_the_preprocessing_and_other_weights(source, images):
-    encoder, cpu = load(source), torch.device("cpu")
-    floors = [untrained_like(encoder, seed) for seed in (0, 0, 1)]
-    assert floors[0].preprocessing == encoder.preprocessing
-    digests = [each.digest for each in (*floors, encoder)]
+def test_an_untrained_network_has_the_preprocessing_and_other_weights(source, images):
+    encoder = load(source)
+    others = [untrained_like(encoder, seed) for seed in (0, 0, 1)]
+    assert others[0].preprocessing == encoder.preprocessing
+    digests = [each.digest for each in (*others, encoder)]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
     pixels = torch.randn(2, 3, 32, 32)
-    floors[0].backbone.body.load_state_dict(encoder.backbone.body.state_dict())
-    torch.testing.assert_close(floors[0](pixels), encoder(pixels), rtol=0, atol=0)
-    assert list(frozen.frozen_floors(encoder, open_images(images), 0, cpu)) == ["untrained"]
-    many = open_images(np.zeros((frozen.MOST_UNTRAINED["cpu"] + 1, 8, 8, 3), np.uint8))
-    assert frozen.frozen_floors(encoder, many, 0, cpu) == {}  # raw pixels are the only floor
+    others[0].backbone.body.load_state_dict(encoder.backbone.body.state_dict())
+    torch.testing.assert_close(others[0](pixels), encoder(pixels), rtol=0, atol=0)
 
 
 def test_a_run_is_named_after_its_encoder():

@@ -48,13 +48,13 @@ def test_a_training_that_made_it_worse_ends_with_that_and_names_the_start(ruined
     assert last.startswith("verdict  made it worse: kNN top-1 0.")
     assert last.endswith(f"; use the start: {folder.start}")
     assert last in folder.log.read_text()
-    by_name = {each["measure"]: each for each in comparison["differences"]}
+    by_name = {each["name"]: each for each in folder.read_summary()["differences"]["start"]}
     decisive = by_name[comparison["decided_by"]]
-    assert decisive["difference"] < decisive["high"] < 0
+    assert decisive["first"] - decisive["second"] < decisive["high"] < 0
     measures = folder.read_summary()["metrics"]
     assert list(measures) == ["encoder", "start", "untrained", "pixels"]
-    assert decisive["start"] == measures["start"]["kNN top-1"]["value"]
-    assert decisive["encoder"] == measures["encoder"]["kNN top-1"]["value"]
+    assert decisive["second"] == measures["start"]["kNN top-1"]["value"]
+    assert decisive["first"] == measures["encoder"]["kNN top-1"]["value"]
 
 
 def test_the_start_is_the_encoder_that_training_started_from(ruined, start):

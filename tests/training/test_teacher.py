@@ -11,6 +11,7 @@ import torch
 from builders import pixels, write_network
 from discoveries import bytes_of
 from nearkin_command import run
+from small import fork_workers
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
@@ -246,12 +247,12 @@ def distilled(tmp_path_factory):
 
 def test_the_table_has_the_teacher_and_its_share_and_the_settings_the_number_of_views(distilled):
     run, *_ = distilled
-    measures, kept = run.summary["metrics"], run.summary["kept"]["shares"]
+    measures, kept = run.summary["metrics"], run.summary["differences"]["teacher"]
     assert list(measures) == ["encoder", "teacher", "untrained", "pixels"]
-    for share in kept:
-        own, its = (measures[of][share["measure"]]["value"] for of in ("encoder", "teacher"))
-        assert share["share"] == pytest.approx(own / its)
-        assert share["low"] <= share["share"] <= share["high"]
+    for each in kept:
+        own, its = (measures[of][each["name"]]["value"] for of in ("encoder", "teacher"))
+        assert (each["first"], each["second"]) == (own, its)
+        assert each["ratio_low"] <= own / its <= each["ratio_high"]
     assert kept
     assert "of its teacher's kNN top-1" in "\n".join(run.lines())
     assert "teacher" in run.lines()[0]
@@ -292,8 +293,9 @@ def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_
     assert bytes_of(out, *names) == before
 
 
-def test_two_processes_train_the_same_student(distilled, tmp_path):
+def test_two_processes_train_the_same_student(distilled, tmp_path, monkeypatch):
     """Each makes some of the features and reads all; sums differ in their last digits."""
+    fork_workers(monkeypatch)
     alone, data, config = distilled
     both = train(str(data), replace(config, devices=2, report=False), out=tmp_path / "two").folder
     for path in alone.folder.teacher_features.iterdir():
