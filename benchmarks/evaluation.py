@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from nearkin.metrics.spectrum import lidar
 
 from benchmarks.shared.memory import Cost, alone, measured
 from benchmarks.shared.options import Option
@@ -23,7 +24,6 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.metrics import geometry_rows
 from nearkin.evaluation.protocols import ENTRIES
-from nearkin.metrics.spectrum import lidar
 
 CLASSES = 100
 OTHERS = ("attentive", "labelfree")

@@ -197,7 +197,7 @@ def prepare(aim=None, nth=1):
 WRITE = "nearkin.evaluation.table.PartFolder.write"
 AIMS = {
     "resuming after 1 of 4 parts of the encoder's": (Aim(WRITE, "os.fsync", "before"), 2),
-    "resuming after 1 of 4 parts of the untrained's": (Aim(WRITE, WRITE, "after"), PARTS + 1),
+    "resuming after 3 of 4 parts of the encoder's": (Aim(WRITE, WRITE, "after"), 3),
 }
 """Kills, by what the run says that goes on."""
 

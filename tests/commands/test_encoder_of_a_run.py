@@ -31,7 +31,7 @@ from nearkin.run.auto import resolve
 from nearkin.run.data import open_split
 from nearkin.run.folder import RunFolder
 from nearkin.training.health import Monitor
-from nearkin.training.session import floors
+from nearkin.training.session import encoders_beside
 
 CPU = torch.device("cpu")
 
@@ -93,8 +93,8 @@ def measured(run, parts):
 def _evaluated(run, parts, config):
     encoder = load(run)
     settings = dict(seed=config.seed, workers=int(config.workers), augment=config.augment)
-    random = floors(encoder, RunFolder(run), config, None)
-    return evaluate_split(encoder, parts, floors=random, device=CPU, **settings)
+    random = encoders_beside(encoder, RunFolder(run), config, parts.train, CPU, None)
+    return evaluate_split(encoder, parts, beside=random, device=CPU, **settings)
 
 
 BAD = ["cat/003.png", "dog/002.png"]

@@ -2,10 +2,11 @@
 
 import numpy as np
 import torch
-from colors import colors
+from builders import pixels as random_pixels
 from torch import nn
 
 from nearkin.data.batches import CenterCrops, to_input
+from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.baselines import untrained
@@ -26,6 +27,10 @@ class Scaled(nn.Module):
         return (self.gamma * self.norm(self.conv(x)).relu().mean(dim=(2, 3))).flatten(1)
 
 
+def pictures(n):
+    return open_images(random_pixels(n))
+
+
 def random_like(images, seed=0):
     network = Scaled()
     view = (
@@ -40,7 +45,7 @@ def random_like(images, seed=0):
 
 def test_batch_norms_have_the_statistics_of_training_images_and_branches_are_on():
     """Of a network as it is made, features of all images are alike to five digits."""
-    images = colors().train
+    images = pictures(40)
     encoder = random_like(images)
     body = encoder.backbone.body
     assert torch.equal(body.gamma, torch.ones(8))
@@ -58,12 +63,11 @@ def test_batch_norms_have_the_statistics_of_training_images_and_branches_are_on(
 
 
 def test_no_test_image_and_no_more_than_256_calibrate(monkeypatch):
-    split = colors(300)
-    seen = []
+    images, seen = pictures(300), []
     forward = Scaled.forward
     monkeypatch.setattr(Scaled, "forward", lambda self, x: seen.append(len(x)) or forward(self, x))
-    random_like(split.train)
+    random_like(images)
     assert 256 <= sum(seen) < 300
-    first, again = (random_like(split.train, seed).backbone.state_dict() for seed in (1, 1))
+    first, again = (random_like(images, seed).backbone.state_dict() for seed in (1, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert np.isfinite(first["body.norm.running_var"].numpy()).all()

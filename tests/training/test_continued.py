@@ -299,11 +299,10 @@ def test_the_untrained_baseline_takes_images_as_the_trained_encoder_does(tmp_pat
     view = Preprocessing(32, "center", 40, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     start = Encoder(rescaled(backbone, view), view, {"backbone": backbone.name, "image_size": 32})
     folder = RunFolder(tmp_path)
-    config = TrainConfig(backbone=backbone.name, image_size=48, init_from="weights")
+    config = TrainConfig(backbone=backbone.name, image_size=48, init_from="weights", workers=0)
     write_start(folder, start)
     trained = resized(start, 48)
     images = open_images(np.zeros((4, 48, 48, 3), np.uint8))
-    config = replace(config, workers=0)
     kept = encoders_beside(trained, folder, config, images, torch.device("cpu"), None)
     other = kept["untrained"]
     assert kept["start"].digest == start.digest

@@ -68,10 +68,14 @@ def untrained(
                 parameter.fill_(1.0)
     norms = [each for each in other.backbone.modules() if isinstance(each, _BatchNorm)]
     if norms:
-        images = train.spread(CALIBRATED)
         size = images_at_once(other.image_size, device)
-        crops = CenterCrops(images, other.preprocessing, batch_size=size, workers=workers)
-        _calibrate(other.to(device).backbone, norms, (to_input(x.to(device)) for x in crops))
+        crops = CenterCrops(
+            train.spread(CALIBRATED), other.preprocessing, batch_size=size, workers=workers
+        )
+        pixels = torch.cat(list(crops))
+        sound = [row for row in range(len(pixels)) if row not in crops.bad]
+        batches = (to_input(batch.to(device)) for batch in pixels[sound].split(size))
+        _calibrate(other.to(device).backbone, norms, batches)
     return other
 
 
