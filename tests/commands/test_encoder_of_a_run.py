@@ -158,13 +158,13 @@ def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     assert len(table.paths) == 18
 
 
-def test_raw_pixels_are_looked_at_for_some_training_images(parts, monkeypatch):
+def test_raw_pixels_are_looked_at_for_some_training_images(run, parts, monkeypatch):
     monkeypatch.setattr(evaluation, "PIXEL_BANK", 5)
-    images = {"train": parts.train, "test": parts.test}
-    pixels = evaluation._raw_pixels(images, 0, lambda *_: None)
-    assert pixels["train"].vectors.shape == (5, 3 * 32 * 32)
-    assert pixels["train"].labels.tolist() == parts.train.spread(5).labels.tolist()
-    assert len(pixels["test"]) == len(parts.test)
+    scores, _ = _evaluated(run, parts, RunFolder(run).settings()[0])
+    first = {table: column[0] for table, column in scores.metrics.items()}
+    assert first["pixels"].protocol["training images"] == 5
+    assert first["encoder"].protocol["training images"] > 5
+    assert first["pixels"].n == first["encoder"].n
 
 
 def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, monkeypatch):

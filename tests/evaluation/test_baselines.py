@@ -33,11 +33,7 @@ def pictures(n):
 
 def random_like(images, seed=0):
     network = Scaled()
-    view = (
-        Preprocessing(images[0].image_size)
-        if hasattr(images[0], "image_size")
-        else Preprocessing(16)
-    )
+    view = Preprocessing(16)
     encoder = Encoder(as_backbone(network, 16), view, {"backbone": "scaled"})
     how = {"seed": seed, "device": CPU, "workers": 0, "network": network}
     return untrained(encoder, images, **how)

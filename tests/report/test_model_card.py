@@ -8,14 +8,18 @@ from builders import write_network
 
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load
-from nearkin.evaluation.metrics import Measure
+from nearkin.metrics.metric import Metric
 from nearkin.report.model_card import ModelCard
 from nearkin.run.folder import RunFolder
 
 HOW = "k=20, 60 test images"
 MEASURES = {
-    "encoder": {"kNN top-1": Measure("kNN top-1", 0.91, 0.88, 0.93, HOW).to_dict()},
-    "pixels": {"kNN top-1": Measure("kNN top-1", 0.42, 0.38, 0.46, HOW).to_dict()},
+    "encoder": {
+        "kNN top-1": Metric("kNN top-1", 0.91, 0.88, 0.93, 100, None, {"method": HOW}).to_dict()
+    },
+    "pixels": {
+        "kNN top-1": Metric("kNN top-1", 0.42, 0.38, 0.46, 100, None, {"method": HOW}).to_dict()
+    },
 }
 
 
