@@ -51,7 +51,7 @@ def test_the_card_of_a_run_says_what_is_known(folder, tmp_path):
     card = card_of(folder.path, out, folder, "equal, bit by bit", **licenses)
     assert card.startswith('---\nlicense: "cc-by-4.0"\n')
     assert "to 128 features, by `tiny`. Exported as torch-export by nearkin." in card
-    assert "| measure | encoder | raw pixels |" in card
+    assert "| metric | encoder | raw pixels |" in card
     assert "| kNN top-1 | 0.910 [0.880, 0.930] | 0.420 [0.380, 0.460] |" in card
     assert f"- kNN top-1: {HOW}" in card
     assert "- images: birds, 2 to learn from, 1 held out" in card

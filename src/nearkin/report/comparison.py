@@ -318,6 +318,7 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         {run.kind for run in runs} != {TRAININGS}
         or len({run.split for run in runs}) > 1
         or not all(KNN in run.metrics and run.folder.embeddings.exists() for run in runs)
+        or not all(run.metrics[KNN].compares_with(runs[0].metrics[KNN]) for run in runs)
     ):
         return ()
     tables = {row: _train_and_test(run.folder) for row, run in enumerate(runs)}
