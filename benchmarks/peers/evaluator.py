@@ -8,9 +8,10 @@ from torch import nn
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Split
+from nearkin.evaluation.baselines import pixel_features
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_pixels
-from nearkin.evaluation.evaluate import pixel_features
-from nearkin.evaluation.metrics import Measure, knn
+from nearkin.evaluation.metrics import knn
+from nearkin.metrics.metric import Metric
 
 K: Final = 200
 TEMPERATURE: Final = 0.1
@@ -27,18 +28,18 @@ def features(network: nn.Module, images: Images, size: int) -> Embeddings:
     return embeddings_of(images, vectors.numpy())
 
 
-def accuracy(bank: Embeddings, queries: Embeddings) -> Measure:
+def accuracy(bank: Embeddings, queries: Embeddings) -> Metric:
     """Return the kNN accuracy, with an interval over the test images."""
     return knn(bank, queries, k=K, temperature=TEMPERATURE)
 
 
-def of_network(network: nn.Module, split: Split, size: int) -> Measure:
-    """Measure a network; its bank is the training part, its queries the test part."""
+def of_network(network: nn.Module, split: Split, size: int) -> Metric:
+    """Metric a network; its bank is the training part, its queries the test part."""
     return accuracy(*(features(network, part, size) for part in (split.train, split.test)))
 
 
-def of_pixels(split: Split) -> Measure:
-    """Measure raw pixels, less the mean image of the training part."""
+def of_pixels(split: Split) -> Metric:
+    """Metric raw pixels, less the mean image of the training part."""
     parts = (split.train, split.test)
     vectors = pixel_features(parts, 0)
     return accuracy(

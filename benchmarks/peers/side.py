@@ -33,8 +33,8 @@ from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler
 from nearkin.data.split import Split
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.evaluation.metrics import Measure
 from nearkin.files import replace_text
+from nearkin.metrics.metric import Metric
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.data import open_split, versions
 
@@ -161,8 +161,8 @@ def side(split: Split) -> int:
     return int(size)
 
 
-def floor(run: Run, split: Split) -> Measure:
-    """Measure what needs no training."""
+def floor(run: Run, split: Split) -> Metric:
+    """Metric what needs no training."""
     if run.method == "pixels":
         return evaluator.of_pixels(split)
     with seeded(run.seed, CPU):
@@ -170,7 +170,7 @@ def floor(run: Run, split: Split) -> Measure:
     return evaluator.of_network(network, split, side(split))
 
 
-def row(run: Run, measure: Measure, **more: Any) -> dict[str, Any]:
+def row(run: Run, measure: Metric, **more: Any) -> dict[str, Any]:
     """Return all that is kept of a run."""
     packages = {name: found for name in ("lightly", "torchvision") if (found := installed(name))}
     return {

@@ -205,8 +205,10 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     assert summary["sizes"] == {"train": 30, "test": 60, "unlabeled": 90}
     assert len(rows(out / "assignments.csv")) == 150
     measures = summary["metrics"]
-    floors = {"kNN, frozen features", "untrained encoder", "raw pixels", "majority class"}
-    assert measures.keys() == {"classifier", *floors}
+    baselines = {"kNN, frozen features", "raw pixels", "majority class"}
+    assert measures.keys() == {"classifier", *baselines}
+    assert summary["differences"].keys() == baselines
+    assert summary["differences"]["majority class"]["low"] > 0
     assert measures["majority class"]["accuracy"]["value"] < 0.25
     assert measures["classifier"]["accuracy"]["value"] > 0.5
     assert summary["calibration"]["num_images"] == 30

@@ -137,7 +137,7 @@ def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
     assert of_run[0].neighbors[0].path == f"1/{first.name}"
     assert open_table(run.embeddings).encoder == load(source).digest == load(run.path).digest
     other = f"timm:local-dir:{write_weights(tmp_path / 'other', seed=1)}"
-    for output in ("parts/", "v.parquet", "v.npz"):
+    for output in ("parts/", "v.parquet"):
         vectors = tmp_path / output
         assert call("embed", source, images, "-o", f"{tmp_path}/{output}", "-q") == 0
         assert open_table(vectors).encoder == load(source).digest
