@@ -162,7 +162,7 @@ def side(split: Split) -> int:
 
 
 def floor(run: Run, split: Split) -> Metric:
-    """Metric what needs no training."""
+    """Measure what needs no training."""
     if run.method == "pixels":
         return evaluator.of_pixels(split)
     with seeded(run.seed, CPU):
@@ -170,16 +170,16 @@ def floor(run: Run, split: Split) -> Metric:
     return evaluator.of_network(network, split, side(split))
 
 
-def row(run: Run, measure: Metric, **more: Any) -> dict[str, Any]:
+def row(run: Run, metric: Metric, **more: Any) -> dict[str, Any]:
     """Return all that is kept of a run."""
     packages = {name: found for name in ("lightly", "torchvision") if (found := installed(name))}
     return {
         "name": run.name,
         **asdict(run),
-        "knn": round(measure.value, 4),
-        "low": measure.low and round(measure.low, 4),
-        "high": measure.high and round(measure.high, 4),
-        "protocol": measure.protocol,
+        "knn": round(metric.value, 4),
+        "low": metric.low and round(metric.low, 4),
+        "high": metric.high and round(metric.high, 4),
+        "protocol": metric.sentence,
         **more,
         "machine": cpu(),
         "versions": versions() | packages,

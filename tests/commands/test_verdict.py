@@ -124,9 +124,7 @@ def test_the_page_advises_the_better_encoder(ruined):
     assert ruined[0].report.read_bytes() == page
 
 
-def test_in_a_browser_the_verdict_comes_first_and_the_start_is_a_column(
-    ruined, browser
-):
+def test_in_a_browser_the_verdict_comes_first_and_the_start_is_a_column(ruined, browser):
     with opened(browser, ruined[0].report) as page:
         summary = page.locator("section", has=page.get_by_role("heading", name="Summary"))
         text = ruined[0].read_summary()["comparison"]["text"]
