@@ -175,12 +175,10 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
     classifier.write(folder.classifier)
     predictions, assignments = predictions_of(classifier, own, dataset)
     measures = {OURS: measure(classifier, predictions, trained, dataset, config.seed)}
-    curve = dict[int, float]()
     if config.baselines:
         log.info("measuring the floors")
         floors = Floors(dataset, encoder, features, config, device, workers, log.progress)
         measures |= floors.measures()
-        curve = floors.learning_curve()
     write_outcome(
         Outcome(
             folder=folder,
@@ -193,7 +191,6 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
             predictions=predictions,
             assignments=assignments,
             measures=measures,
-            learning_curve=curve,
         ),
         log,
     )

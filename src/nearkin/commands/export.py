@@ -86,10 +86,11 @@ def export(
     """Write the encoder or the classifier of a run, or its images, for another program.
 
     `onnx` and `torch-export` are one file from images of 8 bits to features or, of a
-    classification or discovery, to the probabilities of its classes. `safetensors`, `timm`,
-    `torchvision` and `huggingface` are the encoder's weights, as that library reads them. All
-    come in a folder, with preprocessing, settings and a model card. What was written is read back
-    and compared on images: bit by bit, or within 1e-4 for `onnx`. If it differs, nothing stays.
+    classification or discovery, to the probabilities of its classes. `timm`, `torchvision` and
+    `huggingface` are the encoder's weights, as that library reads them. All come in a folder, with
+    preprocessing, settings and a model card. What was written is read back and compared on
+    images: bit by bit, or within 1e-4 for `onnx`. If it differs, nothing stays. The file
+    encoder.safetensors of a run needs no export.
 
     Args:
         run: A run folder, or another encoder that `load` takes.
