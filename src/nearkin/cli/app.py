@@ -25,7 +25,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Start": {"demo": "demo:demo", "check": "check:check", "doctor": "info:doctor"},
     "Encoders": {
         "train": "train:train",
-        "embed": "frozen:embed_files",
+        "embed": "embed:embed_files",
         "evaluate": "evaluate:evaluate",
         "export": "export:export",
     },

@@ -66,8 +66,8 @@ def _definition(target: str) -> ast.FunctionDef:
 
 
 def _parameters(declared: ast.arguments) -> Iterator[Parameter]:
-    required = len(declared.args) - len(declared.defaults)
-    either = zip(declared.args, [None] * required + declared.defaults, strict=True)
+    required = [None] * (len(declared.args) - len(declared.defaults))
+    either = zip(declared.args, [*required, *declared.defaults], strict=True)
     options = zip(declared.kwonlyargs, declared.kw_defaults, strict=True)
     for kind, pairs in (
         (Parameter.POSITIONAL_OR_KEYWORD, either),
