@@ -10,11 +10,11 @@ from nearkin.config import Config
 from nearkin.data.decode import CENTER
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.folders import AVERAGE, POOLED, TransformersNetwork, construction
-from nearkin.encoders.native import architecture
 from nearkin.encoders.origin import NOT_STATED, RESTRICTED, RESTRICTION, without_folder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measures import Measure
+from nearkin.exports.native import architecture
 from nearkin.files import replace_text, usable
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.run.data import versions

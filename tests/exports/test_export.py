@@ -18,14 +18,14 @@ from sources import photographs, varied
 
 import nearkin
 from nearkin.commands import export as command
-from nearkin.commands.export import PixelNetwork
 from nearkin.config import TrainConfig
 from nearkin.discovery.classifier import Calibration, Classifier, read_classifier
 from nearkin.discovery.features import ViewSettings
 from nearkin.encoders.encoder import load, untrained, write_encoder
-from nearkin.encoders.native import write_native
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.exports.native import write_native
+from nearkin.exports.network import PixelNetwork
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.networks.heads import CosineHead, Heads, MultiHead
