@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from nearkin.data.cache import cache_folder, hold, make_room
+from nearkin.data.cache import hold, make_room
 from nearkin.data.images import in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.members import Member, Place
@@ -19,7 +19,7 @@ from nearkin.data.remote import RemoteFile
 from nearkin.data.tables import File
 from nearkin.errors import DataError, ResourceError
 from nearkin.files import whole
-from nearkin.places import system_error
+from nearkin.places import cache_folder, system_error
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
 ROOM: Final = 50 * 2**30  # Bytes of all copies of tables

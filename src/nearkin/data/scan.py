@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 from torch.utils.data import Dataset
 
-from nearkin.data.cache import cache_folder
 from nearkin.data.channels import array_header, check, header
 from nearkin.data.decode import (
     MAX_BYTES,
@@ -51,6 +50,7 @@ from nearkin.data.loader import prefetch
 from nearkin.distributed import available_cpus
 from nearkin.files import whole
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.places import cache_folder
 from nearkin.types import UNKNOWN
 
 VERSION: Final = 5  # Of the index; another version has other file names

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from nearkin.config import TrainConfig
 from nearkin.data.batches import Batches, BatchLoader
-from nearkin.data.cache import free_memory
 from nearkin.data.samplers import BatchSampler, SequentialBatchSampler
 from nearkin.data.views import normalize
-from nearkin.distributed import all_reduce_max, rows_of_rank, to_device
+from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.encoders.origin import without_folder
 from nearkin.encoders.weights import weight_bytes
