@@ -15,7 +15,7 @@ from PIL import Image
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.data.cache import Cache, cache_for, cached_sizes
+from nearkin.data.cache import Cache, cache_for, cached_sizes, free_disk
 from nearkin.data.decode import BadImage
 from nearkin.data.opening import open_images
 from nearkin.errors import ResourceError
