@@ -11,7 +11,6 @@ from uuid import uuid4
 from torch import nn
 
 from nearkin.choices import ExportFormat, GraphFormat
-from nearkin.commands.atlas import write_atlas
 from nearkin.commands.vectors import images_of
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -20,6 +19,7 @@ from nearkin.discovery.classifier import (
 )
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import DataError, NearkinError, OutputError, UsageError
+from nearkin.exports.atlas import write_atlas
 from nearkin.exports.compare import Sample, compare_graph, compare_native, noise, sample_of
 from nearkin.exports.graphs import write_graph
 from nearkin.exports.model_card import ModelCard
@@ -95,8 +95,10 @@ def export(
     trust = trust_remote_code
     if format == "atlas":
         table = _new(Path(output or folder.atlas))
-        count = write_atlas(folder, table, data, trust_remote_code=trust)
-        return Exported(table, f"{count} images")
+        if table.suffix != ".parquet":
+            raise UsageError(f"{table} does not end in .parquet; give such a name")
+        images = images_of(folder, data, trust_remote_code=trust)
+        return Exported(table, f"{write_atlas(folder, images, table)} images")
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
     path = _destination(folder, output, format)
