@@ -94,11 +94,7 @@ def export(
     folder = RunFolder(Path(run))
     trust = trust_remote_code
     if format == "atlas":
-        table = _new(Path(output or folder.atlas))
-        if table.suffix != ".parquet":
-            raise UsageError(f"{table} does not end in .parquet; give such a name")
-        images = images_of(folder, data, trust_remote_code=trust)
-        return Exported(table, f"{write_atlas(folder, images, table)} images")
+        return _export_table(folder, data, Path(output or folder.atlas), trust)
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
     path = _destination(folder, output, format)
@@ -141,6 +137,13 @@ def export(
         card.write(partial, checks)
     what = f"{len(card.classes)} classes" if classifier else f"{encoder.dim} features"
     return Exported(path, f"{what} as {format}", tuple(checks))
+
+
+def _export_table(folder: RunFolder, data: Any, path: Path, trust: bool) -> Exported:
+    if _new(path).suffix != ".parquet":
+        raise UsageError(f"{path} does not end in .parquet; give such a name")
+    images = images_of(folder, data, trust_remote_code=trust)
+    return Exported(path, f"{write_atlas(folder, images, path)} images")
 
 
 def _destination(folder: RunFolder, output: str | Path | None, format: str) -> Path:
