@@ -12,13 +12,13 @@ from nearkin import choices, config, schema
 from nearkin.run.reporter import Reporter
 
 TYPES: Final = {
-    **{
-        name: thing for module in (choices, config, schema) for name, thing in vars(module).items()
-    },
-    **{"Any": Any, "Literal": Literal, "Path": Path, "Sequence": Sequence, "Reporter": Reporter},
+    **vars(choices),
+    **vars(config),
+    **vars(schema),
+    **{"Any": Any, "Literal": Literal, "Path": Path, "Reporter": Reporter, "Sequence": Sequence},
 }
 """Names that the types of words and options are written with."""
-PYTHON: Final = ("settings", "backbone", "network")
+PYTHON: Final = ("settings", "backbone")
 """Parameters that are no words and no options."""
 
 
