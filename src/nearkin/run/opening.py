@@ -11,7 +11,7 @@ import torch
 from nearkin.config import DiscoverConfig, Settings, TrainConfig
 from nearkin.data.augmentations import stored_views
 from nearkin.distributed import choose_device, device_name
-from nearkin.errors import CheckpointError, NearkinError, OutputError, UsageError
+from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
 from nearkin.files import remove_partial, writing
 from nearkin.methods import method_class
@@ -90,10 +90,10 @@ def open_run(
 
 @contextmanager
 def _emptied_if_refused(folder: RunFolder) -> Iterator[None]:
-    """Let the corrected command have the folder of a new run that ends before it begins."""
+    """Let the corrected command have the folder of a new run that is refused before it begins."""
     try:
         yield
-    except NearkinError:
+    except (UsageError, DataError):
         if not folder.config.exists():
             clear(folder)
         raise
