@@ -184,7 +184,7 @@ def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter, trust
     """Return images of the run, or those that were given; noise where it has none any more."""
     whose = "of the run" if data is None else "given"
     try:
-        return sample_of(encoder, lambda: _images(folder, data, trust), whose)
+        return sample_of(encoder, _images(folder, data, trust), whose)
     except NearkinError as error:
         if data is not None:
             raise

@@ -1,6 +1,5 @@
 """What was written, read back by its library and compared on images with the encoder it is of."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -46,15 +45,15 @@ class Sample:
         return [self.pixels[:1], *self.pixels[1:].split(size)]
 
 
-def sample_of(encoder: Encoder, find: Callable[[], Images], whose: str) -> Sample:
-    """Return some of the images that `find` opens, as the encoder takes them.
+def sample_of(encoder: Encoder, images: Images, whose: str) -> Sample:
+    """Return some of the images, as the encoder takes them.
 
     Raises:
-        DataError: If fewer than two can be read, or what `find` raises.
+        DataError: If fewer than two can be read.
     """
     size = encoder.image_size
     count = max(FEWEST_CHECKED, min(MOST_CHECKED, MOST_CHECKED * SMALL_IMAGE**2 // size**2))
-    chosen = find().spread(count)
+    chosen = images.spread(count)
     crops = CenterCrops(chosen, encoder.preprocessing, workers=available_cpus())
     pixels = torch.cat(list(crops))
     rows = [row for row in range(len(chosen)) if row not in crops.bad]
