@@ -39,7 +39,7 @@ class DataReport:
         counts = Counter(self.images.labels.tolist())
         return {
             "images": len(self.images),
-            "formats": dict(self.images.formats),
+            "formats": dict(self.images.format_counts),
             "classes": {name: counts[label] for label, name in enumerate(self.images.classes)},
             "width": _range(self.images.sizes[:, 0]),
             "height": _range(self.images.sizes[:, 1]),

@@ -197,7 +197,7 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
     In memory, where the cached pixels take at most half of the free bytes; or else on such a disk,
     if the photographs are much larger than their cached pixels.
     """
-    if images.held_side(image_size) or images.channels or (images.kinds == "array").all():
+    if images.held_side(image_size) or images.channels or (images.formats == "array").all():
         return "off"
     cached = int(cached_sizes(images.sizes, image_size).prod(axis=1).sum())
     pixels = images.sizes.prod(axis=1, dtype=np.int64).sum()

@@ -251,6 +251,17 @@ class RemoteFile:
         return cache_folder("remote") / digest[:40]
 
 
+File = Path | RemoteFile  # Of this machine, or of a store
+
+
+def state_of(file: File) -> tuple[int, int]:
+    """Bytes of a file, and a number that changes with its content."""
+    if isinstance(file, RemoteFile):
+        return file.size, file.tag
+    state = file.stat()
+    return state.st_size, state.st_mtime_ns
+
+
 def blocks(offset: int, stop: int) -> range:
     """The numbers of the blocks that hold the bytes between two places of a file."""
     return range(offset // BLOCK, -(-stop // BLOCK))
@@ -282,9 +293,6 @@ class _Raw(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self.position = offset + (0, self.position, self.file.size)[whence]
-        return self.position
-
-    def tell(self) -> int:
         return self.position
 
     def readinto(self, buffer: Any) -> int:
