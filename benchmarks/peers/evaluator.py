@@ -11,7 +11,7 @@ from nearkin.data.split import Split
 from nearkin.evaluation.baselines import pixel_features
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_pixels
 from nearkin.evaluation.metrics import predict_each
-from nearkin.metrics.metric import Metric, share
+from nearkin.metrics.metric import Metric, Protocol, share
 
 K: Final = 200
 TEMPERATURE: Final = 0.1
@@ -32,7 +32,7 @@ def accuracy(bank: Embeddings, queries: Embeddings) -> Metric:
     """Return the kNN accuracy, with an interval over the test images."""
     votes = [(K, TEMPERATURE)]
     (winner,) = predict_each(bank.tensor, bank.labels, queries.tensor, votes)
-    protocol = {
+    protocol: Protocol = {
         "method": "weighted kNN by cosine",
         "k": K,
         "temperature": TEMPERATURE,

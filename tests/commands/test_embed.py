@@ -16,7 +16,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 import nearkin
-from nearkin.commands import frozen
+from nearkin.commands import embed as verb
 from nearkin.encoders.encoder import load, untrained_like
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import open_table
@@ -176,7 +176,7 @@ def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("nearkin.commands.frozen.write_encoder", full)
+    monkeypatch.setattr("nearkin.commands.embed.write_encoder", full)
     monkeypatch.setattr("nearkin.commands.classify.write_start", full)
     for words in (["embed", source, images], ["classify", images, "--from", source]):
         refused = refusal(8, *words, "--out", tmp_path / words[0], "-q")
@@ -187,7 +187,7 @@ def prepare(aim=None, nth=1):
     """Parts of 16 images, and a kill at the aim."""
 
     def change():
-        frozen.SHARD["cpu"] = 16
+        verb.RUN_SHARD["cpu"] = 16
         if aim is not None:
             kills.set_up(aim, "simclr", nth)
 
@@ -290,8 +290,8 @@ def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refus
         assert message in refusal(code, *arguments), line
         assert not (tmp_path / "r").exists(), line
         assert run.summary.read_bytes() == before, line
-    for verb in ("evaluate", "explore"):  # a run that is not there is looked for beside it
-        assert f"Did you mean {run.path}?" in refusal(2, verb, f"{run.path}n")
+    for command in ("evaluate", "explore"):  # a run that is not there is looked for beside it
+        assert f"Did you mean {run.path}?" in refusal(2, command, f"{run.path}n")
 
 
 def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
@@ -323,4 +323,4 @@ def test_a_run_is_named_after_its_encoder():
         "timm:resnet18@weights/moco.pth": "moco",
         "runs/photos-simclr": "photos-simclr",
     }.items():
-        assert frozen.source_name(name) == expected
+        assert verb.source_name(name) == expected

@@ -19,10 +19,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from pyarrow import parquet
 
-from nearkin.data.cache import cache_folder
 from nearkin.data.decode import decode
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, ResourceError, UsageError
+from nearkin.places import cache_folder
 
 
 def noted(images, decision):

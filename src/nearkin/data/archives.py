@@ -23,7 +23,6 @@ from unicodedata import normalize
 
 import numpy as np
 
-from nearkin.data.cache import cache_folder
 from nearkin.data.columns import COLUMN_TABLES, list_column
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
@@ -56,7 +55,7 @@ from nearkin.data.samples import beside, companions, labels_beside
 from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
-from nearkin.places import exists, system_error, user_path
+from nearkin.places import cache_folder, exists, system_error, user_path
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30

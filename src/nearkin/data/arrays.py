@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.cache import free_memory
 from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import noted
 from nearkin.data.remote import File
+from nearkin.distributed import free_memory
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
 from nearkin.places import user_path

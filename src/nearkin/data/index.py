@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 from torch.utils.data import Dataset
 
-from nearkin.data.cache import cache_folder
 from nearkin.data.decode import BadImage, quiet
 from nearkin.data.images import Images, in_bytes
 from nearkin.data.listing import Listing
@@ -26,6 +25,7 @@ from nearkin.data.loader import prefetch
 from nearkin.distributed import available_cpus
 from nearkin.files import whole
 from nearkin.pace import ProgressCallback, tracked
+from nearkin.places import cache_folder
 
 VERSION: Final = 6  # Of the index; another version has other file names
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from nearkin.data.cache import cache_folder, make_room
+from nearkin.data.cache import make_room
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.files import write_whole
+from nearkin.places import cache_folder
 
 BLOCK: Final = 2**20
 """Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`

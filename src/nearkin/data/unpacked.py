@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.data.cache import cache_folder, hold, make_room
+from nearkin.data.cache import hold, make_room
 from nearkin.data.images import in_bytes
 from nearkin.data.remote import File, state_of
 from nearkin.errors import ResourceError
 from nearkin.files import whole
+from nearkin.places import cache_folder
 
 ROOM: Final = 50 * 2**30  # Bytes of all unpacked files
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)

@@ -8,8 +8,8 @@ from builders import write_network
 
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load
+from nearkin.exports.model_card import ModelCard
 from nearkin.metrics.metric import Metric
-from nearkin.report.model_card import ModelCard
 from nearkin.run.folder import RunFolder
 
 HOW = "k=20, 60 test images"
