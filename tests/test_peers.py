@@ -142,7 +142,7 @@ def test_a_cell_says_mean_range_and_seeds_and_what_was_not_run():
 def timed(run, knn):
     values = {name: [knn, knn - 0.1, knn + 0.1] for name in table.MEASURES}
     measures = dict.fromkeys(("encoder", "pixels", "untrained"), values)
-    row = {"name": run.name, **asdict(run), "epochs": 9, "cpu_seconds": 120, "metrics": measures}
+    row = {"name": run.name, **asdict(run), "epochs": 9, "cpu_seconds": 120, "measures": measures}
     return row | {"commit": "abc", "machine": "made up", "versions": {"torch": "2"}}
 
 

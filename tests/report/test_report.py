@@ -1,6 +1,7 @@
 """The page of a run, from its files: a training and a discovery, on real digits."""
 
 import base64
+import html
 import io
 import json
 import re
@@ -22,6 +23,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.metrics import knn_classes
 from nearkin.evaluation.table import read_embeddings
+from nearkin.metrics.metric import Metric
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
 from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
@@ -76,7 +78,7 @@ def test_the_page_says_what_was_measured_and_what_repeats_it(trained, digits_fil
     encoder = trained.read_summary()["metrics"]["encoder"]
     assert f"{encoder['kNN top-1']['value']:.3f} [" in page
     for entry in encoder.values():
-        assert entry["protocol"] in page
+        assert html.escape(Metric(**entry).sentence, quote=False) in page
     (command,) = re.findall(r"<code>(nearkin train [^<]*)</code>", page)
     assert str(digits_file) in command
     assert "--epochs 2" in command
