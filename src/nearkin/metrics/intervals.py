@@ -43,7 +43,7 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     Returns:
         Its two ends, within [0, 1]; all of [0, 1] if nothing was counted.
 
-    >>> "{:.4f} {:.4f}".format(*wilson(0.8, 10))
+    >>> "{:.4f} {:.4f}".format(*wilson(0.8, 10.0))
     '0.4902 0.9632'
     """
     from scipy.special import betaincinv

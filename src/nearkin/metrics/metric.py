@@ -35,11 +35,6 @@ class Outcome:
     correct: Bool[np.ndarray, " n"]
     groups: Groups = None  # Of these images
 
-    def where(self, chosen: Bool[np.ndarray, " n"]) -> "Outcome":
-        """Return the same of some of the images."""
-        groups = None if self.groups is None else self.groups[chosen]
-        return Outcome(self.rows[chosen], self.correct[chosen], groups)
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:
