@@ -72,8 +72,8 @@ def test_groups_whose_images_are_alike_count_as_one_image_each():
     low, high, n = score_interval(alike * 1.0, groups)
     assert n == pytest.approx(30, rel=0.04)
     assert (low, high) == pytest.approx(wilson(0.7, 30.0), abs=0.01)
-    assert score_interval(np.ones(50), np.arange(50) // 10).effective_n == 5
-    assert score_interval(np.ones(50), np.arange(50)).effective_n == 50
+    assert score_interval(np.ones(50), np.arange(50) // 10).effective_n == pytest.approx(5)
+    assert score_interval(np.ones(50), np.arange(50)).effective_n == pytest.approx(50)
     assert effective_number(1.0, np.zeros(9, int), np.ones(9, bool)) == pytest.approx(1, abs=0.4)
 
 
