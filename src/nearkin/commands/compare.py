@@ -103,7 +103,7 @@ def rank(
     values, dims = dict[str, dict[str, float]](), set[int]()
     with resource_errors():
         for name, encoder in encoders:
-            dims.add(encoder.dim)
+            dims.add(encoder.num_features)
             measures = label_free(
                 encoder,
                 images,

@@ -18,7 +18,7 @@ from typing_extensions import override
 from nearkin.choices import ExportFormat, GraphFormat
 from nearkin.commands.atlas import write_atlas
 from nearkin.commands.vectors import images_of
-from nearkin.data.batches import CenterCrops, from_zero_to_one, to_input
+from nearkin.data.batches import CenterCrops
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -144,7 +144,7 @@ def export(
             written = write_native(format, partial, encoder)
             checks = _compare_native(written, encoder, sample)
         card.write(partial, checks)
-    what = f"{len(card.classes)} classes" if classifier else f"{encoder.dim} features"
+    what = f"{len(card.classes)} classes" if classifier else f"{encoder.num_features} features"
     return Exported(path, f"{what} as {format}", tuple(checks))
 
 
@@ -246,16 +246,15 @@ def _compare_native(written: Native, encoder: Encoder, sample: _Sample) -> list[
     Raises:
         CheckpointError: If a bit of a feature differs.
     """
-    view = encoder.preprocessing
-    mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
     with torch.inference_mode():
         for part in sample.parts():
-            images = from_zero_to_one(part).sub(mean).div(std)
-            own = encoder.backbone.body(images).flatten(1)
+            images = encoder.preprocessing.to_input(part)
+            own = encoder(images)
             theirs = written.network(images).flatten(1)
             if not torch.equal(own, theirs):
                 _refuse(written.library, "features", _difference(own, theirs))
-    line = f"{encoder.dim} features of {sample.what}: equal, bit by bit, by {written.library}"
+    what = f"{encoder.num_features} features of {sample.what}"
+    line = f"{what}: equal, bit by bit, by {written.library}"
     return [line, *_compare_transform(written, encoder, sample)]
 
 
@@ -269,7 +268,7 @@ def _compare_transform(written: Native, encoder: Encoder, sample: _Sample) -> li
     decoded: list[Any] = [as_image(images.read(row)) for row in range(len(images))]
     with torch.inference_mode():
         theirs = written.network(torch.stack([written.transform(image) for image in decoded]))
-        own = encoder(to_input(sample.pixels[rows]))
+        own = encoder(encoder.preprocessing.to_input(sample.pixels[rows]))
         cosine = (unit(own) * unit(theirs.flatten(1))).sum(1).min()
     return [f"from image to features by its own preprocessing: cosine at least {cosine:.4f}"]
 
@@ -292,7 +291,7 @@ class PixelNetwork(nn.Module):
 
     @override
     def forward(self, images: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _"]:
-        outputs: Tensor = self.top(self.encoder(to_input(images)))
+        outputs: Tensor = self.top(self.encoder(self.encoder.preprocessing.to_input(images)))
         return outputs
 
 

@@ -171,7 +171,7 @@ def encode_images(
     size = images_at_once(encoder.image_size, device)
     pixels = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
     pieces = tracked(pixels, len(images), "features", on_progress)
-    features = encode_pixels(encoder, pieces, device)
+    features = encode_pixels(encoder.backbone, pieces, device)
     if len(pixels.bad) == len(images) and not allow_none:
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
     rows = np.delete(np.arange(len(images)), sorted(pixels.bad))

@@ -14,7 +14,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.data.views import input_statistics, normalize
+from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import (
@@ -108,10 +108,10 @@ class RawPixels(nn.Module):
     center: Tensor
     deviation: Tensor
 
-    def __init__(self, mean_image: Float[Tensor, " dim"], num_channels: int = 3) -> None:
+    def __init__(self, mean_image: Float[Tensor, " dim"], view: Preprocessing) -> None:
         super().__init__()
         self.register_buffer("mean_image", mean_image)
-        mean, std = torch.tensor(input_statistics(num_channels))[..., None, None]
+        mean, std = torch.tensor([view.mean, view.std])[..., None, None]
         self.register_buffer("center", mean)
         self.register_buffer("deviation", std)
 
@@ -129,6 +129,6 @@ def pixel_encoder(train: Images, side: int, workers: int) -> Encoder:
         total += pixels.flatten(1).sum(dim=0, dtype=torch.float64)
         count += len(pixels)
     white = 1 if train.channels else 255
-    network = RawPixels((total / (white * count)).float(), train.num_channels)
     view = Preprocessing.of(side, train.channels)
+    network = RawPixels((total / (white * count)).float(), view)
     return Encoder(as_backbone(network, side, dim, "raw pixels"), view, {})
