@@ -106,6 +106,7 @@ class Encoder(nn.Module):
         return [
             f"encoder {self.details['backbone']}, {self.num_features} features{pooled}",
             f"images  {self.preprocessing}{assumed}",
+            *(f"note    {line}" for line in self.details.get("notes", ())),
             *(f"weights {line}" for line in self.details.get("weights", ())),
             *origin_lines(self.details.get("origin", {})),
         ]
