@@ -14,6 +14,7 @@ from sources import offline, refusal, varied
 
 from nearkin.encoders.encoder import load
 from nearkin.encoders.pretrained import hub_repository
+from nearkin.errors import CheckpointError
 
 
 def commit(folder):
@@ -136,7 +137,7 @@ def test_a_repository_without_an_encoder_gets_one_line(hub, tmp_path, monkeypatc
     (folder / "README.md").write_text("a data set")
     assert "has no config.json" in refusal("owner/model")
     (folder / "config.json").write_text("{}")
-    assert "no weights; put model.safetensors there" in refusal("hf-hub:owner/model")
+    assert "names neither an architecture" in refusal("hf-hub:owner/model", CheckpointError)
     assert "Repository Not Found" in refusal("owner/other")
 
 
