@@ -5,7 +5,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 NOT_STATED: Final = "not stated"
 RESTRICTED: Final = re.compile(
@@ -45,7 +45,7 @@ def folder_license(folder: Path) -> str:
     """Return the license that the model card of a folder names, `README.md` with front matter."""
     from huggingface_hub import metadata_load
 
-    card, named = folder / "README.md", {}
+    card, named = folder / "README.md", dict[str, Any]()
     if card.is_file() and card.stat().st_size <= MAX_CARD:
         with contextlib.suppress(Exception):  # of many kinds: what stands there may be anything
             named = metadata_load(card) or {}
