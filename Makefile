@@ -31,10 +31,10 @@ quick: $(VENV)/developed
 cov: $(VENV)/developed
 	$(PYTEST) -m "not slow" --cov --cov-report html --cov-report xml --cov-report term:skip-covered
 
-# All tests, the slow ones too, in a new order each time. `pytest -p randomly --randomly-seed N`
-# repeats the order of the seed that is printed first.
+# All tests, the slow ones too, in a new order each time, and types in whole runs.
+# `pytest -p randomly --randomly-seed N` repeats the order of the seed that is printed first.
 nightly: check
-	$(PYTEST) -p randomly --timeout 3600 -rs
+	$(PYTEST) -p randomly --types --timeout 3600 -rs
 	$(RUN)python tests/planted.py --named
 	$(RUN)python tests/fuzz_images.py 2000 0
 	$(RUN)python tests/soak.py 5000

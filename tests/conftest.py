@@ -12,6 +12,7 @@ import needs
 import numpy as np
 import pytest
 import torch
+import types_checked
 from hypothesis import settings
 from nearkin_command import run
 
@@ -22,12 +23,17 @@ collect_ignore = ["mutation.py"]  # a program, of a package that tests do withou
 HOMES = pytest.StashKey[Path]()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--types", action="store_true", help="check types in whole runs as well")
+
+
 def pytest_configure(config):
     """Begin with an empty home and without a developer's settings, also in processes of tests.
 
     No report is written where NEARKIN_REPORT is not set again, by the fixture `reports`. Processes
     have one thread, as the tests: a fork of one that has had two may wait for the other for ever.
     """
+    types_checked.EVERYWHERE = config.getoption("types")
     config.stash[HOMES] = home = Path(tempfile.mkdtemp(prefix="nearkin-home-"))
     left = ("NEARKIN_", "XDG_", "COLUMNS", "LINES")  # rich keeps the width that xdist sets
     for name in [name for name in os.environ if name.startswith(left)]:
@@ -55,6 +61,7 @@ def pytest_fixture_setup(fixturedef):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
+    types_checked.choose(item.path)
     for mark in item.iter_markers("needs"):
         for thing in mark.args:
             needs.need(thing)

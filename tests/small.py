@@ -6,6 +6,7 @@ import multiprocessing
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
+from types_checked import unchecked
 
-from nearkin.distributed import process_group
+from nearkin.distributed import launch, process_group
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.branch import Backbone
@@ -129,7 +131,10 @@ def begin_elsewhere(method: Method, rank: int) -> None:
         tensor.add_(int(rank > 0))
 
 
-PRELOADED = ["pytest", "torch._dynamo", "nearkin.training.loop"]
+PRELOADED = [
+    "pytest", "pyarrow.parquet", "sklearn.datasets", "sklearn.manifold", "timm", "torch._dynamo",
+    "torchvision", "nearkin.commands.train",
+]  # fmt: skip
 
 
 @torch.no_grad()
@@ -147,6 +152,12 @@ def spawn(function, *args, processes=2, method="forkserver"):
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
     start_processes(function, args, processes, start_method=method)
+
+
+def fork_workers(patch):
+    """Let the workers of runs be such forks as well, until the patch is undone."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    patch.setattr(launch, "start_processes", partial(start_processes, start_method="forkserver"))
 
 
 @contextmanager
@@ -174,6 +185,7 @@ def _save_result(rank: int, function, folder: str) -> None:
         torch.save(function(rank), f"{folder}/{rank}.pt")
 
 
+@unchecked()
 def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches=batch_for):
     """Train and return the losses and the optimizer.
 

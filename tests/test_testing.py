@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small import spawn
 from torch import nn
 
+from nearkin import testing
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Method
 from nearkin.networks.branch import Branch, ema_update, frozen_copy
@@ -276,7 +278,9 @@ class DrawsInEncode(Good):
         return unit(query + 0.1 * torch.randn_like(query)), key
 
 
-def test_two_processes_are_compared_if_requested():
+def test_two_processes_are_compared_if_requested(monkeypatch):
+    by_forks = lambda function, args, nprocs: spawn(function, *args, processes=nprocs)
+    monkeypatch.setattr(testing, "spawn", by_forks)  # test_extending.py starts new interpreters
     check_method(DrawsInEncode)
     with pytest.raises(LawError, match=r"law 2 .*: the loss of step 0 is .*, not "):
         check_method(DrawsInEncode, processes=True)

@@ -169,7 +169,8 @@ def test_images_of_one_group_do_not_vouch_for_each_other():
     assert changed[False] >= 15
 
 
-@pytest.mark.parametrize("n", [100, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [100, 300])
 def test_a_linear_probe_has_no_more_loss_on_new_images(n, monkeypatch):
     """On average of several subsets of digits."""
     monkeypatch.setattr(probe, "STEPS", 50)

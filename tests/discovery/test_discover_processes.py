@@ -14,6 +14,7 @@ from discoveries import rows, words
 from nearkin_command import run
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
+from small import fork_workers
 
 from nearkin.run import auto as build
 from nearkin.run.folder import RunFolder
@@ -50,6 +51,7 @@ def short():
         patch.setattr(build, "native_precision", lambda _: torch.float32)
         patch.setattr(build, "MOST_EPOCHS", 2)
         patch.setattr(build, "usable_optimizer", lambda *_: "sgd")
+        fork_workers(patch)
         yield
 
 

@@ -8,10 +8,12 @@ from PIL import Image
 from nearkin.data.opening import open_images
 from nearkin.discovery.features import Extraction, ViewSettings
 from nearkin.encoders.encoder import Encoder
-from nearkin.evaluation.embeddings import PART
+from nearkin.evaluation import embeddings
 from nearkin.networks.backbone import build_backbone
 
 CPU = torch.device("cpu")
+PART = 60
+"""Images in a file of features, of which there are usually more."""
 BAD = PART + 3
 """An unreadable image of the second part."""
 
@@ -67,7 +69,10 @@ def test_features_are_in_the_order_of_the_images(encoder, images):
     assert own.mean() > others.mean()
 
 
-def test_a_stopped_extraction_goes_on_with_the_images_that_are_missing(encoder, files, tmp_path):
+def test_a_stopped_extraction_goes_on_with_the_images_that_are_missing(
+    encoder, files, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(embeddings, "PART", PART)
     given = encoder, files, ViewSettings("characters", 2, 0), CPU, 0
     whole, bad = Extraction(*given).compute()
     assert list(bad) == [BAD]

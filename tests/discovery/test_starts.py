@@ -75,18 +75,6 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, method):
     assert accuracy["clusters"] > accuracy["random"] + 0.2
 
 
-def test_training_finds_more_of_many_classes_than_from_a_random_start(init):
-    encoder, task, truth, known, start = init
-    rest, accuracy = task.label[task.rows] == UNKNOWN, []
-    for at in (start, None):
-        given = StageInit(known, at)
-        stage = class_stage(encoder, task, BASE, given, "ncl", {"positive_rate": 0.02})
-        stage.try_out()
-        classes = classes_of(encoder, task, stage.method, disjoint=True)[rest]
-        accuracy.append(cluster_accuracy(truth[task.rows][rest], classes)[0])
-    assert accuracy[0] > accuracy[1]
-
-
 def test_a_start_depends_on_its_seed_and_no_other_and_may_have_few_images(init):
     encoder, task, _, known, start = init
     torch.manual_seed(5)

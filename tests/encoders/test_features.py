@@ -104,7 +104,7 @@ def test_timm_in_a_folder(kind, folder, tmp_path):
     expected = of_timm(timm.create_model(source, pretrained=True, num_classes=0), folder)
     encoder = load(f"timm:{source}")
     assert_equal_features(encoder, folder, expected, tmp_path)
-    assert torch.equal(features(load(tmp_path / "model"), folder), features(encoder, folder))
+    assert load(tmp_path / "model").digest == encoder.digest
 
 
 def test_timm_in_a_folder_has_any_number_of_classes(folder, tmp_path):

@@ -1,7 +1,5 @@
 """Momentum contrast, its baselines and its third version, from the papers."""
 
-from collections import deque
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ from small import BATCH, assert_same_gradient, double_at, scattered, small
 
 from nearkin.networks.branch import shuffle_bn
 from nearkin.objectives import unit
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import Batch
 
 SEED = 7
 
@@ -70,24 +68,6 @@ def test_symmetric_is_the_mean_of_both_directions_against_the_same_negatives():
     torch.testing.assert_close(both.loss, (directions[0].loss + directions[1].loss) / 2)
     torch.testing.assert_close(both.memo.keys, torch.cat([d.memo.keys for d in directions]))
     assert both.memo.images.tolist() == batch.index.tolist() * 2
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_the_queue_is_the_latest_keys_in_the_order_they_came(symmetric):
-    """After the loss of their step, and over the end of the queue again and again."""
-    method = moco(symmetric=symmetric, bn_groups=1)
-    expected = deque([(UNKNOWN, None)] * 40, maxlen=40)
-    for step in range(9):
-        result = method(double_at(step), 0.5)
-        assert not torch.isin(result.memo.keys, method.queue.keys).any()
-        method.commit(result.memo, 0.5)
-        expected.extend(zip(result.memo.images.tolist(), result.memo.keys))
-        oldest_first = (torch.arange(40) + method.queue.cursor) % 40
-        images, keys = zip(*expected)
-        assert method.queue.index[oldest_first].tolist() == list(images)
-        for row, key in zip(method.queue.keys[oldest_first], keys):
-            assert key is None or torch.equal(row, key)
-    assert UNKNOWN not in images
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99, 1.0])

@@ -159,12 +159,9 @@ def novel_loss(num_hard, temperature=1.0):
 
 
 def test_hard_negatives_give_the_golden_value():
+    """Similarities of own key, queue and mixtures are all divided by the temperature."""
     for num_hard, expected in ((0, 1.1360308), (2, 1.3531898)):
         assert novel_loss(num_hard) == pytest.approx(expected, abs=1e-7), num_hard
-
-
-def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
-    """Similarities of own key, queue and mixtures."""
     t, all_of_them = 0.3, [0.8, 1.0, 0.6, 0.0, -1.0, 5**-0.5, -2 * 5**-0.5]
     log_sum = math.log(sum(math.exp(s / t) for s in all_of_them))
     assert novel_loss(2, t) == pytest.approx(log_sum - (0.2 * 0.8 + 0.8 * 1.0) / t)

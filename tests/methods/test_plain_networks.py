@@ -23,15 +23,11 @@ def network(width=24):
     return nn.Sequential(*layers)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_takes_any_network_and_finds_its_width(name):
-    method = METHODS[name](network(), **SMALL[name])
-    assert isinstance(method.backbone, Backbone)
-    assert method.backbone.feature_dim == 24
-    step = method.train()(batch_for(name, 0), 0.5)
-    step.loss.backward()
-    method.commit(step.memo, 0.5)
-    assert step.loss.isfinite()
+def test_a_method_takes_any_network_and_finds_its_width():
+    for name in METHODS:
+        backbone = METHODS[name](network(), **SMALL[name]).backbone
+        assert isinstance(backbone, Backbone), name
+        assert backbone.feature_dim == 24, name
 
 
 def hidden(method):

@@ -19,7 +19,6 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearkin.errors import UsageError
-from nearkin.methods import METHODS
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone, Branch, set_chunk_size
 
@@ -27,7 +26,6 @@ SIZE = 4
 TOGETHER = {"dino": 2, "rotnet": 4, "simclr": 2, "simgcd": 2, "swav": 2}
 """How many views of an image a method shows its network at once, where it is not one."""
 
-every_method = pytest.mark.parametrize("name", METHODS)
 SOME = ["moco", "simclr", "uno"]
 """With groups of its own; with both views at once; with heads on the features."""
 some_methods = pytest.mark.parametrize("name", SOME)
@@ -54,7 +52,7 @@ def gradients(method, batch):
     return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
 
 
-@every_method
+@pytest.mark.parametrize("name", sorted({*SOME, *TOGETHER}))
 def test_chunks_train_as_the_whole_batch_with_as_many_groups_does(name):
     """Losses, weights, running statistics, momentum branches and memories, over some steps."""
     result, expected = chunked(name).double(), grouped(name).double()

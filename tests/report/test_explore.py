@@ -3,20 +3,20 @@
 import http.client
 import io
 import json
+import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import kills
 import numpy as np
 import pytest
 from browser import OpenPage
 from nearkin_command import run as call
 from PIL import Image
-from processes import environment
 
 import nearkin
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
@@ -82,8 +82,8 @@ def run(trained, tmp_path):
 class Page:
     """What a browser does that has opened the address, cookies and all."""
 
-    def __init__(self, process, url):
-        self.process = process
+    def __init__(self, process, log, url):
+        self.process, self.log = process, log
         match = re.fullmatch(r"open (http://127\.0\.0\.1:(\d+))(/\?token=[0-9a-f]{32})", url)
         self.origin, self.port, self.start = match[1], int(match[2]), match[3]
         self.cookie = ""
@@ -116,31 +116,33 @@ class Page:
         return self.post(target, value, status)["error"]
 
 
-def _heeding_signals():
-    """Also where the tests run in the background of a script, which ignores Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def exploring(run):
-    """The page of a process of its own, which has to end well."""
-    command = [sys.executable, "-m", "nearkin", "explore", str(run)]
-    log = {"stderr": subprocess.PIPE, "text": True, "env": environment() | {"NO_COLOR": "1"}}
-    with subprocess.Popen(command, **log, preexec_fn=_heeding_signals) as process:
+    """The page of a process of its own."""
+    reading, writing = os.pipe()
+
+    def print_there():
+        os.environ["NO_COLOR"] = "1"
+        sys.stderr = os.fdopen(writing, "w", buffering=1)
+
+    process = kills.start(["explore", str(run)], print_there)
+    os.close(writing)
+    with os.fdopen(reading) as log:
         try:
-            url = process.stderr.readline().strip()
-            assert url.startswith("open "), url + process.stderr.read()
-            assert process.stderr.readline() == "Ctrl-C ends it\n"
-            yield Page(process, url)
+            url = log.readline().strip()
+            assert url.startswith("open "), url + log.read()
+            assert log.readline() == "Ctrl-C ends it\n"
+            yield Page(process, log, url)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(process, signal.SIGKILL)
+                kills.finish(process)
 
 
 def ended(page, signal_):
     """The exit code, and what has been printed since the address."""
-    page.process.send_signal(signal_)
-    _, log = page.process.communicate(timeout=LIMIT)
-    return page.process.returncode, log
+    os.kill(page.process, signal_)
+    return kills.finish(page.process), page.log.read()
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ print(json.dumps([usual, with_reuse, held - resident()]))
 """
 
 
+@pytest.mark.slow
 def test_large_tensors_get_the_same_pages_again_and_give_them_back_in_the_end():
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout

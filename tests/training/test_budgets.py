@@ -21,6 +21,7 @@ from nearkin.networks.branch import Branch
 MOST_NODES = 2_000  # of a graph that is compiled in seconds; MoCo once had 11,000
 
 
+@pytest.mark.slow
 def test_groups_of_batch_statistics_add_few_nodes_to_what_is_compiled():
     """Forward and backward of the encoder of MoCo's CIFAR-10 recipe, as the compiler gets them."""
     network = Branch(build_backbone("resnet18", 32), 0, 128, bn_groups=8)

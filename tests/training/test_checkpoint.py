@@ -381,8 +381,8 @@ def fill_the_disk(_, folder):
     size = save(folder, 1, *run_at(1)).stat().st_size
     says = r"cannot write the checkpoint \S+ckpt-00000002\.pt of [\d,]+ bytes.*File too large"
     run = run_at(2)
-    limits = range(0, size, size // 100)
-    assert len(limits) >= 100
+    limits = range(0, size, size // 40)
+    assert len(limits) >= 40
     for limit in limits:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         with pytest.raises(ResourceError, match=says):

@@ -77,10 +77,10 @@ PLACES = {
     "an output is NaN": (an_output, math.nan),
     "an output is minus infinite": (an_output, -math.inf),
 }
-EVERY_METHOD = ("a pixel is NaN", "a gradient is NaN")
+LOSS_OR_GRADIENT = ("a pixel is NaN", "a gradient is NaN")
 """The loss is not finite, or a gradient alone; what makes it so, no method knows."""
-CASES = [(name, place) for name in METHODS for place in EVERY_METHOD]
-CASES += [("moco", place) for place in PLACES if place not in EVERY_METHOD]
+CASES = [(name, place) for name in ("simclr", "ncl", "swav") for place in LOSS_OR_GRADIENT]
+CASES += [("moco", place) for place in PLACES if place not in LOSS_OR_GRADIENT]
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)

@@ -11,6 +11,7 @@ import torch
 from builders import pixels, write_network
 from discoveries import bytes_of
 from nearkin_command import run
+from small import fork_workers
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
@@ -292,8 +293,9 @@ def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_
     assert bytes_of(out, *names) == before
 
 
-def test_two_processes_train_the_same_student(distilled, tmp_path):
+def test_two_processes_train_the_same_student(distilled, tmp_path, monkeypatch):
     """Each makes some of the features and reads all; sums differ in their last digits."""
+    fork_workers(monkeypatch)
     alone, data, config = distilled
     both = train(str(data), replace(config, devices=2, report=False), out=tmp_path / "two").folder
     for path in alone.folder.teacher_features.iterdir():
