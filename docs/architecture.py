@@ -35,6 +35,7 @@ ROOMS = {
     "api": "the same commands from Python, typed",
     "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",
+    "exports": "weights and graphs for other programs, compared; the model card",
     "classification": "classes from labels: probes, fine-tuning, calibration, measures",
     "discovery": "novel classes: stages, trials, number of classes, classifier, findings",
     "report": "the page of a run, its plots and its server",

@@ -35,7 +35,8 @@ def pytest_configure(config):
     """
     types_checked.EVERYWHERE = config.getoption("types")
     config.stash[HOMES] = home = Path(tempfile.mkdtemp(prefix="nearkin-home-"))
-    left = ("NEARKIN_", "XDG_", "COLUMNS", "LINES")  # rich keeps the width that xdist sets
+    # rich keeps the width that xdist sets; a process that may keep no bytecode compiles nearkin anew.
+    left = ("NEARKIN_", "XDG_", "COLUMNS", "LINES", "PYTHONDONTWRITEBYTECODE")
     for name in [name for name in os.environ if name.startswith(left)]:
         del os.environ[name]
     os.environ.update(HOME=str(home), NEARKIN_REPORT="false", OMP_NUM_THREADS="1")

@@ -15,6 +15,7 @@ from builders import pixels
 import nearkin
 from nearkin.commands.settings import given
 from nearkin.errors import UsageError
+from nearkin.schema import types_of
 
 PIXELS = pixels(24, 8)
 
@@ -68,6 +69,23 @@ def test_every_verb_is_a_function_with_typed_arguments_and_one_type_of_result():
         returned = hints["return"]
         assert returned is not Any, verb
         assert get_origin(returned) not in (Union, UnionType), verb
+
+
+def test_what_the_command_line_reads_of_a_command_is_what_it_declares():
+    from nearkin.cli.app import COMMANDS
+    from nearkin.cli.declared import PYTHON, declared, imported, summary
+
+    for target in (each for group in COMMANDS.values() for each in group.values()):
+        read, function = declared(target), imported(target)
+        assert inspect.getdoc(function) == read.__doc__
+        assert summary(target) == read.__doc__.partition("\n")[0]
+        types, parameters = types_of(function), inspect.signature(function).parameters
+        seen = inspect.signature(read).parameters
+        assert [*seen] == [name for name in parameters if name not in PYTHON], target
+        for name, each in seen.items():
+            assert each.kind == parameters[name].kind, (target, name)
+            assert each.default == parameters[name].default, (target, name)
+            assert each.annotation == types_of(read)[name] == types[name], (target, name)
 
 
 def test_settings_come_as_an_object_as_keywords_and_as_both():

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from nearkin.commands.demo import demo as demo
     from nearkin.commands.discover import discover as discover
     from nearkin.commands.duplicates import duplicates as duplicates
+    from nearkin.commands.embed import embed as embed
     from nearkin.commands.embed import embed_parts as embed_parts
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
     from nearkin.commands.export import export as export
-    from nearkin.commands.frozen import embed as embed
     from nearkin.commands.index import build_index as build_index
     from nearkin.commands.info import default_settings as default_settings
     from nearkin.commands.info import describe_method as describe_method
@@ -71,7 +71,7 @@ _MODULES = (
     "training", "transforms",
 )  # fmt: skip
 _COMMANDS = (
-    "assign", "check", "compare", "demo", "duplicates", "evaluate", "explore", "export",
+    "assign", "check", "compare", "demo", "duplicates", "embed", "evaluate", "explore", "export",
     "neighbors", "replay", "select",
 )  # fmt: skip
 _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
@@ -87,7 +87,6 @@ _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "describe_method": "commands.info",
     "discover": "commands.discover",
     "doctor": "commands.info",
-    "embed": "commands.frozen",
     "embed_parts": "commands.embed",
     "list_backbones": "commands.info",
     "list_methods": "commands.info",

@@ -21,11 +21,11 @@ Criterion = Literal[
     "effective-rank", "rankme", "agreement", "view-retrieval", "lidar", "alpha-req"
 ]
 """What encoders are ranked by without labels."""
-Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
+Rule = Literal["typical", "random"]
 """What images are selected by."""
 Engine = Literal["local", "ray"]
 """What divides the parts of features among processes."""
-NativeFormat = Literal["safetensors", "timm", "torchvision", "huggingface"]
+NativeFormat = Literal["timm", "torchvision", "huggingface"]
 """Formats of `nearkin export` that are an encoder's weights, in the files of a library."""
 GraphFormat = Literal["onnx", "torch-export"]
 """Formats that are a network as a graph of its operations."""

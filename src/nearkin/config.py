@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from nearkin.choices import Tracker
 from nearkin.errors import UsageError, redacted
-from nearkin.schema import MAX, Auto, Value, check_value, option, types_of
+from nearkin.schema import MAX, Auto, Value, check_value, option, suggestion, types_of
 
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 TRUST: Final = "trust_remote_code"  # The setting that no file may hold: it would trust itself
@@ -297,7 +297,7 @@ class ClassifyConfig(RunConfig):
     batch_size: Annotated[int, Meta(ge=2, le=MAX)] | Auto = "auto"
     """Images per step of fine-tuning."""
     baselines: bool = True
-    """Whether to measure the floors: other features, kNN, and fewer labels."""
+    """Whether to measure the floors: other features and kNN."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where decoded image files are kept."""
     copy_to: str = ""
@@ -368,6 +368,28 @@ COMMON: Final = (
     *("seed", "device", "devices", "copy_to"),
 )
 """The settings that `--help` lists; `--help-all` lists all."""
+
+
+def settings_from(kind: type[Settings], *layers: Mapping[str, Any]) -> Settings:
+    """Settings by name, of which later layers replace those of earlier ones.
+
+    What is no setting is an option of the method.
+
+    Raises:
+        UsageError: If there is no such setting, or it has another type.
+    """
+    names = {entry.name for entry in fields(kind)}
+    values, options = dict[str, Any](), dict[str, Any]()
+    for layer in layers:
+        values |= {name: value for name, value in layer.items() if name in names}
+        options |= layer.get("options") or {}
+        options |= {name: value for name, value in layer.items() if name not in names}
+    if "options" in names:
+        values["options"] = options
+    elif options:
+        name = min(options)
+        raise UsageError(f"{kind.__name__} has no {name}.{suggestion(name, names)}")
+    return kind(**values)
 
 
 def defaults(kind: type[RunConfig]) -> dict[str, Any]:

@@ -85,3 +85,7 @@ class StoppedError(NearkinError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+TOGETHER = (StoppedError, CollapsedError, DivergedError)
+"""What all processes of a training meet in the same step, and end by."""

@@ -25,6 +25,18 @@ def user_path(text: str | Path) -> Path:
     return path
 
 
+def cache_folder(kind: str) -> Path:
+    """The user's own folder for one kind of data that can be computed again.
+
+    A user without a home has none: below a file that always exists, nothing can be made.
+    """
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        root = Path(os.devnull)
+    return root / "nearkin" / kind
+
+
 def exists(path: Path) -> bool:
     """Whether a file or folder is there.
 

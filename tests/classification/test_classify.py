@@ -210,9 +210,8 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     assert measures["majority class"]["accuracy"]["value"] < 0.25
     assert measures["classifier"]["accuracy"]["value"] > 0.5
     assert summary["calibration"]["num_images"] == 30
-    assert summary["learning_curve"].keys() <= {"10", "20"}
     page = (out / "report.html").read_text()
-    for words in ("Least certain images", "perfectly calibrated", "Accuracy with fewer labels"):
+    for words in ("Least certain images", "perfectly calibrated"):
         assert words in page
     log = (out / "train.log").read_text()
     assert "which belong to no usable image" in log

@@ -262,6 +262,7 @@ def test_what_is_typed_goes_before_the_file_even_where_it_is_the_default(
     arguments += ["--epochs", 1]
     refusal(2, *arguments, "--method", "simclrr")
     refusal(2, *arguments, "--method", "moco", "--queue-size", 70_000)
+    refusal(2, *arguments, "--method", "ncl", "--known", "cat")  # known once the method is built
     assert run(*arguments, "--method", "simclr") == 0
     settings = read_toml(out / "config.toml")
     assert (settings["seed"], settings["method"]) == (0, "simclr")

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 import nearkin
-from nearkin.commands import frozen
+from nearkin.commands import embed as verb
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, untrained_like
 from nearkin.errors import OutputError
@@ -177,7 +177,7 @@ def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("nearkin.commands.frozen.write_encoder", full)
+    monkeypatch.setattr("nearkin.commands.embed.write_encoder", full)
     monkeypatch.setattr("nearkin.commands.classify.write_start", full)
     for words in (["embed", source, images], ["classify", images, "--from", source]):
         refused = refusal(8, *words, "--out", tmp_path / words[0], "-q")
@@ -188,7 +188,7 @@ def prepare(aim=None, nth=1):
     """Parts of 16 images, and a kill at the aim."""
 
     def change():
-        frozen.SHARD["cpu"] = 16
+        verb.RUN_SHARD["cpu"] = 16
         if aim is not None:
             kills.set_up(aim, "simclr", nth)
 
@@ -291,8 +291,8 @@ def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refus
         assert message in refusal(code, *arguments), line
         assert not (tmp_path / "r").exists(), line
         assert run.summary.read_bytes() == before, line
-    for verb in ("evaluate", "explore"):  # a run that is not there is looked for beside it
-        assert f"Did you mean {run.path}?" in refusal(2, verb, f"{run.path}n")
+    for command in ("evaluate", "explore"):  # a run that is not there is looked for beside it
+        assert f"Did you mean {run.path}?" in refusal(2, command, f"{run.path}n")
 
 
 def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
@@ -313,9 +313,9 @@ def test_the_untrained_floor_has_the_preprocessing_and_other_weights(source, ima
     pixels = torch.randn(2, 3, 32, 32)
     floors[0].backbone.body.load_state_dict(encoder.backbone.body.state_dict())
     torch.testing.assert_close(floors[0](pixels), encoder(pixels), rtol=0, atol=0)
-    assert list(frozen.frozen_floors(encoder, open_images(images), 0, cpu)) == ["untrained"]
-    many = open_images(np.zeros((frozen.MOST_UNTRAINED["cpu"] + 1, 8, 8, 3), np.uint8))
-    assert frozen.frozen_floors(encoder, many, 0, cpu) == {}  # raw pixels are the only floor
+    assert list(verb.frozen_floors(encoder, open_images(images), 0, cpu)) == ["untrained"]
+    many = open_images(np.zeros((verb.MOST_UNTRAINED["cpu"] + 1, 8, 8, 3), np.uint8))
+    assert verb.frozen_floors(encoder, many, 0, cpu) == {}  # raw pixels are the only floor
 
 
 def test_a_run_is_named_after_its_encoder():
@@ -327,4 +327,4 @@ def test_a_run_is_named_after_its_encoder():
         "timm:resnet18@weights/moco.pth": "moco",
         "runs/photos-simclr": "photos-simclr",
     }.items():
-        assert frozen.source_name(name) == expected
+        assert verb.source_name(name) == expected

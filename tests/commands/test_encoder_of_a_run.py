@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 from torch import nn
 
-from nearkin.commands.embed import embed_table as embed
+from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images

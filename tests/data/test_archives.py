@@ -8,7 +8,6 @@ import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,8 @@ from builders import encoded, exchange, fill, tar, write_files
 from loaders import batches, same
 from needs import SHARED
 
-from nearkin.data import members
 from nearkin.data.decode import BadImage
-from nearkin.data.members import DEFLATED, STORED, OnDisk, Place, read_member
+from nearkin.data.members import DEFLATED, STORED, Place, read_member
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 
@@ -106,7 +104,7 @@ def test_a_member_beyond_all_bounds_is_an_error_of_the_file(tmp_path):
     path = pack(tmp_path / "d.zip", [("a.png", encoded())])
 
     def read(*place):
-        return read_member(OnDisk(path, 0), Place(*place), None)
+        return read_member(path, Place(*place), None)
 
     with pytest.raises(OSError, match=r"damaged in the archive|Invalid argument"):
         read(2**63 - 31, 9, 9, STORED)
@@ -240,28 +238,13 @@ def test_training_on_shards_is_training_on_their_files(shards, tmp_path):
     assert all(map(same, batches(open_images(shards), 6, workers=1).load(5, 9), alone[5:]))
 
 
-def test_threads_read_many_shards_at_once_whatever_stays_open(shards, monkeypatch):
+def test_threads_read_many_shards_at_once_and_leave_none_open(shards):
     images = open_images(shards, cache=False)
     rows = list(range(len(images))) * 20
-    expected = [PICTURES[images.names[row].partition("/")[2]] for row in rows]
-    for kept_open in (1, 128):
-        opened = lru_cache(maxsize=kept_open)(members._opened.__wrapped__)
-        monkeypatch.setattr(members, "_opened", opened)
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(images.read, rows)) == expected
-        assert opened.cache_info().currsize <= kept_open
-
-
-def test_a_shard_is_opened_once_for_many_reads_and_closed_when_nobody_needs_it(shards):
-    images = open_images(shards, cache=False)
-    members._opened.cache_clear()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for row in list(range(len(images))) * 5:
-        images.read(row)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 3
-    copy = pickle.loads(pickle.dumps(images))
-    assert copy.read(4) == images.read(4)
-    members._opened.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(images.read, rows))
+    assert read == [PICTURES[images.names[row].partition("/")[2]] for row in rows]
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -174,7 +174,7 @@ def test_ranges_are_percentiles_and_the_statistics_are_of_what_is_scaled(tmp_pat
         strict=True,
     ):
         np.testing.assert_allclose(ours, expected, rtol=1e-9)
-    assert images.formats == {"TIFF of 13 uint16": 12}
+    assert images.format_counts == {"TIFF of 13 uint16": 12}
     np.testing.assert_allclose(
         images.read(3), scaled[3 * 672 : 4 * 672].reshape(24, 28, 13), atol=1e-6
     )
@@ -188,7 +188,7 @@ def test_files_and_arrays_are_the_same_images(tmp_path):
     np.savez(tmp_path / "images.npz", x=stacked)
     array = open_images(tmp_path / "images.npz")
     assert array.channels == images.channels == open_images(stacked).channels
-    assert array.formats == {"array of 2 uint16": 4}
+    assert array.format_counts == {"array of 2 uint16": 4}
     assert all((array.read(n) == images.read(n)).all() for n in range(4))
     assert copy_to(tmp_path / "copies", array, np.arange(2), ["a", "b"], data=[]) == 2
     assert (np.load(tmp_path / "copies" / "a" / "0.npy") == stacked[0]).all()

@@ -10,7 +10,7 @@ from builders import encoded, tar, write_files
 from needs import need
 from pyarrow import parquet
 
-from nearkin.data import columns
+from nearkin.data import unpacked
 from nearkin.data.cache import _held as held
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
@@ -94,20 +94,6 @@ def test_groups_and_splits_of_a_table(tmp_path):
     images = open_images(tmp_path / "t.parquet")
     assert images.groups.tolist() == [0, 0, 2, 3, 4, 5]
     assert images.splits.tolist() == ["train"] * 4 + ["test", "val"]
-
-
-def test_a_folder_of_tables_is_one_data_set(tmp_path):
-    parquet.write_table(table(images=IMAGES[:2]), tmp_path / "train-00000-of-00002.parquet")
-    parquet.write_table(table(images=IMAGES[:1]), tmp_path / "train-00001-of-00002.parquet")
-    (tmp_path / "README.md").write_text("of the hub")
-    images = open_images(tmp_path)
-    places = (
-        "0-of-00002.parquet/00000000",
-        "0-of-00002.parquet/00000001",
-        "1-of-00002.parquet/00000000",
-    )
-    assert images.names == tuple(f"train-0000{place}" for place in places)
-    assert images.classes == ("cat", "dog")
 
 
 def test_a_table_that_ends_early_or_has_no_images_is_one_line(tmp_path):
@@ -255,7 +241,7 @@ def test_features_of_any_form_are_read(tmp_path):
 def test_copies_of_tables_make_room_for_others_but_not_while_they_are_used(
     tmp_path, cache, monkeypatch
 ):
-    monkeypatch.setattr(columns, "ROOM", 1)
+    monkeypatch.setattr(unpacked, "ROOM", 1)
     for number in range(3):
         parquet.write_table(table(images=IMAGES[number:]), tmp_path / f"{number}.parquet")
     open_images(tmp_path / "0.parquet")

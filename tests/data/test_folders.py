@@ -2,7 +2,6 @@
 
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import unicodedata
@@ -20,10 +19,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from pyarrow import parquet
 
-from nearkin.data.cache import cache_folder
 from nearkin.data.decode import decode
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, ResourceError, UsageError
+from nearkin.places import cache_folder
 
 
 def noted(images, decision):
@@ -37,6 +36,7 @@ PACKED = ("folder", "data.tar", "data.zip")
 
 def pack(files, path):
     """The same files as a folder or an archive."""
+    path.parent.mkdir(exist_ok=True)
     if path.suffix == ".tar":
         path.write_bytes(tar(files.items()))
         return path
@@ -79,7 +79,7 @@ def test_the_content_decides_whatever_a_file_is_called(tmp_path, form):
     images = open_images(pack(files | rest | text, tmp_path / form))
     assert images.names == tuple(sorted(files))
     assert [images.read(images.names.index(name)) for name in files] == list(files.values())
-    assert images.formats == {"JPEG": 8, "AVIF": 2}
+    assert images.format_counts == {"JPEG": 8, "AVIF": 2}
     assert images.bad == ()
     kinds = "60 .txt, 1 without a suffix, 1 .nef, 1 .part, 1 .img"
     assert f"left out: 64 files ({kinds}" in str(noted(images, "left out"))
@@ -150,29 +150,6 @@ def test_what_was_bad_is_tried_again_although_the_file_is_the_same(tmp_path, cac
     assert list(cache.rglob("*.npz"))
 
 
-FEW = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 4096))
-from nearkin.cli import main
-sys.exit(main(["check", sys.argv[1]]))
-"""
-
-
-def limited(data, handles):
-    """`nearkin check` in a process that may open so many files."""
-    command = [sys.executable, "-c", FEW, str(data), str(handles)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-def test_few_file_handles_are_enough_for_many_shards(tmp_path):
-    for n in range(80):
-        write_files(tmp_path, {f"{n:02}.tar": tar([("a.png", encoded(n))])})
-    done = limited(tmp_path, 60)
-    assert done.returncode == 0, done.stderr
-    assert "80 (80 PNG)" in done.stdout
-    assert "unreadable  0" in done.stdout
-
-
 def test_too_few_file_handles_are_no_fault_of_the_images(tmp_path):
     images = open_images(fill(tmp_path, "a.png"))
     images.read(0)
@@ -187,56 +164,47 @@ def test_too_few_file_handles_are_no_fault_of_the_images(tmp_path):
     assert images.read(0) == encoded()
 
 
-@pytest.mark.parametrize("beside", ["preview.png", "assets/banner.png"])
-def test_one_picture_beside_shards_does_not_hide_them(tmp_path, beside):
-    for shard in range(3):
-        members = [(f"{n}.png", encoded(10 * shard + n)) for n in range(5)]
-        write_files(tmp_path, {f"data/{shard}.tar": tar(members)})
-    write_files(tmp_path, {beside: encoded(99), "README.md": b"hello"})
-    images = open_images(tmp_path)
-    assert len(images) == 15
-    assert all(".tar/" in name for name in images.names)
-    says = "guessed: 15 images in 3 shards are the data, not 1 file beside them, such as"
-    assert str(noted(images, "guessed")) == f"{says} {beside!r}"
-    assert "1 file (1 .md)" in str(noted(images, "left out"))
-
-
-def test_shards_beside_more_pictures_are_not_the_data(tmp_path):
-    fill(tmp_path, *(f"{n}.png" for n in range(6)))
-    write_files(tmp_path, {"backup.tar": tar([("0.png", encoded())]), "notes.tar": b"no archive"})
-    assert len(open_images(tmp_path)) == 6
-    (tmp_path / "notes.tar").unlink()
-    images = open_images(tmp_path)
+def test_of_shards_and_pictures_in_one_folder_the_data_are_whichever_are_more(tmp_path):
+    shards = {
+        f"data/{shard}.tar": tar((f"{n}.png", encoded(10 * shard + n)) for n in range(5))
+        for shard in range(3)
+    }
+    for beside in ("preview.png", "assets/banner.png"):
+        files = {beside: encoded(99), "README.md": b"hello"}
+        images = open_images(write_files(tmp_path / beside, shards | files))
+        assert len(images) == 15
+        assert all(".tar/" in name for name in images.names)
+        says = "guessed: 15 images in 3 shards are the data, not 1 file beside them, such as"
+        assert str(noted(images, "guessed")) == f"{says} {beside!r}"
+        assert "1 file (1 .md)" in str(noted(images, "left out"))
+    more = fill(tmp_path / "more", *(f"{n}.png" for n in range(6)))
+    write_files(more, {"backup.tar": tar([("0.png", encoded())]), "notes.tar": b"no archive"})
+    assert len(open_images(more)) == 6
+    (more / "notes.tar").unlink()
+    images = open_images(more)
     assert len(images) == 6
     assert "6 files are the data, not the images in 1 shard" in str(noted(images, "guessed"))
 
 
-@pytest.mark.parametrize("name", ["d.tar", "d.zip"])
-def test_of_the_images_of_one_sample_the_photograph_counts(tmp_path, name):
+def test_of_the_images_of_one_sample_the_photograph_counts(tmp_path):
     fields = {".jpg": 0, ".mask.png": 100, ".depth.png": 200, ".png": 300}
     files = {f"{n:03}{kind}": encoded(n + k) for n in range(4) for kind, k in fields.items()}
     labels = {f"{n:03}.cls": b"%d" % (n % 2) for n in range(4)}
-    images = open_images(pack(files | labels, tmp_path / name))
-    assert images.names == tuple(f"{n:03}.jpg" for n in range(4))
-    assert images.labels.tolist() == [0, 1, 0, 1]
-    note = noted(images, "left out")
-    assert note.count == 12
-    assert "12 images (4 .depth.png, 4 .mask.png, 4 .png) beside the one of their s" in str(note)
-
-
-def test_of_fields_with_names_those_of_masks_are_left_out(tmp_path):
-    fields = {".rgb.jpg": 0, ".depth.png": 100, ".seg.png": 200}
+    for name in ("d.tar", "d.zip"):
+        images = open_images(pack(files | labels, tmp_path / name))
+        assert images.names == tuple(f"{n:03}.jpg" for n in range(4))
+        assert images.labels.tolist() == [0, 1, 0, 1]
+        text = "12 images (4 .depth.png, 4 .mask.png, 4 .png) beside the one of their sample"
+        assert (noted(images, "left out").count, noted(images, "left out").text) == (12, text)
+    fields = {".rgb.jpg": 0, ".depth.png": 100, ".seg.png": 200}  # of fields with names, no masks
     files = {f"{n}{kind}": encoded(n + k) for n in range(3) for kind, k in fields.items()}
-    images = open_images(pack(files | {"9.mask.png": encoded(9)}, tmp_path / "d.tar"))
+    images = open_images(pack(files | {"9.mask.png": encoded(9)}, tmp_path / "names.tar"))
     assert images.names == ("0.rgb.jpg", "1.rgb.jpg", "2.rgb.jpg", "9.mask.png")
     assert noted(images, "left out").count == 6
-
-
-def test_images_that_share_the_beginning_of_their_names_are_no_sample(tmp_path):
     names = ("0.left.jpg", "0.right.jpg", "photo.2020.jpg", "photo.2021.jpg", "x.jpg", "x.png",
              "y.jpg", "z.jpg", "z/x.jpg")  # fmt: skip
     files = {name: encoded(row) for row, name in enumerate(names)}
-    images = open_images(pack(files, tmp_path / "d.tar"))
+    images = open_images(pack(files, tmp_path / "none.tar"))  # that merely begin alike
     assert images.names == tuple(sorted(names))
     assert images.notes == ()
 
@@ -281,25 +249,23 @@ def test_names_are_composed_and_read_by_how_they_are_spelled(tmp_path):
     split = unicodedata.normalize("NFD", "café")
     files = {f"{split}/{n}.png": encoded(n) for n in range(3)} | {"tee/1.png": encoded(7)}
     files |= {"tee/2.png": encoded(8)}
+    colons = {"12:30:05.png": encoded(), "c:/x.png": encoded(1)}
     for form in PACKED:
+        images = open_images(pack(colons, tmp_path / "colons" / form))
+        assert (images.names, images.bad) == (tuple(colons), ())
         images = open_images(pack(files, tmp_path / form))
         assert images.classes == ("café", "tee"), form
         assert images.names[:3] == ("café/0.png", "café/1.png", "café/2.png")
         assert images.read(2) == encoded(2)
         assert noted(images, "renamed").count == 3
+    both = files | {f"café/{n}.png": encoded(n + 9) for n in range(2)}  # one class of two folders
+    images = open_images(pack(both, tmp_path / "both"), cache=False)
+    assert (images.classes, np.bincount(images.labels).tolist()) == (("café", "tee"), [5, 2])
+    assert "\\u0301" in "".join(noted(images, "merged").examples)
     (tmp_path / "t.csv").write_text(f"path,label\nfolder/café/1.png,a\nfolder/{split}/2.png,b\n")
     images = open_images(tmp_path / "t.csv")
     assert images.names == ("folder/café/1.png", "folder/café/2.png")
     assert (images.read(0), images.labels.tolist()) == (encoded(1), [0, 1])
-
-
-def test_colons_are_part_of_a_name(tmp_path):
-    for form in PACKED:
-        images = open_images(
-            pack({"12:30:05.png": encoded(), "c:/x.png": encoded(1)}, tmp_path / form)
-        )
-        assert images.names == ("12:30:05.png", "c:/x.png")
-        assert images.bad == ()
 
 
 def test_text_and_profiles_of_any_size_do_not_cost_an_image(tmp_path):

@@ -1,6 +1,5 @@
 """Which images are trained on and scored, and what their classes are, as data say it anywhere."""
 
-import unicodedata
 from collections import Counter
 from decimal import Decimal
 
@@ -33,31 +32,25 @@ def held_out(data):
     return split.train.names, split.test.names, split.images
 
 
-@pytest.mark.parametrize("train", ["train", "Training", "train2017", "training_set", "seg_train"])
-@pytest.mark.parametrize(
-    "test", ["test", "Testing", "eval", "evaluation", "test_set", "TestImages"]
-)
-def test_folders_of_every_convention_are_parts(tmp_path, train, test):
-    fill(tmp_path, *(f"{part}/{c}/{i}.png" for part in (train, test) for c in "ab" for i in "12"))
-    images = open_images(tmp_path, cache=False)
-    assert images.classes == ("a", "b")
-    assert splits_of(images) == {"train": 4, "test": 4}
-    assert images.notes == ()
+def test_folders_of_every_convention_are_parts_and_no_classes(tmp_path):
+    for train, test in (("train", "test"), ("Training", "Testing"), ("seg_train", "TestImages")):
+        names = [f"{part}/{c}/{i}.png" for part in (train, test) for c in "ab" for i in "12"]
+        for labels, classes in (("auto", ("a", "b")), ("none", ())):
+            images = open_images(fill(tmp_path / train, *names), labels=labels, cache=False)
+            assert images.classes == classes
+            assert splits_of(images) == {"train": 4, "test": 4}
+            assert images.notes == ()
 
 
-def test_names_that_say_more_than_a_part_say_none():
-    for name in (
-        "bus",
-        "train station",
-        "bullet_train",
-        "test tube",
-        "untrained",
-        "valid-not",
-        "",
-    ):
-        assert split_of(name) == "", name
-    for name in ("dev", "val2017", "Valid", "validation_images", "ValSet", "x_val"):
-        assert split_of(name) == "val", name
+def test_names_of_parts_are_known_and_those_that_say_more_are_none():
+    names = {
+        "": ("bus", "train station", "bullet_train", "test tube", "untrained", "valid-not", ""),
+        "train": ("train", "Training", "train2017", "training_set", "seg_train"),
+        "val": ("dev", "val2017", "Valid", "validation_images", "ValSet", "x_val"),
+        "test": ("test", "Testing", "eval", "evaluation", "test_set", "TestImages"),
+    }
+    for split, alike in names.items():
+        assert [split_of(name) for name in alike] == [split] * len(alike)
     assert split_of("imagenet-train-000012.tar") == "train"  # a shard is no class
 
 
@@ -133,7 +126,9 @@ def test_shards_are_parts_and_no_classes(tmp_path):
             path = tmp_path / f"data/{part}-{shard:05}-of-{len(seeds):05}.parquet"
             path.parent.mkdir(exist_ok=True)
             parquet.write_table(pa.table({"image": images, "label": [0, 1]}), path)
+    (tmp_path / "data/README.md").write_text("of the hub")
     images = open_images(tmp_path, cache=False)
+    assert images.names[-1] == "data/train-00002-of-00003.parquet/00000001"
     assert splits_of(images) == {"train": 6, "test": 4}
     assert images.classes == ("0", "1")
     with pytest.raises(DataError, match="lies in no class folder"):
@@ -280,19 +275,6 @@ def test_several_labels_of_one_image_are_none_and_said_and_too_few_are_refused(t
     parquet.write_table(pa.table({"image": rows, "label": [[0, 1]] * 3}), tmp_path / "t.parquet")
     images = open_images(tmp_path / "t.parquet", cache=False)
     assert (images.classes, images.notes[0].examples[0]) == ((), "[0, 1]")
-
-
-def test_two_forms_of_one_name_are_one_class_and_said(tmp_path):
-    forms = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
-    data = fill(tmp_path, *(f"{name}/{i}.png" for name in (*forms, "the") for i in range(4)))
-    if len(list(data.iterdir())) < 3:
-        pytest.skip("this file system takes both names for the same")
-    images = open_images(data, cache=False)
-    assert images.classes == ("café", "the")
-    assert Counter(labels_of(images)) == {"café": 8, "the": 4}
-    (note,) = images.notes
-    assert (note.decision, note.count) == ("merged", 2)
-    assert "\\u0301" in "".join(note.examples)
 
 
 def test_medmnist_and_other_names_of_arrays(tmp_path):

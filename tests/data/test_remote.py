@@ -12,6 +12,7 @@ from stores import FORMS, IMAGES, Faults, Store, serving
 
 from nearkin.data import remote
 from nearkin.data.opening import open_images
+from nearkin.data.union import union
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.labels.known import recognize
 
@@ -75,7 +76,7 @@ def test_blocks_are_fetched_once_and_members_listed_once(form, cached):
     with serving(store) as (host, port):
         url = f"http://{host}:{port}/{form}"
         images = open_images(url)
-        images.warm(range(len(images)))
+        images.source.warm(range(len(images)))
         assert sorted(fetched(store)) == sorted(f"/{name}" for name in FORMS[form])
         store.requests.clear()
         again = open_images(url)
@@ -85,6 +86,23 @@ def test_blocks_are_fetched_once_and_members_listed_once(form, cached):
         shutil.rmtree(cached)
         open_images(url)  # the lists of members and the headers are stored
         assert not cached.exists()
+
+
+def test_the_images_of_a_store_in_a_union_are_fetched_at_once(tmp_path):
+    files = {f"{n}.jpg": IMAGES[name] for n, name in enumerate(IMAGES)}
+    store = Store({f"a/{name}": content for name, content in files.items()} | FORMS["photos.tar"])
+    with serving(store) as (host, port):
+        loose, packed = (
+            open_images(f"http://{host}:{port}/{path}") for path in ("a/", "photos.tar")
+        )
+        here = open_images(write_files(tmp_path, files))
+        images = union(union(here, loose, "loose/"), packed, "packed/")
+        shutil.rmtree(remote.cache_folder("remote"))
+        store.requests.clear()
+        images.source.warm([row for row in range(24) if row != 9])
+        assert len(fetched(store)) == 8  # seven files and the archive
+        store.fault = lambda *_: "503"
+        assert [images.read(row) for row in range(24) if row != 9]
 
 
 def test_another_content_of_the_same_size_is_seen():
@@ -164,7 +182,7 @@ def test_what_failed_is_not_asked_for_again_at_once():
         store.fault = Faults("404", 10**9, "cat/04")
         store.requests.clear()
         for _ in range(3):
-            images.warm(range(8))
+            images.source.warm(range(8))
         assert store.requests.count(("GET", "/photos/cat/04.jpg")) == 1
 
 

@@ -8,8 +8,8 @@ import pytest
 from builders import as_bytes, encoded, write_files
 from PIL import Image
 
+from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate
-from nearkin.commands.frozen import embed
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError

@@ -2,6 +2,8 @@
 
 import io
 import json
+import unicodedata
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ def test_a_source_has_names_labels_and_images():
         good = [f"slide {row:02}" for row in range(12) if f"slide {row:02}" not in bad]
         assert (list(images.names), images.classes) == (good, ("benign", "malignant"))
         assert images.labels.tolist() == [int(name[-1]) % 2 for name in good]
-        assert images.formats == {"PNG" if as_files else "array": len(good)}
+        assert images.format_counts == {"PNG" if as_files else "array": len(good)}
         assert images.sizes[0].tolist() == ([90, 80] if as_files else [9, 8])
         if as_files:
             assert images.read(0) == png(0)
@@ -70,10 +72,23 @@ def test_a_source_may_give_pil_images_and_tensors():
             return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     images = open_images(Opened())
-    assert images.formats == {"array": 10}
+    assert images.format_counts == {"array": 10}
     assert [file.name for file in images.bad] == ["slide 03", "slide 05"]
     for row, name in enumerate(images.names):
         assert (images.read(row) == np.asarray(Image.open(io.BytesIO(png(int(name[-2:])))))).all()
+
+
+def test_a_source_is_asked_by_the_names_that_it_gives():
+    """Though images are called by composed letters, as those of a folder are."""
+    split = unicodedata.normalize("NFD", "é.png")
+    source = SimpleNamespace(
+        names=[split, "a.png"], labels=["cat", "dog"], read={split: png(1), "a.png": png(0)}.get
+    )
+    images = open_images(source)
+    assert (images.names, images.classes) == (("a.png", "é.png"), ("cat", "dog"))
+    assert [images.read(row) for row in (0, 1)] == [png(0), png(1)]
+    assert images.labels.tolist() == [1, 0]
+    assert [(note.decision, note.count) for note in images.notes] == [("renamed", 1)]
 
 
 class Broken(Scans):

@@ -31,7 +31,7 @@ def test_a_union_is_the_folder_that_holds_both(tmp_path):
     whole = open_images(tmp_path / "whole", labels="none")
     both = union(*(open_images(part, labels="none") for part in parts), "e/")
     assert both.fingerprint == whole.fingerprint
-    for field in ("names", "labels", "groups", "splits", "sizes", "num_bytes", "kinds"):
+    for field in ("names", "labels", "groups", "splits", "sizes", "num_bytes", "formats"):
         assert np.array_equal(getattr(both, field), getattr(whole, field)), field
         assert type(getattr(both, field)) is type(getattr(whole, field))
     assert [both.read(row) for row in range(5)] == [whole.read(row) for row in range(5)]
@@ -77,7 +77,7 @@ def test_each_image_is_read_from_where_it_is(tmp_path):
         assert (len(held), held["9/a.png"]) == (11, (tmp_path / "1/9/a.png").read_bytes())
         assert held["9/ant/1.png"] == (tmp_path / "2/ant/1.png").read_bytes()
         assert all(np.array_equal(held[f"9/{row}"], x[row]) for row in range(3))
-    assert both.formats == {"PNG": 8, "array": 3}
+    assert both.format_counts == {"PNG": 8, "array": 3}
     assert union(open_images(x), first, "").read(0).tolist() == x[0].tolist()
 
 
@@ -104,11 +104,11 @@ def test_bad_files_and_notes_of_both_are_kept(tmp_path):
 def test_findings_are_remembered_if_both_remember_theirs(tmp_path):
     first, second = two(tmp_path)
     both = union(first, second, "b/")
-    digests = signatures(both).digests
+    digests = signatures(both)["digest"]
     for path in filter(Path.is_file, tmp_path.rglob("*")):
         exchange(path)
-    assert np.array_equal(signatures(union(first, second, "b/")).digests, digests)
-    assert not signatures(union(first, second, "c/")).digests.any()
+    assert np.array_equal(signatures(union(first, second, "b/"))["digest"], digests)
+    assert not any(map(any, signatures(union(first, second, "c/"))["digest"].tolist()))
     assert union(first, open_images(np.zeros((2, 8, 8), np.uint8)), "b/").key == ""
 
 

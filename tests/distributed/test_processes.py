@@ -271,6 +271,11 @@ def test_what_diverges_in_all_processes_is_one_error(data, tmp_path, capfd):
     too_fast = ["--lr", "1e9", "--warmup", "0"]
     assert train(data, tmp_path / "run", "--devices", "2", *too_fast) == 6
     assert capfd.readouterr().err.count("error:") == 1
+    port, out = free_port(), tmp_path / "launched"
+    others = [start(data, out, *too_fast, **torchrun(rank, port)) for rank in range(2)]
+    codes, _, errors = zip(*map(ended, others))
+    assert codes == (6, 6), errors
+    assert "".join(errors).count("error:") == 1
 
 
 def test_what_cannot_be_shared_is_refused(data, tmp_path, refusal):

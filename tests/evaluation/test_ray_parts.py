@@ -141,7 +141,7 @@ def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refu
     assert "is one file" in refusal(2, *alone, "-o", "x.npz")
     assert "--part 1/2 both divide" in refusal(2, *command, "--part", "1/2")
     for given in ({"data": np.zeros((5, 8, 8, 3), np.uint8)}, {"backbone": nn.Identity()}):
-        given = {"run": folder / "encoder.safetensors", "data": "digits", **given}
+        given = {"encoder": folder / "encoder.safetensors", "data": "digits", **given}
         with pytest.raises(UsageError, match="names that all nodes know"):
             embed_parts(output=tmp_path / "v", engine="ray", **given)
     monkeypatch.setenv("RANK", "0")

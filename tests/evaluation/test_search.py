@@ -18,7 +18,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import nearkin
-from nearkin.commands.embed import embed_table as embed
+from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.table import BLOCK_SIZE, Note, PartFolder, most_similar, open_table

@@ -20,9 +20,7 @@ from processes import srun
 from pyarrow import dataset, parquet
 
 import nearkin
-from nearkin.commands.embed import embed_parts
-from nearkin.commands.embed import embed_table as embed
-from nearkin.commands.frozen import embed_files
+from nearkin.commands.embed import embed, embed_files, embed_parts
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import SHARD
 from nearkin.files import whole, writing

@@ -47,7 +47,7 @@ USING = [
     "evaluate HERE",
     "duplicates images --encoder HERE",
     "select HERE images --num 2 -o x.csv",
-    "export HERE --format safetensors -o exported",
+    "export HERE --format torch-export -o exported",
     RANK,
     "train images --init-from HERE -o HERE-on",
     "train images --method seed --teacher HERE -o HERE-by",

@@ -38,15 +38,11 @@ from nearkin.measures.intervals import bootstrap, wilson
 from nearkin.measures.probe import train_validated_probe
 from nearkin.pace import ProgressCallback
 from nearkin.run.folder import RunFolder
-from nearkin.types import UNKNOWN
 
 OURS: Final = "classifier"  # The result among the floors
 MAJORITY: Final = "majority class"
 NEIGHBORS: Final = "kNN, frozen features"
 LINEAR: Final = "linear probe, frozen features"
-SHARES: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # Of the labels, beside all, that a curve shows
-DRAWS: Final = 3  # Times that such a share is drawn
-MAX_CURVE: Final = 10_000  # Training images up to which the curve is drawn: it takes 12 probes
 TYPICAL: Final = 24
 UNSURE: Final = 12
 DOUBTS: Final = 100  # Labels to check, at most
@@ -100,8 +96,6 @@ class Outcome:
     predictions: Predictions  # Of all images; only those learned from have a label here
     assignments: Assignments  # Of all images that were not learned from
     measures: Mapping[str, list[Measure]]  # Of the classifier, `OURS`, and of each floor
-    learning_curve: Mapping[int, float]
-    """Mean test accuracy of a linear probe by the number of training images; may be empty."""
 
     @property
     def test_rows(self) -> Int64[np.ndarray, " test"]:
@@ -195,7 +189,6 @@ class Outcome:
             },
             "calibration": None if calibration is None else asdict(calibration),
             "min_similarity": None if reference is None else reference.min_similarity,
-            "learning_curve": {str(size): value for size, value in self.learning_curve.items()},
             "labels_to_check": [doubt._asdict() for doubt in self.doubts],
             "flags": {flag: flags.count(flag) for flag in sorted(set(flags)) if flag},
             "notes": plain(self.dataset.images.notes),
@@ -442,32 +435,3 @@ class Floors:
     def _majority(self) -> Int64[np.ndarray, " test"]:
         most = np.bincount(self.data.images.labels[self.data.train_rows]).argmax()
         return np.full(len(self.data.test_rows), most)
-
-    def learning_curve(self) -> dict[int, float]:
-        """Return the mean test accuracy of a linear probe by its number of training images.
-
-        Of each class, the same share is drawn three times, at least one image. Empty where
-        nothing is held out, or labels are many.
-        """
-        data, train = self.data, self.data.train_rows
-        if not len(data.test_rows) or len(train) > MAX_CURVE:
-            return {}
-        truth, curve = data.images.labels[data.test_rows], dict[int, float]()
-        labels = data.images.labels[train]
-        for share in SHARES:
-            sizes = [max(1, round(share * n)) for n in np.bincount(labels)]
-            values = []
-            for draw in range(DRAWS):
-                order = np.random.default_rng([self.config.seed, draw]).permutation(len(train))
-                drawn = [order[labels[order] == c][:size] for c, size in enumerate(sizes)]
-                fewer = np.full(len(data.images), UNKNOWN)
-                rows = train[np.concatenate(drawn)]
-                fewer[rows] = data.images.labels[rows]
-                probe, _ = train_validated_probe(
-                    self.features, fewer, seed=self.config.seed, groups=data.images.groups
-                )
-                predicted = probe.predict(self.features[torch.from_numpy(data.test_rows)])
-                values.append(float((predicted == truth).mean()))
-            if sum(sizes) < len(train):
-                curve[sum(sizes)] = float(np.mean(values))
-        return curve

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nearkin.classification.outcome import LINEAR, OURS, ClassFigures, Outcome
+from nearkin.classification.outcome import OURS, ClassFigures, Outcome
 from nearkin.discovery.assignments import COLUMNS, typical, unit_rows
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.measures import Measure
@@ -96,7 +96,6 @@ def build_report(outcome: Outcome) -> ClassificationReport:
             for doubt in outcome.doubts[:SHOWN]
         ),
         reliability=tuple(_reliability(outcome)),
-        curves=tuple(_curves(outcome)),
     )
 
 
@@ -270,30 +269,6 @@ def _reliability(outcome: Outcome) -> Iterator[Chart]:
             },
             f"Test images in {len(bins)} bins of equal size, by score. Below the line, scores are "
             "too high.",
-        )
-
-
-def _curves(outcome: Outcome) -> Iterator[Chart]:
-    accuracy = next(
-        (
-            each.value
-            for table, column in outcome.measures.items()
-            for each in column
-            if each.name == "accuracy"
-            and table == (LINEAR if LINEAR in outcome.measures else OURS)
-        ),
-        None,
-    )
-    if outcome.learning_curve and accuracy is not None:
-        points = [*sorted(outcome.learning_curve.items())]
-        points.append((len(outcome.dataset.train_rows), accuracy))
-        yield Chart(
-            "Accuracy with fewer labels",
-            "training images",
-            "accuracy",
-            {"linear probe on frozen features": points},
-            "Mean of three draws of the labels, on the same test images. Where it still rises, "
-            "more labels help.",
         )
 
 

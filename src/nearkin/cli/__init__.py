@@ -19,7 +19,7 @@ from rich.console import Console
 from nearkin.cli.app import COMPLETION, application
 from nearkin.cli.method_help import method_options
 from nearkin.cli.terminal import err
-from nearkin.errors import NearkinError, UsageError
+from nearkin.errors import TOGETHER, NearkinError, UsageError
 from nearkin.places import system_error
 from nearkin.text import printable
 
@@ -51,9 +51,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _failed(error: CycloptsError | NearkinError) -> int:
-    """Print the one line of an error, and return its exit code."""
-    print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+    """Print the one line of an error, and return its exit code.
+
+    What several processes meet together is said by the first.
+    """
+    if not (isinstance(error, TOGETHER) and _is_worker()):
+        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
+
+
+def _is_worker() -> bool:
+    from nearkin.distributed import is_main_process
+
+    return not is_main_process()
 
 
 def _bug(error: Exception) -> NearkinError:

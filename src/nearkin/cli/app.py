@@ -1,16 +1,13 @@
 """The application: which functions are commands, and what `--help` says of them."""
 
-import ast
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Final, Literal
 
 from cyclopts import App, Group
 from cyclopts.completion.detect import ShellDetectionError
 
 from nearkin.cli.command import command_of
+from nearkin.cli.declared import summary
 from nearkin.errors import OutputError, UsageError
 from nearkin.version import __version__
 
@@ -28,7 +25,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Start": {"demo": "demo:demo", "check": "check:check", "doctor": "info:doctor"},
     "Encoders": {
         "train": "train:train",
-        "embed": "frozen:embed_files",
+        "embed": "embed:embed_files",
         "evaluate": "evaluate:evaluate",
         "export": "export:export",
     },
@@ -61,44 +58,27 @@ COMPLETION: Final = "--install-completion"
 def application(verb: str = "", *, everything: bool = False) -> App:
     """Return the application with one command that can be run, and the names of the others.
 
-    The module of that command is imported, and so is torch. Completion needs all of them.
-
     Args:
         verb: The command; none for the list of all.
         everything: Whether help lists all options, rather than the common ones.
     """
-    everything = everything or verb == COMPLETION
+    complete = verb == COMPLETION  # which offers the options of all
     app = App(name="nearkin", version=__version__, help=HELP)
     for place, (title, commands) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=place)
         for name, target in commands.items():
-            if verb in (name, COMPLETION):
-                module, _, function = target.partition(":")
-                called = getattr(import_module(f"nearkin.commands.{module}"), function)
-                command, text = command_of(called, name, everything=everything)
+            if name == verb or complete:
+                command, text = command_of(target, name, everything=everything or complete)
             else:
-                command, text = _not_loaded, "" if verb else summary(target)
+                command, text = _not_called, "" if verb else summary(target)
             app.command(command, name=name, help=text, group=group)
-    if verb == COMPLETION:
+    if complete:
         app.command(_installer(app), name=COMPLETION)
     return app
 
 
-def _not_loaded() -> None:
-    raise AssertionError("only the command that is called is loaded")
-
-
-def summary(target: str) -> str:
-    """The first line of a function's docstring, read without importing its module."""
-    module, _, name = target.partition(":")
-    spec = find_spec(f"nearkin.commands.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    function = next(
-        each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name
-    )
-    return (ast.get_docstring(function) or "").partition("\n")[0]
+def _not_called() -> None:
+    raise AssertionError("another command is called")
 
 
 def _installer(app: App) -> Callable[..., None]:

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
@@ -11,20 +10,23 @@ from typing import Any
 
 from docstring_parser import parse_from_object
 
+from nearkin.cli.declared import declared, imported
 from nearkin.cli.parameters import is_list, parameters_of, settings_of
 from nearkin.cli.terminal import Terminal
-from nearkin.config import TRUST, RunConfig
+from nearkin.config import TRUST, RunConfig, settings_from
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
-from nearkin.schema import check_value, from_text, option, suggestion, types_of
+from nearkin.schema import check_value, from_text, types_of
 from nearkin.text import aligned, printable
 from nearkin.toml import read_toml, settings_file
 
 
-def command_of(
-    function: Callable[..., Any], name: str, *, everything: bool
-) -> tuple[Callable[..., None], str]:
-    """Return a command that calls a function and prints its result, and its help text."""
+def command_of(target: str, name: str, *, everything: bool) -> tuple[Callable[..., None], str]:
+    """Return a command that calls a function and prints its result, and its help text.
+
+    The function is imported when it is called.
+    """
+    function = declared(target)
     kind, hints = settings_of(function), types_of(function)
     parameters = parameters_of(function, everything=everything)
     words = [each.name for each in parameters if each.kind is Argument.POSITIONAL_ONLY]
@@ -43,7 +45,7 @@ def command_of(
         is_first = is_main_process()
         with Terminal(quiet or json or not is_first) as terminal:
             reporter = {"reporter": terminal} if "reporter" in hints else {}
-            result = function(**given, **reporter)
+            result = imported(target)(**given, **reporter)
         if is_first and result is not None:
             show(result, as_json=json)
 
@@ -87,24 +89,7 @@ def _configured(
                 f"no {lacking} given; say {called} {what}, or --config with the key {word}"
             )
     stored.pop("data", None)
-    settings, options = _divided(kind, typed)
-    settings = {**stored, **settings}
-    if options:
-        settings["options"] = {**settings.get("options", {}), **options}
-    return {**arguments, "config": kind(**settings)}
-
-
-def _divided(
-    kind: type[RunConfig], typed: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings among what was typed, and the options of the method, if it has one."""
-    names = {entry.name for entry in fields(kind)}
-    settings = {name: value for name, value in typed.items() if name in names}
-    options = {name: value for name, value in typed.items() if name not in names}
-    if options and "options" not in names:
-        name = min(options)
-        raise UsageError(f"unknown option {option(name)}.{suggestion(name, names)}")
-    return settings, options
+    return {**arguments, "config": settings_from(kind, stored, typed)}
 
 
 SEVERAL = ("train", "discover", "classify")

@@ -28,8 +28,8 @@ RARE: Final = (
     *("shard", "part", "engine"),
 )
 """Parameters of functions that only `--help-all` lists."""
-PYTHON: Final = ("config", "settings", "reporter", "backbone")
-"""Parameters of functions that are no options."""
+GIVEN: Final = ("config", "reporter")
+"""Parameters that a command makes of what is typed."""
 PANELS: Final = {title: Group(title, sort_key=place) for place, title in enumerate(GROUPS)}
 OUTPUT: Final = PANELS["Output"]
 OPTIONS: Final = Group("Options", sort_key=-1)
@@ -70,7 +70,7 @@ def _own(
     """The parameters that a function declares."""
     docs = parameter_docs(function)
     for each in signature(function).parameters.values():
-        if each.name in PYTHON:
+        if each.name in GIVEN:
             continue
         name, annotation = each.name, _typed(hints[each.name])
         if each.kind is Argument.POSITIONAL_OR_KEYWORD:

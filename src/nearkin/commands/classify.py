@@ -23,14 +23,14 @@ from nearkin.classification.report import write_outcome
 from nearkin.commands.settings import given
 from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
-from nearkin.data.cache import cache_for, free_disk, free_memory
+from nearkin.data.cache import cache_for, free_disk
 from nearkin.discovery.features import (
     Extracted,
     Extraction,
     ViewSettings,
     readable_features,
 )
-from nearkin.distributed import available_cpus, is_main_process
+from nearkin.distributed import available_cpus, free_memory, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import UsageError
 from nearkin.run.data import held_share, note_labels, write_bad_files
@@ -175,12 +175,10 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
     classifier.write(folder.classifier)
     predictions, assignments = predictions_of(classifier, own, dataset)
     measures = {OURS: measure(classifier, predictions, trained, dataset, config.seed)}
-    curve = dict[int, float]()
     if config.baselines:
         log.info("measuring the floors")
         floors = Floors(dataset, encoder, features, config, device, workers, log.progress)
         measures |= floors.measures()
-        curve = floors.learning_curve()
     write_outcome(
         Outcome(
             folder=folder,
@@ -193,7 +191,6 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
             predictions=predictions,
             assignments=assignments,
             measures=measures,
-            learning_curve=curve,
         ),
         log,
     )

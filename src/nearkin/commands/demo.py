@@ -41,7 +41,7 @@ class Demo:
 
 def demo(
     *,
-    out: str | Path = Path("runs/demo"),
+    out: str | Path = "runs/demo",
     reporter: Reporter | None = None,
 ) -> Demo:
     """Train, evaluate and discover on real handwritten digits of scikit-learn; no download.

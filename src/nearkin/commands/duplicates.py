@@ -1,8 +1,9 @@
 """`nearkin duplicates`: exact and near-duplicates among images, and which of them to keep."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int64
 
 from nearkin.commands.vectors import Vectors, check_output, open_vectors
-from nearkin.data.duplicates import Groups, keep_one, near_groups, relation, signatures
+from nearkin.data.duplicates import Groups, exact_groups, keep_one, near_groups, signatures
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
@@ -43,8 +44,8 @@ class Duplicate:
     of: str  # The image that is kept in its place; its own if it is kept
     similarity: float  # The correlation of both or, by features, their cosine
     why: str
-    """`same bytes`, `same pixels`, `near-duplicate` or `similar features`; of a kept one, how many
-    others it has."""
+    """`same bytes`, `near-duplicate` or `similar features`; of a kept one, how many others it
+    has."""
 
 
 Rows = Int[np.ndarray, " rows"]
@@ -148,27 +149,29 @@ def duplicates(
     keeper, similar = by_pixels = keep_one(known, groups, order)
     estimate, others = None, list[Pair]()
     if features is not None:
-        how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
-        how |= {"trust_remote_code": trust_remote_code, "device": device, "workers": workers}
+        how: dict[str, Any] = {
+            **{"vectors": vectors if encoder is not None else None, "workers": workers},
+            **{"image_size": image_size, "allow_partial": allow_partial},
+            **{"trust_remote_code": trust_remote_code, "device": device, "reporter": reporter},
+        }
         computing = {"device": choose_device(device), "workers": processes, "seed": seed}
-        stored = None if encoder is None else vectors
-        with (
-            resource_errors(),
-            open_vectors(features, data, vectors=stored, reporter=reporter, **how) as opened,
-        ):
+        with resource_errors(), open_vectors(features, data, **how) as opened:
             rows = opened.image_rows(images)
             test = _test(opened, images, rows, groups, on_progress=log.progress, **computing)
-            threshold, estimate, others = _chosen(test, images, threshold, precision)
+            threshold, estimate, others = _chosen(test, threshold, precision)
             keeper, similar = _by_features(
                 opened.table, rows, order, by_pixels, threshold, log.progress
             )
-    duplicates = tuple(_duplicates(images, keeper, by_pixels[0], similar))
-    found = DuplicatesFound(len(images), duplicates, threshold, estimate)
+    pairs = list(_pairs(keeper, by_pixels[0], exact_groups(known), similar))
+    found = DuplicatesFound(len(images), tuple(_duplicates(images, pairs)), threshold, estimate)
     if output is not None:
         with writing(Path(output)):
-            write_csv(Path(output), COLUMNS, map(astuple, duplicates))
+            write_csv(Path(output), COLUMNS, map(astuple, found.duplicates))
     if page is not None:
-        _write_page(Path(page), Path(data_name(data)).name, found, images, others, processes)
+        title, lead = Path(data_name(data)).name, f"{found.lines()[0]}."
+        text = duplicates_page(images, title, lead, estimate, pairs, others, processes)
+        with writing(Path(page)):
+            replace_text(Path(page), text)
     if apply is not None:
         _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
     return found
@@ -185,7 +188,7 @@ def _test(
 
 
 def _chosen(
-    test: EditTest | None, images: Images, threshold: float | None, precision: float | None
+    test: EditTest | None, threshold: float | None, precision: float | None
 ) -> tuple[float, Precision | None, list[Pair]]:
     """Return the threshold, given or of this precision; what it does; and pairs below it."""
     if test is None:
@@ -196,13 +199,8 @@ def _chosen(
             )
         return threshold, None, []
     estimate = test.chosen(precision or PRECISION) if threshold is None else test.at(threshold)
-    name = [as_text(each) for each in images.names]
-    below = {
-        frozenset(pair): Pair(name[pair[0]], name[pair[1]], cosine)
-        for pair, cosine in zip(test.pairs.tolist(), test.other.tolist(), strict=True)
-        if cosine < estimate.threshold
-    }  # each once, also if both of its images were sampled
-    return estimate.threshold, estimate, list(below.values())
+    below = test.below(estimate.threshold)
+    return estimate.threshold, estimate, [Pair(*pair, cosine) for pair, cosine in below.items()]
 
 
 def _by_features(
@@ -222,21 +220,6 @@ def _by_features(
     keeper[left], similar[left] = left[place], cosine
     # What was dropped for an image that is dropped now: both are near the one that is kept.
     return keeper[keeper], np.minimum(similar, similar[keeper])
-
-
-def _write_page(
-    path: Path,
-    data: str,
-    found: DuplicatesFound,
-    images: Images,
-    others: Sequence[Pair],
-    workers: int,
-) -> None:
-    pairs = [Pair(each.of, each.path, each.similarity, each.why) for each in found.dropped]
-    lead = f"{found.lines()[0]}."
-    text = duplicates_page(images, data, lead, found.estimate, pairs, others, workers)
-    with writing(path):
-        replace_text(path, text)
 
 
 def _check(
@@ -271,21 +254,24 @@ def _preferred(images: Images) -> Int64[np.ndarray, " images"]:
     return np.lexsort((np.arange(len(images)), -images.num_bytes, -pixels))
 
 
-def _duplicates(
-    images: Images, keeper: Groups, by_pixels: Groups, similar: Similarity
-) -> Iterator[Duplicate]:
-    """Yield the images of all clusters, in the order of the kept images."""
-    size = np.bincount(keeper, minlength=len(keeper))
-    rows = np.flatnonzero(size[keeper] > 1)
-    is_dropped = keeper[rows] != rows
-    for row in rows[np.lexsort((rows, -similar[rows], is_dropped, keeper[rows]))].tolist():
+def _pairs(
+    keeper: Groups, by_pixels: Groups, exact: Groups, similar: Similarity
+) -> Iterator[Pair]:
+    """Yield each dropped image beside the one that is kept, cluster by cluster."""
+    dropped = np.flatnonzero(keeper != np.arange(len(keeper)))
+    for row in dropped[np.lexsort((dropped, -similar[dropped], keeper[dropped]))].tolist():
         of = int(keeper[row])
-        path, kept = as_text(images.names[row]), as_text(images.names[of])
-        if row == of:
-            yield Duplicate(path, "keep", kept, 1.0, f"has {count(int(size[of]) - 1, 'other')}")
-            continue
-        why = relation(images, row, of) if by_pixels[row] == of else BY_FEATURES
-        yield Duplicate(path, "drop", kept, round(float(similar[row]), 4), why)
+        why = "same bytes" if exact[row] == exact[of] else "near-duplicate"
+        yield Pair(of, row, float(similar[row]), why if by_pixels[row] == of else BY_FEATURES)
+
+
+def _duplicates(images: Images, pairs: Iterable[Pair]) -> Iterator[Duplicate]:
+    """Yield the images of all clusters, each kept image before those that it stands for."""
+    for of, cluster in groupby(pairs, key=lambda pair: pair.one):
+        dropped, kept = list(cluster), as_text(images.names[of])
+        yield Duplicate(kept, "keep", kept, 1.0, f"has {count(len(dropped), 'other')}")
+        for _, row, similarity, why in dropped:
+            yield Duplicate(as_text(images.names[row]), "drop", kept, round(similarity, 4), why)
 
 
 def _apply(target: Path, images: Images, rows: Rows) -> None:
@@ -295,9 +281,8 @@ def _apply(target: Path, images: Images, rows: Rows) -> None:
         classes = [name or "images" for name in class_names(listed)]
         copy_to(target, images, rows, classes, data=[images.key] if images.key else [])
         return
-    source = images.source
-    places = listed.place.tolist()
-    paths = map(source.path, places) if isinstance(source, Folder) else listed.names
+    source = listed.source
+    paths = map(source.path, range(len(listed))) if isinstance(source, Folder) else listed.names
     with writing(target):
         columns = zip(paths, class_names(listed), listed.splits.tolist(), strict=True)
         write_csv(target, ("path", "label", "split"), columns)

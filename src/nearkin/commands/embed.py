@@ -1,22 +1,33 @@
-"""`nearkin embed -o`: the features of images as a file, or as a folder of parts."""
+"""`nearkin embed ENCODER DATA`: features by an encoder as it is, alone or in a run folder."""
 
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+import torch
 from torch import nn
 
 from nearkin.choices import Engine
+from nearkin.commands.settings import given
+from nearkin.commands.train import Run
+from nearkin.config import TRUST, EmbedConfig, defaults
+from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.images import Images
-from nearkin.data.notes import lines
+from nearkin.data.notes import lines, plain
 from nearkin.data.opening import open_images
+from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
-from nearkin.encoders.encoder import Encoder, load
+from nearkin.encoders.encoder import Encoder, is_own, load, untrained_like, write_encoder
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
+from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.ray_parts import PartJob, check_ray, run_on_ray
 from nearkin.evaluation.table import (
     MOST,
@@ -25,66 +36,223 @@ from nearkin.evaluation.table import (
     PartsWritten,
     check_format,
     note_on,
+    read_all,
+    read_embeddings,
     write_embeddings,
 )
 from nearkin.files import check_new
-from nearkin.pace import Pace
+from nearkin.methods import METHODS
+from nearkin.pace import Pace, under
+from nearkin.report.image_map import EarlyMap
+from nearkin.report.pages import write_page
+from nearkin.run.auto import augment_for
+from nearkin.run.data import note_data, open_logged, write_bad_files
 from nearkin.run.failures import resource_errors
+from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.schema import Auto
+from nearkin.schema import Auto, option
+from nearkin.training.health import health
+
+RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
+"""Images whose features a killed run loses at most, by device: about a minute's on a CPU."""
+MOST_UNTRAINED: Final = {"cpu": 5_000, "cuda": 100_000}
+"""Images up to which the untrained network is measured, by device: it takes as long as the encoder
+itself, which hours of a CPU are too much for."""
+USED_ALONE: Final = (
+    "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "workers", "report",
+)  # fmt: skip
+"""Settings that have an effect without a run folder."""
 
 
-def embed_table(
-    run: str | Path,
+def embed(
+    encoder: str | Path,
     data: Any,
+    config: EmbedConfig | None = None,
     *,
+    out: str | Path | None = None,
     output: str | Path | None = None,
+    resume: bool = False,
     overwrite: bool = False,
     backbone: nn.Module | None = None,
-    labels: str = "auto",
-    image_size: int | Auto = "auto",
-    allow_partial: bool = False,
-    trust_remote_code: bool = False,
-    device: str = "auto",
-    workers: int | Auto = "auto",
     reporter: Reporter | None = None,
+    **settings: Any,
 ) -> Embeddings:
-    """Compute the features of images with an encoder, all in memory.
+    """Compute the features of images by an encoder as it is, without training.
 
-    Images that cannot be read have no features. `embed_parts` needs memory for one part only.
+    Without `out` they are only computed, and written to `output`; the settings of an evaluation
+    have no effect then, and are refused. `embed_parts` needs memory for a part of them only.
+
+    Args:
+        encoder: A run folder, a file, or a name such as `dinov2-small`; what `load` takes.
+        data: What `nearkin.train` takes.
+        config: The settings, of which `settings` replaces some.
+        out: A run folder to make: embeddings, metrics beside their baselines, and the report.
+        output: A file to write the features to: .parquet, .npz, or .npy with a .csv beside it; or
+            a folder of parts, whose name ends in /.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`, or the file `output`.
+        backbone: The encoder's network, if it was given one from Python; untrained.
+        reporter: Receives log lines and progress; None is silent.
+        settings: Fields of `nearkin.EmbedConfig`.
+
+    Returns:
+        Unit vectors, a row per readable image, in the order of the data.
 
     Raises:
-        UsageError: If there is no encoder, or `output` is no such file.
-        DataError: If none of the images can be read.
-        OutputError: If the file cannot be written.
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    if output is not None:
-        if is_folder(str(output)):
-            raise UsageError(f"{output} is a folder; nearkin.embed_parts writes parts into one")
-        check_format(Path(output))
-        spare(Path(output), data, labels, overwrite=overwrite)
+    config, _ = given(EmbedConfig, config, settings)
+    if out is None and output is None:
+        _check_alone(config, resume=resume)
+        return _features(replace(config, encoder=str(encoder)), data, backbone, reporter)[1]
+    written = embed_files(
+        encoder, data, config, out=out, output=output, resume=resume, overwrite=overwrite,
+        backbone=backbone, reporter=reporter,
+    )  # fmt: skip
+    if isinstance(written, Run):
+        images = open_images(data, labels=config.labels)
+        return read_embeddings(written.folder.embeddings, images)
+    return written.embeddings if isinstance(written, TableWritten) else read_all(written.path)
+
+
+@dataclass(frozen=True, eq=False)
+class TableWritten:
+    """A file of features."""
+
+    path: Path
+    embeddings: Embeddings
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        count, dim = self.embeddings.vectors.shape
+        bad = dict(self.embeddings.bad)
+        return {"path": str(self.path), "images": count, "features": dim, "bad": bad}
+
+    def lines(self) -> list[str]:
+        """Lines of text."""
+        count, dim = self.embeddings.vectors.shape
+        bad = self.embeddings.bad.items()
+        left_out = [f"left out {name!r}: {reason}" for name, reason in bad]
+        return [f"{count} images, {dim} features each: {self.path}", *left_out]
+
+
+def embed_files(
+    encoder: str | Path,
+    data: Any,
+    config: EmbedConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    output: str | Path | None = None,
+    shard: int | None = None,
+    part: str = "",
+    engine: Engine = "local",
+    resume: bool = False,
+    overwrite: bool = False,
+    backbone: nn.Module | None = None,
+    reporter: Reporter | None = None,
+) -> Run | TableWritten | PartsWritten:
+    """Embed images by an encoder as it is, without training, and measure it.
+
+    Makes a run folder, which other commands take like that of a training. With -o, only the
+    features are written. Into a folder, they are written in parts, with only one part in memory:
+    what is there is not made again, and processes that torchrun or srun has started divide the
+    parts.
+
+    Args:
+        encoder: A run folder, an encoder.safetensors, or a name: dinov2-small, timm:NAME,
+            torchvision:NAME, a folder of Hugging Face, or ARCHITECTURE@FILE.
+        data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`), or
+            a name such as digits.
+        config: The settings.
+        out: The run folder; runs/DATA-ENCODER if not given.
+        output: Only a table of features instead: a .parquet, .npz or .npy, or a folder of parts,
+            whose name ends in /.
+        shard: Images of a part; 65,536 if not given.
+        part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
+        engine: ray: let the actors of a Ray cluster make the parts.
+        resume: Continue the run that is in the folder.
+        overwrite: Replace the run that is in the folder, or the file.
+        backbone: The encoder's network, if it was given one from Python; untrained.
+        reporter: Receives log lines and progress.
+    """
+    config = replace(config or EmbedConfig(), encoder=str(encoder))
+    has_parts = shard is not None or bool(part) or engine != "local"
+    if output is None:
+        if has_parts:
+            raise UsageError(
+                "--shard, --part and --engine are of a folder of parts; give one with -o FOLDER/"
+            )
+        return _embed_run(data, config, out, resume, overwrite, backbone, reporter)
+    if out is not None:
+        raise UsageError("--out makes a run folder and -o only a table; give one")
+    _check_alone(config, resume=resume, overwrite=overwrite and is_folder(output))
+    if is_folder(output):
+        size = SHARD if shard is None else shard
+        parts: dict[str, Any] = {"shard": size, "part": part, "engine": engine}
+        more: dict[str, Any] = {"backbone": backbone, "reporter": reporter}
+        return embed_parts(encoder, data, output, config, **parts, **more)
+    if has_parts:
+        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
+    path = Path(output)
+    check_format(path)
+    spare(path, data, config.labels, overwrite=overwrite)
+    loaded, embeddings = _features(config, data, backbone, reporter)
+    write_embeddings(path, embeddings, loaded.digest)
+    return TableWritten(path.resolve(), embeddings)
+
+
+def _check_alone(config: EmbedConfig, *, resume: bool, overwrite: bool = False) -> None:
+    """Refuse settings that have no effect without a run folder."""
+    unused = [
+        option(name)
+        for name, value in defaults(EmbedConfig).items()
+        if name not in USED_ALONE and getattr(config, name) != value
+    ]
+    unused += ["--resume"] * resume + ["--overwrite"] * overwrite
+    if unused:
+        raise UsageError(f"{unused[0]} is of run folders, but -o writes only a table; omit one")
+
+
+# ---------------------------------------------------------------- features alone
+
+
+def _features(
+    config: EmbedConfig, data: Any, network: nn.Module | None, reporter: Reporter | None
+) -> tuple[Encoder, Embeddings]:
+    """Compute the unit features of all images in memory, and return the encoder as well."""
     log = reporter or Silent()
-    on_progress = log.progress
-    encoder = _logged(
-        load_source(
-            run,
-            backbone=backbone,
-            image_size=image_size,
-            allow_partial=allow_partial,
-            trust_remote_code=trust_remote_code,
-        ),
-        log,
-    )
-    images = _opened(data, labels, log)
-    processes = available_cpus() if workers == "auto" else workers
-    where = choose_device(device)
+    encoder, images = _opened(config, data, network, log)
+    processes = available_cpus() if config.workers == "auto" else config.workers
+    where = choose_device(config.device)
     with resource_errors():
         embeddings = encode_images(
-            encoder, images, device=where, workers=processes, on_progress=on_progress
-        ).normalized()
-    if output is not None:
-        write_embeddings(Path(output), embeddings, encoder.digest)
-    return embeddings
+            encoder, images, device=where, workers=processes, on_progress=log.progress
+        )
+    return encoder, embeddings.normalized()
+
+
+def _opened(
+    config: EmbedConfig, data: Any, network: nn.Module | None, log: Reporter
+) -> tuple[Encoder, Images]:
+    """Open the encoder and the images, and log what they are."""
+    encoder = _loaded(config.encoder, config, network)
+    for line in encoder.lines():
+        log.info(line)
+    images = open_images(data, labels=config.labels, on_progress=log.progress)
+    for line in lines(images.notes):
+        log.info(line)
+    return encoder, images
+
+
+def _loaded(source: str | Path, config: EmbedConfig, network: nn.Module | None) -> Encoder:
+    return load_source(
+        source,
+        backbone=network,
+        image_size=config.image_size,
+        allow_partial=config.allow_partial,
+        trust_remote_code=config.trust_remote_code,
+    )
 
 
 def load_source(
@@ -106,19 +274,6 @@ def load_source(
     )
 
 
-def _logged(encoder: Encoder, log: Reporter) -> Encoder:
-    for line in encoder.lines():
-        log.info(line)
-    return encoder
-
-
-def _opened(data: Any, labels: str, log: Reporter) -> Images:
-    images = open_images(data, labels=labels, on_progress=log.progress)
-    for line in lines(images.notes):
-        log.info(line)
-    return images
-
-
 def spare(output: Path, *inputs: Any, overwrite: bool = False) -> None:
     """Refuse to replace what is read, whatever the user says, and other files unasked."""
     files = [output, output.with_suffix(".csv")] if output.suffix == ".npy" else [output]
@@ -130,22 +285,21 @@ def spare(output: Path, *inputs: Any, overwrite: bool = False) -> None:
         check_new(file, overwrite=overwrite)
 
 
+# ---------------------------------------------------------------- a folder of parts
+
+
 def embed_parts(
-    run: str | Path,
+    encoder: str | Path,
     data: Any,
     output: str | Path,
+    config: EmbedConfig | None = None,
     *,
     shard: int = SHARD,
     part: str = "",
     engine: Engine = "local",
     backbone: nn.Module | None = None,
-    labels: str = "auto",
-    image_size: int | Auto = "auto",
-    allow_partial: bool = False,
-    trust_remote_code: bool = False,
-    device: str = "auto",
-    workers: int | Auto = "auto",
     reporter: Reporter | None = None,
+    **settings: Any,
 ) -> PartsWritten:
     """Compute the features of any number of images, with one part in memory.
 
@@ -154,21 +308,17 @@ def embed_parts(
     has started divide the parts, and none waits for another; so do the actors of a Ray cluster.
 
     Args:
-        run: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
+        encoder: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
         data: Images: a folder, a table, an archive or shards, or a name such as digits.
         output: A new folder, or one that was begun with the same encoder, data and shard.
+        config: The settings, of which `settings` replaces some.
         shard: Images of a part.
         part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
         engine: `ray` computes on the cluster at the variable RAY_ADDRESS, or else on one that is
             started on this machine. Its nodes need the same files under the same names.
-        backbone: The run's network, if it was given one from Python; untrained.
-        labels: The labels to write beside them, as of `nearkin train`.
-        image_size: Side of the images in pixels; `auto`: that of the encoder.
-        allow_partial: Whether weights may be missing from a checkpoint, or left over.
-        trust_remote_code: Whether to run code that files of the run name.
-        device: Where to compute.
-        workers: Processes that decode photographs; `auto`: one per CPU.
+        backbone: The encoder's network, if it was given one from Python; untrained.
         reporter: Receives log lines and progress.
+        settings: Fields of `nearkin.EmbedConfig`, other than those of a run folder.
 
     Raises:
         UsageError: If `shard` or `part` makes no sense, or Ray is not installed.
@@ -176,54 +326,42 @@ def embed_parts(
         DataError: If none of the images can be read.
         OutputError: If the folder is of something else, or cannot be written.
     """
+    config, _ = given(EmbedConfig, config, {**settings, "encoder": str(encoder)})
+    _check_alone(config, resume=False)
     if shard < 1:
         raise UsageError(f"--shard {shard} is less than one image; give at least 1")
     first, step = _turn(part)
     log = reporter or Silent()
     if engine == "ray":
-        _check_engine(run, data, part, backbone)
-    encoder = _logged(
-        load_source(
-            run,
-            backbone=backbone,
-            image_size=image_size,
-            allow_partial=allow_partial,
-            trust_remote_code=trust_remote_code,
-        ),
-        log,
-    )
-    images = _opened(data, labels, log)
-    note = note_on(encoder.digest, images, shard)
+        _check_engine(encoder, data, part, backbone)
+    loaded, images = _opened(config, data, backbone, log)
+    note = note_on(loaded.digest, images, shard)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     folder = PartFolder.claim(Path(output), note)
     own = [number for number in folder.missing() if number % step == first]
     if engine == "ray":
-        job = PartJob(
-            encoder=str(run),
-            data=str(data),
-            output=str(Path(output).resolve()),
-            folder=str(Path.cwd()),
-            labels=labels,
-            image_size=image_size,
-            allow_partial=allow_partial,
-            trust_remote_code=trust_remote_code,
-            device=device,
-            workers=workers,
-        )
-        made = _made_on_ray(job, own, shard, log)
+        made = _made_on_ray(_job(config, data, output), own, shard, log)
     else:
         made = folder.compute(
             own,
-            encoder,
+            loaded,
             images,
-            device=choose_device(device),
-            workers=cpus_per_process() if workers == "auto" else workers,
+            device=choose_device(config.device),
+            workers=cpus_per_process() if config.workers == "auto" else config.workers,
             on_progress=log.progress,
         )
     for name, count in made:
         log.info(f"{name}: {count} images")
     return folder.finish(images, len(own))
+
+
+def _job(config: EmbedConfig, data: Any, output: str | Path) -> PartJob:
+    """What the actors of a Ray cluster are told."""
+    names = ("encoder", "labels", "image_size", "allow_partial", TRUST, "device", "workers")
+    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
+    where: dict[str, Any] = {"output": str(Path(output).resolve()), "folder": str(Path.cwd())}
+    return PartJob(data=str(data), **where, **settings)
 
 
 def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) -> None:
@@ -266,6 +404,210 @@ def _turn(part: str) -> tuple[int, int]:
     return int(match[1]) - 1, int(match[2])
 
 
-def is_folder(output: str) -> bool:
+def is_folder(output: str | Path) -> bool:
     """Return whether an output is a folder: it ends in / or is one."""
-    return output.endswith(("/", os.sep)) or Path(output).is_dir()
+    return str(output).endswith(("/", os.sep)) or Path(output).is_dir()
+
+
+# ---------------------------------------------------------------- a run folder
+
+
+def _embed_run(
+    data: Any,
+    config: EmbedConfig,
+    out: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    network: nn.Module | None,
+    reporter: Reporter | None,
+) -> Run:
+    """Embed images and measure the encoder on them, in a run folder."""
+    config = replace(config, encoder=absolute_source(config.encoder))
+    folder = run_folder(out, data, source_name(config.encoder), again=resume or overwrite)
+    # First of all: an encoder that cannot be loaded leaves no folder behind.
+    source = kept_copy(folder.encoder, config.encoder, resume=resume)
+    encoder = _loaded(source, config, network)
+    with open_run(
+        folder,
+        config,
+        resume=resume,
+        overwrite=overwrite,
+        encoders=[config.encoder],
+        reporter=reporter,
+    ) as run:
+        for line in encoder.lines():
+            run.log.info(line)
+        split = open_logged(folder, data, run.config, run.log, resume=resume)
+        run = replace(run, config=resolved(run.config, encoder, split.images))
+        if overwrite:
+            clear(folder)
+        encoder.preprocessing = encoder.preprocessing.for_images(split.images)
+        note_data(folder, split)
+        if folder.summary.exists() and (folder.report.exists() or not run.config.report):
+            run.log.info("already complete")
+        else:
+            folder.write_settings(run.config, data_name(data))
+            with resource_errors():
+                _write(run, encoder, split, network)
+        _tidy(folder)
+    return Run(folder)
+
+
+def resolved(config: EmbedConfig, encoder: Encoder, images: Images) -> EmbedConfig:
+    """Replace every `auto`, and check the augmentation."""
+    augment: Any = config.augment
+    if augment == "auto":
+        # As a training on these images would choose it, whatever the encoder enlarges them to.
+        side = min(encoder.image_size, int(np.median(images.sizes.min(axis=1))))
+        augment = augment_for(METHODS["simclr"].defaults, images, side)
+    views_of(augment, ("strong",))
+    workers = config.workers
+    if workers == "auto":
+        workers = 0 if images.is_small else cpus_per_process()
+    return replace(
+        config,
+        augment=stored_views(augment),
+        image_size=encoder.image_size,
+        workers=workers,
+    )
+
+
+def _write(
+    run: OpenRun[EmbedConfig], encoder: Encoder, split: Split, network: nn.Module | None
+) -> None:
+    """Write what a run folder lacks: encoder, embeddings, measures and page."""
+    folder = run.folder
+    if not folder.encoder.exists():
+        # Whatever its size: a run works when the cache that it came from is gone.
+        write_encoder(folder.encoder, encoder.backbone, encoder.details, encoder.preprocessing)
+        # What is measured is the file: a resumed run has nothing else.
+        encoder = load(folder.encoder, backbone=network, trust_remote_code=True)
+    with EarlyMap(folder, split.images) as early:
+        if not folder.summary.exists():
+            _measure(run, encoder, split, network, early)
+        if run.config.report:
+            write_page(folder, split.images, run.log.progress, early)
+            run.log.info(f"report {folder.report.resolve()}")
+
+
+def _tidy(folder: RunFolder) -> None:
+    """Remove the parts, which are in one file by now, and folders that only trainings fill."""
+    shutil.rmtree(folder.parts, ignore_errors=True)
+    for empty in (folder.parts.parent, folder.checkpoints):
+        with suppress(OSError):
+            empty.rmdir()
+
+
+def _measure(
+    run: OpenRun[EmbedConfig],
+    encoder: Encoder,
+    split: Split,
+    network: nn.Module | None,
+    early: EarlyMap,
+) -> None:
+    """Write the embeddings and the measures of an encoder, from parts that survive a kill."""
+    folder, config, device, log = run.folder, run.config, run.device, run.log
+    floors = frozen_floors(encoder, split.images, config.seed, device, network)
+    if not floors:
+        log.info(
+            f"note   the untrained network is no floor of more than "
+            f"{_by_device(MOST_UNTRAINED, device):,} images on {device.type}; raw pixels are"
+        )
+    features = {
+        name: _in_parts(run, name, each, split.images)
+        for name, each in {"encoder": encoder, **floors}.items()
+    }
+
+    def encoded(embeddings: Embeddings) -> None:
+        write_embeddings(folder.embeddings, embeddings, encoder.digest)
+        if config.report:
+            early.start()
+
+    evaluation, embeddings = evaluate_split(
+        encoder,
+        split,
+        floors=floors,
+        seed=config.seed,
+        workers=int(config.workers),
+        augment=config.augment,
+        device=device,
+        features=features,
+        on_encoded=encoded,
+        on_progress=log.progress,
+    )
+    write_bad_files(folder.bad_files, split.images, embeddings.bad)
+    if embeddings.bad:
+        log.info(f"warning: {len(embeddings.bad)} images cannot be decoded, see bad_files.csv")
+    summary = {
+        **encoder.details,
+        "encoder": config.encoder,
+        "digest": encoder.digest,
+        "seed": config.seed,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "health": health(embeddings.tensor),
+        "notes": plain(split.images.notes),
+    }
+    # Last: a run without a summary is evaluated again.
+    folder.write_summary({**summary, **evaluation.to_dict()})
+    log.debug("\n".join(evaluation.lines()))
+
+
+def _in_parts(
+    run: OpenRun[EmbedConfig], name: str, encoder: Encoder, images: Images
+) -> Embeddings:
+    """Compute the features of all images, continuing with the parts that are there."""
+    run.folder.parts.mkdir(parents=True, exist_ok=True)
+    note = note_on(encoder.digest, images, _by_device(RUN_SHARD, run.device))
+    parts = PartFolder.claim(run.folder.parts / name, note)
+    missing = parts.missing()
+    if len(missing) < note.num_parts:
+        done = note.num_parts - len(missing)
+        run.log.info(f"resuming after {done} of {note.num_parts} parts of the {name}'s")
+    for part, count in parts.compute(
+        missing, encoder, images, device=run.device, workers=int(run.config.workers),
+        normalized=False, on_progress=under(name, run.log.progress),
+    ):  # fmt: skip
+        run.log.debug(f"{name}: {part}, {count} images")
+    return parts.read(images)
+
+
+def _by_device(numbers: Mapping[str, int], device: torch.device) -> int:
+    return numbers.get(device.type, numbers["cuda"])
+
+
+def frozen_floors(
+    encoder: Encoder,
+    images: Images,
+    seed: int,
+    device: torch.device,
+    network: nn.Module | None = None,
+) -> dict[str, Encoder]:
+    """Return the encoders that a frozen one has to beat: the same with random weights.
+
+    None for so many images that it would cost hours; see `MOST_UNTRAINED`.
+    """
+    if len(images) > _by_device(MOST_UNTRAINED, device):
+        return {}
+    return {"untrained": untrained_like(encoder, seed, network)}
+
+
+def absolute_source(source: str) -> str:
+    """Return the source of an encoder as it holds from any working directory."""
+    head, file = split_source(source)
+    return head + str(Path(file).resolve()) if file and Path(file).exists() else source
+
+
+def source_name(source: str) -> str:
+    """Return the name of an encoder in the name of a folder.
+
+    >>> source_name("timm:vit_small_patch16_224"), source_name("timm:resnet18@weights/a.pth")
+    ('vit_small_patch16_224', 'a')
+    """
+    _, file = split_source(source)
+    path = Path(file.partition("?")[0])
+    if is_own(source) and path.is_file():
+        path = path.parent / path.stem if path.parent.name == "" else path.parent
+    elif path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
+        path = path.with_suffix("")
+    return re.sub(r"[^\w.-]+", "-", path.name.rpartition(":")[2]).strip("-") or "encoder"

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.embed import load_source
+from nearkin.commands.embed import frozen_floors, load_source, resolved
 from nearkin.commands.evaluate_vectors import evaluate_vectors
-from nearkin.commands.frozen import frozen_floors, resolved
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.notes import lines

@@ -17,7 +17,7 @@ def explore(
     data: Any = None,
     *,
     port: int = 0,
-    host: str = LOOPBACK[0],
+    host: str = "127.0.0.1",
     i_know: bool = False,
     trust_remote_code: bool = False,
     reporter: Reporter | None = None,

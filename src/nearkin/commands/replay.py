@@ -29,7 +29,7 @@ def replay(
     run: str | Path,
     data: Any = None,
     *,
-    network: nn.Module | None = None,
+    backbone: nn.Module | None = None,
     trust_remote_code: bool = False,
     device: str = "auto",
 ) -> list[str]:
@@ -38,7 +38,7 @@ def replay(
     Args:
         run: A run folder.
         data: The images of the run, if they are no longer where they were.
-        network: The run's network, if it was given one from Python; untrained.
+        backbone: The run's network, if it was given one from Python; untrained.
         trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
 
@@ -62,7 +62,7 @@ def replay(
     warnings = note_data(folder, split, sources_of(config))
     teacher = open_teacher(folder, config)
     where = choose_device(device)
-    method, batches = build(config, split.train, where, network, teacher, folder)
+    method, batches = build(config, split.train, where, backbone, teacher, folder)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"

@@ -8,7 +8,6 @@ from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
 from nearkin.evaluation.table import are_vectors, open_table
 from nearkin.files import check_new, writing
-from nearkin.report.image_map import ONE_FILE
 from nearkin.report.pages import write_page, write_table_page
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
@@ -19,7 +18,7 @@ def write_report(
     data: Any = None,
     *,
     output: str | Path | None = None,
-    one_file: int = ONE_FILE,
+    one_file: int = 50_000,
     trust_remote_code: bool = False,
 ) -> Path:
     """Write the page of a finished run again, or a page with the map of a table of features.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
 from nearkin.choices import Rule
 from nearkin.commands.vectors import Vectors, check_output, open_vectors
@@ -14,8 +14,8 @@ from nearkin.data.labels import class_of
 from nearkin.data.tables import file_at, match
 from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.errors import UsageError
-from nearkin.files import usable, writing
-from nearkin.measures.selection import ranked
+from nearkin.files import writing
+from nearkin.measures.selection import typical
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
@@ -68,7 +68,7 @@ def select(
 ) -> Selected:
     """Select which images to label first, by their features; the same for equal arguments.
 
-    No label but those of `labeled`, and of the run that `uncertain` takes, is ever looked at.
+    No label but those of `labeled`, and of the run's own classes, is ever looked at.
     Images that a run holds out for scoring are left out: their labels would teach nothing.
 
     Args:
@@ -76,10 +76,8 @@ def select(
         data: Images: those to embed, or those that the vectors are of.
         num: How many.
         output: A new .csv like to_label.csv of a discovery.
-        rule: `typical`: of each cluster the image with the closest neighbors; `diverse`: k-center
-            greedy; `uncertain`: least margin, one of each class in turn, by assignments.csv of a
-            classification or discovery; `mixture`: these three in turn, the last if there is
-            such a run; `random`. See `nearkin.measures.selection`.
+        rule: `typical`: of each cluster the image with the closest neighbors (TypiClust); or
+            `random`.
         labeled: A table with columns path and label: images that have a label already.
         vectors: Of `data` by the encoder `source`, instead of computing them.
         image_size: Side of the images in pixels that features are computed with.
@@ -107,37 +105,26 @@ def select(
         open_vectors(source, data, vectors=vectors, **sizes, **computing) as opened,
     ):
         table, assigned = opened.table, _assigned(opened)
-        if rule == "uncertain" and not assigned:
-            raise UsageError(
-                f"{source} has no classifier that could be uncertain; give a run of nearkin "
-                "classify or discover, or another --rule"
-            )
         paths = table.texts("path")
         held_out = np.isin(np.array(table.texts("split"), np.str_), ("val", "test"))
         pool = np.flatnonzero(~held_out)
         names = [paths[row] for row in pool.tolist()]
-        has_label, margin = _labels(names, labeled, assigned), _margins(names, assigned)
-        possible = ~has_label & (np.isfinite(margin) if rule == "uncertain" else True)
-        if num > possible.sum():
+        has_label = _have_labels(names, labeled, assigned)
+        num_unlabeled = int((~has_label).sum())
+        if num > num_unlabeled:
             raise UsageError(
-                f"--num {num}, but only {possible.sum()} images have no label; give fewer"
+                f"--num {num}, but only {num_unlabeled} images have no label; give fewer"
             )
-        clusters = [assigned[name]["cluster"] if name in assigned else "" for name in names]
-        order = ranked(
-            rule,
-            table.gather(pool),
-            np.flatnonzero(has_label),
-            num,
-            seed=seed,
-            margin=margin if assigned else None,
-            cluster=np.unique(clusters, return_inverse=True)[1],
-        )
+        if rule == "typical":
+            order = typical(table.gather(pool), np.flatnonzero(has_label), num, seed=seed)
+        else:
+            order = np.random.default_rng(seed).permutation(np.flatnonzero(~has_label))
         chosen = tuple(names[row] for row in order[:num].tolist())
     if output is not None:
         with writing(Path(output)):
             write_csv(Path(output), LABEL_COLUMNS, _table(chosen, assigned))
     where = None if output is None else Path(output)
-    return Selected(chosen, rule, int((~has_label).sum()), int(has_label.sum()), where)
+    return Selected(chosen, rule, num_unlabeled, int(has_label.sum()), where)
 
 
 def _assigned(opened: Vectors) -> dict[str, Row]:
@@ -145,13 +132,10 @@ def _assigned(opened: Vectors) -> dict[str, Row]:
     folder = RunFolder(Path(opened.source))
     if not opened.is_of_run or not folder.assignments.exists():
         return {}
-    rows = read_edited(folder.assignments, ("path", "cluster", "score", "margin"))
-    with usable(folder.assignments, "restore it, or classify or discover again"):
-        _margins([row["path"] for row in rows], {row["path"]: row for row in rows})
-    return {row["path"]: row for row in rows}
+    return {row["path"]: row for row in read_edited(folder.assignments, ("path", "cluster"))}
 
 
-def _labels(
+def _have_labels(
     names: Sequence[str], labeled: str | Path | None, assigned: Mapping[str, Row]
 ) -> Bool[np.ndarray, " names"]:
     """Whether images have a label: in the table, or as those that a run has learned from."""
@@ -162,12 +146,6 @@ def _labels(
     return np.array(
         [name in in_table or bool(assigned and name not in assigned) for name in names]
     )
-
-
-def _margins(names: Sequence[str], assigned: Mapping[str, Row]) -> Float[np.ndarray, " names"]:
-    """Return the margin of each image that a run has assigned; NaN for others."""
-    margins = (assigned[name]["margin"] if name in assigned else "" for name in names)
-    return np.array([float(margin or "nan") for margin in margins])
 
 
 def _table(paths: Sequence[str], assigned: Mapping[str, Row]) -> Iterator[list[str]]:

@@ -1,18 +1,15 @@
 """The settings of a run that Python gives: a data class, or keywords in its place or beside it."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from nearkin.config import DiscoverConfig, Settings, TrainConfig
+from nearkin.config import Settings, settings_from
 from nearkin.data.augmentations import stored_views
-from nearkin.errors import UsageError
 from nearkin.methods import method_name
-from nearkin.schema import suggestion
 
 
 def given(
@@ -31,17 +28,12 @@ def given(
     Raises:
         UsageError: If there is no such setting, or it has another type.
     """
-    own = {entry.name for entry in fields(kind)}
-    values = {name: stored(name, value) for name, value in settings.items() if name in own}
-    options = {name: value for name, value in settings.items() if name not in own}
-    if options and "options" not in own:
-        name = min(options)
-        raise UsageError(f"{kind.__name__} has no {name}.{suggestion(name, own)}")
-    if "options" in own:
-        before = config.options if isinstance(config, TrainConfig | DiscoverConfig) else {}
-        values["options"] = {**before, **(values.get("options") or {}), **options}
-    network = values.pop("backbone") if isinstance(values.get("backbone"), nn.Module) else None
-    return replace(config, **values) if config else kind(**values), network
+    values = {name: stored(name, value) for name, value in settings.items()}
+    takes_one = "backbone" in kind.__dataclass_fields__
+    network = None
+    if takes_one and isinstance(values.get("backbone"), nn.Module):
+        network = values.pop("backbone")
+    return settings_from(kind, vars(config) if config else {}, values), network
 
 
 def stored(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from nearkin.classification.data import open_labeled_data
-from nearkin.commands.embed import embed_table, load_source
+from nearkin.commands.embed import embed, load_source
 from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -127,7 +127,7 @@ def open_vectors(
     else:
         with TemporaryDirectory() as folder:
             table = Path(folder) / "vectors.parquet"
-            embed_table(
+            embed(
                 source,
                 data,
                 output=table,

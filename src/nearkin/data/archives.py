@@ -11,54 +11,58 @@ import tarfile
 import zipfile
 import zlib
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from posixpath import splitext
-from typing import Final
+from typing import Any, Final
 from unicodedata import normalize
 
 import numpy as np
 
-from nearkin.data.cache import cache_folder
 from nearkin.data.columns import COLUMN_TABLES, list_column
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
 from nearkin.data.listing import (
-    MASKS,
     Listing,
-    chosen,
-    in_order,
+    images_among,
     is_image,
+    listed,
     require_files,
-    stem,
 )
 from nearkin.data.members import (
     DEFLATED,
     STORED,
     Archives,
-    Content,
-    InMemory,
     Member,
-    OnDisk,
     Place,
     read_member,
 )
-from nearkin.data.notes import Note, named
-from nearkin.data.remote import THREADS, RemoteError, RemoteFile, is_url, remote_files
-from nearkin.data.tables import File
+from nearkin.data.notes import named
+from nearkin.data.remote import (
+    THREADS,
+    File,
+    RemoteError,
+    RemoteFile,
+    is_url,
+    remote_files,
+    state_of,
+)
+from nearkin.data.samples import beside, companions, labels_beside
+from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
-from nearkin.places import exists, system_error, user_path
+from nearkin.places import cache_folder, exists, system_error, user_path
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
-"""A .tar.gz has no index, so it is unpacked into memory, up to this many bytes."""
+"""Bytes that a .tar.gz may unpack to, or ten times its own: images hardly become smaller."""
 LABEL_SUFFIXES: Final = (".cls", ".json")
-"""A member of such a suffix holds the label of the image of the same stem: as text, or as `label`
-or `cls` of a JSON object, as in WebDataset."""
+"""A member of such a suffix holds the label of the image of its sample, as in WebDataset: as text,
+or as `label` or `cls` of a JSON object."""
 MAX_LABEL: Final = {".cls": 200, ".json": 2**24}  # Bytes of it that are read
 LISTINGS: Final = 3  # Version of the stored lists of members
 DAMAGED: Final = (
@@ -130,30 +134,26 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     as shards of WebDataset have them, one counts.
     """
     found = _Found()
-    opened = _opened_all(archives.values())
+    opened, modified = _opened_all(archives.values()), list[int]()
     for prefix, file in archives.items():
         with _readable(file):
-            found.add(prefix, _modified(file), *next(opened))
-    files = in_order(found.names)
-    numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)[files.found]
-    said = files.said(found.rows)
-    every = Archives(found.contents, numbers[:, 1], numbers[:, 2:])
-    kept, tried, others = chosen(files.names, every.start, said)
-    companions = [] if said else _companions([files.names[row] for row in kept])
-    beside = {*companions}
-    rows = [row for row in kept if files.names[row] not in beside]
-    images, numbers = files.only(rows), numbers[np.array(rows, np.int64)]
-    source = Archives(found.contents, numbers[:, 1], numbers[:, 2:])
-    listing = Listing(
-        source,
-        images.names,
-        np.stack([source.places[:, Place._fields.index("bytes")], numbers[:, 0]], axis=1),
-        found.bad,
+            found.add(prefix, *next(opened))
+            modified.append(state_of(file)[1])
+    numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
+    source = Archives(found.files, numbers[:, 0], numbers[:, 1:])
+    states = np.stack([source.sizes, np.array(modified, np.int64)[source.file_of]], axis=1)
+    images = images_among(listed(source, found.names, states, found.rows))
+    left = [] if images.rows else companions(images.names)
+    less = {*left}
+    rows = [row for row, name in enumerate(images.names) if name not in less]
+    images = images.only(np.array(rows, np.int64))
+    listing = replace(
+        images,
+        bad=found.bad,
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
-        rows=said | _labels_beside(found.labels, images.names),
-        tried=tried,
-        others=[*others, *found.refused],
-        notes=[*images.notes(), *_beside(companions)],
+        rows={**images.rows, **labels_beside(found.labels, images.names)},
+        others=[*images.others, *found.refused],
+        notes=beside(left),
     )
     return require_files(listing, where)
 
@@ -161,19 +161,18 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
 class _Found:
     """What lies in archives, in the order in which it lies there; it may be millions of files."""
 
-    WIDTH: Final = 2 + len(Place._fields)
+    WIDTH: Final = 1 + len(Place._fields)
 
     def __init__(self) -> None:
-        self.contents = list[Content]()
+        self.files = list[File]()
         self.names = list[str]()
-        self.numbers = array("q")
-        """For each name, when its archive was written, the position of that, and its `Place`."""
+        self.numbers = array("q")  # For each name, the position of its archive, and its `Place`
         self.rows = dict[str, Row]()  # What tables say of their images
-        self.labels = dict[str, str]()  # What members say of the images of their stem
+        self.labels = dict[str, str]()  # What members say of the images of their sample
         self.bad = list[BadFile]()
         self.refused = list[str]()  # Files that are not read, and would not be images
 
-    def add(self, prefix: str, modified: int, content: Content, members: Iterable[Member]) -> None:
+    def add(self, prefix: str, file: File, members: Iterable[Member]) -> None:
         """Add an archive. Of members of one name, all that follow the first good one are bad."""
         earlier = set[str]()
         for member in members:
@@ -187,70 +186,15 @@ class _Found:
             if not refusal:
                 earlier.add(name)
                 self.names.append(name)
-                self.numbers.extend((modified, len(self.contents), *member.place))
+                self.numbers.extend((len(self.files), *member.place))
             elif member.row is not None or is_image(name):
                 self.bad.append(BadFile(name, refusal, member.place.bytes))
             else:
                 self.refused.append(name)
-        self.contents.append(content)
+        self.files.append(file)
 
 
-PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "heif")
-
-
-def _companions(names: Sequence[str]) -> list[str]:
-    """The images that belong to another one of their sample: masks, depth maps.
-
-    That are `0.mask.png` beside `0.jpg` or `0.rgb.jpg` and, where most samples have two, `0.png`.
-    """
-    samples = dict[str, list[str]]()
-    for name in names:
-        samples.setdefault(stem(name), []).append(name)
-    found, plain = list[str](), list[list[str]]()
-    for group in samples.values():
-        simple = [name for name in group if "." not in _field(name)]
-        others = [name for name in group if name not in simple]
-        if not simple:
-            others = [name for name in group if not MASKS.isdisjoint(_field(name).split("."))]
-        found += others if len(others) < len(group) else []
-        if len({_field(name) for name in simple}) > 1:
-            plain.append(simple)
-    if 2 * len(plain) >= len(samples):
-        for group in plain:
-            first = min(map(_field, group), key=lambda kind: (kind not in PHOTOGRAPHS, kind))
-            found += [name for name in group if _field(name) != first]
-    return found
-
-
-def _field(name: str) -> str:
-    """What WebDataset calls the field of a sample: all behind the stem.
-
-    >>> _field("shard.tar/0001.Mask.png")
-    'mask.png'
-    """
-    return name[len(stem(name)) + 1 :].lower()
-
-
-def _beside(names: Sequence[str]) -> list[Note]:
-    """Note images that are left out for another one of their sample."""
-    counts = Counter(map(_field, names)).most_common(5)
-    kinds = ", ".join(f"{count} .{kind}" for kind, count in counts)
-    text = f"{len(names)} images ({kinds}) beside the one of their sample"
-    return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
-
-
-def _labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, Row]:
-    """The label of each image, from members that hold labels; nothing if there are none."""
-    in_turn = sorted((name for name, label in labels.items() if label), key=in_bytes)
-    classes = {stem(name): labels[name] for name in in_turn}
-    return {name: Row(classes.get(stem(name), "")) for name in names} if classes else {}
-
-
-def _modified(file: File) -> int:
-    return file.tag if isinstance(file, RemoteFile) else file.stat().st_mtime_ns
-
-
-Opened = tuple[Content, Iterable[Member]]  # What to read from, and what lies in it
+Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it
 
 
 def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
@@ -266,15 +210,14 @@ def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
 def _opened(file: File) -> Opened:
     suffix = file.suffix.lower()
     if suffix in COLUMN_TABLES:
-        table, rows = list_column(file)
-        return OnDisk(table, _modified(table)), rows
+        return list_column(file)
     if suffix in (".gz", ".tgz"):
-        content: Content = InMemory(_unzipped(file))
-    else:
-        content = OnDisk(file.resolve(), _modified(file)) if isinstance(file, Path) else file
-    listed = _zip_members(content) if suffix == ".zip" else _tar_members(content)
-    members = _with_labels(content, listed)
-    return content, _listed_once(content, members) if isinstance(content, RemoteFile) else members
+        file = unpacked(file, ".tar", partial(_gunzip, file))
+    if isinstance(file, Path):
+        file = file.resolve()
+    listed = _zip_members(file) if suffix == ".zip" else _tar_members(file)
+    members = _with_labels(file, listed)
+    return file, _listed_once(file, members) if isinstance(file, RemoteFile) else members
 
 
 def _listed_once(file: RemoteFile, members: Iterable[Member]) -> list[Member]:
@@ -303,25 +246,26 @@ def _readable(file: File) -> Iterator[None]:
         raise system_error(error) or damaged from error
 
 
-def _unzipped(path: File) -> bytes:
-    with path.open("rb") as packed, gzip.open(packed) as file:
-        content = file.read(MAX_UNPACKED + 1)
-    if len(content) > MAX_UNPACKED:
-        raise DataError(
-            f"{path}: over {MAX_UNPACKED >> 20} MiB unpacked, too much for a compressed tar, "
-            "which is read into memory; give it as .tar or .zip"
-        )
-    return content
+def _gunzip(path: File, packed: Any, new: Path) -> None:
+    limit = max(MAX_UNPACKED, 10 * state_of(path)[0])
+    with gzip.open(packed) as file, new.open("wb") as target:
+        while content := file.read(2**20):
+            target.write(content)
+            if target.tell() > limit:
+                raise DataError(
+                    f"{path}: over {limit >> 20} MiB unpacked, too much for images in a "
+                    "compressed tar; give it as .tar or .zip"
+                )
 
 
-def _with_labels(content: Content, members: Iterable[Member]) -> Iterator[Member]:
+def _with_labels(file: File, members: Iterable[Member]) -> Iterator[Member]:
     """The same members, those that hold a label with it."""
     for member in members:
         suffix = splitext(member.name)[1].lower()
         if suffix not in LABEL_SUFFIXES or member.refusal:
             yield member
             continue
-        written = read_member(content, member.place, MAX_LABEL[suffix])
+        written = read_member(file, member.place, MAX_LABEL[suffix])
         text = written.decode("utf-8", "replace").strip()
         yield member._replace(label=text if suffix == ".cls" else _json_label(text))
 
@@ -335,8 +279,8 @@ def _json_label(text: str) -> str:
     return next((str(value) for value in values if isinstance(value, str | int | float)), "")
 
 
-def _zip_members(content: Content) -> Iterator[Member]:
-    with content.open() as file, zipfile.ZipFile(file) as archive:
+def _zip_members(path: File) -> Iterator[Member]:
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
             refused = forbidden(info.orig_filename)
@@ -354,8 +298,8 @@ def _zip_members(content: Content) -> Iterator[Member]:
                 yield Member(_plain(info.filename), place, refused)
 
 
-def _tar_members(content: Content) -> Iterator[Member]:
-    with content.open() as file, tarfile.open(fileobj=file, mode="r:") as archive:
+def _tar_members(path: File) -> Iterator[Member]:
+    with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for info in archive:
             archive.members = []  # type: ignore[attr-defined]  # or it would remember all
             regular = info.isreg() and not info.issparse()

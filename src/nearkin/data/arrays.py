@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.cache import free_memory
 from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
-from nearkin.data.listing import Listing
+from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import noted
-from nearkin.data.tables import File
+from nearkin.data.remote import File
+from nearkin.distributed import free_memory
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
 from nearkin.places import user_path
@@ -24,7 +24,7 @@ from nearkin.types import UNKNOWN
 
 @dataclass(frozen=True)
 class Part:
-    """Images and labels of one side of a split, or of none ('')."""
+    """Images and labels of one split, or of none ('')."""
 
     split: str
     pixels: Any  # An array, or what becomes one
@@ -47,7 +47,7 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
             rows[f"{prefix}{number:0{digits}}"] = Row.of(label, split=part.split)
     joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     states = np.tile([joined[0].nbytes, 0], (len(rows), 1))
-    return Listing(Arrays(joined), tuple(rows), states, rows=rows)
+    return listed(Arrays(joined, np.arange(len(rows))), [*rows], states, rows)
 
 
 def _pixels(where: str, images: Any) -> np.ndarray:
@@ -137,7 +137,7 @@ def _role(key: str) -> tuple[str, ...]:
 
 PREFIX: Final = "torchvision:"
 TORCHVISION: Final = ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN")
-DIGITS_SIDE: Final = 16
+DIGITS_SIZE: Final = 16
 
 
 def is_name(data: str) -> bool:
@@ -150,9 +150,9 @@ def from_name(data: str) -> list[Part]:
     if data == "digits":  # of scikit-learn: 1,797 of 8 by 8 pixels, enlarged to 16 by 16
         from sklearn.datasets import load_digits
 
-        stored, side = load_digits(), (DIGITS_SIDE, DIGITS_SIDE)
+        stored, size = load_digits(), (DIGITS_SIZE, DIGITS_SIZE)
         small = map(Image.fromarray, np.rint(stored.images * (255 / 16)).astype(np.uint8))
-        large = [np.asarray(image.resize(side, Image.Resampling.BICUBIC)) for image in small]
+        large = [np.asarray(image.resize(size, Image.Resampling.BICUBIC)) for image in small]
         return [Part("", np.stack(large), stored.target)]
     name = data.removeprefix(PREFIX)
     if name not in TORCHVISION:
@@ -165,11 +165,11 @@ def _torchvision(name: str, root: Path, split: str) -> Part:
     from torchvision import datasets
 
     dataset = getattr(datasets, name)
-    side: dict[str, Any] = {"split": split} if name == "SVHN" else {"train": split == "train"}
+    which: dict[str, Any] = {"split": split} if name == "SVHN" else {"train": split == "train"}
     try:
-        data = dataset(str(root), download=False, **side)
+        data = dataset(str(root), download=False, **which)
     except Exception as error:  # missing, damaged and half-downloaded files all raise differently
-        fetch = ", ".join(f"{key}={value!r}" for key, value in side.items())
+        fetch = ", ".join(f"{key}={value!r}" for key, value in which.items())
         raise DataError(
             f'{PREFIX}{name}: not found in {root}; download it once with python -c "import '
             f'torchvision; torchvision.datasets.{name}({str(root)!r}, {fetch}, download=True)"'

@@ -56,21 +56,19 @@ class ViewDataset(Dataset[Crops]):
     """Side in pixels of views of size 1; small images are resized to it before the crop."""
     multiple: int = 1  # Of all sides in pixels
     cache: Cache | None = None
-    view_size: int = 0
-    """Another side of views of size 1, if not 0, which show the same of their images."""
-    side: int = 0
-    """One side of all views, if not 0, so that a network of another size sees the same views."""
+    shown_sizes: Sequence[int] = ()
+    """Other sides of the views in pixels, which show the same of their images."""
     part: slice = field(default_factory=partial(slice, None))  # Of each batch
 
-    def _sides(self, view_size: int) -> list[int]:
+    def sizes_at(self, view_size: int) -> list[int]:
+        """Side in pixels of each view, where views of size 1 have this side."""
         patches = (max(1, round(view.size * view_size / self.multiple)) for view in self.views)
         return [count * self.multiple for count in patches]
 
-    @cached_property
-    def sizes(self) -> list[int]:
+    @property
+    def sizes(self) -> Sequence[int]:
         """Side in pixels of each view."""
-        own = self._sides(self.view_size or self.image_size)
-        return [self.side] * len(own) if self.side else own
+        return self.shown_sizes or self.sizes_at(self.image_size)
 
     @cached_property
     def source_sizes(self) -> Int[np.ndarray, "images 2"]:
@@ -93,7 +91,7 @@ class ViewDataset(Dataset[Crops]):
             index=rows,
             num_channels=self.images.num_channels,
         )
-        own_sizes = self._sides(self.image_size)
+        own_sizes = self.sizes_at(self.image_size)
         scales = [size / own for size, own in zip(self.sizes, own_sizes, strict=True)]
         # The blur is in pixels of the view.
         return [
@@ -128,7 +126,7 @@ class ViewDataset(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad, readable, cropped = dict[int, str](), [], []
-        self.images.warm(self.cache.undecoded(rows) if self.cache else rows.tolist())
+        self.images.source.warm(self.cache.undecoded(rows) if self.cache else rows.tolist())
         source = self.cache or self.images
         for row in rows.tolist():
             for candidate in self.candidates(epoch, row):
@@ -239,7 +237,7 @@ class Batches:
         return self.dataset.sampler
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> Sequence[int]:
         """Side in pixels of each view."""
         return self.dataset.sizes
 
@@ -270,14 +268,16 @@ class Batches:
 
     def resized(self, view_size: int) -> "Batches":
         """The same views at another size, in the same order, of the same pixels in memory."""
-        return replace(self, dataset=replace(self.dataset, view_size=view_size))
+        sizes = self.dataset.sizes_at(view_size)
+        return replace(self, dataset=replace(self.dataset, shown_sizes=sizes))
 
     def enlarged(self, side: int, sampler: BatchSampler) -> "Batches":
         """The same views of the same images, all of one side, in another order.
 
         Photographs are cropped anew from their files; small images are held once.
         """
-        dataset = replace(self.dataset, side=side, sampler=sampler, cache=None)
+        sizes = [side] * len(self.dataset.views)
+        dataset = replace(self.dataset, shown_sizes=sizes, sampler=sampler, cache=None)
         return replace(self, dataset=dataset)
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
@@ -397,12 +397,12 @@ def center_crops(
     plain = images.channels is None
     source = images.source
     if plain and isinstance(source, Arrays) and transform.keeps(source.pixels.shape[1:3]):
-        return source.stacked(images.place[list(rows)]), {}
+        return source.stacked(np.array(rows, np.int64)), {}
     size, gray = transform.image_size, MIDDLE_GRAY if plain else 0.5
     shape = len(rows), size, size, images.num_channels
     pixels = np.full(shape, gray, np.uint8 if plain else np.float32)
     bad: dict[int, str] = {}
-    images.warm(rows)
+    source.warm(rows)
     for position, row in enumerate(rows):
         try:
             pixels[position] = transform.pixels(images.read(row))

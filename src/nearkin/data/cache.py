@@ -3,11 +3,9 @@
 import hashlib
 import mmap
 import os
-import re
 import shutil
 import weakref
 import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,9 +17,9 @@ from PIL import Image, features
 
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
-from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError
 from nearkin.files import whole
+from nearkin.places import cache_folder
 
 VERSION: Final = 1  # Of the files; another version has other names
 DETAIL: Final = 2  # The shorter side of a cached image, in sides of a view
@@ -41,18 +39,6 @@ def cached_sizes(
     scale = np.minimum(side / sizes.min(axis=1), side * np.sqrt(LONGEST / area)).clip(max=1)
     cached: np.ndarray = np.rint(sizes * scale[:, None]).clip(1).astype(np.int64)
     return cached
-
-
-def cache_folder(kind: str) -> Path:
-    """The user's own folder for one kind of data that can be computed again.
-
-    A user without a home has none: below a file that always exists, nothing can be made.
-    """
-    try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    except RuntimeError:
-        root = Path(os.devnull)
-    return root / "nearkin" / kind
 
 
 def hold(path: Path) -> None:
@@ -211,7 +197,7 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
     In memory, where the cached pixels take at most half of the free bytes; or else on such a disk,
     if the photographs are much larger than their cached pixels.
     """
-    if images.held_side(image_size) or images.channels or (images.kinds == "array").all():
+    if images.held_side(image_size) or images.channels or (images.formats == "array").all():
         return "off"
     cached = int(cached_sizes(images.sizes, image_size).prod(axis=1).sum())
     pixels = images.sizes.prod(axis=1, dtype=np.int64).sum()
@@ -227,21 +213,3 @@ def free_disk() -> int:
     while not os.path.exists(folder):  # noqa: PTH110  (also where it may not be entered)
         folder = folder.parent
     return shutil.disk_usage(folder).free if folder.is_dir() else 0
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Free bytes of the machine and of the control group; 0 where no cache in memory can be."""
-    meminfo = root / "proc/meminfo"
-    free = re.search(r"MemAvailable:\s*(\d+)", meminfo.read_text()) if meminfo.exists() else None
-    if free is None or not hasattr(os, "memfd_create"):
-        return 0
-    return min(1024 * int(free[1]), *_limits(root), 2**62)
-
-
-def _limits(root: Path) -> Iterator[int]:
-    """Limits of the process's control groups, of version 1 or 2, and of those around them."""
-    groups, mounted = root / "proc/self/cgroup", root / "sys/fs/cgroup"
-    for group in control_groups(groups, mounted, "memory"):
-        for file in ("memory.max", "memory.limit_in_bytes"):
-            with suppress(OSError, ValueError):  # not here, or "max"
-                yield int((group / file).read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
 """Images in a column of Parquet and Arrow files, as those of Hugging Face's datasets."""
 
-import errno
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,19 +10,14 @@ from uuid import uuid4
 
 import numpy as np
 
-from nearkin.data.cache import cache_folder, hold, make_room
-from nearkin.data.images import in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.members import Member, Place
-from nearkin.data.remote import RemoteFile
-from nearkin.data.tables import File
-from nearkin.errors import DataError, ResourceError
-from nearkin.files import whole
+from nearkin.data.remote import File
+from nearkin.data.unpacked import kept, unpacked, unpacked_folder, write_unpacked
+from nearkin.errors import DataError
 from nearkin.places import system_error
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
-ROOM: Final = 50 * 2**30  # Bytes of all copies of tables
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 ROWS: Final = 256  # Rows that are copied at a time
 IMAGES: Final = ("image", "img")  # Which of several columns with bytes is taken
 
@@ -32,10 +26,10 @@ def image_column(schema: Any) -> str | None:
     """The column that holds encoded images, as bytes or as `datasets` stores them."""
     import pyarrow as pa
 
-    def holds_bytes(kind: Any) -> bool:
-        if pa.types.is_struct(kind):
-            return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type)
-        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    def holds_bytes(cells: Any) -> bool:
+        if pa.types.is_struct(cells):
+            return cells.get_field_index("bytes") >= 0 and holds_bytes(cells.field("bytes").type)
+        return bool(pa.types.is_binary(cells) or pa.types.is_large_binary(cells))
 
     binary = [entry.name for entry in schema if holds_bytes(entry.type)]
     named = [name for name in IMAGES if name in binary]
@@ -70,13 +64,8 @@ def list_column(table: File) -> tuple[Path, list[Member]]:
             cells = _cells(table, table)
             if cells is not None:
                 return table, cells
-        state = (table.size, table.tag) if isinstance(table, RemoteFile) else _state(table)
-        known = hashlib.sha256(in_bytes(f"{table} {state}")).hexdigest()
-        copy = cache_folder("tables") / f"{known[:32]}.arrow"
-        if not copy.exists():
-            with table.open("rb") as file:
-                _copy(*_batches(table, file), copy)
-        return _kept(copy), _cells(copy, table) or []
+        copy = unpacked(table, ".arrow", lambda file, new: _write(*_batches(table, file), new))
+        return copy, _cells(copy, table) or []
 
 
 def copied_dataset(dataset: Any) -> Path:
@@ -93,14 +82,14 @@ def copied_dataset(dataset: Any) -> Path:
                 content.update(batch.serialize())
                 yield batch
 
-    new = cache_folder("tables") / f"stream-{uuid4().hex}.arrow"
-    _copy(schema, batches(), new)
+    new = unpacked_folder() / f"stream-{uuid4().hex}.arrow"
+    write_unpacked(new, lambda path: _write(schema, batches(), path))
     copy = new.with_name(f"{content.hexdigest()[:32]}.arrow")
     if copy.exists():  # the time of its last write stays
         new.unlink()
     else:
         new.replace(copy)
-    return _kept(copy)
+    return kept(copy)
 
 
 def _with_bytes(batch: Any, column: str | None) -> Any:
@@ -123,13 +112,6 @@ def _with_bytes(batch: Any, column: str | None) -> Any:
     return batch.set_column(at, batch.schema.field(at), pa.array(cells, images.type))
 
 
-def _kept(copy: Path) -> Path:
-    """Hold a copy, and remove the oldest ones of other tables if there are more than `ROOM`."""
-    hold(copy)
-    make_room(copy.parent, ROOM)
-    return copy
-
-
 @contextmanager
 def _readable(table: File) -> Iterator[None]:
     import pyarrow as pa
@@ -138,14 +120,9 @@ def _readable(table: File) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
-        kind = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
-        damaged = DataError(f"{table}: not a readable {kind} ({reason}); write it anew")
+        written = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
+        damaged = DataError(f"{table}: not a readable {written} ({reason}); write it anew")
         raise system_error(error) or damaged from error
-
-
-def _state(table: Path) -> tuple[int, int]:
-    state = table.stat()
-    return state.st_size, state.st_mtime_ns
 
 
 def _batches(table: File, file: Any) -> tuple[Any, Iterable[Any]]:
@@ -173,25 +150,14 @@ def _stream(file: Any) -> tuple[Any, Iterable[Any]]:
         return opened.schema, map(opened.get_batch, range(opened.num_record_batches))
 
 
-def _copy(schema: Any, batches: Iterable[Any], path: Path) -> None:
-    """Write batches as an uncompressed Arrow file, whole or not at all."""
+def _write(schema: Any, batches: Iterable[Any], path: Path) -> None:
+    """Write batches as an uncompressed Arrow file."""
     import pyarrow as pa
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as new, pa.OSFile(str(new), "wb") as file:
-            with pa.ipc.new_stream(file, schema) as stream:
-                for batch in batches:
-                    batch.validate(full=True)
-                    stream.write_batch(batch)
-            file.flush()
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        raise ResourceError(
-            f"{path.parent}: no room for a copy of the table's images ({error.strerror}); make "
-            "some, or point XDG_CACHE_HOME to another disk"
-        ) from error
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        for batch in batches:
+            batch.validate(full=True)
+            stream.write_batch(batch)
 
 
 def _cells(copy: Path, table: File) -> list[Member] | None:
@@ -232,8 +198,8 @@ def _values(column: Any) -> tuple[Any, np.ndarray, list[bool]]:
         column = column.field("bytes")
         there = pa.compute.and_(there, column.is_valid())
     _, ends, content = column.buffers()
-    kind = np.int64 if pa.types.is_large_binary(column.type) else np.int32
-    places = np.frombuffer(ends, kind)[column.offset :][: len(column) + 1].astype(np.int64)
+    dtype = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+    places = np.frombuffer(ends, dtype)[column.offset :][: len(column) + 1].astype(np.int64)
     return content or ends, places, there.to_pylist()
 
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Int64, Shaped, UInt8, UInt64
+from jaxtyping import Bool, Float16, Float32, Int64, Shaped, UInt64
 from PIL import Image
 
 from nearkin.data.channels import preview
-from nearkin.data.decode import BadImage, as_image
+from nearkin.data.decode import as_image
 from nearkin.data.images import Images, digest
-from nearkin.data.scan import indexed
+from nearkin.data.index import indexed
 from nearkin.pace import ProgressCallback, ignore_progress
 
 DIGEST: Final = 32  # Bytes of a SHA-256
@@ -63,12 +63,10 @@ _detail = np.logical_or.outer(_places >= SMOOTH, _places >= SMOOTH)
 _detail[0] = _detail[:, 0] = False  # stripes and slopes, of which there are many
 
 
-@dataclass(frozen=True, eq=False)
-class Signatures:
-    """What images are compared by: zeros for one that cannot be read."""
-
-    digests: UInt8[np.ndarray, "images digest"]  # SHA-256 of the content
-    features: Features  # The lowest frequencies of brightness and color
+Signatures = Shaped[np.ndarray, " images"]
+SIGNATURE: Final = np.dtype([("digest", f"V{DIGEST}"), ("features", np.float16, (LENGTH,))])
+"""What an image is compared by: the SHA-256 of its content, and its lowest frequencies of
+brightness and color. Zeros where it cannot be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,16 +81,14 @@ class Duplicates:
 
 
 def signatures(images: Images, on_progress: ProgressCallback = ignore_progress) -> Signatures:
-    """Read or compute what the images are compared by; it is kept in an index."""
+    """Read or compute the `SIGNATURE` of each image; it is kept in an index."""
     what, compute = "looking for duplicates", partial(_signature, images)
     # Features depend on the range of the values.
-    kind = f"features{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
-    dtype = np.dtype([("digest", np.uint8, (DIGEST,)), ("features", np.float16, (LENGTH,))])
-    found, _ = indexed(images, kind, dtype, compute, what, on_progress)
-    return Signatures(*(np.ascontiguousarray(found[name]) for name in ("digest", "features")))
+    name = f"features{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
+    return indexed(images, name, SIGNATURE, compute, what, on_progress)[0]
 
 
-def _signature(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
+def _signature(images: Images, row: int) -> tuple[bytes, np.ndarray]:
     content = images.stored(row)
     image = as_image(images.scaled(content), min_side=4 * SIDE)
     small = preview(np.asarray(image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)))
@@ -100,7 +96,7 @@ def _signature(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
     luma, *chroma = _dct.T @ planes @ _dct
     parts = (luma, *(plane[:COLOR, :COLOR] for plane in chroma))
     features = np.concatenate([part.ravel() for part in parts]).astype(np.float16)
-    return np.frombuffer(digest(content), np.uint8), features
+    return digest(content), features
 
 
 def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates:
@@ -121,14 +117,14 @@ def exact_groups(known: Signatures) -> Groups:
     """Return for each image the first row with the same content."""
     first: dict[bytes | int, int] = {}
     # An image that cannot be read has no digest and no duplicate.
-    keys = (own.tobytes() if own.any() else row for row, own in enumerate(known.digests))
+    keys = (own if any(own) else row for row, own in enumerate(known["digest"].tolist()))
     return np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
 
 
 def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progress) -> Groups:
     """Return for each image the first row of its exact and near-duplicates, and of theirs."""
     groups, rng = exact_groups(known), np.random.default_rng(0)
-    rows, hashes = _hashes(known.features, _firsts(groups))
+    rows, hashes = _hashes(known["features"], _firsts(groups))
     different = np.zeros(0, np.int64)  # Pairs, as a number each, that were candidates
     for number in range(TABLES):
         on_progress(number, TABLES, "comparing images")
@@ -137,7 +133,7 @@ def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progre
         keys = np.unique(pairs.min(axis=1) * len(groups) + pairs.max(axis=1))
         keys = np.setdiff1d(keys, different, assume_unique=True)
         pairs = np.stack(np.divmod(keys, len(groups)), axis=1)
-        alike = similarity(known.features, pairs) > 0
+        alike = similarity(known["features"], pairs) > 0
         different = np.union1d(different, keys[~alike])
         groups = _merged(groups, pairs[alike])
     return groups
@@ -188,24 +184,10 @@ def keep_one(
         while len(left) > 1:
             first, left = left[0], left[1:]
             pairs = np.stack([np.full(len(left), first), left], axis=1)
-            score = np.where(exact[left] == exact[first], 1, similarity(known.features, pairs))
+            score = np.where(exact[left] == exact[first], 1, similarity(known["features"], pairs))
             keeper[left[score > 0]], similar[left[score > 0]] = first, score[score > 0]
             left = left[score == 0]
     return keeper, similar
-
-
-def relation(images: Images, row: int, other: int) -> str:
-    """Say what two images share: `same bytes`, `same pixels`, or less: `near-duplicate`."""
-    if (images.sizes[row] != images.sizes[other]).any():
-        return "near-duplicate"
-    try:
-        pair = [images.read(each) for each in (row, other)]
-        if digest(pair[0]) == digest(pair[1]):
-            return "same bytes"
-        a, b = (np.asarray(as_image(content)) for content in pair)
-    except BadImage:
-        return "near-duplicate"
-    return "same pixels" if np.array_equal(a, b) else "near-duplicate"
 
 
 def _firsts(groups: Groups) -> Int64[np.ndarray, " firsts"]:
@@ -313,27 +295,21 @@ def _inside(
         shift = (shift + move[2:]).clip(zoom * SIDE / 2, -zoom * SIDE / 2)
         if again:
             step = _solve(_columns(luma, zoom, shift), target)
-    found[likely] = _correlation(luma, chroma, luma_b, chroma_b, zoom, shift)
+    rows, columns = (_warps(zoom[axis], shift[axis])[0] for axis in (0, 1))
+    small = (slice(None), None, slice(COLOR), slice(COLOR))
+    tint = rows[small] @ chroma @ columns[small].mT
+    found[likely] = _correlation(rows @ luma @ columns.mT, tint, luma_b, chroma_b)
     return found
 
 
 def _correlation(
-    luma: Squares,
-    chroma: np.ndarray,
-    luma_b: Squares,
-    chroma_b: np.ndarray,
-    zoom: Float32[np.ndarray, "2 batch"],
-    shift: Float32[np.ndarray, "2 batch"],
+    luma: Squares, chroma: np.ndarray, luma_b: Squares, chroma_b: np.ndarray
 ) -> Float32[np.ndarray, " batch"]:
-    """The correlation of these sections with the second images; 0 if they differ too much."""
-    rows, columns = (_warps(zoom[axis], shift[axis])[0] for axis in (0, 1))
-    section = rows @ luma @ columns.mT
-    small = (slice(None), None, slice(COLOR), slice(COLOR))
-    tint = rows[small] @ chroma @ columns[small].mT
-    seen, target = _flat(section, COMPARED), _flat(luma_b, COMPARED)
+    """The correlation of aligned images, at the brightness of the second; 0 if they differ."""
+    seen, target = _flat(luma, COMPARED), _flat(luma_b, COMPARED)
     gain = _dot(seen, target) / (_dot(seen, seen) + 1)
     rest = target - gain[:, None] * seen
-    color = chroma_b - gain[:, None, None, None] * tint
+    color = chroma_b - gain[:, None, None, None] * chroma
     detail = _detail[:COMPARED, :COMPARED].ravel()[1:]
     share = _dot(rest, rest) / (_dot(target, target) + 1)
     alike = share <= MAX_REST

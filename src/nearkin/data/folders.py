@@ -5,7 +5,6 @@ import stat
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,18 +15,18 @@ from jaxtyping import Int64
 from nearkin.data.archives import is_shard, list_shards
 from nearkin.data.columns import COLUMN_TABLES, has_image_column
 from nearkin.data.images import BadFile, Folder
+from nearkin.data.labels import Row
 from nearkin.data.listing import (
-    START,
-    Files,
     Listing,
-    chosen,
-    in_order,
+    images_among,
     is_hidden,
     is_image,
+    listed,
     require_files,
 )
 from nearkin.data.notes import Note
-from nearkin.data.tables import File, files_of, folder_of, read_table
+from nearkin.data.remote import File
+from nearkin.data.tables import files_of, folder_of, read_table
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
@@ -52,26 +51,16 @@ def list_folder(root: Path) -> Listing:
     root = root.resolve()
     walk = _Walk(root)
     found, states, unusable = _sorted_out(walk.files())
-    files = in_order(found)
-    disk = Folder(root, files.written)
-    rows, tried, others = chosen(files.names, lambda row: _start(disk, row))
+    files = listed(Folder(root, found), found, states)
+    images = images_among(files)
     unused = [file for file in unusable if file.reason != OUTSIDE]  # of which a note tells
     bad = [file for file in unused if is_image(file.name) or file.reason == UNREADABLE]
-    listed, images = {file.name for file in bad}, files.only(rows)
-    listing = Listing(
-        Folder(root, images.written),
-        images.names,
-        states[images.found],
-        bad,
-        key=str(root),
-        tried=tried,
-        others=[*others, *(file.name for file in unused if file.name not in listed)],
-        notes=[*images.notes(), *walk.notes()],
-    )
-    passed = {*others}
-    written = zip(files.names, files.written, strict=True)
-    shards = {name: root / path for name, path in written if name in passed and is_shard(name)}
-    return require_files(images_or_shards(root, listing, shards), root)
+    named = {file.name for file in bad}
+    others = [*images.others, *(file.name for file in unused if file.name not in named)]
+    loose = replace(images, bad=bad, key=str(root), others=others, notes=walk.notes())
+    passed, written = {*images.others}, zip(files.names, files.written, strict=True)
+    shards = {name: root / path for name, path in written if is_shard(name) and name in passed}
+    return require_files(images_or_shards(root, loose, shards), root)
 
 
 def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, File]) -> Listing:
@@ -114,8 +103,8 @@ def list_table(path: Path) -> Listing:
     """The images that a table lists, by absolute paths or relative to the table's folder."""
     written = read_table(path)
     root, rows = files_of(path, written)
-    listing, files = _listed(root, rows)
-    notes, again = [*listing.notes], len(written) - len(rows)
+    listing = list_files(root, rows, rows)
+    notes, again = list[Note](), len(written) - len(rows)
     if again:
         text = f"{count(again, 'row')} of {path} with the files of others"
         notes.append(Note("merged", text, again))
@@ -123,21 +112,14 @@ def list_table(path: Path) -> Listing:
         text = (
             f"{len(rows)} images by their paths below {root}, for some lie outside of the table's"
         )
-        notes.append(Note("renamed", f"{text} folder", len(rows), files.names[:3]))
-    key, said = str(path.resolve()), files.said(rows)
-    return replace(listing, key=key, rows=said, folders=False, notes=notes)
+        notes.append(Note("renamed", f"{text} folder", len(rows), listing.names[:3]))
+    return replace(listing, key=str(path.resolve()), folders=False, notes=notes)
 
 
-def list_files(root: Path, names: Iterable[str]) -> Listing:
-    """These files below a folder, also those that no walk comes to."""
-    return _listed(root, names)[0]
-
-
-def _listed(root: Path, names: Iterable[str]) -> tuple[Listing, Files]:
+def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
+    """These files below a folder, also those that no walk comes to, and what is said of them."""
     found, states, bad = _sorted_out((name, _state(f"{root}/{name}", name)) for name in names)
-    files = in_order(found)
-    source, notes = Folder(root, files.written), files.notes()
-    return Listing(source, files.names, states[files.found], bad, notes=notes), files
+    return replace(listed(Folder(root, found), found, states, rows), bad=bad)
 
 
 def _sorted_out(
@@ -154,12 +136,6 @@ def _sorted_out(
             names.append(name)
             states.extend((state.st_size, state.st_mtime_ns))
     return names, np.array(states, np.int64).reshape(-1, 2), bad
-
-
-def _start(folder: Folder, place: int) -> bytes:
-    with suppress(OSError):
-        return folder.read(place, START)
-    return b""
 
 
 def _state(path: str, name: str) -> State:

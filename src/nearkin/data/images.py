@@ -4,8 +4,9 @@ A source holds no open files, so it can be pickled, forked, and read from any th
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,55 +25,73 @@ from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 SMALL_SIDE: Final = 64
 MAX_HELD: Final = 2**32  # Bytes of pixels
 COLUMNS: Final = (
-    *("place", "labels", "groups", "splits"),
-    *("sizes", "num_bytes", "kinds", "modified", "contents"),
+    *("labels", "groups", "splits", "sizes", "num_bytes", "formats", "modified", "contents"),
 )
 PREFIX: Final = 2**16
 """Bytes that nearly always hold the whole header of an image, and that tell it from others."""
 
+Rows = Int64[np.ndarray, " rows"]
 
-@runtime_checkable
-class Source(Protocol):
-    """Reads images by their positions in it."""
 
-    def read(self, place: int, limit: int | None = None) -> bytes | np.ndarray:
+class Source(ABC):
+    """Reads images by their rows."""
+
+    @abstractmethod
+    def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
         """An image's encoded bytes (the first `limit`) or its pixels; else OSError, BadImage."""
+
+    @abstractmethod
+    def only(self, rows: Rows) -> "Source":
+        """The source of these images alone, which takes with it nothing of the others."""
+
+    def warm(self, rows: Iterable[int]) -> None:  # noqa: B027
+        """Fetch these images at once, if they lie in a store, before they are read one by one."""
 
 
 @dataclass(frozen=True, eq=False)
-class Folder:
+class Folder(Source):
     """Reads files below a folder."""
 
     root: Path
     names: Sequence[str]  # As the disk spells them
 
-    def path(self, place: int) -> str:
+    def path(self, row: int) -> str:
         """Where a file lies."""
-        return f"{self.root}/{self.names[place]}"
+        return f"{self.root}/{self.names[row]}"
 
-    def read(self, place: int, limit: int | None = None) -> bytes:
+    def read(self, row: int, limit: int | None = None) -> bytes:
         """The file's first `limit` bytes, or all of it."""
-        with open(self.path(place), "rb") as file:  # noqa: PTH123  (a million times)
+        with open(self.path(row), "rb") as file:  # noqa: PTH123  (a million times)
             return file.read(-1 if limit is None else limit)
+
+    def only(self, rows: Rows) -> "Folder":
+        """The source of these files alone."""
+        return Folder(self.root, picked(self.names, rows))
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
+class Arrays(Source):
     """Pixels in memory, channels last: gray, RGB, or as `array_pixels` leaves them."""
 
     pixels: np.ndarray
+    rows: Rows  # The position of each image among the pixels
 
-    def read(self, place: int, limit: int | None = None) -> np.ndarray:
+    def read(self, row: int, limit: int | None = None) -> np.ndarray:
         """An image's pixels: RGB, if they are of 8 bits and of one channel or three."""
         del limit
-        image: np.ndarray = self.stacked(np.array([place]))[0]
+        image: np.ndarray = self.stacked(np.array([row]))[0]
         return image
 
-    def stacked(
-        self, places: Int64[np.ndarray, " images"]
-    ) -> Shaped[np.ndarray, "images height width _"]:
+    def only(self, rows: Rows) -> "Arrays":
+        """The source of these images alone, without a copy of their pixels."""
+        return Arrays(self.pixels, self.rows[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arrays, (self.pixels[self.rows], np.arange(len(self.rows)))
+
+    def stacked(self, rows: Rows) -> Shaped[np.ndarray, "images height width _"]:
         """The pixels of several images, which are all of one size."""
-        return as_color(self.pixels[places])
+        return as_color(self.pixels[self.rows[rows]])
 
 
 @runtime_checkable
@@ -95,16 +114,16 @@ class ImageSource(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class CustomSource:
+class CustomSource(Source):
     """Reads an `ImageSource`; whatever it raises, or returns that is no image, is a `BadImage`."""
 
     source: ImageSource
     names: Sequence[str]
 
-    def read(self, place: int, limit: int | None = None) -> bytes | np.ndarray:
+    def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
         """The encoded bytes, or RGB pixels."""
         try:
-            image: Any = self.source.read(self.names[place])
+            image: Any = self.source.read(self.names[row])
             if isinstance(image, bytes):
                 return image[:limit]
             if isinstance(image, Image.Image):
@@ -114,20 +133,39 @@ class CustomSource:
             message = " ".join(str(error).split())  # on one line, as in bad_files.csv
             raise BadImage(f"unreadable: {type(error).__name__}: {message}") from error
 
+    def only(self, rows: Rows) -> "CustomSource":
+        """The source of these images alone."""
+        return CustomSource(self.source, picked(self.names, rows))
+
 
 @dataclass(frozen=True, eq=False)
-class Either:
-    """A source of two sources, whose positions follow those of the first."""
+class Either(Source):
+    """Reads images of one source and of another."""
 
     first: Source
     second: Source
-    start: int  # The position of the second's first image
+    start: int  # Images of the first
+    rows: Rows  # The position of each image, those of the second behind those of the first
 
-    def read(self, place: int, limit: int | None = None) -> bytes | np.ndarray:
+    def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
         """The image's bytes, or the first `limit` of them; or its pixels."""
-        if place < self.start:
-            return self.first.read(place, limit)
-        return self.second.read(place - self.start, limit)
+        position = int(self.rows[row])
+        if position < self.start:
+            return self.first.read(position, limit)
+        return self.second.read(position - self.start, limit)
+
+    def only(self, rows: Rows) -> "Either":
+        """The source of these images alone."""
+        positions, inverse = np.unique(self.rows[rows], return_inverse=True)
+        start = int(np.searchsorted(positions, self.start))
+        first, second = positions[:start], positions[start:] - self.start
+        return Either(self.first.only(first), self.second.only(second), start, inverse)
+
+    def warm(self, rows: Iterable[int]) -> None:
+        """Fetch the images of either that lie in a store, at once."""
+        positions = self.rows[list(rows)]
+        self.first.warm(positions[positions < self.start].tolist())
+        self.second.warm((positions[positions >= self.start] - self.start).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +182,6 @@ class Images:
     """Images in the order of their names' bytes, an image's row its index. Can be pickled."""
 
     names: Sequence[str]  # Unique and sorted; relative to the data, with '/'; for people
-    place: Int64[np.ndarray, " images"]  # The position of each in its source
     labels: Int64[np.ndarray, " images"]  # Class numbers, or `UNKNOWN`
     groups: Int64[np.ndarray, " images"]
     """Images of one group, such as near-duplicates, never fall on two sides of a split."""
@@ -153,7 +190,7 @@ class Images:
     classes: tuple[str, ...]  # The class names; a label is a position among them
     sizes: Int32[np.ndarray, "images 2"]  # Width and height in pixels, after exif orientation
     num_bytes: Int64[np.ndarray, " images"]  # Of the encoded image, or of its pixels
-    kinds: Shaped[np.ndarray, " images"]
+    formats: Shaped[np.ndarray, " images"]
     """Each image's format, as people read it: JPEG, array, TIFF of 13 uint16, ..."""
     modified: Int64[np.ndarray, " images"]  # When each file was last written, in nanoseconds
     contents: UInt64[np.ndarray, " images"]  # See `content_id`
@@ -180,7 +217,7 @@ class Images:
 
     def stored(self, row: SupportsIndex) -> bytes | np.ndarray:
         """An image as it is stored: encoded, or its pixels of any type."""
-        return read(self.source, int(self.place[row]))
+        return read(self.source, int(row))
 
     @property
     def num_channels(self) -> int:
@@ -192,18 +229,14 @@ class Images:
         """Bytes of a decoded pixel: a byte a channel, or a float if they have `channels`."""
         return self.num_channels * (4 if self.channels else 1)
 
-    def warm(self, rows: Sequence[int]) -> None:
-        """Fetch these images at once, if they lie in a store, before they are read one by one."""
-        if hasattr(self.source, "warm"):
-            self.source.warm(self.place[list(rows)].tolist())
-
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
         """The images in these ascending rows, with the same classes."""
         if (np.diff(rows) <= 0).any():
             raise ValueError("rows must ascend, each once; sort them")
         rows = rows.astype(np.int64)
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
-        return replace(self, names=tuple(map(self.names.__getitem__, rows.tolist())), **columns)
+        names, source = picked(self.names, rows), self.source.only(rows)
+        return replace(self, names=names, source=source, **columns)
 
     def noted(self, *notes: Note) -> "Images":
         """The same images with more notes."""
@@ -220,9 +253,9 @@ class Images:
         return np.stack([self.num_bytes, self.modified], axis=1)
 
     @property
-    def formats(self) -> Mapping[str, int]:
+    def format_counts(self) -> Mapping[str, int]:
         """How many images there are of each format, the most frequent first."""
-        return dict(Counter(self.kinds.tolist()).most_common())
+        return dict(Counter(self.formats.tolist()).most_common())
 
     @property
     def is_small(self) -> bool:
@@ -253,10 +286,15 @@ class Images:
         return whole.hexdigest()
 
 
-def read(source: Source, place: int, limit: int | None = None) -> bytes | np.ndarray:
+def picked(names: Sequence[str], rows: Rows) -> tuple[str, ...]:
+    """The names of these rows."""
+    return tuple(map(names.__getitem__, rows.tolist()))
+
+
+def read(source: Source, row: int, limit: int | None = None) -> bytes | np.ndarray:
     """What a source reads; a `BadImage` if that fails, unless no file can be opened at all."""
     try:
-        return source.read(place, limit)
+        return source.read(row, limit)
     except OSError as error:
         if error.errno in NO_HANDLES:
             raise ResourceError(TOO_MANY_OPEN) from error

@@ -11,7 +11,7 @@ from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_patt
 from nearkin.data.arrays import Part, from_name, is_name, list_arrays, list_npz
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
 from nearkin.data.folders import list_folder, list_table
-from nearkin.data.images import CustomSource, Images, ImageSource, in_bytes
+from nearkin.data.images import CustomSource, Images, ImageSource
 from nearkin.data.labels import (
     Row,
     annotations_from_folders,
@@ -20,12 +20,12 @@ from nearkin.data.labels import (
     spellings,
     split_of,
 )
-from nearkin.data.listing import Listing
+from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import Note
-from nearkin.data.remote import is_folder, is_url
+from nearkin.data.remote import File, is_folder, is_url
 from nearkin.data.scan import scan
 from nearkin.data.stores import list_remote_table, list_store
-from nearkin.data.tables import TABLES, File, file_at, match
+from nearkin.data.tables import TABLES, file_at, match
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import is_reference, load_reference
 from nearkin.pace import ProgressCallback, ignore_progress
@@ -45,8 +45,8 @@ def open_images(
     Args:
         data: A folder, flat or nested; a .csv or .parquet with the column path and, optionally,
             label, group and split; a .parquet or .arrow with a column of encoded images; a .zip,
-            .tar or .tar.gz (the last up to 1 GiB unpacked); shards/{000..009}.tar; each also as an
-            address of a store, such as s3://; an .npz with x and y, or x_train, y_train, x_test,
+            .tar or .tar.gz; shards/{000..009}.tar; each also as an address of a store, such as
+            s3://; an .npz with x and y, or x_train, y_train, x_test,
             y_test; pixels, or (pixels, labels), as arrays; a `datasets.Dataset`, or a stream of
             one; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
             on disk; or FILE.py:NAME or module:NAME of a function or class whose call gives any
@@ -127,13 +127,11 @@ def _list_file(file: File) -> Listing:
 
 def _list_source(source: ImageSource, where: str) -> Listing:
     """The images of a user's own source; the scan finds out their states."""
-    own_names = [str(name) for name in source.names]
-    names = tuple(sorted(own_names, key=in_bytes))
+    names = [str(name) for name in source.names]
     if len(set(names)) < len(names) or not names:
         raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
     states = np.zeros((len(names), 2), np.int64)
-    rows = _rows(source, where, own_names)
-    return Listing(CustomSource(source, names), names, states, rows=rows)
+    return listed(CustomSource(source, names), names, states, _rows(source, where, names))
 
 
 def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
@@ -161,8 +159,9 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         rows = {name: row._replace(label="", unusable="") for name, row in rows.items()}
     annotations, notes = annotations_from_rows(rows, names)
     if listing.folders or labels == "folders":
-        kind = "folders" if labels == "folders" else "none" if rows or labels != "auto" else "auto"
-        of_folders, more = annotations_from_folders(names, kind)
+        guess = "none" if rows or labels != "auto" else "auto"
+        how = "folders" if labels == "folders" else guess
+        of_folders, more = annotations_from_folders(names, how)
         annotations, notes = annotations.or_else(of_folders), notes + more
     if labels not in ("auto", "none", "folders"):
         matched, lost = match(file_at(labels), names, images)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from nearkin.data.cache import cache_folder, make_room
+from nearkin.data.cache import make_room
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.files import write_whole
+from nearkin.places import cache_folder
 
 BLOCK: Final = 2**20
 """Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`
@@ -250,6 +251,17 @@ class RemoteFile:
         return cache_folder("remote") / digest[:40]
 
 
+File = Path | RemoteFile  # Of this machine, or of a store
+
+
+def state_of(file: File) -> tuple[int, int]:
+    """Bytes of a file, and a number that changes with its content."""
+    if isinstance(file, RemoteFile):
+        return file.size, file.tag
+    state = file.stat()
+    return state.st_size, state.st_mtime_ns
+
+
 def blocks(offset: int, stop: int) -> range:
     """The numbers of the blocks that hold the bytes between two places of a file."""
     return range(offset // BLOCK, -(-stop // BLOCK))
@@ -281,9 +293,6 @@ class _Raw(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self.position = offset + (0, self.position, self.file.size)[whence]
-        return self.position
-
-    def tell(self) -> int:
         return self.position
 
     def readinto(self, buffer: Any) -> int:

@@ -19,12 +19,12 @@ MAX_COMPARED: Final = 1_000_000
 """Images among which near-duplicates are searched, at most: each is decoded, and takes 1 kB."""
 
 MIN_PIECE: Final = 10  # Images of a piece of a group; smaller ones are little but edges
-NEW: Final = -1  # The side of an image that no earlier run had
+NEW: Final = -1  # The part of an image that no earlier run had
 
 
 @dataclass(frozen=True, eq=False)
 class StoredSplit:
-    """Images that an earlier run has trained on or held out, which stay on their side.
+    """Images that an earlier run has trained on or held out, which stay what they were.
 
     They are known again by their contents, whatever they are called by now.
     """
@@ -33,7 +33,7 @@ class StoredSplit:
     contents: UInt64[np.ndarray, " images"]
     held_out: Bool[np.ndarray, " images"]
 
-    def side(self, images: Images) -> Int64[np.ndarray, " images"]:
+    def parts(self, images: Images) -> Int64[np.ndarray, " images"]:
         """Return for each image whether it was trained on (0) or held out (1); else `NEW`.
 
         Where both sides have images of the same contents, the name decides, and without it the
@@ -56,7 +56,7 @@ class Split:
     train_rows: np.ndarray
     test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
-    stored: StoredSplit | None = None  # By which images stayed on their side
+    stored: StoredSplit | None = None  # By which images stayed in their part
 
     @cached_property
     def train(self) -> Images:
@@ -100,12 +100,12 @@ class Split:
     def describe(self) -> str:
         """Describe the data in one line."""
         images = self.images
-        kinds = ", ".join(f"{count} {kind}" for kind, count in images.formats.items())
-        side = np.median(images.sizes, axis=0).astype(int)
+        formats = ", ".join(f"{count} {name}" for name, count in images.format_counts.items())
+        size = np.median(images.sizes, axis=0).astype(int)
         labels = f"{len(images.classes)} classes, for scoring only" if images.classes else "none"
         bad = f"; {len(images.bad)} unreadable, see bad_files.csv" if images.bad else ""
         return (
-            f"data   {len(images)} images ({kinds}), median {side[0]}x{side[1]} px; "
+            f"data   {len(images)} images ({formats}), median {size[0]}x{size[1]} px; "
             f"labels: {labels}; {len(self.test)} held out for scoring{bad}"
         )
 
@@ -156,10 +156,10 @@ def split_images(
     near-duplicates are on both sides; see `Split.leaked`.
     """
     declared = has_test_split(images)
-    side = np.full(len(images), NEW)
+    part = np.full(len(images), NEW)
     if stored is not None and not declared:
-        side = stored.side(images)
-    if share == 0 and not declared and not (side == 1).any():
+        part = stored.parts(images)
+    if share == 0 and not declared and not (part == 1).any():
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     num_exact = 0
     if len(images) > MAX_COMPARED:
@@ -169,9 +169,9 @@ def split_images(
         found = duplicates(images, on_progress)
         num_exact, grouped = found.num_exact, replace(images, groups=found.groups)
         images = grouped if declared else _without_chains(grouped, found, share)
-    if (side == NEW).all():
+    if (part == NEW).all():
         return Split(images, *split_rows(images, share, seed), num_exact)
-    held_out = _joined(side, images, share, seed)
+    held_out = _joined(part, images, share, seed)
     return Split(images, np.flatnonzero(~held_out), np.flatnonzero(held_out), num_exact)
 
 
@@ -201,18 +201,18 @@ def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
 
 
 def _joined(
-    side: Int64[np.ndarray, " images"], images: Images, share: float, seed: int
+    part: Int64[np.ndarray, " images"], images: Images, share: float, seed: int
 ) -> Bool[np.ndarray, " images"]:
-    """Return which images are held out, where the side of some is decided.
+    """Return which images are held out, where the part of some is decided.
 
     A new image is trained on if it is in a group with one that was; else it is held out if it is
     in a group with one that was; else its group is as good as new.
     """
-    held_out = side == 1
-    trained = np.isin(images.groups, images.groups[side == 0])
+    held_out = part == 1
+    trained = np.isin(images.groups, images.groups[part == 0])
     with_test = np.isin(images.groups, images.groups[held_out]) & ~trained
     by_hash = _held_out(images, share, seed) & ~trained if share else np.zeros_like(held_out)
-    return np.where(side == NEW, with_test | by_hash, held_out)
+    return np.where(part == NEW, with_test | by_hash, held_out)
 
 
 def has_test_split(images: Images) -> bool:
@@ -262,8 +262,8 @@ def _position(name: str, seed: int) -> float:
     return int.from_bytes(hashlib.sha256(key).digest()[:8]) / 2**64
 
 
-def duplicate_warnings(count: int, kind: str, images: Images) -> list[str]:
-    """Warn of duplicates, if there are enough to matter."""
+def duplicate_warnings(count: int, which: str, images: Images) -> list[str]:
+    """Warn of duplicates, exact or near, if there are enough to matter."""
     if count <= 0.05 * len(images):
         return []
-    return [f"{count} {kind} duplicates: each is a negative that should not be one; remove them"]
+    return [f"{count} {which} duplicates: each is a negative that should not be one; remove them"]

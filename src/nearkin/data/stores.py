@@ -1,6 +1,6 @@
 """Images that are files of a store, by their paths below an address."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from posixpath import normpath
 
@@ -9,9 +9,9 @@ from jaxtyping import Int64
 
 from nearkin.data.archives import forbidden, is_shard
 from nearkin.data.folders import images_or_shards
-from nearkin.data.images import BadFile, Images, in_bytes
+from nearkin.data.images import BadFile, Images, Rows, Source, in_bytes, picked
 from nearkin.data.labels import Row
-from nearkin.data.listing import Listing, in_order, is_hidden, is_image, require_files
+from nearkin.data.listing import Listing, is_hidden, is_image, listed, require_files
 from nearkin.data.members import Archives
 from nearkin.data.remote import (
     RemoteFile,
@@ -65,45 +65,42 @@ def _objects(
     root: str, files: Mapping[str, RemoteFile], rows: Mapping[str, Row] | None = None
 ) -> Listing:
     reasons = {name: forbidden(name) for name in files}
-    images = in_order([name for name in files if not reasons[name]])
-    stored = [files[name] for name in images.written]
-    states = np.array([(file.size, file.tag) for file in stored], np.int64).reshape(-1, 2)
-    return Listing(
-        Objects(root, images.written, states),
-        images.names,
-        states,
-        [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason],
-        key=redacted(root),
-        rows=images.said(rows or {}),
-        notes=images.notes(),
-    )
+    names = [name for name in files if not reasons[name]]
+    states = np.array([(files[n].size, files[n].tag) for n in names], np.int64).reshape(-1, 2)
+    bad = [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason]
+    listing = listed(Objects(root, names, states), names, states, rows)
+    return replace(listing, bad=bad, key=redacted(root))
 
 
 @dataclass(frozen=True, eq=False)
-class Objects:
+class Objects(Source):
     """Reads files below an address of a store."""
 
     root: str
     names: Sequence[str]  # As the store spells them
     states: Int64[np.ndarray, "files 2"]  # Bytes and tag of each
 
-    def read(self, place: int, limit: int | None = None) -> bytes:
+    def read(self, row: int, limit: int | None = None) -> bytes:
         """The file's first `limit` bytes, or all of it."""
-        file = self._file(place)
+        file = self._file(row)
         return file.read(0, file.size if limit is None else limit)
 
-    def warm(self, places: Sequence[int]) -> None:
+    def only(self, rows: Rows) -> "Objects":
+        """The source of these files alone."""
+        return Objects(self.root, picked(self.names, rows), self.states[rows])
+
+    def warm(self, rows: Iterable[int]) -> None:
         """Fetch these files at once."""
-        files = map(self._file, places)
+        files = map(self._file, rows)
         warm((file, number) for file in files for number in blocks(0, file.size))
 
-    def _file(self, place: int) -> RemoteFile:
-        url = address(self.root, self.names[place])
-        return RemoteFile(url, *self.states[place].tolist())
+    def _file(self, row: int) -> RemoteFile:
+        url = address(self.root, self.names[row])
+        return RemoteFile(url, *self.states[row].tolist())
 
 
 def window_for(images: Images) -> int:
     """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
-    shards = images.source.contents if isinstance(images.source, Archives) else ()
+    shards = images.source.files if isinstance(images.source, Archives) else ()
     total, limit = sum(s.size for s in shards if isinstance(s, RemoteFile)), cache_limit()
     return max(1, len(images) * limit // (2 * total)) if 0 < limit < total else 0

@@ -13,13 +13,12 @@ from nearkin.data.decode import BadImage
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import Row, split_of
 from nearkin.data.notes import Note, named, noted
-from nearkin.data.remote import RemoteFile, is_url, remote_file
+from nearkin.data.remote import File, is_url, remote_file
 from nearkin.errors import DataError
 from nearkin.places import user_path
 from nearkin.tables import csv_rows, in_utf8
 
 TABLES: Final = (".csv", ".parquet")
-File = Path | RemoteFile  # Of this machine, or of a store
 Rows = list[tuple[str, Row]]  # Of a table, with the path as it is written there
 
 

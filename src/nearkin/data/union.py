@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,6 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     groups = np.concatenate([first.groups, second.groups + first.groups.max(initial=-1) + 1])
     _, start, group = np.unique(groups[rows], return_index=True, return_inverse=True)
     second_bad = (BadFile(prefix + bad.name, bad.reason, bad.bytes) for bad in second.bad)
-    start_of_second = int(first.place.max(initial=-1)) + 1
-    second = replace(second, place=second.place + start_of_second)
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(first, name), getattr(second, name)])[rows]
         for name in COLUMNS
@@ -49,7 +46,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
         **columns | {"labels": labels[rows], "groups": start[group]},
         names=tuple(names[row] for row in rows),
         classes=classes,
-        source=Either(first.source, second.source, start_of_second),
+        source=Either(first.source, second.source, len(first), rows),
         channels=first.channels,
         pixel_type=first.pixel_type,
         key="\0".join((first.key, prefix, second.key)) if first.key and second.key else "",

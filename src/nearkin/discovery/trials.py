@@ -18,13 +18,13 @@ from jaxtyping import Bool, Float, Int64
 
 from nearkin.choices import OBJECTIVE_METHODS
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.cache import free_memory
 from nearkin.data.rng import permutation
 from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
 from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import DiscoveryEncoder
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
+from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
 from nearkin.measures.matching import right
 from nearkin.schema import Auto, Value

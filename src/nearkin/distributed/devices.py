@@ -1,7 +1,8 @@
-"""Devices and CPUs: which there are, what they can do, and copies between them."""
+"""Devices, CPUs and memory: which there are, what they can do, and copies between them."""
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -171,6 +172,24 @@ def _quota_of(group: Path) -> float:
         return int(quota) / int(period) if int(quota) > 0 else math.inf
     except (OSError, ValueError):  # no such group here, or "max"
         return math.inf
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Free bytes of the machine and of the control group; 0 where no cache in memory can be."""
+    meminfo = root / "proc/meminfo"
+    free = re.search(r"MemAvailable:\s*(\d+)", meminfo.read_text()) if meminfo.exists() else None
+    if free is None or not hasattr(os, "memfd_create"):
+        return 0
+    return min(1024 * int(free[1]), *_memory_limits(root), 2**62)
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    """Limits of the process's control groups, of version 1 or 2, and of those around them."""
+    groups, mounted = root / "proc/self/cgroup", root / "sys/fs/cgroup"
+    for group in control_groups(groups, mounted, "memory"):
+        for file in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # not here, or "max"
+                yield int((group / file).read_text(encoding="utf-8"))
 
 
 def native_precision(device: torch.device) -> torch.dtype:

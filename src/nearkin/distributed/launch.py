@@ -27,7 +27,7 @@ from torch.multiprocessing.spawn import (
 
 from nearkin.distributed.devices import cpu_affinity
 from nearkin.distributed.ranks import all_reduce_max, rank_info, slurm_env
-from nearkin.errors import CollapsedError, DivergedError, StoppedError, WorkerError
+from nearkin.errors import TOGETHER, WorkerError
 
 Worker = TypeVar("Worker", bound=Callable[..., object])
 
@@ -51,7 +51,7 @@ def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
     try:
         yield
         all_reduce_max(0)
-    except (StoppedError, CollapsedError, DivergedError):  # all processes end this way together
+    except TOGETHER:
         all_reduce_max(0)
         raise
     finally:

@@ -19,7 +19,7 @@ from zipfile import is_zipfile
 import torch
 from torch import Tensor, nn
 
-from nearkin.data.cache import free_memory
+from nearkin.distributed import free_memory
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.files import check_unpacked, usable
 from nearkin.text import abridged

@@ -19,15 +19,28 @@ MAX_CARD: Final = 1_000_000  # bytes of a README that is read
 
 
 def origin(source: str, license_: str | None, file: Path | None) -> dict[str, str]:
-    """Return what an encoder's file keeps of where its weights come from.
+    """Return what an encoder's file keeps of where its weights come from: no path of this machine.
 
     Args:
-        source: An address, or the path of a file or folder.
+        source: An address, or the path of a file or folder, whose name is kept.
         license_: The license that the source names.
         file: The weights, whose checksum is kept; None if it is not known which file was read.
     """
     checksum = sha256(file) if file else ""
-    return {"source": source, "license": license_ or NOT_STATED, "sha256": checksum}
+    return {
+        "source": without_folder(source),
+        "license": license_ or NOT_STATED,
+        "sha256": checksum,
+    }
+
+
+def without_folder(source: str) -> str:
+    """Return the last part of a path, and all of an address or name.
+
+    >>> without_folder("/home/me/weights.pth"), without_folder("timm:resnet18.a1_in1k")
+    ('weights.pth', 'timm:resnet18.a1_in1k')
+    """
+    return source if "://" in source else Path(source).name or source
 
 
 def origin_lines(origin: Mapping[str, str]) -> list[str]:

@@ -2,19 +2,19 @@
 
 import io
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from nearkin.data.decode import as_image
 from nearkin.data.duplicates import Groups
-from nearkin.data.images import Images
+from nearkin.data.images import Images, Rows, Source
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
@@ -65,25 +65,30 @@ EDITS: Final[Mapping[str, Callable[[Image.Image, np.random.Generator], Image.Ima
 }
 
 
-@dataclass(frozen=True)
-class EditedSource:
-    """Reads images, each edited in turn by another edit; a pure function of name and seed."""
+@dataclass(frozen=True, eq=False)
+class EditedSource(Source):
+    """Reads images, edited: a pure function of name, edit and seed."""
 
     images: Images
+    edits: Shaped[np.ndarray, " images"]  # One of `EDITS` for each
     seed: int
 
-    def edit_of(self, place: int) -> str:
-        """The edit of an image."""
-        return [*EDITS][place % len(EDITS)]
-
-    def read(self, place: int, limit: int | None = None) -> np.ndarray:
+    def read(self, row: int, limit: int | None = None) -> np.ndarray:
         """An edited image's pixels; `BadImage` where it cannot be read."""
         del limit
-        image = as_image(self.images.stored(place), min_side=LARGEST_SIDE)
+        image = as_image(self.images.stored(row), min_side=LARGEST_SIDE)
         assert isinstance(image, Image.Image)  # only RGB of 8 bits is edited
-        name = self.images.names[place].encode(errors="surrogatepass")
+        name = self.images.names[row].encode(errors="surrogatepass")
         rng = np.random.default_rng((self.seed, zlib.crc32(name)))
-        return np.asarray(EDITS[self.edit_of(place)](image, rng))
+        return np.asarray(EDITS[self.edits[row]](image, rng))
+
+    def only(self, rows: Rows) -> "EditedSource":
+        """The source of these images alone."""
+        return EditedSource(self.images.subset(rows), self.edits[rows], self.seed)
+
+    def warm(self, rows: Iterable[int]) -> None:
+        """Fetch the images that lie in a store, at once."""
+        self.images.source.warm(rows)
 
 
 @dataclass(frozen=True)
@@ -116,10 +121,16 @@ class Precision:
 class EditTest:
     """Sampled images, each with an edited copy and with the most similar image that is no copy."""
 
-    edit: tuple[str, ...]
+    edit: Shaped[np.ndarray, " n"]  # Of `EDITS`
     copy: Float[np.ndarray, " n"]  # The cosine of the image and its copy
     other: Float[np.ndarray, " n"]  # The cosine of the image and the other one
     pairs: Int[np.ndarray, "n 2"]  # The rows of the image and the other one
+
+    def below(self, threshold: float) -> dict[tuple[int, int], float]:
+        """The cosine of each image and the other one, by their rows in order, if it is lower."""
+        pairs = map(tuple, np.sort(self.pairs, axis=1).tolist())
+        cosines = dict(zip(pairs, self.other.tolist(), strict=True))
+        return {pair: cosine for pair, cosine in cosines.items() if cosine < threshold}
 
     def chosen(self, precision: float) -> Precision:
         """Choose the lowest threshold with this precision on half of the images.
@@ -149,7 +160,7 @@ class EditTest:
     ) -> Precision:
         """Measure a threshold on these images, by default on all."""
         copy, other = self.copy[rows] >= threshold, self.other[rows] >= threshold
-        edit, num = np.array(self.edit)[rows], len(copy)
+        edit, num = self.edit[rows], len(copy)
         true, false = int(copy.sum()), int(other.sum())
         return Precision(
             threshold,
@@ -203,8 +214,8 @@ def edit_test(
     order = np.argsort(at)  # as images are encoded
     at, other, other_row = at[order], other[order], other_row[order]
     drawn = images.subset(at)
-    source = EditedSource(drawn, seed)
-    edited = replace(drawn, source=source, place=np.arange(len(drawn)))
+    edits = np.resize([*EDITS], len(drawn))
+    edited = replace(drawn, source=EditedSource(drawn, edits, seed))
     embeddings = encode_images(
         encoder, edited, device=device, workers=workers, on_progress=under("copies", on_progress)
     )
@@ -217,7 +228,7 @@ def edit_test(
             f"precision; give a --threshold, or {LEAST} images or more"
         )
     return EditTest(
-        edit=tuple(map(source.edit_of, read[tested].tolist())),
+        edit=edits[read[tested]],
         copy=copy[tested],
         other=other[read][tested],
         pairs=np.stack([at, other_row], axis=1)[read][tested],

@@ -18,7 +18,6 @@ import torch
 
 from nearkin.config import Augment
 from nearkin.data.augmentations import views_of
-from nearkin.data.cache import cache_folder
 from nearkin.data.images import Images
 from nearkin.distributed import device_name
 from nearkin.encoders.encoder import CUSTOM, Encoder
@@ -26,6 +25,7 @@ from nearkin.evaluation.measures import Measure
 from nearkin.evaluation.protocols import Entry
 from nearkin.extensions import names_code
 from nearkin.files import read_sealed, write_sealed
+from nearkin.places import cache_folder
 
 Taken = dict[str, list[Measure] | str]
 """Measures by the title of their entry, or why there are none."""

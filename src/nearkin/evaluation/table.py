@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
 from nearkin.data.labels import numbered
+from nearkin.distributed import free_memory
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images

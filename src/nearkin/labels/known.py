@@ -79,8 +79,10 @@ def labels_of(names: Sequence[str], images: Images) -> Int64[np.ndarray, " image
 
 def own_images(images: Images) -> Bool[np.ndarray, " images"]:
     """Whether each image is one of the data, and not a labeled one from outside."""
-    start = images.source.start if isinstance(images.source, Either) else np.inf
-    own: np.ndarray = images.place < start
+    source = images.source
+    if not isinstance(source, Either):
+        return np.ones(len(images), np.bool_)
+    own: np.ndarray = source.rows < source.start
     return own
 
 

@@ -1,16 +1,14 @@
-"""Rows that stand for others: one of a set of copies, typical, spread and uncertain ones."""
+"""Rows that stand for others: one of a set of copies, typical and uncertain ones."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.choices import Rule
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.measures.neighbors import held_at_once, nearest
-from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks, product
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN
@@ -103,32 +101,6 @@ def typical(
     return np.asarray(order[~is_labeled[order]])
 
 
-@torch.no_grad()
-def diverse(
-    features: Float[Tensor, "n dim"], labeled: Rows, num: int, *, seed: int
-) -> Int[np.ndarray, " unlabeled"]:
-    """Return unlabeled rows, each the farthest from all labeled rows and those before it.
-
-    k-center greedy (Sener & Savarese. Active learning for convolutional neural networks: a
-    core-set approach. ICLR 2018, arXiv:1708.00489): the largest distance of a row to a chosen one
-    is at most twice the least possible (Gonzalez 1985). The first is drawn if nothing is labeled.
-    """
-    x = unit(features)
-    largest, chosen = x.new_full((len(x),), -torch.inf), list[int]()  # cosine to the nearest
-    for rows in blocks(len(labeled), 256):
-        largest = torch.maximum(largest, product(x, x[labeled[rows]].T).amax(dim=1))
-    largest[labeled] = torch.inf
-    if not len(labeled):
-        chosen.append(int(np.random.default_rng(seed).integers(len(x))))
-    while True:
-        if chosen:
-            largest = torch.maximum(largest, x @ x[chosen[-1]])
-            largest[chosen[-1]] = torch.inf
-        if len(chosen) >= min(num, len(x) - len(labeled)):
-            return np.array(chosen[:num], np.int64)
-        chosen.append(int(largest.argmin()))
-
-
 def least_certain(
     margin: Float[np.ndarray, " n"], cluster: Int[np.ndarray, " n"]
 ) -> Int[np.ndarray, " n"]:
@@ -144,55 +116,3 @@ def least_certain(
         own = np.flatnonzero(cluster[order] == number)
         turn[own] = np.arange(len(own))
     return np.asarray(order[np.argsort(turn, kind="stable")])
-
-
-def ranked(
-    rule: Rule,
-    features: Float[Tensor, "n dim"],
-    labeled: Rows,
-    num: int,
-    *,
-    seed: int,
-    margin: Float[np.ndarray, " n"] | None = None,
-    cluster: Int[np.ndarray, " n"] | None = None,
-) -> Int[np.ndarray, " selected"]:
-    """Return unlabeled rows by a rule, the one to label first in front; `num` or more.
-
-    Args:
-        rule: One of the functions here; `uncertain` is `least_certain`; `mixture` is these three
-            in turn, the last if there are margins; or `random`.
-        features: Of any length.
-        labeled: Rows that have a label.
-        num: How many rows are to be labeled.
-        seed: Decides what is drawn, and where k-means starts.
-        margin: What a classifier says of each row; NaN where it says nothing.
-        cluster: The class that it puts each row in.
-    """
-    if rule == "mixture":
-        rules: list[Rule] = ["typical", "diverse"]
-        rules += ["uncertain"] * (margin is not None)
-        certain: dict[str, Any] = {"seed": seed, "margin": margin, "cluster": cluster}
-        return interleave(*(ranked(each, features, labeled, num, **certain) for each in rules))
-    if rule == "typical":
-        return typical(features, labeled, num, seed=seed)
-    if rule == "diverse":
-        return diverse(features, labeled, num, seed=seed)
-    free = np.setdiff1d(np.arange(len(features)), labeled)
-    if rule == "random":
-        return np.random.default_rng(seed).permutation(free)
-    if margin is None or cluster is None:
-        raise ValueError("no margins to be uncertain by")
-    free = free[np.isfinite(margin[free])]
-    return np.asarray(free[least_certain(margin[free], cluster[free])])
-
-
-def interleave(*orders: Int[np.ndarray, " _"]) -> Int[np.ndarray, " union"]:
-    """Return the rows of several orders, one of each in turn, each row once.
-
-    >>> interleave(np.array([1, 2, 3]), np.array([3, 4, 5]))
-    array([1, 3, 2, 4, 5])
-    """
-    places = np.concatenate([np.arange(len(order)) for order in orders])
-    rows = np.concatenate(orders)[np.argsort(places, kind="stable")]
-    _, first = np.unique(rows, return_index=True)
-    return np.asarray(rows[np.sort(first)])

@@ -17,10 +17,10 @@ SIDE: Final = 128
 
 
 class Pair(NamedTuple):
-    """Two images, and how similar they are."""
+    """Two images, by their rows, and how similar they are."""
 
-    one: str
-    two: str
+    one: int
+    two: int
     similarity: float
     note: str = ""
 
@@ -37,7 +37,7 @@ def duplicates_page(
     """Return the page.
 
     Args:
-        images: Those of the pairs, by name.
+        images: Those of the pairs.
         data: What they are called.
         lead: How many duplicates there are, in a sentence.
         estimate: What the threshold on features does.
@@ -49,15 +49,12 @@ def duplicates_page(
     rest = near[MAX_PAIRS:]
     lists = {
         "Least similar": near[:MAX_PAIRS],
-        "Further duplicates": [
-            rest[row] for row in range(0, len(rest), len(rest) // MAX_PAIRS + 1)
-        ],
+        "Further duplicates": rest[:: len(rest) // MAX_PAIRS + 1],
         "No duplicates": sorted(others, key=lambda pair: -pair.similarity)[:MAX_PAIRS],
     }
-    row = {as_text(name): number for number, name in enumerate(images.names)}
-    names = {name for pairs in lists.values() for pair in pairs for name in (pair.one, pair.two)}
-    uris = thumbnails(images, np.array([row[name] for name in names], np.int64), SIDE, workers)
-    tiles = {name: Tile(name, uris[row[name]], 0.0) for name in names if row[name] in uris}
+    rows = {row for pairs in lists.values() for pair in pairs for row in pair[:2]}
+    uris = thumbnails(images, np.array(sorted(rows), np.int64), SIDE, workers)
+    tiles = {row: Tile(as_text(images.names[row]), uri, 0.0) for row, uri in uris.items()}
     blocks = {
         title: BLOCKS.pairs(EXPLANATIONS[title], _tiled(pairs, tiles))
         for title, pairs in lists.items()
@@ -82,7 +79,7 @@ EXPLANATIONS: Final = {
 
 
 def _tiled(
-    pairs: Sequence[Pair], tiles: Mapping[str, Tile]
+    pairs: Sequence[Pair], tiles: Mapping[int, Tile]
 ) -> Iterator[tuple[Tile, Tile, str, str]]:
     for pair in pairs:
         if pair.one in tiles and pair.two in tiles:

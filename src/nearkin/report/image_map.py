@@ -15,11 +15,10 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from nearkin.data.batches import CenterCrops, squares
-from nearkin.data.cache import free_memory
 from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY
 from nearkin.data.images import SMALL_SIDE, Images
-from nearkin.distributed import available_cpus
+from nearkin.distributed import available_cpus, free_memory
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import digest, read_embeddings

@@ -81,9 +81,9 @@ def write_figures(
     if isinstance(report, TrainingReport):
         _training_plots(training_curves(folder), plots)
         return
-    if report.curves:
-        curves(report.curves, plots / "curves.png")
     if isinstance(report, DiscoveryReport):
+        if report.curves:
+            curves(report.curves, plots / "curves.png")
         for chart in report.num_novel_curves:
             curves([chart], plots / "class_count.png")
         _novel_sheet(report, images, plots / "clusters.png")

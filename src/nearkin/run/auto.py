@@ -11,11 +11,11 @@ import torch
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import stored_views
 from nearkin.data.batches import CenterCrops
-from nearkin.data.cache import cache_for, free_disk, free_memory
+from nearkin.data.cache import cache_for, free_disk
 from nearkin.data.images import Images
 from nearkin.data.stores import window_for
 from nearkin.data.views import View
-from nearkin.distributed import cpus_per_process, native_precision, num_processes
+from nearkin.distributed import cpus_per_process, free_memory, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults

@@ -120,7 +120,7 @@ def _is_safe(character: str) -> bool:
 
 def _names(images: Images, rows: Iterable[int]) -> list[str]:
     suffix = ".npy" if images.channels else ".png"
-    return [images.names[row] + suffix * images.kinds[row].startswith("array") for row in rows]
+    return [images.names[row] + suffix * images.formats[row].startswith("array") for row in rows]
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:

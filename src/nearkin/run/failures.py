@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from nearkin.data.cache import free_memory
 from nearkin.data.loader import first_sentence, worker_lost
+from nearkin.distributed import free_memory
 from nearkin.errors import ResourceError, WorkerError
 from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 from nearkin.run.reporter import Reporter

@@ -1,7 +1,7 @@
 """A run at work: its folder is locked, its settings are known, and its log is open."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
@@ -11,12 +11,12 @@ import torch
 from nearkin.config import DiscoverConfig, Settings, TrainConfig
 from nearkin.data.augmentations import stored_views
 from nearkin.distributed import choose_device, device_name
-from nearkin.errors import CheckpointError, OutputError, UsageError
+from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
 from nearkin.files import remove_partial, writing
 from nearkin.methods import method_class
 from nearkin.run.copies import check_destination
-from nearkin.run.folder import KINDS, STAGES, RunFolder, data_name
+from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.toml import continued
 from nearkin.version import __version__
@@ -69,8 +69,12 @@ def open_run(
     with writing(folder.path, "choose another --out"):
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.locked():
+        was_empty = not folder.is_occupied
         _prepare(folder, resume=resume, overwrite=overwrite)
-        with Logger(reporter or Silent(), folder.log) as log:
+        with (
+            Logger(reporter or Silent(), folder.log) as log,
+            _emptied_if_refused(folder) if was_empty else nullcontext(),
+        ):
             if resume:
                 config = resumed_settings(folder, config)
             device = choose_device(config.device)
@@ -82,6 +86,17 @@ def open_run(
             yield OpenRun(folder, config, device, log)
             if not stage:
                 log.info(f"done   {folder.path.resolve()}")
+
+
+@contextmanager
+def _emptied_if_refused(folder: RunFolder) -> Iterator[None]:
+    """Let the corrected command have the folder of a new run that is refused before it begins."""
+    try:
+        yield
+    except (UsageError, DataError):
+        if not folder.config.exists():
+            clear(folder)
+        raise
 
 
 def _prepare(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:

@@ -26,14 +26,12 @@ PATIENCE: Final = 60  # seconds that W&B may wait: for somebody to log in, and t
 
 
 class Tracker(NamedTuple):
-    """A tracker that is open for a run; its functions take a step and numbers by name."""
+    """A tracker that is open for a run."""
 
     where: str
     """Where to look at it."""
-    row: Callable[[int, Mapping[str, int | float]], object]
-    """Takes the metrics of a step."""
-    summary: Callable[[int, Mapping[str, int | float]], object]
-    """Takes the measures of the finished run, with its last step."""
+    log: Callable[[int, Mapping[str, int | float]], object]
+    """Takes a step, and numbers by name."""
 
 
 class RunToTrack(NamedTuple):
@@ -58,11 +56,11 @@ def tensorboard(run: RunToTrack) -> Iterator[Tracker]:
         rows = "\n".join(f"| {name} | {value} |" for name, value in run.settings.items())
         writer.add_text("settings", f"| setting | value |\n| --- | --- |\n{rows}", run.step)
 
-        def row(step: int, metrics: Mapping[str, int | float]) -> None:
+        def log(step: int, metrics: Mapping[str, int | float]) -> None:
             for name, value in metrics.items():
                 writer.add_scalar(name.replace(" ", "_"), value, step)
 
-        yield Tracker(f"tensorboard --logdir {path.resolve()}", row, row)
+        yield Tracker(f"tensorboard --logdir {path.resolve()}", log)
 
 
 @contextmanager
@@ -70,13 +68,13 @@ def wandb(run: RunToTrack) -> Iterator[Tracker]:
     """Report to Weights & Biases, or without network into the run folder (WANDB_MODE=offline)."""
     import wandb
 
-    settings = wandb.Settings(
-        console="off",  # the log has a file of its own
-        silent=True,
-        login_timeout=PATIENCE,
-        finish_timeout=PATIENCE,
-        finish_timeout_raises=True,
-    )
+    settings = {
+        "console": "off",  # the log has a file of its own
+        "silent": True,
+        "login_timeout": PATIENCE,
+        "finish_timeout": PATIENCE,
+        "finish_timeout_raises": True,
+    }
     tracked = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.title,
@@ -87,11 +85,8 @@ def wandb(run: RunToTrack) -> Iterator[Tracker]:
         settings=settings,
     )
     try:
-        yield Tracker(
-            f"wandb sync {Path(tracked.dir).parent}" if tracked.offline else str(tracked.url),
-            lambda step, metrics: tracked.log(dict(metrics), step=step, commit=True),
-            lambda _, measures: tracked.summary.update(dict(measures)),
-        )
+        place = f"wandb sync {Path(tracked.dir).parent}" if tracked.offline else str(tracked.url)
+        yield Tracker(place, lambda step, metrics: tracked.log(dict(metrics), step=step))
     except BaseException:
         tracked.finish(exit_code=1)
         raise
@@ -107,12 +102,9 @@ def trackio(run: RunToTrack) -> Iterator[Tracker]:
     tracked = trackio.init(
         project=PROJECT, name=name, config=run.settings, resume="allow", embed=False
     )
-
-    def row(step: int, metrics: Mapping[str, int | float]) -> None:
-        tracked.log(dict(metrics), step=step)
-
     try:
-        yield Tracker(f"trackio show --project {PROJECT}, run {name}", row, row)
+        place = f"trackio show --project {PROJECT}, run {name}"
+        yield Tracker(place, lambda step, metrics: tracked.log(dict(metrics), step=step))
     finally:
         trackio.finish()
 
@@ -157,7 +149,7 @@ class Tracking:
         metrics = {name: value for name, value in row.items() if name != "step"}
         step = int(row["step"])
         self._start(step)
-        self._each(lambda tracker, _: tracker.row(step, metrics))
+        self._each(lambda tracker, _: tracker.log(step, metrics))
 
     def summary(self) -> None:
         """Report the measures of summary.json."""
@@ -168,7 +160,7 @@ class Tracking:
         }
         last = int(read_numbers(self._folder.metrics)[-1]["step"])
         self._start(last + 1)  # of a run that was stopped after the last step
-        self._each(lambda tracker, _: tracker.summary(last, measures))
+        self._each(lambda tracker, _: tracker.log(last, measures))
 
     def _start(self, step: int) -> None:
         names, self._names = self._names, ()

@@ -23,11 +23,13 @@ from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
+from nearkin.encoders.origin import without_folder
 from nearkin.encoders.projector import write_projector
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
+from nearkin.extensions import label
 from nearkin.labels.known import labels_of
 from nearkin.method import Method
 from nearkin.methods import method_class
@@ -109,7 +111,7 @@ def train_encoder(
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
-    origin = {"init_from": config.init_from, **_taken_over(start)} if start else {}
+    origin = {"init_from": without_folder(config.init_from), **_taken_over(start)} if start else {}
     _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
     return True
 
@@ -251,7 +253,7 @@ def _evaluate(
     """Write the encoder, its embeddings and its measures."""
     # Where the weights come from, for the header of the encoder's file.
     details: dict[str, Any] = {
-        "method": config.method,
+        "method": label(config.method),
         "backbone": config.backbone,
         "image_size": int(config.image_size),
         "epochs": int(config.epochs),

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from nearkin.config import TrainConfig
-from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
+from nearkin.distributed import free_memory
 from nearkin.encoders.encoder import CUSTOM, Encoder, load, rescaled, resized, write_encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import weight_bytes

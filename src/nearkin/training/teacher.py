@@ -22,11 +22,11 @@ from torch import Tensor
 
 from nearkin.config import TrainConfig
 from nearkin.data.batches import Batches, BatchLoader
-from nearkin.data.cache import free_memory
 from nearkin.data.samplers import BatchSampler, SequentialBatchSampler
 from nearkin.data.views import normalize
-from nearkin.distributed import all_reduce_max, rows_of_rank, to_device
+from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.origin import without_folder
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, OutputError, ResourceError
 from nearkin.evaluation.embeddings import images_at_once, images_per_part
@@ -78,7 +78,7 @@ def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
     """Return what a student's file says of its teacher: its name, its origin and its license."""
     if not config.teacher:
         return {}
-    details: dict[str, Any] = {"teacher": config.teacher}
+    details: dict[str, Any] = {"teacher": without_folder(config.teacher)}
     teacher = load(folder.teacher, trust_remote_code=config.trust_remote_code)
     if origin := teacher.details.get("origin"):
         details["origin"] = {**origin, "source": f"distilled from {origin['source']}"}

@@ -140,7 +140,6 @@ class ClassificationReport:
     unsure: tuple[Tile, ...] = ()  # the least certain of these images, least certain first
     doubts: tuple[Tile, ...] = ()  # training images whose labels are to be checked
     reliability: tuple[Chart, ...] = ()  # whether scores are as high as they should be
-    curves: tuple[Chart, ...] = ()  # accuracy with fewer labels
 
 
 Report = TrainingReport | DiscoveryReport | ClassificationReport
@@ -240,7 +239,6 @@ def _classification_sections(report: ClassificationReport) -> list[Section]:
             BLOCKS.paragraphs([report.score_meaning]) + line_charts(report.reliability),
         ),
         ("Classes", cards if report.classes else Markup()),
-        ("Fewer labels", line_charts(report.curves)),
     ]
 
 

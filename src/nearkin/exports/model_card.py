@@ -10,11 +10,11 @@ from nearkin.config import Config
 from nearkin.data.decode import CENTER
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.folders import AVERAGE, POOLED, TransformersNetwork, construction
-from nearkin.encoders.native import architecture, public, without_folder
-from nearkin.encoders.origin import NOT_STATED, RESTRICTED, RESTRICTION
+from nearkin.encoders.origin import NOT_STATED, RESTRICTED, RESTRICTION, without_folder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measures import Measure
+from nearkin.exports.native import architecture
 from nearkin.files import replace_text, usable
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.run.data import versions
@@ -107,14 +107,13 @@ class ModelCard:
         return ["---", *stated, *named, f"pipeline_tag: {kind}", "tags: [nearkin]", "---", ""]
 
     def _origin(self) -> Mapping[str, str]:
-        origin: Mapping[str, str] = public(self.encoder.details).get("origin", {})
+        origin: Mapping[str, str] = self.encoder.details.get("origin", {})
         return origin
 
     # ------------------------------------------------------------ code
 
     def _usage(self) -> list[str]:
         code = {
-            "safetensors": self._safetensors,
             "timm": self._timm,
             "torchvision": self._torchvision,
             "huggingface": self._huggingface,
@@ -122,18 +121,6 @@ class ModelCard:
             "torch-export": self._program,
         }[self.format]()
         return ["In this folder:", "", "```python", *code, "```"]
-
-    def _safetensors(self) -> list[str]:
-        return [
-            "from safetensors.torch import load_file",
-            "",
-            f"# By the names of {self.encoder.details['backbone']}, without its classifier.",
-            'state = load_file("model.safetensors")',
-            "",
-            "# Or, with its preprocessing:",
-            '# encoder = nearkin.load("model.safetensors")',
-            '# features = encoder(encoder.transform(Image.open("photo.jpg"))[None])',
-        ]
 
     def _timm(self) -> list[str]:
         if not self.encoder.preprocessing.low:
@@ -268,7 +255,7 @@ class ModelCard:
 
     def _made(self) -> list[str]:
         """Return lines on recipe, data and versions."""
-        details, lines = public(self.encoder.details), ["## Recipe and data", ""]
+        details, lines = self.encoder.details, ["## Recipe and data", ""]
         known = ("method", "epochs", "init_from", "teacher")
         lines += [f"- {key}: {details[key]}" for key in known if details.get(key)]
         if self.folder is not None:

@@ -10,11 +10,9 @@ import torch
 from jaxtyping import Int
 from PIL import Image
 
-from nearkin.commands.vectors import images_of
 from nearkin.data.batches import squares
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
-from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import writing
@@ -27,9 +25,7 @@ from nearkin.tables import read_csv
 SIDE: Final = 48
 
 
-def write_atlas(
-    folder: RunFolder, path: Path, data: Any = None, *, trust_remote_code: bool = False
-) -> int:
+def write_atlas(folder: RunFolder, images: Images, path: Path) -> int:
     """Write the images of a run, with coordinates and neighbors, as a table for Embedding Atlas.
 
     The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
@@ -37,21 +33,16 @@ def write_atlas(
     landmarks of the map are written.
 
     Args:
-        folder: The run.
+        folder: A finished run.
+        images: Its images.
         path: A name that ends in .parquet.
-        data: The images, if they have moved.
-        trust_remote_code: Whether to run code that files of the run name.
 
     Returns:
         How many images were written.
 
     Raises:
-        UsageError: If the name does not end so, or the run is not finished.
         OutputError: If the file cannot be written.
     """
-    if path.suffix != ".parquet":
-        raise UsageError(f"{path} does not end in .parquet; give such a name")
-    images = images_of(folder, data, trust_remote_code=trust_remote_code)
     from pyarrow import parquet
 
     embeddings = read_embeddings(folder.embeddings, images)

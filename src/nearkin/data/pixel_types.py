@@ -1,4 +1,4 @@
-"""Images of one kind: RGB of 8 bits, or of the same channels and type, with their range."""
+"""Images of one pixel type: RGB of 8 bits, or the same channels and type, with their range."""
 
 from collections import Counter
 from dataclasses import replace
@@ -14,14 +14,14 @@ from nearkin.data.notes import Note
 from nearkin.errors import DataError
 
 SAMPLE: Final = 128  # Images that ranges and statistics are of, evenly spread
-SIDE: Final = 64  # Pixels along a side of each of them, evenly spread
+ACROSS: Final = 64  # Pixels along a side of each of them, evenly spread
 PERCENTILES: Final = (0.1, 99.9)
 """Of values that are not of 8 bits. CT is cut at .5 and 99.5 % (nnU-Net, Isensee et al. 2021),
 where few pixels matter as little; the bright cells of a microscope are often less than 1 %."""
 LEAST_STD: Final = 1e-3  # Of a channel that hardly differs from pixel to pixel
 
 
-def of_one_kind(
+def of_one_pixel_type(
     images: Images,
     channels: Int64[np.ndarray, " images"],
     dtypes: Shaped[np.ndarray, " images"],
@@ -37,9 +37,9 @@ def of_one_kind(
         PixelType(count, dtype) if count else None
         for count, dtype in zip(channels.tolist(), dtypes.tolist(), strict=True)
     ]
-    pairs = zip(images.kinds.tolist(), pixel_types, strict=True)
-    kinds = [f"{name} of {each}" if each else name for name, each in pairs]
-    images = replace(images, kinds=np.array(kinds))
+    pairs = zip(images.formats.tolist(), pixel_types, strict=True)
+    formats = [f"{name} of {each}" if each else name for name, each in pairs]
+    images = replace(images, formats=np.array(formats))
     counts = Counter(pixel_types)
     common = max(sorted(counts, key=lambda each: str(each or "")), key=lambda each: counts[each])
     if len(counts) > 1 and all(each is None or each.num_channels == 1 for each in counts):
@@ -57,8 +57,8 @@ def of_one_kind(
         if not same[row]
     ]
     bad = tuple(sorted((*images.bad, *others), key=lambda file: in_bytes(file.name)))
-    of_kind = replace(images.subset(np.flatnonzero(same)), bad=bad, pixel_type=common)
-    return replace(of_kind, channels=_channels(of_kind, common)) if common else of_kind
+    of_type = replace(images.subset(np.flatnonzero(same)), bad=bad, pixel_type=common)
+    return replace(of_type, channels=_channels(of_type, common)) if common else of_type
 
 
 def _has_8_bits(images: Images, row: int) -> bool:
@@ -95,7 +95,9 @@ def _sampled(images: Images) -> Float64[np.ndarray, "pixels channels"]:
         except BadImage as error:
             reason = f"{name!r} ({error.reason})"
             continue
-        rows, columns = (np.linspace(0, n - 1, min(n, SIDE)).astype(int) for n in pixels.shape[:2])
+        rows, columns = (
+            np.linspace(0, n - 1, min(n, ACROSS)).astype(int) for n in pixels.shape[:2]
+        )
         part = pixels[rows][:, columns].reshape(-1, pixels.shape[2])
         sampled.append(part.astype(np.float64))
     if not sampled:

@@ -1,6 +1,5 @@
 """An encoder in the files of the library that has its network, which reads them without nearkin.
 
-    safetensors    model.safetensors: the weights by the names of the network
     torchvision    model.pth: the state_dict of the model of that name, without its classifier
     timm           config.json and model.safetensors, for `timm.create_model("local-dir:FOLDER")`
     huggingface    the same, or a model of transformers, for `AutoModel.from_pretrained("FOLDER")`
@@ -8,7 +7,6 @@
 Each is read back by its library as soon as it is written, so that its features can be compared.
 """
 
-import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from typing_extensions import override
 from nearkin.choices import NativeFormat
 from nearkin.encoders import folders
 from nearkin.encoders.downloads import to_stderr
-from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights, write_encoder
+from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights
 from nearkin.encoders.libraries import differences, timm_view
 from nearkin.encoders.origin import NOT_STATED
 from nearkin.encoders.preprocessing import Preprocessing
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 WEIGHTS: Final = "model.safetensors"
 STATE: Final = "model.pth"
 CONFIG: Final = "config.json"
-ANY_NETWORK: Final = "--format safetensors, onnx or torch-export"
+ANY_NETWORK: Final = "--format onnx or torch-export"
 PATCHES_OF_ITS_OWN: Final = "siglip2_vision_model"  # takes patches, not images
 RESAMPLING: Final = {name: number for number, name in folders.INTERPOLATIONS.items()}
 
@@ -74,40 +72,6 @@ def write_native(format: NativeFormat, folder: Path, encoder: Encoder) -> Native
         written = WRITERS[format](folder, encoder)
     written.network.eval().requires_grad_(False)
     return written
-
-
-def public(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the details of an encoder with names of files in place of their paths here."""
-    origin = dict(details.get("origin", {}))
-    if origin:
-        origin["source"] = without_folder(origin["source"])
-    named = {key: without_folder(str(details[key])) for key in ("init_from",) if key in details}
-    return {**details, **named, **({"origin": origin} if origin else {})}
-
-
-def without_folder(source: str) -> str:
-    """Return the last part of a path, and all of an address or name.
-
-    >>> without_folder("/home/me/weights.pth"), without_folder("timm:resnet18.a1_in1k")
-    ('weights.pth', 'timm:resnet18.a1_in1k')
-    """
-    return source if "://" in source else Path(source).name or source
-
-
-# ---------------------------------------------------------------- safetensors
-
-
-def _write_safetensors(folder: Path, encoder: Encoder) -> Native:
-    import safetensors
-    from safetensors.torch import load_file
-
-    path, view = folder / WEIGHTS, encoder.preprocessing
-    write_encoder(path, encoder.backbone, public(encoder.details), view)
-    network = copy.deepcopy(encoder.backbone.body)
-    for tensor in network.state_dict().values():  # so that nothing stays that is not in the file
-        tensor.zero_()
-    network.load_state_dict(load_file(path))
-    return Native(network, f"safetensors {safetensors.__version__}")
 
 
 # ---------------------------------------------------------------- torchvision, timm
@@ -376,7 +340,6 @@ def _quiet() -> Iterator[None]:
 
 
 WRITERS: Final[Mapping[NativeFormat, Callable[[Path, Encoder], Native]]] = {
-    "safetensors": _write_safetensors,
     "timm": _write_timm,
     "torchvision": _write_torchvision,
     "huggingface": _write_huggingface,

@@ -18,14 +18,14 @@ from sources import photographs, varied
 
 import nearkin
 from nearkin.commands import export as command
-from nearkin.commands.export import PixelNetwork
 from nearkin.config import TrainConfig
 from nearkin.discovery.classifier import Calibration, Classifier, read_classifier
 from nearkin.discovery.features import ViewSettings
 from nearkin.encoders.encoder import load, untrained, write_encoder
-from nearkin.encoders.native import write_native
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.exports.native import write_native
+from nearkin.exports.network import PixelNetwork
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.networks.heads import CosineHead, Heads, MultiHead
@@ -118,7 +118,6 @@ def test_the_code_of_the_card_gives_the_features_of_the_run(run_of, data, tmp_pa
 
 def test_outputs_are_equal_bit_by_bit(run_of, tmp_path):
     for name, format in (
-        ("tiny", "safetensors"),
         ("resnet18", "timm"),  # the same network in both libraries
         ("vit_tiny_patch16_224", "timm"),  # with patches of 4 px
         ("vit_tiny_patch16_224", "huggingface"),
@@ -129,9 +128,8 @@ def test_outputs_are_equal_bit_by_bit(run_of, tmp_path):
         exported = nearkin.export(run_of(name), output=out, format=format)
         assert "of 3 images of the run" in exported.checks[0], (name, format)
         assert "equal, bit by bit" in exported.checks[0], (name, format)
-        again = out / "model.safetensors" if format == "safetensors" else out
-        if format in ("safetensors", "timm"):
-            assert load(again).preprocessing.image_size == VIEWS[name].image_size
+        if format == "timm":
+            assert load(out).preprocessing.image_size == VIEWS[name].image_size
 
 
 def test_the_library_reads_the_preprocessing_that_was_written(run_of, tmp_path):
@@ -229,10 +227,6 @@ def test_a_classifier_gives_the_probabilities_of_assign(
     assert own.max() == pytest.approx(assigned.score[1], abs=1e-5)
     assert (own[:2] == 0).all() == disjoint
     if kind == "linear":
-        nearkin.export(
-            run, data, output=tmp_path / "encoder", format="safetensors"
-        )  # without classes
-        assert "Classes" not in (tmp_path / "encoder" / "README.md").read_text()
         results = [(tmp_path / "out", name) for name in ("outputs", "best")]
         outputs, best = computed(results, photo)
         assert str(best) == assigned.class_names[1]
@@ -262,7 +256,7 @@ def test_a_format_that_cannot_hold_the_network_is_refused(run_of, tmp_path, refu
     ):
         refused = refusal(2, "export", run_of(name), "--format", format, "-o", tmp_path / "out")
         assert reason in refused
-        assert "--format safetensors, onnx or torch-export" in refused
+        assert "--format onnx or torch-export" in refused
     assert list(tmp_path.iterdir()) == []
     file = write_network(tmp_path / "encoder.safetensors", "resnet18", size=32)
     small_stem = r"conv1.weight is 64x3x3x3, and 64x3x7x7 in .* small stem"
@@ -278,13 +272,13 @@ def test_outputs_that_cannot_be_are_refused_and_what_exists_is_not_overwritten(r
     with pytest.raises(UsageError, match=r"would be one file.* give -o .*model$"):
         nearkin.export(run, output=tmp_path / "model.onnx", format="onnx")
     with pytest.raises(UsageError, match="--dynamic-size is of graphs"):
-        nearkin.export(run, output=out, format="safetensors", dynamic_size=True)
+        nearkin.export(run, output=out, format="timm", dynamic_size=True)
     with pytest.raises(UsageError, match="is no run folder to export into; give a folder as -o"):
-        nearkin.export(RunFolder(run).encoder, format="safetensors")
+        nearkin.export(RunFolder(run).encoder, format="torch-export")
     with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
-        nearkin.export(run, output=mine / "out", format="safetensors")
+        nearkin.export(run, output=mine / "out", format="torch-export")
     with pytest.raises(OutputError, match="exists; remove it, or choose another -o"):
-        nearkin.export(run, output=mine.parent, format="safetensors")
+        nearkin.export(run, output=mine.parent, format="torch-export")
     assert mine.read_text() == "mine"
     with pytest.raises(DataError, match="4 channels of uint8, and the encoder takes RGB"):
         nearkin.export(run, np.zeros((4, 16, 16, 4), np.uint8), output=out, format="onnx")
@@ -312,7 +306,7 @@ def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monke
         assert list(tmp_path.iterdir()) == [], format
 
 
-def test_a_network_of_ones_own_is_a_graph_and_weights(tmp_path, data):
+def test_a_network_of_ones_own_is_a_graph(tmp_path, data):
     def network():
         torch.manual_seed(3)
         layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
@@ -320,11 +314,9 @@ def test_a_network_of_ones_own_is_a_graph_and_weights(tmp_path, data):
 
     file = tmp_path / "encoder.safetensors"
     write_encoder(file, as_backbone(network(), 16), {"backbone": "custom", "image_size": 16})
-    for format in ("safetensors", "torch-export"):
-        nearkin.export(file, data, output=tmp_path / format, format=format, backbone=network())
-    exported = nearkin.export(
-        file, output=tmp_path / "out", format="safetensors", backbone=network()
-    )
+    more = {"format": "torch-export", "backbone": network()}
+    nearkin.export(file, data, output=tmp_path / "graph", **more)
+    exported = nearkin.export(file, output=tmp_path / "out", **more)
     assert "64 images of noise" in exported.checks[0]  # without its images
     assert not (tmp_path / "out" / "settings.toml").exists()
     with pytest.raises(UsageError, match="it is a network of your own"):

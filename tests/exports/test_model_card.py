@@ -9,7 +9,7 @@ from builders import write_network
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load
 from nearkin.evaluation.measures import Measure
-from nearkin.report.model_card import ModelCard
+from nearkin.exports.model_card import ModelCard
 from nearkin.run.folder import RunFolder
 
 HOW = "k=20, 60 test images"

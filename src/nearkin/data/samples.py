@@ -1,0 +1,88 @@
+"""Samples of an archive, as WebDataset has them: what belongs together, and which image counts."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from nearkin.data.images import in_bytes
+from nearkin.data.labels import Row
+from nearkin.data.notes import Note
+from nearkin.pace import count
+
+MASKS: Final = frozenset(
+    {
+        *("mask", "masks", "annotation", "annotations", "segmentation", "segmentations", "seg"),
+        *("gt", "groundtruth", "ground_truth", "trimap", "trimaps", "depth", "depths"),
+        *("label", "labels"),
+    }
+)
+"""What folders and fields are called that mostly hold no photographs."""
+PHOTOGRAPHS: Final = ("jpg", "jpeg", "jpe", "jfif", "webp", "avif", "heic", "heif")
+
+
+def sample_key(name: str) -> str:
+    """What the files of one sample have in common, as in WebDataset: all up to the first dot.
+
+    >>> sample_key("shard.tar/0001.left.jpg")
+    'shard.tar/0001'
+    """
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
+
+
+def companions(names: Sequence[str]) -> list[str]:
+    """Return the images that belong to another one of their sample: masks, depth maps.
+
+    That are `0.mask.png` beside `0.jpg` or `0.rgb.jpg` and, where most samples have two, `0.png`.
+    """
+    samples = dict[str, list[str]]()
+    for name in names:
+        samples.setdefault(sample_key(name), []).append(name)
+    found, plain = list[str](), list[list[str]]()
+    for group in samples.values():
+        simple = [name for name in group if "." not in _field(name)]
+        others = [name for name in group if name not in simple]
+        if not simple:
+            others = [name for name in group if not MASKS.isdisjoint(_field(name).split("."))]
+        found += others if len(others) < len(group) else []
+        if len({_field(name) for name in simple}) > 1:
+            plain.append(simple)
+    if 2 * len(plain) >= len(samples):
+        for group in plain:
+            first = min(map(_field, group), key=lambda field: (field not in PHOTOGRAPHS, field))
+            found += [name for name in group if _field(name) != first]
+    return found
+
+
+def _field(name: str) -> str:
+    """What WebDataset calls the field of a sample: all behind the key.
+
+    >>> _field("shard.tar/0001.Mask.png")
+    'mask.png'
+    """
+    return name[len(sample_key(name)) + 1 :].lower()
+
+
+def beside(names: Sequence[str]) -> list[Note]:
+    """Note images that are left out for another one of their sample."""
+    counts = Counter(map(_field, names)).most_common(5)
+    fields = ", ".join(f"{number} .{field}" for field, number in counts)
+    text = f"{len(names)} images ({fields}) beside the one of their sample"
+    return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
+
+
+def labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, Row]:
+    """Return the label of each image, from members that hold labels; nothing if there are none."""
+    in_turn = sorted((name for name, label in labels.items() if label), key=in_bytes)
+    classes = {sample_key(name): labels[name] for name in in_turn}
+    return {name: Row(classes.get(sample_key(name), "")) for name in names} if classes else {}
+
+
+def masks(names: Sequence[str]) -> list[Note]:
+    """Note images in folders called masks or the like, if there are others."""
+    alike = [name for name in names if MASKS.intersection(name.casefold().split("/")[:-1])]
+    if not alike or len(alike) == len(names):
+        return []
+    text = f"{count(len(alike), 'file')} in folders of masks are images like all others; "
+    text += "if they are masks, give the folder of the photographs alone"
+    return [Note("guessed", text, len(alike), tuple(alike[:3]))]

@@ -1,0 +1,55 @@
+"""Files that cannot be read in place, such as Parquet, unpacked once into the cache folder."""
+
+import errno
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from nearkin.data.cache import hold, make_room
+from nearkin.data.images import in_bytes
+from nearkin.data.remote import File, state_of
+from nearkin.errors import ResourceError
+from nearkin.files import whole
+from nearkin.places import cache_folder
+
+ROOM: Final = 50 * 2**30  # Bytes of all unpacked files
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
+
+
+def unpacked_folder() -> Path:
+    """Where unpacked files lie."""
+    return cache_folder("tables")
+
+
+def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Path:
+    """What `write` has made of the open file in its present state, now or at an earlier start."""
+    known = hashlib.sha256(in_bytes(f"{file} {state_of(file)}")).hexdigest()
+    path = unpacked_folder() / f"{known[:32]}{suffix}"
+    if not path.exists():
+        with file.open("rb") as packed:
+            write_unpacked(path, partial(write, packed))
+    return kept(path)
+
+
+def write_unpacked(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file, whole or not at all; a ResourceError if there is no room for it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as new:
+            write(new)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise ResourceError(
+            f"{path.parent}: no room for a copy that can be read in place ({error.strerror}); "
+            "make some, or point XDG_CACHE_HOME to another disk"
+        ) from error
+
+
+def kept(path: Path) -> Path:
+    """Hold a file, and remove the oldest ones of others if there are more than `ROOM`."""
+    hold(path)
+    make_room(path.parent, ROOM)
+    return path

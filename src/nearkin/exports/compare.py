@@ -1,0 +1,206 @@
+"""What was written, read back by its library and compared on images with the encoder it is of."""
+
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Shaped
+from torch import Tensor
+
+from nearkin.data.batches import CenterCrops
+from nearkin.data.decode import as_image
+from nearkin.data.images import Images
+from nearkin.data.rng import seeded
+from nearkin.distributed import available_cpus
+from nearkin.encoders.encoder import Encoder
+from nearkin.errors import CheckpointError, DataError
+from nearkin.evaluation.embeddings import images_at_once
+from nearkin.exports.graphs import OPSET, Run
+from nearkin.exports.native import Native
+from nearkin.exports.network import PixelNetwork
+from nearkin.networks.backbone import SMALL_IMAGE
+from nearkin.networks.input_size import patch_size
+from nearkin.objectives import unit
+
+TOLERANCE: Final = 1e-4  # Of ONNX: largest difference of a feature, of the largest feature
+AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same
+TIE: Final = 1e-6  # Cosines that differ by less are those of one and the same neighbor
+MOST_CHECKED, FEWEST_CHECKED = 1000, 64  # Images that outputs are compared on, by their size
+SAME: Final = 0.99
+"""Least cosine of features by a library's own preprocessing, where nearkin's is that library's: what
+is left are decoders and roundings."""
+ALIKE: Final = (
+    0.98  # The same for nearkin's own crop, which libraries do not have; below, a warning
+)
+TRANSFORMED: Final = 16  # Images that also take a library's own way from file to features
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Images that outputs are compared on."""
+
+    pixels: Shaped[Tensor, "images _ size size"]
+    images: Images | None  # The same, as files; None where they are noise
+    what: str  # What they are, in words
+
+    def parts(self) -> list[Tensor]:
+        """Return them in batches: one of a single image, and larger ones."""
+        size = images_at_once(self.pixels.shape[-1], torch.device("cpu"))
+        return [self.pixels[:1], *self.pixels[1:].split(size)]
+
+
+def sample_of(encoder: Encoder, images: Images, whose: str) -> Sample:
+    """Return some of the images, as the encoder takes them.
+
+    Raises:
+        DataError: If fewer than two can be read.
+    """
+    size = encoder.image_size
+    count = max(FEWEST_CHECKED, min(MOST_CHECKED, MOST_CHECKED * SMALL_IMAGE**2 // size**2))
+    chosen = images.spread(count)
+    crops = CenterCrops(chosen, encoder.preprocessing, workers=available_cpus())
+    pixels = torch.cat(list(crops))
+    rows = [row for row in range(len(chosen)) if row not in crops.bad]
+    if len(rows) < 2:
+        raise DataError("fewer than two images can be read; give others")
+    readable = chosen.subset(np.array(rows))
+    return Sample(pixels[rows].contiguous(), readable, f"{len(rows)} images {whose}")
+
+
+def noise(encoder: Encoder) -> Sample:
+    """Return noise, for an encoder without images."""
+    size = encoder.image_size
+    with seeded(0, torch.device("cpu")):
+        shape = FEWEST_CHECKED, len(encoder.preprocessing.mean)
+        coarse = F.interpolate(torch.rand(*shape, 4, 4), (size, size), mode="bilinear")
+        values = 0.8 * coarse + 0.2 * torch.rand(*shape, size, size)
+        pixels = values if encoder.preprocessing.low else (255 * values).to(torch.uint8)
+    return Sample(pixels, None, f"{FEWEST_CHECKED} images of noise")
+
+
+def compare_native(written: Native, encoder: Encoder, sample: Sample) -> list[str]:
+    """Compare what a library has read with an encoder; return lines on it.
+
+    Raises:
+        CheckpointError: If a bit of a feature differs.
+    """
+    with torch.inference_mode():
+        for part in sample.parts():
+            images = encoder.preprocessing.to_input(part)
+            own = encoder(images)
+            theirs = written.network(images).flatten(1)
+            if not torch.equal(own, theirs):
+                _refuse(written.library, "features", _difference(own, theirs))
+    what = f"{encoder.num_features} features of {sample.what}"
+    line = f"{what}: equal, bit by bit, by {written.library}"
+    return [line, *_compare_transform(written, encoder, sample)]
+
+
+def _compare_transform(written: Native, encoder: Encoder, sample: Sample) -> list[str]:
+    """Compare a library's own way from an image to features, which need not be to the bit."""
+    if written.transform is None or sample.images is None or encoder.preprocessing.low:
+        return []
+    images = encoder.preprocessing.applied(sample.images.spread(TRANSFORMED))
+    rows = [sample.images.names.index(name) for name in images.names]
+    # At full scale: other libraries decode no JPEG at a smaller one.
+    decoded: list[Any] = [as_image(images.read(row)) for row in range(len(images))]
+    with torch.inference_mode():
+        theirs = written.network(torch.stack([written.transform(image) for image in decoded]))
+        own = encoder(encoder.preprocessing.to_input(sample.pixels[rows]))
+        cosine = float((unit(own) * unit(theirs.flatten(1))).sum(1).min())
+    what = "from image to features by its own preprocessing"
+    if encoder.preprocessing.crop != "box" and cosine < SAME:
+        raise CheckpointError(
+            f"{written.library} prepares images otherwise than nearkin: a cosine of {cosine:.4f}, "
+            f"where {SAME} is asked; nothing was kept. Give another --format, and report it"
+        )
+    line = f"{what}: cosine at least {cosine:.4f}"
+    if cosine >= ALIKE:
+        return [line]
+    return [f"warning: {line}; it crops otherwise than nearkin: use images of one proportion"]
+
+
+def compare_graph(
+    run: Run, program: str, network: PixelNetwork, sample: Sample, *, exact: bool, any_size: bool
+) -> list[str]:
+    """Compare what a program computes by a graph with its network; return lines on it.
+
+    Args:
+        run: What the program computes.
+        program: Its name.
+        network: What was written.
+        sample: Images.
+        exact: Whether all bits have to be equal; else rounding is allowed.
+        any_size: Whether the graph takes images of other sizes, too.
+
+    Raises:
+        CheckpointError: If it computes something else.
+    """
+    sides, parts = [network.encoder.image_size], [sample.parts()]
+    if any_size:
+        sides.append(_other_size(network.encoder))
+        larger = F.interpolate(sample.pixels[:FEWEST_CHECKED].float(), (sides[1], sides[1]))
+        parts.append([larger.to(sample.pixels.dtype)])
+    lines = []
+    for side, of_side in zip(sides, parts, strict=True):
+        with torch.inference_mode():
+            own = torch.cat([network(part) for part in of_side])
+            theirs = torch.cat([run(part) for part in of_side])
+        compared = _equal if exact else _within
+        result = compared(own, theirs, program, network.output)
+        batches = sorted({len(part) for part in of_side})
+        lines.append(
+            f"{network.output} of {sample.what}, {side} px, batches of {batches[0]} to "
+            f"{batches[-1]}: {result}, by {program}"
+        )
+    return lines
+
+
+def _other_size(encoder: Encoder) -> int:
+    """Return another side in pixels that an encoder's patches divide."""
+    return encoder.image_size + max(32, patch_size(encoder.backbone.body))
+
+
+def _equal(own: Tensor, theirs: Tensor, program: str, output: str) -> str:
+    if not torch.equal(own, theirs):
+        _refuse(program, output, _difference(own, theirs))
+    return "equal, bit by bit"
+
+
+def _within(own: Tensor, theirs: Tensor, program: str, output: str) -> str:
+    """Refuse what rounding does not explain; return what differs, in words."""
+    difference = _difference(own, theirs)
+    if output == "features":
+        same, what = _same_neighbors(own, theirs), "nearest neighbor"
+    else:
+        same, what = (own.argmax(1) == theirs.argmax(1)).float().mean().item(), "class"
+    if not (difference <= TOLERANCE and same >= AGREEMENT):  # not a number: refused
+        _refuse(program, output, difference)
+    return (
+        f"largest difference {difference:.1e} of the largest value (at most {TOLERANCE:g}), the "
+        f"same {what} for {same:.1%}, opset {OPSET}"
+    )
+
+
+def _difference(own: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of two outputs, as a share of the largest of the first."""
+    if own.shape != theirs.shape:
+        return float("nan")
+    return float((own - theirs).abs().max() / own.abs().max())
+
+
+def _same_neighbors(own: Tensor, theirs: Tensor) -> float:
+    """Return the share of images whose nearest neighbor, or one as near, is the same."""
+    similarity, others = (unit(of) @ unit(of).T for of in (own, theirs))
+    nearest = others.fill_diagonal_(-2).argmax(1, keepdim=True)
+    best = similarity.fill_diagonal_(-2).max(1, keepdim=True).values
+    return float((similarity.gather(1, nearest) >= best - TIE).float().mean())
+
+
+def _refuse(program: str, output: str, difference: float) -> NoReturn:
+    raise CheckpointError(
+        f"{program} computes other {output} from what was written, by {difference:.1e} of the "
+        "largest; nothing was kept. Give another --format, and report it"
+    )
