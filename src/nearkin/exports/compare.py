@@ -29,11 +29,9 @@ AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is
 TIE: Final = 1e-6  # Cosines that differ by less are those of one and the same neighbor
 MOST_CHECKED, FEWEST_CHECKED = 1000, 64  # Images that outputs are compared on, by their size
 SAME: Final = 0.99
-"""Least cosine of features by a library's own preprocessing, where nearkin's is that library's: what
-is left are decoders and roundings."""
-ALIKE: Final = (
-    0.98  # The same for nearkin's own crop, which libraries do not have; below, a warning
-)
+"""Least cosine of features by a library's own preprocessing, where nearkin's is that library's:
+what is left are decoders and roundings."""
+ALIKE: Final = 0.98  # The same for nearkin's own crop, which libraries do not have: a warning
 TRANSFORMED: Final = 16  # Images that also take a library's own way from file to features
 
 
