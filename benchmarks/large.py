@@ -34,9 +34,9 @@ from nearkin.data.batches import ViewDataset
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import native_precision
+from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
-from nearkin.training.loop import keep_freed_memory
 from nearkin.training.optimizer import build_optimizer
 
 MANY = 10_000  # steps, more than are taken

@@ -66,7 +66,7 @@ def test_its_encoder_is_evaluated_and_loaded(run, capsys):
     assert call("evaluate", run, "--json") == 0
     measures = json.loads(capsys.readouterr().out)["metrics"]
     assert 0 <= measures["encoder"]["kNN top-1"]["value"] <= 1
-    assert nearkin.load(run).dim == 128
+    assert nearkin.load(run).num_features == 128
 
 
 def test_its_run_is_resumed_and_has_a_page(run, data, monkeypatch, capsys):

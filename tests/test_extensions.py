@@ -146,7 +146,7 @@ def test_a_method_in_a_file_is_trained_evaluated_reported_and_resumed(
     forget(folder / "my_method.py")
     for command in ("evaluate", "report"):
         assert run(command, "run") == 0
-    assert nearkin.load(folder / "run").dim == 128
+    assert nearkin.load(folder / "run").num_features == 128
     assert re.match("error: method .*there is no file", refusal(2, *train, "--resume"))
 
 
@@ -213,7 +213,7 @@ def test_backbones_augmentations_and_sources_in_files(folder, refusal):
     assert {*json.loads((folder / "run" / "data.json").read_text())["sources"]} == {"backbone"}
     with pytest.raises(UsageError, match=r"names code to run: backbone is .*parts\.py:network"):
         nearkin.load("run")
-    assert nearkin.load("run", trust_remote_code=True).dim == 8
+    assert nearkin.load("run", trust_remote_code=True).num_features == 8
     (folder / "views.toml").write_text("[[views]]\nscale = [0.5, 1.0]\n[[views]]\nflip = 0.5\n")
     assert run(*train, *own[:3], "views.toml", "-o", "run2") == 0
     first, second = ((folder / name / "metrics.csv").read_bytes() for name in ("run", "run2"))

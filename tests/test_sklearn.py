@@ -98,7 +98,7 @@ def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, 
     backwards = encoder.transform([*paths[::-1], paths[3]])
     assert (backwards[:-1][::-1] == encoder.transform(paths)).all()
     assert (backwards[-1] == backwards[len(paths) - 4]).all()
-    assert (nearkin.load(tmp_path / "run").dim, encoder.n_features_in_) == (128, 1)
+    assert (nearkin.load(tmp_path / "run").num_features, encoder.n_features_in_) == (128, 1)
     column = Column([*paths, str(tmp_path / "other.png")])
     with pytest.raises(ValueError, match=r"cannot read .*other.png: .*; leave it out"):
         encoder.transform(column)

@@ -125,7 +125,7 @@ class SelfSupervisedEncoder(
     @property
     def _n_features_out(self) -> int:
         """Of `get_feature_names_out`."""
-        return int(self.encoder_.dim)
+        return int(self.encoder_.num_features)
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn may expect: images, or paths, and features of type float32."""

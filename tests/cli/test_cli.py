@@ -307,4 +307,4 @@ def test_python_has_the_names_and_defaults_of_the_command_line(finished, images,
     assert (run.path / "metrics.csv").read_bytes() == (finished / "metrics.csv").read_bytes()
     encoder = nearkin.load(run.path)
     image = Image.open(next(Path(images).iterdir()))
-    assert encoder(encoder.transform(image)[None]).shape == (1, encoder.dim)
+    assert encoder(encoder.transform(image)[None]).shape == (1, encoder.num_features)

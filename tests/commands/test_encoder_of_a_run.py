@@ -203,7 +203,7 @@ class Bare(nn.Module):
 def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, images):
     folder = tmp_path / "run"
     write_run(folder, open_images(images), images, backbone=Bare(), val=0.4, labels="none")
-    assert load(folder, backbone=Bare()).dim == 4
+    assert load(folder, backbone=Bare()).num_features == 4
     assert embed(folder, images, backbone=Bare(), workers=0).vectors.shape == (18, 4)
     assert set(evaluate(folder, backbone=Bare(), workers=0).metrics) >= {"untrained"}
     with pytest.raises(UsageError, match="of a network of your own; pass it as `backbone`"):
@@ -286,7 +286,7 @@ def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
     for one in (arrays[1] / 255, tensors[1] / 255):
         assert torch.equal(encoder.transform(one), expected[1])
     mixed = encoder.transform([gray, arrays[1, :20]])
-    assert encoder(mixed).shape == (2, encoder.dim)
+    assert encoder(mixed).shape == (2, encoder.num_features)
 
 
 def test_what_is_no_image_is_refused_in_words(run):

@@ -23,6 +23,8 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
 
 CLOSE = 1e-5
+FOLDED = {"efficientnet_b0.ra_in1k": 1e-4}
+"""A random EfficientNet's features change by 5e-5 with the rounding of folded batch norms."""
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +42,12 @@ def features(encoder, folder):
     return encode_images(encoder, images, device=torch.device("cpu"), workers=0).tensor
 
 
-def assert_equal_features(encoder, folder, expected, tmp_path):
+def assert_equal_features(encoder, folder, expected, tmp_path, close=CLOSE):
     """Features are the library's, and those of the encoder's copy in a file bit for bit."""
     actual = features(encoder, folder)
     difference = (actual - expected).abs().max() / expected.abs().max()
     assert actual.shape == expected.shape
-    assert difference <= CLOSE
+    assert difference <= close
     # Not a constant: images differ by far more than that.
     assert (expected - expected[0]).abs().max() / expected.abs().max() > 100 * CLOSE
     copy = tmp_path / "copy.safetensors"
@@ -78,7 +80,8 @@ def test_timm_by_name(name, folder, tmp_path, monkeypatch):
     offline(monkeypatch, tmp_path)
     cache_of_hub(tmp_path, name)
     expected = of_timm(timm.create_model(name, pretrained=True, num_classes=0), folder)
-    assert_equal_features(load(f"timm:{name}"), folder, expected, tmp_path)
+    encoder = load(f"timm:{name}")
+    assert_equal_features(encoder, folder, expected, tmp_path, FOLDED.get(name, CLOSE))
 
 
 SMALL_VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3}

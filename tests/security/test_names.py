@@ -149,7 +149,7 @@ def test_what_is_trusted_is_run(place, monkeypatch):
     with pytest.raises(UsageError, match=r"encoder\.safetensors names code .* 'theirs\.py:Net'"):
         load(run)
     assert not Path("marker").exists()
-    assert load(run, trust_remote_code=True).dim == 128
+    assert load(run, trust_remote_code=True).num_features == 128
     Path("marker").unlink()
 
 

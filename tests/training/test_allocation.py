@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocat
 # In a process of its own: how a heap behaves depends on all that was ever in it.
 PROGRAM = """
 import json, resource, torch
-from nearkin.training.loop import keep_freed_memory
+from nearkin.distributed.allocation import keep_freed_memory
 
 def pages_of_a_large_tensor():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

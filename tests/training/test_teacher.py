@@ -210,7 +210,7 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     files = teacher_files(RunFolder(tmp_path / "run"), config, batches, encoder)
     assert files.parts() == [(0, 0), (0, 1024)]
     assert sum(len(read_sealed(files.path(*part))) - HEAD for part in files.parts()) == files.bytes
-    assert files.bytes == 1500 * encoder.dim * HALF.itemsize
+    assert files.bytes == 1500 * encoder.num_features * HALF.itemsize
     assert_sees((kept, encoder), batches.enlarged(16, batches.sampler), 3, tolerance=1e-3)
 
 

@@ -100,7 +100,7 @@ def rank(
     with resource_errors():
         for name, folder in zip(short_names(folders), folders, strict=True):
             encoder = load(folder.path, backbone=backbone, trust_remote_code=trust_remote_code)
-            dims.add(encoder.dim)
+            dims.add(encoder.num_features)
             metrics = label_free(
                 encoder,
                 images,

@@ -131,7 +131,7 @@ def evaluate(
             protocol=protocol,
             on_progress=log.progress,
         )
-    evaluation = _named(evaluation, table, measured.dim)
+    evaluation = _named(evaluation, table, measured.num_features)
     if data is None and same and ([*protocol] != ["quick"] or table == "embedding"):
         _store(folder, evaluation, log)
     return replace(evaluation, start=folder.start)

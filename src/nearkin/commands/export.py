@@ -135,7 +135,7 @@ def export(
             written = write_native(format, partial, encoder)
             checks = compare_native(written, encoder, sample)
         card.write(partial, checks)
-    what = f"{len(card.classes)} classes" if classifier else f"{encoder.dim} features"
+    what = f"{len(card.classes)} classes" if classifier else f"{encoder.num_features} features"
     return Exported(path, f"{what} as {format}", tuple(checks))
 
 

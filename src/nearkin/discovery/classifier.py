@@ -25,7 +25,7 @@ from nearkin.method import Method
 from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import CosineHead, Heads, MultiHead, trainable_layer
-from nearkin.networks.tokens import AttentivePooling, TokenFeatures
+from nearkin.networks.tokens import AttentivePooling
 from nearkin.types import UNKNOWN
 from nearkin.version import check_format
 
@@ -373,14 +373,14 @@ class Classifier:
         self._check_origin(encoder)
         fitting = encoder
         if self.pooling is not None:
-            tokens = TokenFeatures(encoder.backbone, encoder.image_size)
+            tokens = encoder.tokens()
             if tokens.dim == len(self.pooling.mean):
                 pooled = Backbone(nn.Sequential(tokens, self.pooling), self.dim)
                 fitting = Encoder(pooled, encoder.preprocessing, encoder.details)
-        if fitting.dim != self.dim:
+        if fitting.num_features != self.dim:
             raise CheckpointError(
                 f"classifier.safetensors is of another encoder: it takes {self.dim} features, "
-                f"and this one gives {fitting.dim}; {AGAIN[self.kind]}"
+                f"and this one gives {fitting.num_features}; {AGAIN[self.kind]}"
             )
         return fitting
 

@@ -25,7 +25,7 @@ from nearkin.data.views import normalize
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, read_tensors
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.embeddings import encode, images_at_once, images_per_part
+from nearkin.evaluation.embeddings import encode, for_inference, images_at_once, images_per_part
 from nearkin.files import usable, whole
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
@@ -133,7 +133,7 @@ class Extraction:
     def _parts(self, parts: Sequence[range]) -> Iterator[Extracted]:
         """Compute the features of some of the images at a time, each part's rows from 0."""
         encoder, drawn = self.encoder, self.drawn
-        network = encoder.backbone.to(self.device).to(memory_format=torch.channels_last)
+        network = for_inference(encoder, self.device)
         size = images_at_once(encoder.image_size, self.device)
         augmented = Batches.of(
             encoder.preprocessing.applied(self.images),

@@ -12,9 +12,9 @@ from typing import Final
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
+from nearkin.encoders.layout import DESCRIPTIONS, is_folder, weights_among
 from nearkin.encoders.origin import sha256
 from nearkin.errors import CheckpointError, NearkinError, UsageError
-from nearkin.places import user_path
 
 CONNECT_SECONDS: Final = 5.0  # that a server may take to answer before weights are out of reach
 HUB_NAMES: Final = ("model.safetensors", "pytorch_model.bin")
@@ -58,11 +58,47 @@ def hub_file(name: str, repository: str, filename: str | None = None) -> Path:
     raise UsageError(f"{ENDPOINT}/{repository} has no weights that nearkin reads")
 
 
+def hub_folder(name: str, repository: str) -> Path:
+    """Return a repository of the Hugging Face hub as a folder: config.json, model card, weights.
+
+    Of several formats of the same weights, one is downloaded, into the hub's own cache. What is
+    there is taken as it is, as by `hub_file`.
+
+    Args:
+        name: The encoder, for messages.
+        repository: `owner/name`, or `owner/name@revision`.
+
+    Raises:
+        UsageError: If it is not there and cannot be downloaded, or has no weights that are read.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    repository, _, revision = repository.partition("@")
+    at = revision or "main"
+    with contextlib.suppress(LocalEntryNotFoundError):
+        cached = Path(snapshot_download(repository, revision=at, local_files_only=True))
+        if is_folder(cached) and weights_among([file.name for file in cached.iterdir()]):
+            return cached
+    page = f"{ENDPOINT}/{repository}/tree/{at}"
+    _reach(name, page)
+    with fetching(name, page):
+        files = HfApi().list_repo_files(repository, revision=at)
+        wanted = [*DESCRIPTIONS, *weights_among(files)]
+        folder = Path(snapshot_download(repository, revision=at, allow_patterns=wanted))
+    if not is_folder(folder):
+        raise UsageError(
+            f"{ENDPOINT}/{repository} has no config.json: it is of neither timm nor transformers"
+        )
+    return folder
+
+
 def torch_file(url: str) -> Path:
-    """Return where torch keeps the file of an address, by the rule of its documentation."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = user_path(os.environ.get("TORCH_HOME", f"{cache}/torch"))
-    return home / "hub" / "checkpoints" / Path(urlparse(url).path).name
+    """Return where torch keeps the file of an address."""
+    from torch.hub import get_dir  # noqa: TID251  (it reads nothing)
+
+    return Path(get_dir()) / "checkpoints" / Path(urlparse(url).path).name
 
 
 def need_torch_file(name: str, url: str) -> Path:
@@ -137,8 +173,10 @@ def _reach(name: str, url: str) -> None:
 
 def _missing(name: str, url: str, reason: str) -> UsageError:
     gated = " (its license has to be accepted there first)" if "gated" in reason.lower() else ""
+    missing = f"the weights of {name} are not on this computer and cannot be downloaded ({reason})"
+    if "/tree/" in url:
+        return UsageError(f"{missing}; download {url}{gated} elsewhere, and give the folder")
     cache_hint = f"put it into {torch_file(url).parent}, or " if "/resolve/" not in url else ""
     return UsageError(
-        f"the weights of {name} are not on this computer and cannot be downloaded ({reason}); "
-        f"download {url}{gated} elsewhere, and {cache_hint}give it as {name}@FILE"
+        f"{missing}; download {url}{gated} elsewhere, and {cache_hint}give it as {name}@FILE"
     )

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.data.batches import to_input
 from nearkin.data.channels import stored_channels
 from nearkin.data.decode import BadImage, Pixels, rgb_pixels
 from nearkin.data.rng import seeded
@@ -28,6 +27,7 @@ from nearkin.files import usable, write_whole
 from nearkin.networks.backbone import NATIVE, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
+from nearkin.networks.tokens import TokenFeatures, prefix_tokens
 from nearkin.run.folder import RunFolder
 from nearkin.version import __version__, check_format
 
@@ -50,7 +50,8 @@ class Encoder(nn.Module):
     """A network from images to features, in evaluation mode from the start.
 
     Args:
-        backbone: The network.
+        backbone: The network. Its body takes images as `view` normalizes them; from here on, the
+            backbone takes those of `nearkin.data.views.normalize`, as trainings do.
         view: Its preprocessing, or the side in pixels of nearkin's own.
         details: Where it comes from: backbone name, method, epochs, origin, version.
     """
@@ -59,8 +60,8 @@ class Encoder(nn.Module):
         self, backbone: Backbone, view: Preprocessing | int, details: dict[str, Any]
     ) -> None:
         super().__init__()
-        self.backbone = backbone
         self.preprocessing = Preprocessing(view) if isinstance(view, int) else view
+        self.backbone = rescaled(backbone, self.preprocessing)
         self.details = details
         self.eval()
 
@@ -70,9 +71,14 @@ class Encoder(nn.Module):
         return self.preprocessing.image_size
 
     @property
-    def dim(self) -> int:
-        """Feature dimension."""
+    def num_features(self) -> int:
+        """Number of features of an image."""
         return self.backbone.feature_dim
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Class and register tokens, which stand before the others in `forward_features`."""
+        return prefix_tokens(self.backbone.body)
 
     @property
     def digest(self) -> str:
@@ -98,16 +104,43 @@ class Encoder(nn.Module):
         why = "the file does not say" if why is True else why  # as earlier versions wrote it
         assumed = f"; assumed, {why}" if why else ""
         return [
-            f"encoder {self.details['backbone']}, {self.dim} features{pooled}",
+            f"encoder {self.details['backbone']}, {self.num_features} features{pooled}",
             f"images  {self.preprocessing}{assumed}",
+            *(f"note    {line}" for line in self.details.get("notes", ())),
             *(f"weights {line}" for line in self.details.get("weights", ())),
             *origin_lines(self.details.get("origin", {})),
         ]
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
-        features: Tensor = self.backbone(images)
-        return features
+        """Return the features of images.
+
+        Args:
+            images: As `transform` gives them: normalized by `preprocessing.mean` and `.std`.
+        """
+        features: Tensor = self.backbone.body(images)
+        return features.flatten(1)
+
+    def forward_features(
+        self, images: Float[Tensor, "batch _ _ _"]
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Return what the network computes before it pools: a vector per position of an image.
+
+        Of a transformer, `num_prefix_tokens` class and register tokens come first, then its
+        patches, row by row. Of other networks it is each position of the last feature map.
+
+        Args:
+            images: As `transform` gives them.
+
+        Raises:
+            UsageError: If the network has no such place, as networks of one's own may.
+        """
+        tokens: Tensor = self.tokens()(images)
+        return tokens
+
+    def tokens(self) -> TokenFeatures:
+        """Return the network up to its pooling, with the same weights; see `forward_features`."""
+        return TokenFeatures(Backbone(self.backbone.body, self.num_features), self.image_size)
 
     def transform(self, images: "ImageLike | Sequence[ImageLike]") -> Float[Tensor, "..."]:
         """Turn images into this encoder's input: cropped, resized and normalized.
@@ -133,7 +166,7 @@ class Encoder(nn.Module):
         crops = [self._crop(image) for image in batch]
         if not crops:
             raise UsageError("no images to transform; give one or more")
-        pixels = to_input(torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2))
+        pixels = self.preprocessing.to_input(torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2))
         return pixels if several else pixels[0]
 
     def _crop(self, image: Any) -> Pixels:
@@ -222,7 +255,7 @@ def load(
         view = weights.preprocessing
         check_patches(weights.body, view.image_size, weights.backbone)
         network = as_backbone(weights.body, view.image_size, name=weights.backbone)
-        return Encoder(rescaled(network, view), view, weights.details)
+        return Encoder(network, view, weights.details)
     stored = _read(source)
     check_trusted({"backbone": stored.backbone}, stored.path, trust_remote_code)
     encoder = _own(stored, backbone)
@@ -243,7 +276,7 @@ def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
             _check_described(stored)
             network = untrained(stored.details, stored.image_size)
             network.body.load_state_dict(stored.state)
-    return Encoder(rescaled(network, stored.preprocessing), stored.preprocessing, stored.details)
+    return Encoder(network, stored.preprocessing, stored.details)
 
 
 def resized(encoder: Encoder, image_size: int) -> Encoder:
@@ -271,7 +304,7 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     plain = as_backbone(network.body, image_size, name=name)  # which tries it
     view = encoder.preprocessing.resized(image_size)
     details = {**encoder.details, "backbone": name, "image_size": image_size}
-    return Encoder(rescaled(plain, view), view, details)
+    return Encoder(plain, view, details)
 
 
 def _shapes(network: Backbone) -> dict[str, torch.Size]:
@@ -337,10 +370,11 @@ def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None
         if network is None:
             backbone = _built(encoder.details, encoder.image_size)
         else:
-            backbone = as_backbone(copy.deepcopy(network), encoder.image_size, encoder.dim)
+            own = copy.deepcopy(network)
+            backbone = as_backbone(own, encoder.image_size, encoder.num_features)
     view = encoder.preprocessing
     described = {key: encoder.details[key] for key in ARCHITECTURE if key in encoder.details}
-    return Encoder(rescaled(backbone, view), view, {**described, "backbone": backbone.name})
+    return Encoder(backbone, view, {**described, "backbone": backbone.name})
 
 
 def initialize(backbone: Backbone, run: str | Path) -> None:

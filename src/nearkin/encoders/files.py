@@ -24,6 +24,7 @@ from nearkin.encoders.checkpoints import (
     read_checkpoint,
     taken,
 )
+from nearkin.encoders.families import OWN_STATISTICS, as_authors
 from nearkin.encoders.libraries import (
     Pretrained,
     check_size,
@@ -101,14 +102,15 @@ def load_file(
     name = _resolved(architecture or said, size, checkpoint)
     if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3(checkpoint.tensors):
         name += MOCO_V3_SMALL
+    name, notes = _as_authors(name)
     view, license_, assumed = _prepared(name, size, crop)
     body = _network(name, view.image_size)
     match = find_encoder(checkpoint.tensors, body)
     if match is None:
         raise UsageError(f"{path} holds no {name}.{_hint(checkpoint, name)}")
     _check_shapes(match, body, checkpoint, name)
-    if assumed and architecture.startswith("timm:") and not (small or match.prefix):
-        view, assumed = _default_view(name, image_size, view), "as timm's own of this architecture"
+    if assumed and architecture.startswith("timm:") and not small:
+        view, assumed = _assumed(name, image_size, view, match)
     body, lines = _filled(body, match, checkpoint, name, view, allow_partial=allow_partial)
     details: dict[str, Any] = {
         "backbone": name,
@@ -116,9 +118,16 @@ def load_file(
         "origin": origin(str(path.resolve()), license_, path),
         "weights": [*taken(match), *lines],
     }
-    if assumed:
-        details["assumed"] = assumed
+    remarks = {"notes": notes, "assumed": assumed}
+    details |= {key: value for key, value in remarks.items() if value}
     return Pretrained(body, name, view, details)
+
+
+def _as_authors(name: str) -> tuple[str, list[str]]:
+    """Return a name as the authors of its weights use them, and what differs from timm."""
+    if not name.startswith("timm:"):
+        return name, []
+    return as_authors(name, timm_weights(name) if "." in timm_match(name)[2] else None)
 
 
 def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
@@ -171,15 +180,21 @@ def _prepared(
     return view, None, "the file does not say"
 
 
-def _default_view(name: str, size: int | None, otherwise: Preprocessing) -> Preprocessing:
-    """Return the preprocessing of timm's default weights of an architecture, if it has any."""
+def _assumed(
+    name: str, size: int | None, otherwise: Preprocessing, match: Match
+) -> tuple[Preprocessing, str]:
+    """Return the preprocessing of timm's default weights of an architecture, and why.
+
+    Under a prefix, weights are of another training: then only where all weights of the family
+    have the same.
+    """
     import timm
 
     config = timm.get_pretrained_cfg(timm_match(name)[2])
-    if config is None:
-        return otherwise
+    if config is None or (match.prefix and not OWN_STATISTICS.search(name)):
+        return otherwise, "the file does not say"
     own = otherwise.image_size if config.fixed_input_size else config.input_size[-1]
-    return timm_view(config.to_dict(), size or own)
+    return timm_view(config.to_dict(), size or own), "as timm's own of this architecture"
 
 
 def _default_size(name: str) -> int:

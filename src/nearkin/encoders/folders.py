@@ -6,7 +6,7 @@ outside of it is opened.
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.encoders.layout import read_json, weights_file
 from nearkin.encoders.libraries import differences
 from nearkin.encoders.preprocessing import Crop, Interpolation, Preprocessing
 from nearkin.errors import UsageError
@@ -81,12 +82,6 @@ FORBIDDEN: Final = (
     "torch_dtype", "transformers_version",
 )  # fmt: skip
 """Keys of a configuration that would choose code from elsewhere, or a precision."""
-INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-WEIGHTS: Final = (
-    "model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth",
-    "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
-)  # fmt: skip
-MAX_CONFIG: Final = 20_000_000  # bytes; lists of 21,000 classes take a few megabytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,59 +94,6 @@ class Network:
     """What `untrained_network` needs, and `pooling`."""
     file: Path
     """The weights, or the first part of them."""
-
-
-def is_folder(path: Path) -> bool:
-    """Whether a folder is of the Hugging Face layout."""
-    return (path / "config.json").is_file()
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; inside `usable`, as it may be anything."""
-    if file.stat().st_size > MAX_CONFIG:
-        raise ValueError(f"it has {file.stat().st_size} bytes")
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
-    return content
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json.
-
-    Raises:
-        CheckpointError: If it is damaged, or the weights are not where they should be.
-    """
-    with usable(folder / "config.json", "give a folder that timm or transformers has written"):
-        config = read_json(folder / "config.json")
-        if not isinstance(config.get("architecture", config.get("model_type")), str):
-            raise ValueError("it names neither an architecture of timm nor a model_type")
-        for name in INDEXES:
-            if (folder / name).is_file():
-                _check_parts(folder, read_json(folder / name))
-    return config
-
-
-def _check_parts(folder: Path, index: Mapping[str, Any]) -> None:
-    """Refuse an index of parts that lie elsewhere."""
-    for part in set(index["weight_map"].values()):
-        # A hub's cache links its files into a folder of contents: links are the user's own.
-        if not isinstance(part, str) or Path(part).name != part or part in ("", "..", "."):
-            raise ValueError(f"its index names {part!r}, which is not in the folder")
-        if not (folder / part).is_file():
-            raise ValueError(f"its part {part} is missing")
-
-
-def weights_file(folder: Path, names: Sequence[str] = WEIGHTS) -> Path:
-    """Return the file of weights in a folder, or of their index.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    for name in (*names, *INDEXES):
-        if (folder / name).is_file():
-            return folder / name
-    raise UsageError(f"{folder} has a config.json but no weights; put model.safetensors there")
 
 
 # ---------------------------------------------------------------- timm
@@ -289,10 +231,8 @@ def load_transformers(
             f"{folder} is a {kind} of transformers, which is no encoder of images that nearkin "
             f"knows.{suggestion(kind, known)} It knows {', '.join(known)}"
         )
-    part, file = (
-        config.get("vision_config", {}) if kind in TOWERS else config,
-        weights_file(folder),
-    )
+    part = config.get("vision_config", {}) if kind in TOWERS else config
+    file = weights_file(folder)
     remedy = "download it again, or save it with save_pretrained"
     with usable(folder, remedy):
         settings = {key: _clean(value) for key, value in part.items() if _keep(key)}
@@ -360,6 +300,8 @@ def _weights(
     """Return a model with the weights of a folder, which names do not fit, and its pooling."""
     model_class, described = _described(kind, config)
     pooling = POOLING[kind]
+    if not getattr(described, "use_head", True):
+        pooling = AVERAGE  # AIMv2 without the pooling that is trained for texts
     model, report = _from_folder(folder, model_class, described, pooling)
     missing = list(report["missing_keys"])
     if missing and all(name.startswith("pooler.") for name in missing):

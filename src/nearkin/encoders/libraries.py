@@ -13,6 +13,7 @@ from torch import nn
 
 from nearkin.encoders.checkpoints import read_checkpoint
 from nearkin.encoders.downloads import hub_file, need_torch_file, to_stderr
+from nearkin.encoders.families import as_authors
 from nearkin.encoders.origin import origin
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError
@@ -108,6 +109,7 @@ def load_timm(
         label: What the user calls it, for messages.
     """
     config = timm_weights(name)
+    name, notes = as_authors(name, config)
     size = image_size or config.input_size[-1]
     if image_size:
         check_size(name, size)
@@ -122,7 +124,7 @@ def load_timm(
         overlay = {"file": str(file)}  # or timm would read it without verifying it
     with fitting(name, where):
         body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
-    return described(body, name, view, origin(where, config.license, file))
+    return described(body, name, view, origin(where, config.license, file), notes)
 
 
 def check_size(name: str, image_size: int) -> None:
@@ -293,11 +295,15 @@ def torchvision_view(transforms: Any, image_size: int | None = None) -> Preproce
 
 
 def described(
-    body: nn.Module, name: str, view: Preprocessing, source: Mapping[str, str]
+    body: nn.Module,
+    name: str,
+    view: Preprocessing,
+    source: Mapping[str, str],
+    notes: Sequence[str] = (),
 ) -> Pretrained:
     """Return a network of a library with what is kept of it."""
-    details = {"backbone": name, "pooling": pooling(body), "origin": dict(source)}
-    return Pretrained(body, name, view, details)
+    details: dict[str, Any] = {"backbone": name, "pooling": pooling(body), "origin": dict(source)}
+    return Pretrained(body, name, view, details | ({"notes": list(notes)} if notes else {}))
 
 
 def pooling(body: nn.Module) -> str:

@@ -1,10 +1,11 @@
 """Where weights come from and what their license allows: kept in the file, printed with it."""
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 NOT_STATED: Final = "not stated"
 RESTRICTED: Final = re.compile(
@@ -14,8 +15,7 @@ RESTRICTED: Final = re.compile(
 RESTRICTION: Final = (
     "these weights are not for every use, and neither is what is trained from them; read it first"
 )
-FRONT_MATTER: Final = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
-MAX_CARD: Final = 1_000_000  # bytes of a README that are read
+MAX_CARD: Final = 1_000_000  # bytes of a README that is read
 
 
 def origin(source: str, license_: str | None, file: Path | None) -> dict[str, str]:
@@ -56,22 +56,18 @@ def origin_lines(origin: Mapping[str, str]) -> list[str]:
 
 def folder_license(folder: Path) -> str:
     """Return the license that the model card of a folder names, `README.md` with front matter."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return NOT_STATED
-    with card.open(encoding="utf-8", errors="replace") as opened:
-        front = FRONT_MATTER.match(opened.read(MAX_CARD))
-    named = {key: _entry(front[1] if front else "", key) for key in ("license", "license_name")}
+    from huggingface_hub import metadata_load
+
+    card, named = folder / "README.md", dict[str, Any]()
+    if card.is_file() and card.stat().st_size <= MAX_CARD:
+        with contextlib.suppress(Exception):  # of many kinds: what stands there may be anything
+            named = metadata_load(card) or {}
+    license_ = named.get("license")
+    license_ = ", ".join(map(str, license_)) if isinstance(license_, list) else license_
     # `license: other` is the hub's word for one that only has a name or a link.
-    license_ = named["license_name"] if named["license"] == "other" else named["license"]
-    gated = "extra_gated" in front[1] if front else False
-    return (license_ or named["license"] or NOT_STATED) + (" (gated)" if gated else "")
-
-
-def _entry(front: str, key: str) -> str:
-    """Return the value of a key of front matter, without its quotes."""
-    line = re.search(rf"^{key}:[ \t]*(\S[^\n]*)$", front, re.MULTILINE)
-    return line[1].strip().strip("'\"")[:100] if line else ""
+    stated = (license_ == "other" and named.get("license_name")) or license_ or NOT_STATED
+    gated = any(key.startswith("extra_gated") for key in named)
+    return " ".join(str(stated).split())[:100] + (" (gated)" if gated else "")
 
 
 def sha256(file: Path) -> str:

@@ -7,9 +7,12 @@ from operator import lt
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
+from jaxtyping import Float, Shaped
 from PIL import Image
+from torch import Tensor
 
 from nearkin.config import MAX_IMAGE_SIZE
+from nearkin.data.batches import from_zero_to_one
 from nearkin.data.channels import Channels, named
 from nearkin.data.decode import CENTER, Pixels, as_image, center
 from nearkin.data.images import Images
@@ -163,6 +166,12 @@ class Preprocessing:
         # Other libraries decode at full scale. Of what a smaller scale changes, hardly anything
         # is left after halving it.
         return 2 * self.resize_to
+
+    def to_input(self, pixels: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
+        """Normalize pixels, of 8 bits or from 0 to 1: what the network was trained on."""
+        images = from_zero_to_one(pixels)
+        mean, std = (images.new_tensor(each)[:, None, None] for each in (self.mean, self.std))
+        return images.sub(mean).div(std)
 
     def pixels(self, source: bytes | Pixels) -> Pixels:
         """Cut the evaluation view out of an image, encoded or decoded; `BadImage` as `decode`."""

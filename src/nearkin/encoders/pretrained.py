@@ -4,18 +4,24 @@
     timm:NAME[.TAG], timm:local-dir:FOLDER      timm, by its own loading
     torchvision:NAME[.WEIGHTS]                  torchvision, by its own loading
     FOLDER                                      config.json and weights: of timm or transformers
+    OWNER/NAME, hf-hub:OWNER/NAME[@REVISION]    such a folder on the Hugging Face hub
     ARCHITECTURE@FILE                           a checkpoint; the architecture is one of the above
 
 Weights that are not on this computer are downloaded by the library that has them, into its own
 cache; with HF_HUB_OFFLINE=1 nothing is.
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from nearkin.encoders import folders
+from nearkin.encoders.downloads import hub_folder
+from nearkin.encoders.families import as_authors
 from nearkin.encoders.files import RESIZE, SIZE, load_file
+from nearkin.encoders.layout import is_folder, read_config, weights_file
 from nearkin.encoders.libraries import (
     TORCHVISION_TERMS,
     Pretrained,
@@ -42,11 +48,34 @@ DINOV2: Final = {
 """Names of the recommended encoders. Images are cropped as by their authors: 224 of 256 px."""
 LOCAL_DIR: Final = "timm:local-dir:"
 PREFIXES: Final = ("timm:", "torchvision:")
+REPOSITORY: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+PREFIXED: Final = re.compile(r"hf[-_]hub:(\w[\w.-]*/\w[\w.-]*(?:@[\w.-]+)?)")
+PATHS: Final = ("runs", "torchvision")
+"""What stands before a slash elsewhere: in paths of runs, and in names of untrained networks."""
 
 
 def is_name(source: str) -> bool:
     """Whether a text names an encoder of a library or a checkpoint, rather than a run."""
-    return "@" in source or source in DINOV2 or source.startswith(PREFIXES)
+    named = source in DINOV2 or source.startswith(PREFIXES)
+    return named or "@" in source or bool(hub_repository(source))
+
+
+def hub_repository(source: str) -> str:
+    """Return the repository of the Hugging Face hub that a text names; '' if it names none.
+
+    Without a prefix, a text that begins with a folder which is there is a path, maybe mistyped.
+    """
+    if match := PREFIXED.fullmatch(source):
+        return match[1]
+    owner = source.partition("/")[0]
+    path = owner in PATHS or Path(owner).exists()
+    return source if REPOSITORY.fullmatch(source) and not path else ""
+
+
+def _canonical(source: str) -> str:
+    """Return timm's name of what it has on the hub; anything else as it is."""
+    owner, _, name = hub_repository(source).partition("/")
+    return f"timm:{name}" if owner == "timm" and name.partition(".")[0] in timm_names() else source
 
 
 def is_foreign(file: Path) -> bool:
@@ -70,8 +99,8 @@ def unknown(source: str) -> UsageError:
     hint = f" Did you mean {' or '.join(exact)}?" if exact else nearest(source, known)
     return UsageError(
         f"{source} does not exist; `nearkin train` makes a run when it is done.{hint} An encoder "
-        f"is a run folder, {', '.join(DINOV2)}, timm:NAME, torchvision:NAME, a folder of Hugging "
-        "Face, or ARCHITECTURE@FILE"
+        f"is a run folder, {', '.join(DINOV2)}, timm:NAME, torchvision:NAME, OWNER/NAME on the "
+        "Hugging Face hub, a folder of its layout, or ARCHITECTURE@FILE"
     )
 
 
@@ -95,9 +124,11 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
             this computer and cannot be downloaded.
         CheckpointError: If a file is damaged, or holds more than tensors.
     """
-    path = Path(source.removeprefix(LOCAL_DIR))
+    source, path = _canonical(source), Path(source.removeprefix(LOCAL_DIR))
     if source.startswith(LOCAL_DIR) or path.is_dir():
         return _folder(path, image_size, allow_partial=allow_partial)
+    if repository := "" if path.is_file() else hub_repository(source):
+        return _of_hub(source, repository, image_size, allow_partial=allow_partial)
     architecture, at, file = ("", "@", source) if path.is_file() else source.partition("@")
     crop = SIZE / RESIZE if architecture in DINOV2 else None
     size = image_size or (SIZE if architecture in DINOV2 else None)
@@ -113,11 +144,26 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
     return load_timm(name, size, allow_partial=allow_partial, crop=crop, label=source)
 
 
+def _of_hub(
+    source: str, repository: str, image_size: int | None, *, allow_partial: bool
+) -> Pretrained:
+    """Load a repository of the Hugging Face hub, which may be in its cache."""
+    try:
+        folder = hub_folder(source, repository)
+    except UsageError as error:
+        if source != repository:
+            raise
+        raise UsageError(f"{source} is no path here, and on Hugging Face {error}") from error
+    loaded = _folder(folder, image_size, allow_partial=allow_partial)
+    found = {**loaded.details["origin"], "source": f"https://huggingface.co/{repository}"}
+    return replace(loaded, details={**loaded.details, "origin": found})
+
+
 def _folder(path: Path, image_size: int | None, *, allow_partial: bool) -> Pretrained:
     """Load a folder of the Hugging Face layout, of timm or transformers."""
-    if not folders.is_folder(path):
+    if not is_folder(path):
         raise UsageError(f"{path} is no folder with a config.json and weights")
-    config = folders.read_config(path)
+    config = read_config(path)
     if "architecture" not in config:
         network = folders.load_transformers(path, config, image_size, allow_partial=allow_partial)
         source = origin(str(path.resolve()), folder_license(path), network.file)
@@ -131,7 +177,7 @@ def _timm_folder(
 ) -> Pretrained:
     import timm
 
-    remedy, file = "give a folder that timm has written", folders.weights_file(path)
+    remedy, file = "give a folder that timm has written", weights_file(path)
     with usable(path / "config.json", remedy):
         name, stored = folders.timm_name(config), folders.timm_config(config)
     default = timm.get_pretrained_cfg(timm_match(name)[2])
@@ -145,4 +191,7 @@ def _timm_folder(
         body = timm_body(name, size, overlay, classes, strict=not allow_partial)
     named = folder_license(path)
     license_ = stored.get("license") if named == NOT_STATED else named
-    return described(body, name, view, origin(str(path.resolve()), license_, file))
+    source = origin(str(path.resolve()), license_, file)
+    # What a folder describes may have been trained on in that way, so it is not changed.
+    notes = [f"as the folder says; its authors: {note}" for note in as_authors(name)[1]]
+    return described(body, name, view, source, [*notes, *(stored.get("notes") or ())])

@@ -82,7 +82,7 @@ def embedding_encoder(encoder: Encoder, path: Path) -> Encoder:
         projector.load_state_dict(state, assign=True)
     if note["encoder"] != encoder.digest:
         raise UsageError(f"{path} is of another encoder than that beside it; {AGAIN}")
-    body = Projected(encoder.backbone, projector)
+    body = Projected(Backbone(encoder.backbone.body, encoder.num_features), projector)
     network = as_backbone(body, encoder.image_size, name=encoder.backbone.name)
     return Encoder(network, encoder.preprocessing, encoder.details)
 

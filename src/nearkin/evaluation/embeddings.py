@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
+from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.networks.branch import eval_mode
+from nearkin.networks.folding import fold_batch_norms
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
@@ -117,7 +119,7 @@ def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Flo
     Batch norm uses its running statistics, so no image's features depend on another image.
     """
     features = []
-    with eval_mode(encoder):
+    with keep_freed_memory(), eval_mode(encoder):
         for batch in batches:
             with torch.inference_mode():
                 # A copy: a class token is a view, and would keep all tokens of its batch.
@@ -132,6 +134,20 @@ def encode_pixels(
 ) -> Float[Tensor, "n d"]:
     """Compute the features of decoded images, by a network on that device."""
     return encode(network, (to_input(batch.to(device)) for batch in batches))
+
+
+def for_inference(encoder: Encoder, device: torch.device) -> nn.Module:
+    """Return the network of an encoder on a device, as it is fastest there; the encoder moves.
+
+    On a CPU its batch norms are folded: features differ by rounding, 2e-6 of the largest.
+    """
+    network = encoder.to(device).to(memory_format=torch.channels_last).backbone
+    if device.type != "cpu":
+        return network
+    view = encoder.preprocessing
+    shape = 1, network.num_channels, view.image_size, view.image_size
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return fold_batch_norms(network, images.contiguous(memory_format=torch.channels_last))
 
 
 def images_at_once(image_size: int, device: torch.device) -> int:
@@ -167,11 +183,11 @@ def encode_images(
     Raises:
         DataError: If there are no images, or none that can be read and not `allow_none`.
     """
-    encoder.to(device).to(memory_format=torch.channels_last)
+    network = for_inference(encoder, device)
     size = images_at_once(encoder.image_size, device)
     pixels = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
     pieces = tracked(pixels, len(images), "features", on_progress)
-    features = encode_pixels(encoder, pieces, device)
+    features = encode_pixels(network, pieces, device)
     if len(pixels.bad) == len(images) and not allow_none:
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
     rows = np.delete(np.arange(len(images)), sorted(pixels.bad))

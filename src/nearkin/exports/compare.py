@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Shaped
 from torch import Tensor
 
-from nearkin.data.batches import CenterCrops, from_zero_to_one, to_input
+from nearkin.data.batches import CenterCrops
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
 from nearkin.data.rng import seeded
@@ -28,6 +28,10 @@ TOLERANCE: Final = 1e-4  # Of ONNX: largest difference of a feature, of the larg
 AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same
 TIE: Final = 1e-6  # Cosines that differ by less are those of one and the same neighbor
 MOST_CHECKED, FEWEST_CHECKED = 1000, 64  # Images that outputs are compared on, by their size
+SAME: Final = 0.99
+"""Least cosine of features by a library's own preprocessing, where nearkin's is that library's:
+what is left are decoders and roundings."""
+ALIKE: Final = 0.98  # The same for nearkin's own crop, which libraries do not have: a warning
 TRANSFORMED: Final = 16  # Images that also take a library's own way from file to features
 
 
@@ -80,16 +84,15 @@ def compare_native(written: Native, encoder: Encoder, sample: Sample) -> list[st
     Raises:
         CheckpointError: If a bit of a feature differs.
     """
-    view = encoder.preprocessing
-    mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
     with torch.inference_mode():
         for part in sample.parts():
-            images = from_zero_to_one(part).sub(mean).div(std)
-            own = encoder.backbone.body(images).flatten(1)
+            images = encoder.preprocessing.to_input(part)
+            own = encoder(images)
             theirs = written.network(images).flatten(1)
             if not torch.equal(own, theirs):
                 _refuse(written.library, "features", _difference(own, theirs))
-    line = f"{encoder.dim} features of {sample.what}: equal, bit by bit, by {written.library}"
+    what = f"{encoder.num_features} features of {sample.what}"
+    line = f"{what}: equal, bit by bit, by {written.library}"
     return [line, *_compare_transform(written, encoder, sample)]
 
 
@@ -103,9 +106,18 @@ def _compare_transform(written: Native, encoder: Encoder, sample: Sample) -> lis
     decoded: list[Any] = [as_image(images.read(row)) for row in range(len(images))]
     with torch.inference_mode():
         theirs = written.network(torch.stack([written.transform(image) for image in decoded]))
-        own = encoder(to_input(sample.pixels[rows]))
-        cosine = (unit(own) * unit(theirs.flatten(1))).sum(1).min()
-    return [f"from image to features by its own preprocessing: cosine at least {cosine:.4f}"]
+        own = encoder(encoder.preprocessing.to_input(sample.pixels[rows]))
+        cosine = float((unit(own) * unit(theirs.flatten(1))).sum(1).min())
+    what = "from image to features by its own preprocessing"
+    if encoder.preprocessing.crop != "box" and cosine < SAME:
+        raise CheckpointError(
+            f"{written.library} prepares images otherwise than nearkin: a cosine of {cosine:.4f}, "
+            f"where {SAME} is asked; nothing was kept. Give another --format, and report it"
+        )
+    line = f"{what}: cosine at least {cosine:.4f}"
+    if cosine >= ALIKE:
+        return [line]
+    return [f"warning: {line}; it crops otherwise than nearkin: use images of one proportion"]
 
 
 def compare_graph(

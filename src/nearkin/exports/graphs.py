@@ -88,7 +88,7 @@ def _program(
             return torch.export.export(network, (images,), dynamic_shapes=(sizes,))
     except Exception as error:  # of many kinds, by what the network does
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        remedy = "leave out --dynamic-size" if dynamic_size else "give --format safetensors"
+        remedy = "leave out --dynamic-size" if dynamic_size else "give --format timm"
         what = "a graph for images of any size" if dynamic_size else "a graph"
         raise UsageError(
             f"the network cannot be turned into {what} ({reason}); {remedy}"

@@ -64,7 +64,7 @@ class ModelCard:
         replace_text(folder / CARD, "\n".join(self._lines(checks)) + "\n")
 
     def _lines(self, checks: Sequence[str]) -> list[str]:
-        outputs = f"{self.encoder.dim} features"
+        outputs = f"{self.encoder.num_features} features"
         if self.classes:
             outputs = f"the probabilities of {len(self.classes)} classes"
         return [

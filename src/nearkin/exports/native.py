@@ -107,7 +107,7 @@ def _write_timm_files(folder: Path, encoder: Encoder) -> None:
     config = {
         "architecture": bare,
         "num_classes": 0,
-        "num_features": encoder.dim,
+        "num_features": encoder.num_features,
         **({"global_pool": pooling} if isinstance(pooling, str) else {}),
         **({"model_args": options} if options else {}),
         "pretrained_cfg": _pretrained_cfg(encoder),

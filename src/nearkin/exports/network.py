@@ -4,7 +4,6 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.data.batches import to_input
 from nearkin.discovery.classifier import Classifier, apply_layer, class_probability
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.heads import MultiHead
@@ -25,7 +24,7 @@ class PixelNetwork(nn.Module):
 
     @override
     def forward(self, images: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _"]:
-        outputs: Tensor = self.top(self.encoder(to_input(images)))
+        outputs: Tensor = self.top(self.encoder(self.encoder.preprocessing.to_input(images)))
         return outputs
 
 

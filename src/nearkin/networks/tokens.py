@@ -12,6 +12,8 @@ from typing_extensions import override
 from nearkin.errors import UsageError
 from nearkin.networks.branch import Backbone, eval_mode
 
+PREFIXES: Final = ("cls_token", "class_token", "class_embedding", "register_tokens")
+"""What libraries call the parameters of class and register tokens."""
 FORWARD_FEATURES: Final = "forward_features"  # timm's method that stops before the pooling
 
 
@@ -100,6 +102,20 @@ def _has_positions(output: Any) -> bool:
         return False
     positions = output.shape[1:2] if output.ndim == 3 else output.shape[2:]
     return math.prod(positions) > 1
+
+
+def prefix_tokens(body: nn.Module) -> int:
+    """Return how many tokens of a network stand for no position: class and register tokens.
+
+    Networks of timm tell; of torchvision's, only the ViT has such a token; of transformers', those
+    that embed a class token, with the registers that their configuration names.
+    """
+    count = getattr(body, "num_prefix_tokens", None)
+    if isinstance(count, int):
+        return count
+    parameters = {name.rpartition(".")[2]: t for name, t in body.named_parameters()}
+    own = [t for name, t in parameters.items() if name in PREFIXES]
+    return sum(1 if t.ndim < 2 else t.shape[-2] for t in own)
 
 
 def as_tokens(output: Tensor, feature_dim: int) -> Float[Tensor, "batch tokens dim"]:

@@ -137,7 +137,7 @@ class RunSite:
         except BadImage as error:
             raise DataError(f"the image cannot be read ({error.reason}); give another") from error
         batch = pixels.permute(2, 0, 1)[None]
-        return encode_pixels(self._encoder, [batch], self._device).cpu()
+        return encode_pixels(self._encoder.backbone, [batch], self._device).cpu()
 
     # Loaded by the first search: most visits of a page need none of it.
 

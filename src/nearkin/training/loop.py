@@ -1,12 +1,9 @@
 """The training loop: a generator of steps that keeps no state but the method's and optimizer's."""
 
-import ctypes
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,40 +11,13 @@ from torch.nn.utils import get_total_norm
 
 from nearkin.data.rng import seeded
 from nearkin.distributed import data_parallel, is_sharded, to_host_async
+from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import freeze_backbones
 from nearkin.training.optimizer import set_learning_rates
 from nearkin.types import Batch, Step
-
-# Options of glibc's `mallopt`, numbered as in malloc.h.
-M_TRIM_THRESHOLD: Final = -1
-M_MMAP_THRESHOLD: Final = -3
-MEGABYTE: Final = 2**20
-
-
-@contextmanager
-def keep_freed_memory() -> Iterator[None]:
-    """Keep freed memory in the process within a `with` block.
-
-    Otherwise glibc hands each large block back to the system as soon as it is free, and a
-    training step gets all its activations anew, page by page, cleared each time: a fifth of the
-    time of ResNet-18 on 256 pairs of views of 32 px. The most memory ever held rises by as
-    much. Does nothing where there is no glibc.
-    """
-    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(libc, "mallopt"):
-        yield
-        return
-    libc.mallopt(M_MMAP_THRESHOLD, 1024 * MEGABYTE)
-    libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
-    try:
-        yield
-    finally:  # the highest values that it comes to by itself
-        libc.mallopt(M_MMAP_THRESHOLD, 32 * MEGABYTE)
-        libc.mallopt(M_TRIM_THRESHOLD, 64 * MEGABYTE)
-        libc.malloc_trim(0)
 
 
 def fold(seed: int, step: int) -> int:

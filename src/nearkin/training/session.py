@@ -192,7 +192,7 @@ def build(
     cls = method_class(config.method)
     known = known_classes(config)
     counts = {"num_images": len(images), "num_known_classes": len(known)}
-    counts["teacher_dim"] = teacher.dim if teacher else 0
+    counts["teacher_dim"] = teacher.num_features if teacher else 0
     if teacher:
         teacher.preprocessing.for_images(images)  # refused if they have other channels
     accepted = inspect.signature(cls.__init__).parameters

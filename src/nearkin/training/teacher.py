@@ -273,8 +273,8 @@ def teacher_files(
     named = [views, config.seed, batches.dataset.image_size, len(batches.images)]
     weights = hashlib.sha256(folder.teacher.read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps([weights, *named]).encode()).digest()
-    size = len(batches.images)
-    return TeacherFiles(folder.teacher_features, key, epochs, size, len(views), teacher.dim)
+    size, dim = len(batches.images), teacher.num_features
+    return TeacherFiles(folder.teacher_features, key, epochs, size, len(views), dim)
 
 
 def _check_room(folder: RunFolder, files: TeacherFiles, share: float) -> None:

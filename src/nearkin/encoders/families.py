@@ -1,0 +1,70 @@
+"""Encoders as their authors use them, where timm's defaults differ.
+
+Another pooling or another activation than in pretraining costs accuracy without any error. What is
+changed is printed when the encoder is loaded. Families that are not named here are built by timm
+as their authors evaluate them: DINO, DINOv2 with and without registers, MAE, I-JEPA, SigLIP 1 and
+2, EVA-02, AIMv2, Perception Encoder, ConvNeXt V2 (tests/encoders/test_families.py).
+"""
+
+import re
+from typing import Any, Final, NamedTuple
+
+from nearkin.networks.backbone import NATIVE, query_options, timm_names
+
+
+class Deviation(NamedTuple):
+    """An option of an architecture of timm that its authors set otherwise."""
+
+    architectures: re.Pattern[str]
+    option: str
+    value: str
+    what: str
+    """The sentence that is printed: what the authors do, and where they say so."""
+
+
+DEVIATIONS: Final = (
+    Deviation(
+        re.compile(r"vit_\w+_dinov3(_qkvb)?"),
+        "global_pool",
+        "token",
+        "class token, as DINOv3 is evaluated (arXiv:2508.10104, section 6.1); timm averages",
+    ),
+    Deviation(
+        re.compile(r"vit_\w+_siglip_\d+"),
+        "act_layer",
+        "gelu_tanh",
+        "GELU by tanh, as SigLIP was trained (flax.linen.gelu); timm has the exact one",
+    ),
+)
+OWN_STATISTICS: Final = re.compile(r"clip|siglip|eva|_pe_|aimv2|beit")
+"""Families of timm whose images are always normalized alike, and mostly not by ImageNet's mean."""
+QUICK_GELU: Final = "QuickGELU"
+"""In timm's notes on weights that were trained with x sigmoid(1.702 x) in the place of GELU."""
+
+
+def as_authors(name: str, config: Any = None) -> tuple[str, list[str]]:
+    """Return the name of an encoder of timm as its authors use it, and what is to be said of it.
+
+    Args:
+        name: `timm:NAME[.TAG][?option=value]`. Its options are kept.
+        config: timm's configuration of the weights; None if they are of a file that says nothing.
+    """
+    match = NATIVE.fullmatch(name)
+    assert match is not None
+    _, tagged, query = match.groups()
+    bare, _, tag = tagged.partition(".")
+    notes = list(getattr(config, "notes", None) or ())
+    if any(QUICK_GELU in note for note in notes):
+        notes = [note for note in notes if QUICK_GELU not in note]
+        variant = bare.replace("_clip_", "_clip_quickgelu_")
+        if "quickgelu" not in bare and variant in timm_names():
+            notes.append(f"{QUICK_GELU}, as these weights were trained: {variant}")
+            bare = variant
+    options = query_options(query or "")
+    added = list[str]()
+    for deviation in DEVIATIONS:
+        if deviation.architectures.fullmatch(bare) and deviation.option not in options:
+            added.append(f"{deviation.option}={deviation.value}")
+            notes.append(deviation.what)
+    query = "&".join([query, *added] if query else added)
+    return f"timm:{bare}" + (f".{tag}" if tag else "") + (f"?{query}" if query else ""), notes

@@ -1,0 +1,176 @@
+"""Encoders by their names on the Hugging Face hub, from a server of this machine that speaks as it."""
+
+import hashlib
+import json
+import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+from sources import offline, refusal, varied
+
+from nearkin.encoders.encoder import load
+from nearkin.encoders.pretrained import hub_repository
+from nearkin.errors import CheckpointError
+
+
+def commit(folder):
+    """A number of what is in a folder, as git gives one to each commit."""
+    contents = [(file.name, file.read_bytes()) for file in sorted(folder.iterdir())]
+    return hashlib.sha1(repr(contents).encode()).hexdigest()
+
+
+def served(folder, path, asked):
+    """What the hub has at a path: a file, or the list of files; None for anything else."""
+    if match := re.fullmatch(r"/owner/model/resolve/[^/]+/(.+)", path):
+        asked.append(match[1])
+        file = folder / match[1]
+        return file.read_bytes() if file.is_file() else None
+    if not re.fullmatch(r"/api/models/owner/model(/revision/[^/]+|/tree/[^/]+)?", path):
+        return None
+    names = sorted(file.name for file in folder.iterdir())
+    about = {
+        "id": "owner/model",
+        "sha": commit(folder),
+        "siblings": [{"rfilename": n} for n in names],
+    }
+    tree = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in names]
+    return json.dumps(tree if "/tree/" in path else about).encode()
+
+
+def answers(folder, asked):
+    """A handler that serves `owner/model` from a folder: its list of files, and each of them."""
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.reply(body=False)
+
+        def do_GET(self):
+            self.reply(body=True)
+
+        def reply(self, body):
+            path = self.path.partition("?")[0]
+            content = served(folder, path, asked)
+            self.send_response(404 if content is None else 200)
+            if content is None:
+                missing = "EntryNotFound" if "/owner/model/" in path else "RepoNotFound"
+                self.send_header("X-Error-Code", missing)
+                content = b""
+            self.send_header("X-Repo-Commit", commit(folder))
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    return Hub
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The address of a hub with one repository, its folder, and what is asked of it."""
+    folder, asked = tmp_path / "repository", []
+    folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), answers(folder, asked))
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
+    )
+    yield folder, asked
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def save(folder, **options):
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    tiny = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
+    model = varied(transformers.Dinov2Model(transformers.Dinov2Config(**tiny, image_size=28)))
+    model.save_pretrained(folder, **options)
+    size = {"height": 28, "width": 28}
+    transformers.BitImageProcessorPil(size=size, crop_size=size).save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+
+
+def test_a_name_of_the_hub_is_the_folder_there(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, asked = hub
+    save(folder)
+    for more in ("pytorch_model.bin", "flax_model.msgpack", "train.py"):
+        (folder / more).write_bytes(b"\0")
+    encoder = load("owner/model")
+    assert encoder.digest == load(folder).digest
+    assert encoder.details["origin"]["source"] == "https://huggingface.co/owner/model"
+    assert encoder.details["origin"]["license"] == "apache-2.0"
+    assert {"model.safetensors", "config.json"} <= {*asked}  # one form of the weights, and no code
+    assert not {"pytorch_model.bin", "flax_model.msgpack", "train.py"} & {*asked}
+    asked.clear()
+    for name in ("hf-hub:owner/model", "hf_hub:owner/model", "hf-hub:owner/model@main"):
+        assert load(name).digest == encoder.digest
+    assert not asked  # what is in the cache is taken as it is
+
+
+def test_weights_in_parts_are_fetched_whole(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, _ = hub
+    save(folder, max_shard_size="30KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    assert load("owner/model").digest == load(folder).digest
+
+
+def test_a_repository_without_an_encoder_gets_one_line(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, _ = hub
+    (folder / "README.md").write_text("a data set")
+    assert "has no config.json" in refusal("owner/model")
+    (folder / "config.json").write_text("{}")
+    assert "names neither an architecture" in refusal("hf-hub:owner/model", CheckpointError)
+    assert "Repository Not Found" in refusal("owner/other")
+
+
+def test_without_a_network_the_line_says_what_to_fetch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    offline(monkeypatch, tmp_path)
+    said = refusal("facebook/dinov2-small")
+    assert said.startswith(
+        "facebook/dinov2-small is no path here, and on Hugging Face the weights"
+    )
+    assert "https://huggingface.co/facebook/dinov2-small" in said
+    assert said.endswith("and give the folder")
+
+
+def test_paths_are_no_names_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    for path in (
+        "results/birds",
+        "runs/birds",
+        "./a/b",
+        "a/b/c",
+        "/a/b",
+        "../b",
+        "torchvision/resnet18",
+    ):
+        assert hub_repository(path) == "", path
+    assert refusal("results/birds").startswith("results/birds does not exist")
+    assert hub_repository("facebook/dinov2-small") == "facebook/dinov2-small"
+
+
+def test_names_of_timm_on_the_hub_are_timms_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    offline(monkeypatch, tmp_path)
+    for name in ("timm/resnet10t.c3_in1k", "hf-hub:timm/resnet10t.c3_in1k"):
+        assert "the weights of timm:resnet10t.c3_in1k are not on this computer" in refusal(name)

@@ -1,0 +1,67 @@
+"""Batch norms folded into convolutions: the same features, from fewer layers."""
+
+import copy
+
+import pytest
+import timm
+import torch
+import torchvision
+from sources import varied
+from torch import nn
+
+from nearkin.networks.folding import fold_batch_norms
+
+IMAGES = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def norms(network):
+    return sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+
+
+@pytest.mark.parametrize(
+    ("build", "left"),
+    [
+        (lambda: torchvision.models.resnet18(), 0),
+        (lambda: timm.create_model("efficientnet_lite0"), 0),  # norms with their activation
+        (lambda: timm.create_model("tf_mobilenetv3_small_minimal_100"), 0),  # padded convolutions
+        (lambda: torchvision.models.densenet121(), 62),  # norms before convolutions: not these
+    ],
+)
+def test_features_are_the_same_without_norms(build, left):
+    torch.manual_seed(0)
+    network = varied(build(), 64)
+    before = copy.deepcopy(network.state_dict())
+    folded = fold_batch_norms(network, IMAGES[:1])
+    assert norms(folded) == left < norms(network)
+    with torch.no_grad():
+        expected, actual = network(IMAGES), folded(IMAGES)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert not network.training
+    assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
+
+
+class Twice(nn.Module):
+    """Takes the output of a convolution before its norm as well, or one norm after each of two."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = shared
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, images):
+        first = self.first(images)
+        other = self.norm(self.second(images)) if self.shared else first
+        return (self.norm(first) + other).mean((2, 3))
+
+
+def test_what_is_used_twice_is_left_alone():
+    for shared in (False, True):
+        torch.manual_seed(0)
+        network = varied(Twice(shared), 64)
+        assert fold_batch_norms(network, IMAGES[:1]) is network
+
+
+def test_a_network_without_norms_is_itself():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
+    assert fold_batch_norms(network, IMAGES) is network
