@@ -167,7 +167,7 @@ def _tables(
     if features != "embedding":
         return {"encoder": encoder}
     embedding = embedding_encoder(encoder, folder.projector)
-    log.info(f"embedding {embedding.dim} dimensions, by {folder.projector}")
+    log.info(f"embedding {embedding.num_features} dimensions, by {folder.projector}")
     return {"embedding": embedding, "encoder": encoder}
 
 

@@ -26,7 +26,6 @@ from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.text import aligned
-from nearkin.types import UNKNOWN
 
 PIECE: Final = 1024  # Images whose features are checked at once
 
@@ -349,8 +348,7 @@ class _Study:
     def views(self, encoder: Encoder, on_progress: ProgressCallback) -> ImageViews:
         """The images with their encoder."""
         train = self.parts["train"]
-        # Where nothing is held out there are no labels to score with; see `_train_and_test`.
-        test = self.parts.get("test", replace(train, labels=np.full_like(train.labels, UNKNOWN)))
+        test = self.parts.get("test", train)
         return ImageViews(encoder, train, test, self.workers, self.device, on_progress)
 
 

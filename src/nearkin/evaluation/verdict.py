@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from jaxtyping import Bool
 
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import KNN, knn_refits
@@ -65,10 +66,21 @@ def differences(tables: Tables, metrics: Metrics) -> dict[str, tuple[Difference,
             if one and two:
                 variance = 0.0
                 if name == KNN:
-                    variance = jackknife(refits[first].astype(np.float64) - refits[other])
+                    variance = _bank_variance(refits[first], refits[other])
                 found.append(difference(one, two, variance))
         compared[other] = tuple(found)
     return compared
+
+
+def _bank_variance(new: Bool[np.ndarray, "folds n"], old: Bool[np.ndarray, "others n"]) -> float:
+    """Variance of a difference of kNN from which training images happen to be there.
+
+    Where one bank is a part of the other, as of raw pixels, both are taken as independent.
+    """
+    first, second = new.astype(np.float64), old.astype(np.float64)
+    if first.shape == second.shape:
+        return jackknife(first - second)
+    return jackknife(first) + jackknife(second)
 
 
 def _of(metrics: Metrics, table: str, name: str) -> Metric | None:

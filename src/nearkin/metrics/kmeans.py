@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -61,8 +62,11 @@ def _reduction(
     sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
     solver = "covariance_eigh" if len(sample) >= dim else "full"
     pca = PCA(min(WIDEST, len(sample)), svd_solver=solver).fit(sample)
+    mean, components = (
+        torch.from_numpy(x).to(features.device) for x in (pca.mean_, pca.components_.T)
+    )
     # Centered first, unlike by `transform`: equal rows stay equal, however products are rounded.
-    return lambda x: (unit(x.float()).cpu().numpy() - pca.mean_) @ pca.components_.T
+    return lambda x: ((unit(x.float()) - mean) @ components).cpu().numpy()
 
 
 def constrained_kmeans(
