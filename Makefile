@@ -25,7 +25,7 @@ tests: $(VENV)/developed
 
 # Equations, networks, methods and files of earlier releases: no whole runs.
 quick: $(VENV)/developed
-	$(PYTEST) -m "not slow" src tests/objectives tests/measures tests/networks tests/methods tests/formats
+	$(PYTEST) -m "not slow" src tests/objectives tests/metrics tests/networks tests/methods tests/formats
 
 # The report is build/coverage/index.html.
 cov: $(VENV)/developed

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from benchmarks.shared.memory import Cost, alone, measured
 from benchmarks.shared.options import Option
@@ -21,9 +20,8 @@ from benchmarks.shared.rows import Row
 from nearkin.choices import Protocol
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
-from nearkin.evaluation.measures import geometry_rows
+from nearkin.evaluation.metrics import geometry_rows
 from nearkin.evaluation.protocols import ENTRIES
-from nearkin.measures.spectrum import lidar
 
 CLASSES = 100
 OTHERS = ("attentive", "labelfree")
@@ -56,17 +54,11 @@ def features(train: int, test: int, dim: int) -> list[Embeddings]:
 def protocol(name: Protocol, train: int, test: int, dim: int) -> Cost[None]:
     """Measure one protocol."""
     first, second = features(train, test, dim)
-    k = 200 if train >= 10_000 else 20
 
     def evaluate() -> None:
-        evaluate_tables({"encoder": (first, second)}, seed=0, k=k, protocol=[name])
+        evaluate_tables({"encoder": (first, second)}, seed=0, protocol=[name])
 
     return measured(evaluate)
-
-
-def lidar_of_views(dim: int) -> Cost[Any]:
-    """Measure LiDAR of finished views."""
-    return measured(lidar, torch.randn(1000, 1, dim) + torch.randn(1000, 10, dim))
 
 
 def rows_of(case: str, cost: Cost[Any]) -> Iterator[Row]:
@@ -76,8 +68,7 @@ def rows_of(case: str, cost: Cost[Any]) -> Iterator[Row]:
 
 
 def run(options: Namespace) -> Iterator[Row]:
-    """Measure the protocols, and LiDAR."""
+    """Measure the protocols."""
     sizes = options.train, options.test, options.dim
     for name in options.protocols:
         yield from rows_of(name, alone(protocol, name, *sizes).result)
-    yield from rows_of("LiDAR", alone(lidar_of_views, options.dim).result)

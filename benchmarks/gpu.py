@@ -161,11 +161,11 @@ class Training:
         if not self.is_finished():
             return Row(self.recipe, 1.0, "kNN error, not finished", more=more)
         summary = json.loads((self.run / "summary.json").read_text(encoding="utf-8"))
-        knn, probe = (summary["measures"]["encoder"][n] for n in ("kNN top-1", "linear probe"))
+        knn, probe = (summary["metrics"]["encoder"][n] for n in ("kNN top-1", "linear probe"))
         more |= {"low": knn["low"], "high": knn["high"], "linear probe": probe["value"]}
         evaluation = self.run / "evaluation.json"
         if evaluation.exists():
-            measures = json.loads(evaluation.read_text(encoding="utf-8"))["measures"]
+            measures = json.loads(evaluation.read_text(encoding="utf-8"))["metrics"]
             embedding = measures.get("embedding", {}).get("kNN top-1", {})
             more["kNN of the embedding"] = embedding.get("value")
         return Row(self.recipe, 1 - knn["value"], "kNN error", more=more)

@@ -31,7 +31,6 @@ SPREAD = 2.5  # Of the images of a class, in the units that classes differ by
 OPTIONS: Final = (
     Option("train", 1_000_000, "vectors of the bank", quick=2000),
     Option("test", 10_000, "vectors to classify", quick=500),
-    Option("processes", [1, 2], "numbers of them", quick=[1]),
     Option("folder", "", "where vectors are kept"),
 )
 
@@ -55,10 +54,10 @@ def make(path: Path, count: int, seed: int) -> None:
         folder.write(number, part.normalized())
 
 
-def evaluated(vectors: Path, train: Path | None, processes: int) -> tuple[float, list[str]]:
+def evaluated(vectors: Path, train: Path | None) -> tuple[float, list[str]]:
     """Evaluate; return the rise of the memory and what is measured."""
     with Watch() as memory:
-        found = nearkin.evaluate(vectors, train=train, devices=processes, device="cpu")
+        found = nearkin.evaluate(vectors, train=train, device="cpu")
     return memory.megabytes - memory.before, list(found.lines()[1:])
 
 
@@ -71,11 +70,9 @@ def run(options: Namespace) -> Iterator[Row]:
         )
         for path, count, seed in ((train, options.train, 0), (test, options.test, 1)):
             make(path, count, seed)
-        for processes in options.processes:
-            for vectors, bank in ((test, train), (train, None)):
-                cost = alone(evaluated, vectors, bank, processes)
-                megabytes, lines = cost.result
-                case = f"{vectors.name}, {processes} processes"
-                more = {"bank": bank.name if bank else "", "cpu_seconds": cost.cpu_seconds}
-                yield Row(case, cost.seconds, more=more | {"found": lines})
-                yield Row(case, megabytes, "MB")
+        for vectors, bank in ((test, train), (train, None)):
+            cost = alone(evaluated, vectors, bank)
+            megabytes, lines = cost.result
+            more = {"bank": bank.name if bank else "", "cpu_seconds": cost.cpu_seconds}
+            yield Row(vectors.name, cost.seconds, more=more | {"found": lines})
+            yield Row(vectors.name, megabytes, "MB")

@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from benchmarks.shared.turns import against_all, repeated, turns
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.neighbors import nearest
 from nearkin.objectives import in_batch, info_nce, nt_xent, unit
 
 TEMPERATURE = 0.2

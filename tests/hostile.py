@@ -86,7 +86,7 @@ def run_of(config, data="images", fingerprint="0", **header):
     return {
         "config.toml": to_toml(config, data),
         "encoder.safetensors": tensors(tiny(), {**ENCODER, **header}),
-        "summary.json": json.dumps({"measures": {"encoder": {}}, "left_out": {}}),
+        "summary.json": json.dumps({"metrics": {"encoder": {}}, "left_out": {}}),
         "data.json": json.dumps({"images": 12, "fingerprint": fingerprint, "bad": 0}),
         "images.csv": "path,bytes,content,split\n",
     }

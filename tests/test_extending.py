@@ -64,7 +64,7 @@ def test_it_is_trained_with_its_own_options(run):
 
 def test_its_encoder_is_evaluated_and_loaded(run, capsys):
     assert call("evaluate", run, "--json") == 0
-    measures = json.loads(capsys.readouterr().out)["measures"]
+    measures = json.loads(capsys.readouterr().out)["metrics"]
     assert 0 <= measures["encoder"]["kNN top-1"]["value"] <= 1
     assert nearkin.load(run).num_features == 128
 

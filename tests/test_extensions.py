@@ -177,7 +177,7 @@ def test_a_method_in_a_module_and_a_class_from_python(folder, refusal, monkeypat
 
     where = folder / "local"
     done = nearkin.train("data.npz", method=Local, temperature=0.4, out=where, **short)
-    assert nearkin.evaluate(done.path, protocol=["knn"]).measures
+    assert nearkin.evaluate(done.path, protocol=["knn"]).metrics
     extensions._PASSED.clear()  # as in a new process
     assert run("report", where) == 0
     again = ["train", "--config", where / "config.toml", "-o", where, "--resume"]

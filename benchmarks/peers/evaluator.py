@@ -8,9 +8,10 @@ from torch import nn
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Split
+from nearkin.evaluation.baselines import pixel_features
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_pixels
-from nearkin.evaluation.evaluate import pixel_features
-from nearkin.evaluation.measures import Measure, knn
+from nearkin.evaluation.metrics import predict_each
+from nearkin.metrics.metric import Metric, Protocol, share
 
 K: Final = 200
 TEMPERATURE: Final = 0.1
@@ -27,17 +28,27 @@ def features(network: nn.Module, images: Images, size: int) -> Embeddings:
     return embeddings_of(images, vectors.numpy())
 
 
-def accuracy(bank: Embeddings, queries: Embeddings) -> Measure:
+def accuracy(bank: Embeddings, queries: Embeddings) -> Metric:
     """Return the kNN accuracy, with an interval over the test images."""
-    return knn(bank, queries, k=K, temperature=TEMPERATURE)
+    votes = [(K, TEMPERATURE)]
+    (winner,) = predict_each(bank.tensor, bank.labels, queries.tensor, votes)
+    protocol: Protocol = {
+        "method": "weighted kNN by cosine",
+        "k": K,
+        "temperature": TEMPERATURE,
+        "training images": len(bank),
+        "of": "test images",
+    }
+    correct = winner == queries.labels
+    return share("kNN top-1", correct, protocol, groups=queries.groups)
 
 
-def of_network(network: nn.Module, split: Split, size: int) -> Measure:
+def of_network(network: nn.Module, split: Split, size: int) -> Metric:
     """Measure a network; its bank is the training part, its queries the test part."""
     return accuracy(*(features(network, part, size) for part in (split.train, split.test)))
 
 
-def of_pixels(split: Split) -> Measure:
+def of_pixels(split: Split) -> Metric:
     """Measure raw pixels, less the mean image of the training part."""
     parts = (split.train, split.test)
     vectors = pixel_features(parts, 0)

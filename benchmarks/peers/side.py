@@ -33,8 +33,8 @@ from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler
 from nearkin.data.split import Split
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.evaluation.measures import Measure
 from nearkin.files import replace_text
+from nearkin.metrics.metric import Metric
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.data import open_split, versions
 
@@ -161,7 +161,7 @@ def side(split: Split) -> int:
     return int(size)
 
 
-def floor(run: Run, split: Split) -> Measure:
+def floor(run: Run, split: Split) -> Metric:
     """Measure what needs no training."""
     if run.method == "pixels":
         return evaluator.of_pixels(split)
@@ -170,16 +170,16 @@ def floor(run: Run, split: Split) -> Measure:
     return evaluator.of_network(network, split, side(split))
 
 
-def row(run: Run, measure: Measure, **more: Any) -> dict[str, Any]:
+def row(run: Run, metric: Metric, **more: Any) -> dict[str, Any]:
     """Return all that is kept of a run."""
     packages = {name: found for name in ("lightly", "torchvision") if (found := installed(name))}
     return {
         "name": run.name,
         **asdict(run),
-        "knn": round(measure.value, 4),
-        "low": measure.low and round(measure.low, 4),
-        "high": measure.high and round(measure.high, 4),
-        "protocol": measure.protocol,
+        "knn": round(metric.value, 4),
+        "low": metric.low and round(metric.low, 4),
+        "high": metric.high and round(metric.high, 4),
+        "protocol": metric.sentence,
         **more,
         "machine": cpu(),
         "versions": versions() | packages,

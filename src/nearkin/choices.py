@@ -17,9 +17,7 @@ Protocol = Literal[
 """What `nearkin evaluate` measures; `nearkin.evaluation.protocols` has how."""
 FULL: Final = "full"
 """The name of all protocols together."""
-Criterion = Literal[
-    "effective-rank", "rankme", "agreement", "view-retrieval", "lidar", "alpha-req"
-]
+Criterion = Literal["effective-rank", "agreement", "view-retrieval"]
 """What encoders are ranked by without labels."""
 Rule = Literal["typical", "random"]
 """What images are selected by."""

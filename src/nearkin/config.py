@@ -297,7 +297,7 @@ class ClassifyConfig(RunConfig):
     batch_size: Annotated[int, Meta(ge=2, le=MAX)] | Auto = "auto"
     """Images per step of fine-tuning."""
     baselines: bool = True
-    """Whether to measure the floors: other features and kNN."""
+    """Whether to measure the baselines: other features and kNN."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where decoded image files are kept."""
     copy_to: str = ""

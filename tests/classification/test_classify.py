@@ -28,7 +28,7 @@ from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
 from nearkin.discovery.classifier import read_classifier
 from nearkin.encoders.encoder import load
-from nearkin.measures import attentive, probe
+from nearkin.metrics import attentive, probe
 from nearkin.run.folder import RunFolder
 
 TRAININGS = ("linear", "attentive", "last:1", "all")
@@ -86,7 +86,7 @@ def linear(trained) -> Path:
 
 
 def measured(out: Path, name: str) -> float:
-    return strict_json(out / "summary.json")["measures"]["classifier"][name]["value"]
+    return strict_json(out / "summary.json")["metrics"]["classifier"][name]["value"]
 
 
 @each_training
@@ -204,9 +204,11 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     summary = json.loads(capsys.readouterr().out)
     assert summary["sizes"] == {"train": 30, "test": 60, "unlabeled": 90}
     assert len(rows(out / "assignments.csv")) == 150
-    measures = summary["measures"]
-    floors = {"kNN, frozen features", "untrained encoder", "raw pixels", "majority class"}
-    assert measures.keys() == {"classifier", *floors}
+    measures = summary["metrics"]
+    baselines = {"kNN, frozen features", "raw pixels", "majority class"}
+    assert measures.keys() == {"classifier", *baselines}
+    assert summary["differences"].keys() == baselines
+    assert summary["differences"]["majority class"]["low"] > 0
     assert measures["majority class"]["accuracy"]["value"] < 0.25
     assert measures["classifier"]["accuracy"]["value"] > 0.5
     assert summary["calibration"]["num_images"] == 30

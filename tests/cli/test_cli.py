@@ -125,8 +125,8 @@ def test_embeddings_do_not_replace_the_table_they_were_made_from(finished, image
 def test_evaluate_prints_measures_beside_their_floors_as_json(finished, capsys):
     assert run("evaluate", str(finished), "--json") == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer["measures"]) == {"encoder", "untrained", "pixels"}
-    rank = answer["measures"]["encoder"]["effective rank"]
+    assert set(answer["metrics"]) == {"encoder", "untrained", "pixels"}
+    rank = answer["metrics"]["encoder"]["effective rank"]
     assert rank["value"] > 0
     assert rank["protocol"]
     assert "kNN top-1" in answer["left_out"]  # these images have no labels

@@ -22,7 +22,7 @@ from nearkin.encoders.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
 from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.measures import geometry_rows
+from nearkin.evaluation.metrics import geometry_rows
 from nearkin.evaluation.views import second_view
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
@@ -31,7 +31,7 @@ from nearkin.run.auto import resolve
 from nearkin.run.data import open_split
 from nearkin.run.folder import RunFolder
 from nearkin.training.health import Monitor
-from nearkin.training.session import floors
+from nearkin.training.session import encoders_beside
 
 CPU = torch.device("cpu")
 
@@ -93,8 +93,8 @@ def measured(run, parts):
 def _evaluated(run, parts, config):
     encoder = load(run)
     settings = dict(seed=config.seed, workers=int(config.workers), augment=config.augment)
-    random = floors(encoder, RunFolder(run), config, None)
-    return evaluate_split(encoder, parts, floors=random, device=CPU, **settings)
+    random = encoders_beside(encoder, RunFolder(run), config, parts.train, CPU, None)
+    return evaluate_split(encoder, parts, beside=random, device=CPU, **settings)
 
 
 BAD = ["cat/003.png", "dog/002.png"]
@@ -133,8 +133,7 @@ def test_images_that_cannot_be_read_are_in_no_measure_and_in_no_table(
     everything = embed(run, images, workers=0)
     np.testing.assert_allclose(table.vectors, everything.vectors, atol=1e-5)
     assert table.class_names.tolist() == everything.class_names.tolist()
-    protocol = scores.measures["encoder"][0].protocol
-    assert f"{len(held_out)} test images; interval as if images were independent" in protocol
+    assert scores.metrics["encoder"][0].n == len(held_out)
 
 
 def test_without_the_bad_images_every_number_is_the_same(run, parts, measured):
@@ -152,24 +151,24 @@ def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     config = replace(RunFolder(run).settings()[0], val=0.0)
     parts = open_split(images, config)
     scores, table = _evaluated(run, parts, config)
-    assert set(scores.left_out) == {"kNN top-1", "linear probe", "clusters", "alpha-ReQ"}
-    assert [m.name for m in scores.measures["encoder"]][-1] == "neighbor agreement"
+    assert set(scores.left_out) == {"kNN top-1", "linear probe", "clusters"}
+    assert [m.name for m in scores.metrics["encoder"]][-1] == "neighbor agreement"
     assert set(table.splits) == {"train"}
     assert scores.sizes == {"train": 18}
     assert len(table.paths) == 18
 
 
-def test_raw_pixels_are_looked_at_for_some_training_images(parts, monkeypatch):
+def test_raw_pixels_are_looked_at_for_some_training_images(run, parts, monkeypatch):
     monkeypatch.setattr(evaluation, "PIXEL_BANK", 5)
-    images = {"train": parts.train, "test": parts.test}
-    pixels = evaluation._raw_pixels(images, 0, lambda *_: None)
-    assert pixels["train"].vectors.shape == (5, 3 * 32 * 32)
-    assert pixels["train"].labels.tolist() == parts.train.spread(5).labels.tolist()
-    assert len(pixels["test"]) == len(parts.test)
+    scores, _ = _evaluated(run, parts, RunFolder(run).settings()[0])
+    first = {table: column[0] for table, column in scores.metrics.items()}
+    assert first["pixels"].protocol["training images"] == 5
+    assert first["encoder"].protocol["training images"] > 5
+    assert first["pixels"].n == first["encoder"].n
 
 
 def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, monkeypatch):
-    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 4)
+    monkeypatch.setattr("nearkin.evaluation.metrics.GEOMETRY_IMAGES", 4)
     config, _ = RunFolder(run).settings()
     images = open_images(images)
     settings = dict(seed=config.seed, augment=config.augment, device=CPU)
@@ -177,7 +176,7 @@ def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, m
     # Rows 0, 5, 10 and 15 of the 20 are measured; both damaged images are not among them.
     assert view.rows.tolist() == [0, 5, 10, 15]
     assert len(view) == 4
-    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 20)
+    monkeypatch.setattr("nearkin.evaluation.metrics.GEOMETRY_IMAGES", 20)
     view = second_view(load(run), images, geometry_rows(20), **settings)
     assert view.rows.tolist() == [row for row in range(20) if images.names[row] not in BAD]
     assert len(view) == 18
@@ -206,7 +205,7 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, i
     write_run(folder, open_images(images), images, backbone=Bare(), val=0.4, labels="none")
     assert load(folder, backbone=Bare()).num_features == 4
     assert embed(folder, images, backbone=Bare(), workers=0).vectors.shape == (18, 4)
-    assert set(evaluate(folder, backbone=Bare(), workers=0).measures) >= {"untrained"}
+    assert set(evaluate(folder, backbone=Bare(), workers=0).metrics) >= {"untrained"}
     with pytest.raises(UsageError, match="of a network of your own; pass it as `backbone`"):
         embed(folder, images)
 

@@ -14,8 +14,8 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.measures import knn
-from nearkin.measures.geometry import effective_rank
+from nearkin.evaluation.metrics import knn
+from nearkin.metrics.geometry import effective_rank
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 
@@ -42,17 +42,20 @@ def test_further_measures_are_stored_and_on_the_page(run):
     assert not run.evaluation.exists()  # the summary has all of that
     first = evaluate(run.path, protocol=["retrieval"])
     second = evaluate(run.path, protocol=["knn", "linear"])
-    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
-    names = [m.name for m in (*first.measures["encoder"], *second.measures["encoder"])]
+    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["metrics"]
+    names = [m.name for m in (*first.metrics["encoder"], *second.metrics["encoder"])]
     assert list(stored["encoder"]) == names
     assert list(stored) == ["encoder", "untrained", "pixels"]
     assert run.summary.read_bytes() == summary
-    shown = run.read_evaluated()["measures"]["encoder"]
+    shown = run.read_evaluated()["metrics"]["encoder"]
     assert next(iter(shown)) == "kNN top-1"
     assert {"retrieval mAP", "kNN k 10, majority"} <= set(shown)
     evaluate(run.path, protocol=["retrieval"], features="embedding")
-    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
-    assert stored["embedding"]["retrieval mAP"]["protocol"].startswith("embedding of 128 dim")
+    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["metrics"]
+    assert (
+        stored["embedding"]["retrieval mAP"]["protocol"]["features"]
+        == "embedding of 128 dimensions"
+    )
     page = nearkin.write_report(run.path).read_text(encoding="utf-8")
     for said in ("retrieval mAP@R", "Mean average precision: 1 if all", "its embedding"):
         assert said in page
@@ -82,10 +85,10 @@ def restated_embedding(encoder, weights, images):
 def test_the_embedding_is_measured_beside_the_features(run, log):
     """From the method in the newest checkpoint, whose projector the file is."""
     evaluation = evaluate(run.path, features="embedding", reporter=log)
-    assert list(evaluation.measures) == ["embedding", "encoder", "untrained", "pixels"]
+    assert list(evaluation.metrics) == ["embedding", "encoder", "untrained", "pixels"]
     assert f"embedding 128 dimensions, by {run.projector}" in log.texts
-    plain = evaluate(run.path).measures
-    assert evaluation.measures["encoder"] == plain["encoder"]
+    plain = evaluate(run.path).metrics
+    assert evaluation.metrics["encoder"] == plain["encoder"]
     state = torch.load(latest(run.checkpoints), weights_only=True)["method"]
     of_projector = {
         name.removeprefix("online.projector."): value
@@ -98,13 +101,11 @@ def test_the_embedding_is_measured_beside_the_features(run, log):
     parts = [
         Embeddings(z[splits == part], data["y"][splits == part]) for part in ("train", "test")
     ]
-    measured = evaluation.measures["embedding"][0]
+    measured = evaluation.metrics["embedding"][0]
     assert measured.name == "kNN top-1"
-    assert measured.value == knn(*parts, k=20).value
-    assert measured.protocol.startswith(
-        "embedding of 128 dimensions, weighted kNN by cosine, k 20"
-    )
-    effective = next(m for m in evaluation.measures["embedding"] if m.name == "effective rank")
+    assert measured.value == knn(*parts)[0].value
+    assert measured.protocol["features"] == "embedding of 128 dimensions"
+    effective = next(m for m in evaluation.metrics["embedding"] if m.name == "effective rank")
     expected = effective_rank(parts[1].tensor)
     assert effective.value == pytest.approx(float(expected), rel=1e-4)
 
@@ -124,13 +125,13 @@ def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path, re
 def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
     folder = RunFolder(tmp_path)
     entry = {"name": "a", "value": 0.5, "low": None, "high": None, "protocol": "p"}
-    folder.add_measures({"measures": {"encoder": {}}, "left_out": {"a": "no labels", "b": "few"}})
-    folder.add_measures({"measures": {"encoder": {"a": entry}}, "left_out": {}})
-    folder.add_measures({"measures": {"encoder": {"a": entry | {"value": 0.7}}}, "left_out": {}})
+    folder.add_metrics({"metrics": {"encoder": {}}, "left_out": {"a": "no labels", "b": "few"}})
+    folder.add_metrics({"metrics": {"encoder": {"a": entry}}, "left_out": {}})
+    folder.add_metrics({"metrics": {"encoder": {"a": entry | {"value": 0.7}}}, "left_out": {}})
     stored = json.loads(folder.evaluation.read_text(encoding="utf-8"))
-    assert stored["measures"]["encoder"]["a"]["value"] == 0.7
+    assert stored["metrics"]["encoder"]["a"]["value"] == 0.7
     assert stored["left_out"] == {"b": "few"}
-    folder.write_summary({"measures": {}, "left_out": {}})
+    folder.write_summary({"metrics": {}, "left_out": {}})
     folder.evaluation.write_text("[]", encoding="utf-8")  # damaged
     with pytest.raises(CheckpointError, match=r"evaluation\.json.*measures anew"):
         folder.read_evaluated()
@@ -140,7 +141,7 @@ def test_measures_that_cannot_be_stored_are_still_returned(run, log):
     before = stored(run)
     with run.locked():
         result = evaluate(run.path, protocol=["fewshot"], reporter=log)
-    assert len(result.measures["encoder"]) == 8
+    assert len(result.metrics["encoder"]) == 8
     assert stored(run) == before
-    assert log.texts[-1].startswith("warning: the measures are not stored in ")
+    assert log.texts[-1].startswith("warning: the metrics are not stored in ")
     assert "in use by" in log.texts[-1]

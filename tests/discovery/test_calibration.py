@@ -17,8 +17,8 @@ from nearkin.discovery.classifier import (
     fit_temperature,
 )
 from nearkin.errors import DataError
-from nearkin.measures import probe
-from nearkin.measures.probe import train_validated_probe
+from nearkin.metrics import probe
+from nearkin.metrics.probe import held_out_logits, train_probe
 
 
 def softmaxes(n, classes=6, *, scale=1.0, seed=0):
@@ -180,7 +180,8 @@ def test_a_linear_probe_has_no_more_loss_on_new_images(n, monkeypatch):
         order = np.random.default_rng(seed).permutation(len(x))
         features = torch.from_numpy(x[order]).float()
         labels, truth = y[order[:n]], y[order[n:]]
-        fit, held_out = train_validated_probe(features[:n], labels, seed=seed, predict_all=True)
+        fit = train_probe(features[:n], labels, seed=seed)
+        held_out = held_out_logits(features[:n], labels, fit.choice, seed=seed)
         assert len(held_out.rows) == n
         held_out_p = softmax(held_out.logits, axis=1)
         fitted = fit_temperature(held_out_p, held_out.target, held_out.rows)

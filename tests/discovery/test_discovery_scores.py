@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from nearkin.discovery import scores
 from nearkin.discovery.scores import confusion, joint_match, novel_match, score
-from nearkin.measures.intervals import bootstrap
-from nearkin.measures.matching import cluster_accuracy, match, right
+from nearkin.metrics import clusters
+from nearkin.metrics.clusters import cluster_accuracy, match, right
+from nearkin.metrics.intervals import score_interval
 
 PROTOCOLS = ("task-aware", "task-agnostic", "GCD")
 
@@ -21,7 +21,7 @@ def values(protocol, truth, predicted, num_known=0):
     """The last word of each score's name, and its value."""
     truth, predicted = np.array(truth), np.array(predicted)
     given = score(protocol, truth, predicted, num_known=num_known, images="images")
-    return {name.split()[-1]: value for name, value, *_ in given}
+    return {each.name.split()[-1]: each.value for each in given}
 
 
 task_aware, task_agnostic, gcd = (partial(values, protocol) for protocol in PROTOCOLS)
@@ -45,10 +45,7 @@ pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, ma
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    def quick(*args, **options):
-        return bootstrap(*args, **options, resamples=3)
-
-    monkeypatch.setattr(scores, "bootstrap", quick)
+    monkeypatch.setattr(clusters, "RESAMPLES", 3)
 
 
 @pytest.mark.parametrize(
@@ -149,41 +146,35 @@ def test_images_without_a_true_class_are_left_out_and_counted():
     first = {}
     for of in PROTOCOLS:
         row, *_ = score(of, truth, predicted, num_known=1, images="test images")
-        name, value, _, _, protocol = row
-        first[name] = value, protocol.split(";")[0]
-        assert "one Hungarian match" in protocol
-        assert "surplus clusters are errors, match anew in each draw" in protocol
-        assert protocol.endswith("interval as if images were independent, model fixed")
-    left_out = "4 test images (2 without a true class left out)"
-    known_too = "3 test images (2 without a true class and 1 of known classes left out)"
+        first[row.name] = row.value, row.n, row.sentence.partition("errors, ")[2]
+        assert "one Hungarian match" in row.sentence
+        assert "images of surplus clusters are errors" in row.sentence
+    how = "test images; interval: Wilson, images taken as independent"
+    left_out = f"2 without a true class left out, 4 {how}"
+    known_too = f"2 without a true class left out, 1 of known classes left out, 3 {how}"
     assert first == {
-        "task-aware accuracy": (2 / 3, known_too),
-        "task-agnostic accuracy, all": (0.75, left_out),
-        "GCD accuracy, all": (0.75, left_out),
+        "task-aware accuracy": (2 / 3, 3, known_too),
+        "task-agnostic accuracy, all": (0.75, 4, left_out),
+        "GCD accuracy, all": (0.75, 4, left_out),
     }
 
 
-def test_intervals_match_the_clusters_of_each_draw_anew_and_hold_the_value_of_rare_parts(
-    monkeypatch,
-):
-    monkeypatch.setattr(scores, "bootstrap", bootstrap)
+def test_intervals_are_those_of_right_images_and_respect_groups():
     generator = np.random.default_rng(1)
     truth = generator.integers(5, size=60)
     predicted = np.where(generator.random(60) < 0.5, truth, generator.integers(5, size=60))
     row, *_ = score("task-aware", truth, predicted, num_known=0, images="", seed=3)
-    _, value, low, high, _ = row
-
-    def plain(rows):
-        return cluster_accuracy(truth[rows], predicted[rows])[0]
-
-    assert (low, high) == pytest.approx(bootstrap(plain, 60, seed=3))
-    assert low < value < high
-    fixed = cluster_accuracy(truth, predicted)[1]
-    without = bootstrap(lambda rows: right(truth[rows], predicted[rows], fixed).mean(), 60, seed=3)
-    assert (low, high) != pytest.approx(without)
+    correct = right(truth, predicted, match(truth, predicted))
+    assert (row.low, row.high) == pytest.approx(score_interval(correct * 1.0)[:2])
+    twice, groups = (np.tile(each, 2) for each in (truth, np.arange(60)))
+    grouped, *_ = score(
+        "task-aware", twice, np.tile(predicted, 2), num_known=0, images="", groups=groups
+    )
+    assert grouped.effective_n == pytest.approx(60, abs=3)
     truth, predicted = np.array([0] + [1, 2] * 10), np.array([0] + [1, 1, 2, 2] * 5)
-    for name, value, low, high, _ in score("GCD", truth, predicted, num_known=1, images="images"):
-        assert 0 <= low <= value <= high <= 1, name
+    for each in score("GCD", truth, predicted, num_known=1, images="images"):
+        assert 0 <= each.low <= each.value <= each.high <= 1, each.name
+        assert each.high - each.low > 0.1, each.name
 
 
 def test_heavier_images_decide_a_match_and_right_are_those_in_a_cluster_of_their_class():

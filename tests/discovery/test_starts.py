@@ -11,7 +11,7 @@ from nearkin.discovery.classifier import apply_layer, class_probability, frozen_
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
-from nearkin.measures.matching import cluster_accuracy
+from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.types import UNKNOWN
 
 KNOWN, NOVEL, EACH, HELD_OUT = 6, 20, 5, 7

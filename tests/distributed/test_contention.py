@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info
 from nearkin.distributed import CpuTime, threads_for
 from nearkin.distributed.contention import others, waited
 from nearkin.distributed.devices import LITTLE
-from nearkin.measures.probe import fit_path
+from nearkin.metrics.probe import fit_path
 from nearkin.training.length import EpochTime
 
 SPINNING = "print(flush=True)\nwhile True: pass"

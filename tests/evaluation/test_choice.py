@@ -16,12 +16,9 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.choice import CRITERIA, Ranking
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.evaluate import label_free
-from nearkin.measures.geometry import effective_rank
-from nearkin.measures.spectrum import alpha_req, rankme
-from nearkin.methods.simclr import SimCLR
+from nearkin.metrics.geometry import effective_rank
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import RunFolder
-from nearkin.training import checkpoint
 
 CPU = torch.device("cpu")
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), np.uint8)
@@ -39,20 +36,16 @@ def network(seed):
     return build_backbone("tiny", 8)
 
 
-def run(path, data, backbone, *, pixels=None, checkpoints=(), **settings):
+def run(path, data, backbone, *, pixels=None, **settings):
     """A finished run of a training that has left this network."""
     folder = RunFolder(path)
     folder.path.mkdir()
     config = TrainConfig(image_size=8, **settings)
     folder.write_settings(config, str(data))
     write_encoder(folder.encoder, backbone, {"backbone": "tiny", "image_size": 8})
-    folder.write_summary({"measures": {"encoder": {}}})
+    folder.write_summary({"metrics": {"encoder": {}}})
     images = open_images(str(data) if pixels is None else pixels)
     folder.data.write_text(json.dumps({"fingerprint": f"{images.fingerprint}-split"}))
-    for step, network in enumerate(checkpoints, start=1):
-        method = SimCLR(network)
-        optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
-        checkpoint.save(folder.checkpoints, step, method, optimizer)
     return path
 
 
@@ -76,7 +69,6 @@ def test_a_ranking_has_the_measures_of_the_features_and_their_order(runs, data):
         features = encode_images(load(path), open_images(str(data)), device=CPU, workers=0).tensor
         values = ranking.values[path.name]
         assert values["effective rank"] == pytest.approx(float(effective_rank(features)))
-        assert values["RankMe"] == pytest.approx(float(rankme(features)))
     assert (ranking.order, ranking.best) == (["b", "a"], "b")
     assert ranking.values["b"]["effective rank"] > ranking.values["a"]["effective rank"]
     assert "60 of 60 images" in ranking.protocol
@@ -101,51 +93,20 @@ def test_all_see_the_same_views_whatever_they_were_trained_on(tmp_path, data):
 
 
 def test_the_best_value_is_first_and_what_was_not_measured_last():
-    for by, (name, _) in CRITERIA.items():
+    for by, name in CRITERIA.items():
         values = {"none": {}, "low": {name: 0.25}, "one": {name: 1.0}, "high": {name: 4.0}}
-        order = ["one", "low", "high"] if by == "alpha-req" else ["high", "one", "low"]
         ranking = Ranking(by, values, "images", [])
-        assert ranking.order == [*order, "none"], by
+        assert ranking.order == ["high", "one", "low", "none"], by
         rows = [line.split() for line in ranking.lines()]
         assert [row[0] for row in rows[1:5]] == ranking.order
         assert ranking.lines()[0].startswith(f"by {name}")
         assert rows[4][1:] == ["-"] * len(CRITERIA)
-    ranking = Ranking("alpha-req", {"a": {"alpha-ReQ": 0.5}, "b": {"alpha-ReQ": 1.4}}, "", [])
-    assert ranking.best == "b"
 
 
-def test_features_without_a_spectrum_come_last_and_different_dimensions_are_noted(
-    runs, tmp_path, data
-):
-    ranking = nearkin.rank(runs, by="alpha-req", workers=0)
-    assert "alpha-ReQ" in ranking.values["b"]
-    assert "alpha-ReQ" not in ranking.values["a"]
-    assert ranking.order == ["b", "a"]
+def test_different_dimensions_are_noted(runs, tmp_path, data):
     wide = run(tmp_path / "wide", data, network(0))
-    folder = RunFolder(wide)
-    write_network(folder.encoder, "small", size=8)
+    write_network(RunFolder(wide).encoder, "small", size=8)
     assert "128 to 256 dimensions" in nearkin.rank([*runs, wide], workers=0).notes[0]
-
-
-def test_the_checkpoints_of_one_run_are_ranked_but_for_damaged_ones(tmp_path, data):
-    networks = [constant(), network(1), network(2)]
-    path = run(tmp_path / "run", data, networks[-1], checkpoints=networks)
-    ranking = nearkin.rank([path], by="rankme", workers=0)
-    assert list(ranking.values) == ["ckpt-00000001", "ckpt-00000002", "ckpt-00000003"]
-    assert ranking.order[-1] == "ckpt-00000001"
-    images, last = open_images(str(data)), ranking.values["ckpt-00000003"]
-    features = encode_images(load(path), images, device=CPU, workers=0).tensor
-    assert last["RankMe"] == pytest.approx(float(rankme(features)))
-    if "alpha-ReQ" in last:
-        assert last["alpha-ReQ"] == pytest.approx(float(alpha_req(features)))
-    for step in (2, 1):
-        assert len(nearkin.rank([path], workers=0).values) == step + 1
-        (RunFolder(path).checkpoints / f"ckpt-0000000{step}.pt").write_bytes(b"half")
-    with pytest.raises(UsageError, match="keeps 1 sound checkpoints"):
-        nearkin.rank([path], workers=0)
-    none = run(tmp_path / "none", data, network(0))
-    with pytest.raises(UsageError, match="keeps 0 sound checkpoints"):
-        nearkin.rank([none], workers=0)
 
 
 def test_runs_that_are_not_of_the_same_images_or_no_trainings_are_refused(tmp_path, runs, data):
@@ -162,8 +123,6 @@ def test_runs_that_are_not_of_the_same_images_or_no_trainings_are_refused(tmp_pa
     folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))
     with pytest.raises(UsageError, match="give runs of one kind"):
         nearkin.rank([*runs, folder.path])
-    with pytest.raises(UsageError, match="is a discovery"):
-        nearkin.rank([folder.path])
 
 
 def test_runs_that_are_not_whole_are_refused(runs):
@@ -175,6 +134,8 @@ def test_runs_that_are_not_whole_are_refused(runs):
         nearkin.rank(runs)
     with pytest.raises(UsageError, match="nothing to rank"):
         nearkin.rank([])
+    with pytest.raises(UsageError, match="give two or more different runs"):
+        nearkin.rank(runs[:1])
 
 
 def test_the_command_line_ranks_and_refuses_what_does_not_fit(runs, refusal, capsys):

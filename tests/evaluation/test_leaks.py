@@ -8,9 +8,9 @@ from builders import as_bytes, noise, write_files, write_network
 from PIL import Image
 
 from nearkin.commands.evaluate import evaluate
-from nearkin.evaluation.evaluate import lines
+from nearkin.evaluation.evaluate import Evaluation
 from nearkin.evaluation.leaks import find_leaks
-from nearkin.evaluation.measures import Measure, Outcome
+from nearkin.metrics.metric import Metric, Outcome
 
 CLASSES = ("bee", "cat")
 
@@ -38,7 +38,7 @@ def test_leaks_are_counted_and_scores_are_given_without_them(data, tmp_path):
     encoder = write_network(tmp_path / "encoder.safetensors")
     found = evaluate(encoder, data)
     assert (found.leaks.leaked, found.leaks.test) == (4, 12)
-    column = {measure.name: measure for measure in found.measures["encoder"]}
+    column = {measure.name: measure for measure in found.metrics["encoder"]}
     assert list(found.leaks.accuracies) == ["kNN top-1", "linear probe"]
     for name, (every, without) in found.leaks.accuracies.items():
         correct = column[name].outcome.correct
@@ -47,7 +47,8 @@ def test_leaks_are_counted_and_scores_are_given_without_them(data, tmp_path):
         assert without == pytest.approx(clean.mean())
     said = "warning: 4 of 12 test images have a near-duplicate among the training images; without"
     assert any(line.startswith(said) for line in found.lines())
-    assert lines(json.loads(json.dumps(found.to_dict()))) == found.lines()
+    again = Evaluation.stored(json.loads(json.dumps(found.to_dict())))
+    assert again.lines() == found.lines()
 
 
 def test_what_is_held_out_by_us_leaks_nothing(data, tmp_path):
@@ -60,7 +61,7 @@ def test_what_is_held_out_by_us_leaks_nothing(data, tmp_path):
 def test_only_images_that_are_scored_count_in_the_scores():
     correct = np.array([True, True, False, True])
     outcome = Outcome(np.array([0, 2, 3, 5]), correct)
-    measures = [Measure("kNN top-1", 0.75, None, None, "", outcome)]
+    measures = [Metric("kNN top-1", 0.75, None, None, 4, None, {}, outcome=outcome)]
     leaked = np.array([True, True, False, False, False, False])
     found = find_leaks(leaked, measures)
     assert found.accuracies == {"kNN top-1": (0.75, 2 / 3)}

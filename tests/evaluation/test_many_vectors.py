@@ -1,28 +1,19 @@
 """Vectors of more images than memory holds: the same numbers as of images in memory."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from nearkin_command import run
-from processes import SECONDS, environment, free_port
-from sklearn.cluster import KMeans
-from small import in_group, spawn
 
 import nearkin
-from nearkin.distributed import ALONE, Share
 from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
-from nearkin.evaluation import measures
+from nearkin.evaluation import metrics
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.table import Note, PartFolder, write_embeddings
-from nearkin.measures import kmeans, probe
-from nearkin.measures.kmeans import lloyd
-from nearkin.measures.probe import train_probe
+from nearkin.metrics import kmeans, probe
+from nearkin.metrics.probe import train_probe
 from nearkin.run import failures
 
 CLASSES, DIM, SHARD = 4, 70, 100  # More numbers than k-means keeps
@@ -59,24 +50,24 @@ def close(ours, theirs, images=0):
     assert [m.name for m in ours] == [m.name for m in theirs]
     for a, b in zip(ours, theirs, strict=True):
         assert a.value == pytest.approx(b.value, rel=1e-4, abs=1e-5 + images / 250), a.name
-        assert a.protocol.removeprefix("vectors of length one, ") == b.protocol
+        assert {k: v for k, v in a.protocol.items() if k != "features"} == b.protocol
 
 
 def test_vectors_have_the_measures_of_the_same_features_in_memory(tables, monkeypatch):
     """And blocks of any size have the same."""
     train, test, *pair = tables
     evaluation = nearkin.evaluate(test, train=train, protocol=PROTOCOL)
-    expected = evaluate_tables({"encoder": tuple(pair)}, seed=0, k=20, protocol=PROTOCOL)
-    close(evaluation.measures["encoder"], expected.measures["encoder"], images=0.1)
+    expected = evaluate_tables({"encoder": tuple(pair)}, seed=0, protocol=PROTOCOL)
+    close(evaluation.metrics["encoder"], expected.metrics["encoder"], images=0.1)
     assert evaluation.sizes == {"train": 450, "test": 250}
     assert evaluation.left_out == expected.left_out == {}
-    protocols = [measure.protocol for measure in evaluation.measures["encoder"]]
-    assert all(each.startswith("vectors of length one, ") for each in protocols)
+    protocols = [metric.protocol for metric in evaluation.metrics["encoder"]]
+    assert all(each["features"] == "vectors of length one" for each in protocols)
     small = (probe, "BLOCK", 37 * DIM), (probe, "HELD", 0), (kmeans, "BLOCK", 23 * DIM)
-    for module, name, size in (*small, (measures, "TALLIED", 2_000)):
+    for module, name, size in (*small, (metrics, "TALLIED", 2_000)):
         monkeypatch.setattr(module, name, size)
     blocks = nearkin.evaluate(test, train=train, protocol=PROTOCOL)
-    close(blocks.measures["encoder"], expected.measures["encoder"], images=1)
+    close(blocks.metrics["encoder"], expected.metrics["encoder"], images=1)
 
 
 def test_a_probe_in_blocks_has_the_same_weights(monkeypatch):
@@ -85,20 +76,9 @@ def test_a_probe_in_blocks_has_the_same_weights(monkeypatch):
     monkeypatch.setattr(probe, "BLOCK", 41 * DIM)
     monkeypatch.setattr(probe, "HELD", 0)
     blocks = train_probe(of.tensor, of.labels, seed=0)
-    assert blocks.strength == whole.strength
+    assert blocks.choice == whole.choice
     torch.testing.assert_close((blocks.mean, blocks.std), (whole.mean, whole.std))
     torch.testing.assert_close(blocks.weight, whole.weight, atol=1e-3, rtol=1e-2)
-
-
-def test_kmeans_moves_from_given_centers_as_scikit_learns_does(monkeypatch):
-    monkeypatch.setattr(kmeans, "BLOCK", 50)
-    x = embeddings(400, 4, spread=3.0).vectors
-    start = x[:CLASSES]
-    expected = KMeans(CLASSES, init=start, n_init=1, tol=0, max_iter=100).fit(x)
-    assert (lloyd(x, start) == expected.labels_).all()
-    x = np.array([[0.0, 0], [1, 0], [9, 0]], np.float32)
-    far = np.array([[0.0, 0], [9, 0], [0, 99]], np.float32)
-    assert lloyd(x, far).tolist() == [0, 0, 1]  # a center without rows stays
 
 
 def test_a_run_table_is_divided_by_its_splits(tables, tmp_path):
@@ -110,11 +90,10 @@ def test_a_run_table_is_divided_by_its_splits(tables, tmp_path):
         classes=train.classes,
         splits=np.repeat(["test", "train"], [len(test), len(train)]),
     )
-    expected = evaluate_tables({"encoder": (train, test)}, seed=0, k=20, protocol=["linear"])
-    for name in ("vectors.npz", "vectors.parquet"):
-        write_embeddings(tmp_path / name, both)
-        ours = nearkin.evaluate(tmp_path / name, protocol=["linear"])
-        close(ours.measures["encoder"], expected.measures["encoder"], images=0.1)
+    expected = evaluate_tables({"encoder": (train, test)}, seed=0, protocol=["linear"])
+    write_embeddings(tmp_path / "vectors.parquet", both)
+    ours = nearkin.evaluate(tmp_path / "vectors.parquet", protocol=["linear"])
+    close(ours.metrics["encoder"], expected.metrics["encoder"], images=0.1)
 
 
 def test_without_training_vectors_there_are_clusters_for_which_kmeans_starts_on_some(
@@ -122,15 +101,15 @@ def test_without_training_vectors_there_are_clusters_for_which_kmeans_starts_on_
 ):
     train, *_ = tables
     evaluation = nearkin.evaluate(train)
-    names = {measure.name for measure in evaluation.measures["encoder"]}
-    assert {"NMI", "RankMe"} <= names
+    names = {measure.name for measure in evaluation.metrics["encoder"]}
+    assert {"NMI", "effective rank"} <= names
     assert "needs labeled training images" in evaluation.left_out["kNN top-1"]
     assert evaluation.sizes == {"train": 0, "test": 450}
     *_, test = tables
-    every = measures.clusters(test, seed=0)
-    monkeypatch.setattr(measures, "SAMPLE", 200)
-    some = measures.clusters(test, seed=0)
-    assert "10 starts on 200 of them, the best of which moves on all" in some[0].protocol
+    every = metrics.clusters(test, seed=0)
+    monkeypatch.setattr(metrics, "SAMPLE", 200)
+    some = metrics.clusters(test, seed=0)
+    assert some[0].protocol["images that its centers are learned from"] == 200
     assert some[0].value == pytest.approx(every[0].value, abs=0.05)
     assert some[0].value > 0.8
 
@@ -141,10 +120,10 @@ def test_images_without_a_label_are_left_out_where_others_have_one(tables, tmp_p
     write_embeddings(tmp_path / "some.parquet", few)
     write_embeddings(tmp_path / "none.parquet", few.unlabeled())
     some = nearkin.evaluate(tmp_path / "some.parquet", train=tables[0], protocol=["knn"])
-    expected = evaluate_tables({"encoder": (train, few)}, seed=0, k=20, protocol=["knn"])
-    close(some.measures["encoder"], expected.measures["encoder"])
+    expected = evaluate_tables({"encoder": (train, few)}, seed=0, protocol=["knn"])
+    close(some.metrics["encoder"], expected.metrics["encoder"])
     none = nearkin.evaluate(tmp_path / "none.parquet", protocol=["quick"])
-    assert next(m.name for m in none.measures["encoder"]) == "RankMe"
+    assert next(m.name for m in none.metrics["encoder"]) == "effective rank"
     assert none.sizes["test"] == len(test)
 
 
@@ -173,66 +152,3 @@ def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, l
     monkeypatch.setattr(failures, "free_memory", lambda: 4 * 450 * DIM - 1)
     with pytest.raises(ResourceError, match=r"retrieval of 450 .* MB are free; give fewer images"):
         nearkin.evaluate(test, train=train, protocol=["retrieval"])
-
-
-with_processes = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="this torch knows no processes"
-)
-
-
-def shared(rank, file, folder):
-    """Measure as one of two processes; the first writes the values."""
-    measures.SAMPLE, kmeans.BLOCK, probe.BLOCK = 200, 23 * DIM, 37 * DIM
-    train, test = embeddings(451, 0), embeddings(250, 1)
-    with in_group(rank, 2, file):
-        values = [m.value for m in taken(train, test, Share.of_rank())]
-    (folder / f"{rank}.json").write_text(json.dumps(values))
-
-
-def taken(train, test, share):
-    every = [measures.knn(train, test, k=20, share=share)]
-    every += measures.knn_grid(train, test, share)
-    every.append(measures.linear_probe(train, test, seed=0, share=share))
-    return every + measures.clusters(test, seed=0, share=share)
-
-
-@with_processes
-def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
-    spawn(shared, tmp_path / "meeting", tmp_path)
-    monkeypatch.setattr(measures, "SAMPLE", 200)
-    alone = [m.value for m in taken(embeddings(451, 0), embeddings(250, 1), ALONE)]
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert first == second
-    assert first == pytest.approx(alone, abs=1e-5 + 1 / 250)
-
-
-@pytest.mark.slow
-@with_processes
-def test_processes_that_the_command_starts_measure_what_one_does(tables, capsys):
-    train, test, *_ = tables
-    command = ["evaluate", test, "--train", train, "--json"]
-    assert run(*command) == 0
-    alone = json.loads(capsys.readouterr().out)
-    assert run(*command, "--devices", 2) == 0
-    both = json.loads(capsys.readouterr().out)
-    assert both["sizes"] == alone["sizes"]
-    for name, measure in alone["measures"]["encoder"].items():
-        value = both["measures"]["encoder"][name]["value"]
-        assert value == pytest.approx(measure["value"], abs=1e-5 + 1 / 250), name
-
-
-@pytest.mark.slow
-@with_processes
-def test_processes_of_a_launcher_share_the_measures_and_the_first_prints(tables):
-    train, test, *_ = tables
-    command = [sys.executable, "-m", "nearkin", "evaluate", str(test), "--train", str(train)]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
-    ranks = [environment(RANK=rank, LOCAL_RANK=rank, **meeting) for rank in "01"]
-    processes = [
-        subprocess.Popen([*command, "--json"], env=env, stdout=subprocess.PIPE, text=True)
-        for env in ranks
-    ]
-    outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert "kNN top-1" in json.loads(outputs[0])["measures"]["encoder"]
-    assert not outputs[1]

@@ -40,8 +40,7 @@ def images(tmp_path_factory):
 def run(tmp_path_factory, images):
     """A run with its table, and tables of all other kinds beside it; read, never written."""
     folder = write_network(tmp_path_factory.mktemp("run") / "encoder.safetensors").parent
-    for name in ("embeddings.parquet", "table.npz"):
-        embed(folder, images, output=folder / name, workers=0)
+    embed(folder, images, output=folder / "embeddings.parquet", workers=0)
     assert nearkin_command("embed", folder, images, "-o", f"{folder}/parts/", "--shard=4") == 0
     return folder
 
@@ -173,7 +172,7 @@ def test_all_kinds_of_tables_give_the_same_answer(run, images, capsys):
     asked = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--top", "30"]
     usual = answers(capsys, *asked)
     assert len(usual[0]["neighbors"]) == 30
-    for table in ("embeddings.parquet", "table.npz", "parts"):
+    for table in ("embeddings.parquet", "parts"):
         for one, first in zip(answers(capsys, *asked, "--in", run / table), usual, strict=True):
             assert [n["path"] for n in one["neighbors"]] == [n["path"] for n in first["neighbors"]]
             similar = [[n["similarity"] for n in each["neighbors"]] for each in (one, first)]
@@ -191,10 +190,10 @@ def test_an_image_is_seen_as_embed_sees_it(run, images, tmp_path):
     Image.fromarray(pixels).save(folder / "b.png")
     ramp = np.linspace(0, 65535, 40 * 30).reshape(40, 30).astype(np.uint16)
     Image.fromarray(ramp).save(folder / "c.png")
-    embed(run, folder, output=tmp_path / "new.npz", workers=0)
+    embed(run, folder, output=tmp_path / "new.parquet", workers=0)
     (folder / "b.png").rename(folder / "no ending")
     files = [folder / name for name in ("c.png", "a.jpg", "no ending", "a.jpg")]
-    found = nearkin.neighbors(run, files, vectors=tmp_path / "new.npz", top=1)
+    found = nearkin.neighbors(run, files, vectors=tmp_path / "new.parquet", top=1)
     assert [f.neighbors[0].path for f in found] == ["c.png", "a.jpg", "b.png", "a.jpg"]
     assert [f.neighbors[0].similarity for f in found] == pytest.approx([1] * 4, abs=1e-6)
 
@@ -218,7 +217,7 @@ def test_tables_that_are_not_there_or_not_complete_are_refused(
     image = images / "cat" / "00.png"
     bare = shutil.copy(run / "encoder.safetensors", tmp_path / "encoder.safetensors")
     assert "embeddings.parquet does not exist" in refusal(2, "neighbors", bare, image)
-    assert "does not exist" in refused(2, tmp_path / "no.npz")
+    assert "does not exist" in refused(2, tmp_path / "no.parquet")
     assert "no table of features" in refused(2, image)
     assert "has no _parts.json" in refused(2, tmp_path)
     refusal(2, "neighbors", run)
@@ -272,7 +271,7 @@ HOSTILE = {
 }
 
 
-def test_hostile_tables_and_arrays_and_files_that_are_no_tables_are_refused(tmp_path, refused):
+def test_hostile_tables_and_files_that_are_no_tables_are_refused(tmp_path, refused):
     columns = {"path": ["a", "b", "c"], "label": ["", "", ""], "vector": LISTS}
     for name, changed in HOSTILE.items():
         table = pa.table({k: v for k, v in (columns | changed).items() if v is not None})
@@ -281,15 +280,9 @@ def test_hostile_tables_and_arrays_and_files_that_are_no_tables_are_refused(tmp_
         assert "t.parquet cannot be used" in line or "have 0 features" in line, name
     ends = b"PAR1" + b"\xff" * 100 + b"PAR1"
     for content in (b"", b"path,label,vector\n", ends, b"PK\5\6" + bytes(18)):  # an empty zip
-        for path in (tmp_path / "table.parquet", tmp_path / "table.npz"):
-            path.write_bytes(content)
-            assert f"{path.name} cannot be used" in refused(5, path), content
-    columns = {"path": np.array(["a", "b", "c"]), "label": np.array(["", "", ""]), "vector": ROWS}
-    path = tmp_path / "t.npz"
-    for name, changed in ARRAYS.items():
-        np.savez(path, **{k: v for k, v in (columns | changed).items() if v is not None})
-        line = refused(5, path)
-        assert "t.npz cannot be used" in line or "have 0 features" in line, name
+        path = tmp_path / "table.parquet"
+        path.write_bytes(content)
+        assert f"{path.name} cannot be used" in refused(5, path), content
 
 
 def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
@@ -299,19 +292,6 @@ def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
     parquet.write_table(pa.table({**columns, "vector": vectors}), tmp_path / "t.parquet")
     (answer,) = nearkin.neighbors(run, [images / "cat/00.png"], vectors=tmp_path / "t.parquet")
     assert [(n.path, n.label) for n in answer.neighbors] == [("a", ""), ("b", "x")]
-
-
-ARRAYS = {
-    "no vector": {"vector": None},
-    "objects": {"path": np.array(["a", "b", None], object)},
-    "paths that are numbers": {"path": np.arange(3)},
-    "fewer paths than vectors": {"path": np.array(["a"])},
-    "one vector": {"vector": ROWS[0]},
-    "a cube": {"vector": ROWS[None]},
-    "whole numbers": {"vector": ROWS.astype(int)},
-    "a number that is none": {"vector": ROWS * np.nan},
-    "no features": {"vector": ROWS[:, :0]},
-}
 
 
 def test_flipped_bytes_are_refused_or_change_no_more_than_numbers(run, images, tmp_path, capsys):
@@ -340,7 +320,7 @@ def index(table, output):
 @pytest.mark.needs("faiss")
 def test_a_small_index_gives_what_comparing_all_gives(run, images, tmp_path, capsys):
     path = tmp_path / "x.faiss"
-    for table in ("parts", "embeddings.parquet", "table.npz"):
+    for table in ("parts", "embeddings.parquet"):
         assert index(run / table, path) == 0
         assert "30 images, Flat" in capsys.readouterr().out
         asked = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--in", run / table]

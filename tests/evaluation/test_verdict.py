@@ -9,23 +9,23 @@ import torch
 
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.evaluate import evaluate_tables, lines
-from nearkin.evaluation.measures import Measure, Outcome, knn, knn_refits, predict, view_retrieval
-from nearkin.evaluation.verdict import Difference, StartComparison, compare_with_start
-from nearkin.measures.intervals import paired_difference
-from nearkin.measures.neighbors import predict_without
+from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
+from nearkin.evaluation.metrics import knn, knn_refits, predict, view_retrieval
+from nearkin.evaluation.verdict import StartComparison, differences, kept
+from nearkin.metrics.metric import Difference, difference, share
+from nearkin.metrics.neighbors import predict_without
 
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def difference(measure="kNN top-1", value=0.0, low=-0.02, high=0.02):
-    return Difference(measure, 0.5 + value, 0.5, value, low, high, 1000)
+def differing(metric="kNN top-1", value=0.0, low=-0.02, high=0.02):
+    return Difference(metric, 0.5 + value, 0.5, low, high, 0.9, 1.1, 1000, 1000.0)
 
 
-def verdict(*differences, collapsed=False):
-    return StartComparison(differences, collapsed)
+def verdict(*found, collapsed=False):
+    return StartComparison(found, collapsed)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def verdict(*differences, collapsed=False):
     ],
 )
 def test_knn_decides_whatever_the_probe_says(value, low, high, expected):
-    probe = difference("linear probe", -value, -high, -low)
-    comparison = verdict(probe, difference(value=value, low=low, high=high))
+    probe = differing("linear probe", -value, -high, -low)
+    comparison = verdict(probe, differing(value=value, low=low, high=high))
     assert comparison.verdict == expected
     assert comparison.to_dict()["decided_by"] == "kNN top-1"
     assert f"({value:+.3f} [{low:+.3f}, {high:+.3f}])" in comparison.text
@@ -56,7 +56,7 @@ def test_without_labels_nothing_but_harm_is_known():
         (-0.3, -0.4, -0.2, False, "worse"),
         (0.3, 0.2, 0.4, True, "worse"),
     ):
-        comparison = verdict(difference("view retrieval", value, low, high), collapsed=collapsed)
+        comparison = verdict(differing("view retrieval", value, low, high), collapsed=collapsed)
         assert comparison.verdict == expected
         unknown = "cannot be known without labeled test images" in comparison.text
         assert unknown == (expected == "unknown")
@@ -70,26 +70,26 @@ def test_without_labels_nothing_but_harm_is_known():
 
 
 def test_with_labels_a_collapse_is_said_and_decides_nothing():
-    comparison = verdict(difference(value=0.1, low=0.05, high=0.15), collapsed=True)
+    comparison = verdict(differing(value=0.1, low=0.05, high=0.15), collapsed=True)
     assert comparison.verdict == "helped"
     assert "collapsed" in comparison.text
-    assert StartComparison.from_dict(comparison.to_dict()) == comparison
 
 
 def test_too_few_images_for_a_verdict_are_said_and_the_start_named_where_it_is_better():
-    wide = verdict(difference(value=0.02, low=-0.1, high=0.14)).text
+    wide = verdict(differing(value=0.02, low=-0.1, high=0.14)).text
     assert "1,000 test images cannot tell whether it is -0.100 or +0.140" in wide
-    assert "cannot tell" not in verdict(difference(low=-0.008, high=0.009)).text
-    worse = verdict(difference(value=-0.1, low=-0.2, high=-0.05))
+    assert "cannot tell" not in verdict(differing(low=-0.008, high=0.009)).text
+    worse = verdict(differing(value=-0.1, low=-0.2, high=-0.05))
     start = Path("runs/x/start.safetensors")
     assert worse.line(start) == (
         "verdict  made it worse: kNN top-1 0.400 against 0.500 of the start "
         "(-0.100 [-0.200, -0.050]); use the start: runs/x/start.safetensors"
     )
-    assert "use the start" not in verdict(difference()).line(start)
-    summary = {"sizes": {}, "left_out": {}, "measures": {"encoder": {}}}
-    summary |= {"comparison": worse.to_dict()}
-    assert lines(summary, start)[-1] == worse.line(start)
+    assert "use the start" not in verdict(differing()).line(start)
+    evaluation = Evaluation({}, {"encoder": []}, {}, {"start": worse.differences}, start=start)
+    plain = evaluation.to_dict()
+    assert plain["comparison"]["verdict"] == "worse"
+    assert Evaluation.stored(plain, start).lines()[-1] == worse.line(start)
 
 
 def features(vectors, labels=None, view=None, groups=None):
@@ -124,15 +124,15 @@ def tables(new, old, labeled=True, view=0.1):
     [(1.0, 3.0, "helped"), (3.0, 1.0, "worse"), (2.0, 2.0, "no difference")],
 )
 def test_the_better_features_are_named(new, old, expected):
-    evaluation = evaluate_tables(tables(new, old), seed=0, k=20)
+    evaluation = evaluate_tables(tables(new, old), seed=0)
     comparison = evaluation.comparison
     assert comparison.verdict == expected
     decisive = comparison.decisive
-    (new, *_), (old, *_) = (evaluation.measures[table] for table in ("encoder", "start"))
+    (new, *_), (old, *_) = (evaluation.metrics[table] for table in ("encoder", "start"))
     assert new.name == old.name == "kNN top-1"
-    assert (decisive.encoder, decisive.start) == (new.value, old.value)
-    assert decisive.difference == pytest.approx(new.value - old.value)
-    compared = {d.measure for d in comparison.differences}
+    assert (decisive.first, decisive.second) == (new.value, old.value)
+    assert decisive.value == pytest.approx(new.value - old.value)
+    compared = {d.name for d in comparison.differences}
     assert compared == {"kNN top-1", "linear probe", "view retrieval"}
 
 
@@ -143,13 +143,32 @@ def test_without_a_start_or_the_same_images_there_is_no_verdict():
     )
     assert evaluation.comparison is None
     assert "comparison" not in evaluation.to_dict()
-    both = tables(1.0, 2.0)
-    measures = {
-        name: [Measure("kNN top-1", 0.5, 0.4, 0.6, "", Outcome(np.arange(n), np.ones(n, bool)))]
-        for name, n in (("encoder", 300), ("start", 299))
-    }
+    right = {n: share("kNN top-1", np.ones(n, bool), {}) for n in (300, 299)}
     with pytest.raises(DataError, match="different images"):
-        compare_with_start(both, measures, k=20)
+        difference(right[300], right[299])
+
+
+def test_baselines_and_teachers_are_compared_image_by_image_too():
+    better, worse = tables(1.0, 3.0).values()
+    evaluation = evaluate_tables({"encoder": better, "pixels": worse, "teacher": better}, seed=0)
+    pixels, teacher = (evaluation.differences[name] for name in ("pixels", "teacher"))
+    assert [each.name for each in pixels] == ["kNN top-1", "linear probe", "view retrieval"]
+    assert pixels[0].clear == 1
+    assert teacher[0].clear == 0
+    assert teacher[0].ratio == 1
+    assert teacher[0].ratio_low < 1 < teacher[0].ratio_high
+    assert evaluation.kept[0].startswith("keeps 1.000 [")
+    assert len(evaluation.kept) == 2
+    assert kept(replace(teacher[0], ratio_low=None)) == ""
+
+
+def test_equal_classifiers_are_called_different_as_rarely_as_the_level_says():
+    """By comparing one's interval with the other's value it was 7.2 % on each side."""
+    rng, clear = np.random.default_rng(0), []
+    for _ in range(600):
+        first, second = (share("kNN top-1", rng.random(300) < 0.9, {}) for _ in range(2))
+        clear.append(difference(first, second).clear)
+    assert 0.005 < np.mean(np.array(clear) == 1) < 0.045
 
 
 def test_features_that_collapse_are_worse_without_any_label():
@@ -178,17 +197,17 @@ def test_a_view_retrieves_its_own_image_or_one_of_its_group():
 def test_votes_without_a_fold_are_those_of_the_rest_of_the_bank_whole_groups_of_which_are_left_out():
     bank, queries = map(torch.from_numpy, (normal(60, 5), normal(40, 5, seed=1)))
     labels, fold = np.arange(60) % 3, np.random.default_rng(0).integers(4, size=60)
-    predicted = predict_without(bank, labels, queries, fold, k=30, temperature=0.1)
+    predicted = predict_without(bank, labels, queries, fold, k=20, temperature=0.07)
     for left_out, row in enumerate(predicted):
         rest = fold != left_out
         of_rest = bank[torch.from_numpy(rest)], labels[rest], queries
-        assert (predict(*of_rest, k=30, temperature=0.1) == row.numpy()).all()
+        assert (predict(*of_rest) == row.numpy()).all()
     x, y = clouds(1.5, 4)
     groups = np.arange(300) // 100
     train, test = features(x, y, groups=groups), features(*clouds(1.5, 5))
-    refits = knn_refits(train, test, k=20)
+    refits = knn_refits(train, test)
     rest = [train.subset(np.flatnonzero(groups != left_out)) for left_out in range(3)]
-    assert {*refits.mean(axis=1).tolist()} == {knn(bank, test, k=20).value for bank in rest}
+    assert {*refits.mean(axis=1).tolist()} == {knn(bank, test)[0].value for bank in rest}
 
 
 def test_the_interval_holds_the_truth_about_other_banks_too():
@@ -196,24 +215,23 @@ def test_the_interval_holds_the_truth_about_other_banks_too():
     repeats, covered, variances = 80, np.zeros(2), []
     pool = {noise: clouds(noise, 9, n=4_000) for noise in (2.0, 3.0)}
 
-    def differences(seed):
+    def drawn(seed):
         rng = np.random.default_rng(seed)
         bank, rows = rng.choice(2_000, 20, replace=False), rng.integers(2_000, 4_000, size=400)
         both = {
             name: tuple(features(x[chosen], y[chosen]) for chosen in (bank, rows))
             for name, (x, y) in zip(("encoder", "start"), pool.values(), strict=True)
         }
-        measures = {name: [knn(*pair, k=20)] for name, pair in both.items()}
-        (one,) = compare_with_start(both, measures, k=20).differences
-        outcomes = [measures[name][0].outcome.correct for name in both]
-        return one, paired_difference(*outcomes)
+        metrics = {name: knn(*pair)[:1] for name, pair in both.items()}
+        (one,) = differences(both, metrics)["start"]
+        return one, difference(*(metrics[name][0] for name in both))
 
-    results = [differences(seed) for seed in range(repeats)]
-    truth = np.mean([one.difference for one, _ in results])
-    for one, (value, low, high) in results:
-        covered += [one.low <= truth <= one.high, low <= truth <= high]
-        variances.append(((value - one.low) / 1.96) ** 2)
+    results = [drawn(seed) for seed in range(repeats)]
+    truth = np.mean([one.value for one, _ in results])
+    for one, alone in results:
+        covered += [each.low <= truth <= each.high for each in (one, alone)]
+        variances.append(((one.value - one.low) / 1.96) ** 2)
     assert covered[0] / repeats > 0.88
     assert covered[1] / repeats < 0.85
-    spread = np.std([one.difference for one, _ in results])
+    spread = np.std([one.value for one, _ in results])
     assert 0.8 * spread < np.mean(variances) ** 0.5 < 1.4 * spread  # nor is it far too long

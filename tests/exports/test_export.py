@@ -67,7 +67,7 @@ def made(folder: Path, data: Path, name: str) -> Path:
     run.write_settings(
         TrainConfig(backbone="tiny", init_from="/secret/place/start.pth"), str(data)
     )
-    run.write_summary({"measures": {}, "left_out": {}})
+    run.write_summary({"metrics": {}, "left_out": {}})
     return folder
 
 

@@ -8,14 +8,18 @@ from builders import write_network
 
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load
-from nearkin.evaluation.measures import Measure
 from nearkin.exports.model_card import ModelCard
+from nearkin.metrics.metric import Metric
 from nearkin.run.folder import RunFolder
 
 HOW = "k=20, 60 test images"
 MEASURES = {
-    "encoder": {"kNN top-1": Measure("kNN top-1", 0.91, 0.88, 0.93, HOW).to_dict()},
-    "pixels": {"kNN top-1": Measure("kNN top-1", 0.42, 0.38, 0.46, HOW).to_dict()},
+    "encoder": {
+        "kNN top-1": Metric("kNN top-1", 0.91, 0.88, 0.93, 100, None, {"method": HOW}).to_dict()
+    },
+    "pixels": {
+        "kNN top-1": Metric("kNN top-1", 0.42, 0.38, 0.46, 100, None, {"method": HOW}).to_dict()
+    },
 }
 
 
@@ -26,7 +30,7 @@ def folder(tmp_path):
     write_network(folder.encoder, method="simclr", epochs=3)
     settings = TrainConfig(backbone="tiny", init_from="/secret/place/start.pth")
     folder.write_settings(settings, "/secret/birds")
-    folder.write_summary({"measures": MEASURES, "left_out": {}})
+    folder.write_summary({"metrics": MEASURES, "left_out": {}})
     folder.data.write_text(json.dumps({"train": 2, "test": 1, "fingerprint": "0123-4567"}))
     return folder
 
@@ -47,7 +51,7 @@ def test_the_card_of_a_run_says_what_is_known(folder, tmp_path):
     card = card_of(folder.path, out, folder, "equal, bit by bit", **licenses)
     assert card.startswith('---\nlicense: "cc-by-4.0"\n')
     assert "to 128 features, by `tiny`. Exported as torch-export by nearkin." in card
-    assert "| measure | encoder | raw pixels |" in card
+    assert "| metric | encoder | raw pixels |" in card
     assert "| kNN top-1 | 0.910 [0.880, 0.930] | 0.420 [0.380, 0.460] |" in card
     assert f"- kNN top-1: {HOW}" in card
     assert "- images: birds, 2 to learn from, 1 held out" in card

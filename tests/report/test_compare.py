@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,26 +13,26 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import write_embeddings
-from nearkin.measures.intervals import paired_difference
+from nearkin.metrics.metric import Metric, difference, share
 from nearkin.run.folder import RunFolder
 
 
-def measure(name, value, low=None, high=None, how="kNN, k 20"):
-    return {"name": name, "value": value, "low": low, "high": high, "protocol": how}
+def metric(name, value, low=None, high=None, how="kNN, k 20"):
+    return Metric(name, value, low, high, 100, None, {"method": how}).to_dict()
 
 
 def training(path, knn=0.9, half=0.02, *, how="kNN, k 20", fingerprint="aa-bb", **settings):
     folder = RunFolder(path)
     folder.path.mkdir()
     folder.write_settings(TrainConfig(**settings), "/data/flowers")
-    top = measure("kNN top-1", knn, knn - half, knn + half, how)
-    floor = measure("kNN top-1", 0.3, 0.25, 0.35)
+    top = metric("kNN top-1", knn, knn - half, knn + half, how)
+    untrained = metric("kNN top-1", 0.3, 0.25, 0.35)
     folder.write_summary(
         {
             "torch": "2.12", "threads": 1, "sizes": {}, "left_out": {},
-            "measures": {
-                "encoder": {"kNN top-1": top, "mean cosine": measure("mean cosine", knn)},
-                "untrained": {"kNN top-1": floor},
+            "metrics": {
+                "encoder": {"kNN top-1": top, "mean cosine": metric("mean cosine", knn)},
+                "untrained": {"kNN top-1": untrained},
             },
         }
     )  # fmt: skip
@@ -45,14 +46,14 @@ def discovery(path, value, novel=3):
     folder.path.mkdir()
     folder.classifier.touch()
     folder.write_settings(DiscoverConfig(known=["a", "b"]), "/data/flowers")
-    ours = measure("accuracy", value, value - 0.01, value + 0.01, "matched")
+    ours = metric("accuracy", value, value - 0.01, value + 0.01, "matched")
     folder.write_summary({"novel": novel, "scores": {"nearkin": [ours], "k-means": [ours]}})
     folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))
     return path
 
 
 def of(result, name):
-    return next(each for each in result.to_dict()["measures"] if each["name"] == name)
+    return next(each for each in result.to_dict()["metrics"] if each["name"] == name)
 
 
 def test_only_settings_that_differ_are_shown_and_seeds_always(tmp_path):
@@ -75,22 +76,21 @@ def test_settings_are_shown_short_and_kept_whole(tmp_path):
     assert cells["method"] == ["own.py:Mine", "moco"]
 
 
-def test_the_best_is_marked_where_the_next_lies_outside_its_interval(tmp_path):
-    cases = [((0.9, 0.8, 0.85), 0), ((0.85, 0.9), 1), ((0.9, 0.89), None), ((0.9, 0.9), None)]
-    for values, best in cases:
+def test_intervals_alone_mark_no_best(tmp_path):
+    """Two intervals that exclude each other's value are no test of a difference."""
+    for values in ((0.9, 0.8, 0.85), (0.9, 0.89)):
         runs = [training(tmp_path / f"{values} {n}", x) for n, x in enumerate(values)]
         comparison = compare(runs)
-        assert of(comparison, "kNN top-1")["best"] == best, values
-        assert of(comparison, "mean cosine")["best"] is None  # it has no interval
-        marked = [line for line in comparison.lines() if "*" in line]
-        assert len(marked) == (best is not None), values
+        assert of(comparison, "kNN top-1")["best"] is None, values
+        assert not [line for line in comparison.lines() if "*" in line], values
 
 
-def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path):
+def test_numbers_that_were_found_in_other_ways_have_a_note(tmp_path):
     runs = [training(tmp_path / "a", 0.9), training(tmp_path / "b", 0.5, how="kNN, k 5")]
     comparison = compare(runs)
     assert of(comparison, "kNN top-1")["best"] is None
-    assert comparison.notes == ("Different protocols, so no best is marked: kNN top-1.",)
+    note = "Measured by different protocols, so these do not compare: kNN top-1."
+    assert comparison.notes == (note,)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,6 @@ def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path)
 def test_runs_on_other_images_or_other_parts_are_compared_with_a_note(tmp_path, fingerprint, note):
     runs = [training(tmp_path / "a"), training(tmp_path / "b", 0.1, fingerprint=fingerprint)]
     comparison = compare(runs, output=tmp_path / "compare.html")
-    assert of(comparison, "kNN top-1")["best"] == (0 if fingerprint == "aa-cc" else None)
     assert note in " ".join(comparison.notes)
     assert note in " ".join(comparison.lines())
     assert note in (tmp_path / "compare.html").read_text()
@@ -107,8 +106,8 @@ def test_runs_on_other_images_or_other_parts_are_compared_with_a_note(tmp_path, 
 
 def test_discoveries_are_compared_with_their_baselines(tmp_path):
     comparison = compare([discovery(tmp_path / "a", 0.7, 3), discovery(tmp_path / "b", 0.9, 4)])
-    assert of(comparison, "accuracy")["best"] == 1
-    assert of(comparison, "k-means: accuracy")["best"] == 1
+    assert [each["value"] for each in of(comparison, "accuracy")["values"]] == [0.7, 0.9]
+    assert of(comparison, "k-means: accuracy")["best"] is None
     assert comparison.settings["novel"] == ("3", "4")
 
 
@@ -162,7 +161,7 @@ def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path)
     page = (tmp_path / "c.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;" in page
-    assert "<strong>0.900 [0.890, 0.910]</strong> (best)" in page
+    assert "0.900 [0.890, 0.910]" in page
     # Five runs are more than the kinds of line: two charts of each curve.
     titles = re.findall(r"<h3>([^<]*)</h3>", page)
     assert (titles.count("Training loss"), titles.count("kNN accuracy")) == (2, 2)
@@ -174,7 +173,7 @@ def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path)
 def test_from_the_command_line(tmp_path, capsys):
     runs = [training(tmp_path / "a", 0.9), training(tmp_path / "b", 0.5)]
     assert call("compare", *runs) == 0
-    assert "*0.900" in capsys.readouterr().out
+    assert "0.900" in capsys.readouterr().out
     assert call("compare", *runs, "--json", "-o", tmp_path / "c.html") == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["name"] == "a"
     assert (tmp_path / "c.html").exists()
@@ -202,12 +201,16 @@ def test_runs_on_the_same_test_images_are_compared_image_by_image(tmp_path):
     one = of(compare(runs), "kNN top-1")
     right = {wrong: np.arange(400) >= wrong for wrong in (60, 40, 44)}
     for run, wrong in enumerate((60, 44)):
-        expected = paired_difference(right[wrong], right[40])
-        assert one["paired"][2 * run] == pytest.approx(expected, abs=1e-9)
-    assert one["paired"][1] == [0, 0, 0]
+        both = (share("kNN top-1", right[n], {}) for n in (wrong, 40))
+        expected = asdict(difference(*both))
+        found = one["from_first"][2 * run]
+        assert {n: found[n] for n in ("low", "high")} == pytest.approx(
+            {n: expected[n] for n in ("low", "high")}, abs=1e-9
+        )
+    assert one["from_first"][1] is None
     assert one["best"] == 1  # .90 [.88, .92] and .89 overlap, but four images decide
     cells = compare(runs).lines()[2].split("  ")
-    assert cells[0] == "kNN top-1, from the best"
+    assert cells[0] == "kNN top-1, from the highest"
     assert "-0.010 [" in compare(runs).lines()[2]
 
 
@@ -217,6 +220,6 @@ def test_without_the_same_test_images_there_is_no_difference_from_the_best(tmp_p
         "names": {"names": "other"}, "split": {"fingerprint": "aa-cc"}, "how": {"how": "k 5"},
     }.items():  # fmt: skip
         other = with_embeddings(tmp_path / name, 40, **settings)
-        assert "paired" not in of(compare([same, other]), "kNN top-1")
+        assert "from_first" not in of(compare([same, other]), "kNN top-1")
     absent = training(tmp_path / "absent", 0.5)
-    assert "paired" not in of(compare([same, absent]), "kNN top-1")
+    assert "from_first" not in of(compare([same, absent]), "kNN top-1")

@@ -88,16 +88,7 @@ def run_of(tmp_path, rows, summary=None):
     return folder
 
 
-FLOORS = {
-    "measures": {
-        "encoder": {"kNN top-1": {"value": 0.9}},
-        "untrained": {"kNN top-1": {"value": 0.4}},
-        "pixels": {"effective rank": {"value": 3.0}},
-    }
-}
-
-
-def test_curves_are_columns_with_values_beside_floors_and_keep_their_ends(tmp_path):
+def test_curves_are_columns_with_values_and_keep_their_ends(tmp_path):
     rows = [
         {"step": 1, "epoch": 0.5, "loss": 3.0},
         {"step": 2, "epoch": 1, "loss": 2.0, "knn": 0.7},
@@ -107,10 +98,9 @@ def test_curves_are_columns_with_values_beside_floors_and_keep_their_ends(tmp_pa
         "loss": {"Training loss": [(0.5, 3.0), (1.0, 2.0)]},
         "knn": {"kNN accuracy": [(1.0, 0.7)]},
     }
-    rows = [{"epoch": epoch, "knn": epoch / 10} for epoch in (2, 4, 6)]
-    series = training_curves(run_of(tmp_path, rows, FLOORS))["knn"].series
-    assert list(series) == ["kNN accuracy", "untrained encoder"]
-    assert series["untrained encoder"] == [(2.0, 0.4), (6.0, 0.4)]
+    # Baselines are of all images and all neighbors' images, the curve of some: no lines beside it.
+    summary = {"metrics": {"untrained": {"kNN top-1": {"value": 0.4}}}}
+    assert list(training_curves(run_of(tmp_path, rows, summary))["knn"].series) == ["kNN accuracy"]
     rows = [{"epoch": step / 100, "loss": step} for step in range(1, 5001)]
     points = training_curves(run_of(tmp_path, rows))["loss"].series["Training loss"]
     assert len(points) == MAX_POINTS

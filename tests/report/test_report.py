@@ -1,6 +1,7 @@
 """The page of a run, from its files: a training and a discovery, on real digits."""
 
 import base64
+import html
 import io
 import json
 import re
@@ -20,8 +21,9 @@ from nearkin.commands.train import train
 from nearkin.commands.vectors import images_of
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.measures import knn_classes
+from nearkin.evaluation.metrics import knn_classes
 from nearkin.evaluation.table import read_embeddings
+from nearkin.metrics.metric import Metric
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
 from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
@@ -73,10 +75,10 @@ def test_a_training_without_a_page_gets_it_later(tmp_path):
 
 def test_the_page_says_what_was_measured_and_what_repeats_it(trained, digits_file):
     page = trained.report.read_text()
-    encoder = trained.read_summary()["measures"]["encoder"]
+    encoder = trained.read_summary()["metrics"]["encoder"]
     assert f"{encoder['kNN top-1']['value']:.3f} [" in page
     for entry in encoder.values():
-        assert entry["protocol"] in page
+        assert html.escape(Metric(**entry).sentence, quote=False) in page
     (command,) = re.findall(r"<code>(nearkin train [^<]*)</code>", page)
     assert str(digits_file) in command
     assert "--epochs 2" in command
@@ -108,7 +110,7 @@ def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
     answers = knn_classes(embeddings)
     answered = answers != ""
     right = float((answers[answered] == embeddings.class_names[answered]).mean())
-    measured = trained.read_summary()["measures"]["encoder"]["kNN top-1"]["value"]
+    measured = trained.read_summary()["metrics"]["encoder"]["kNN top-1"]["value"]
     assert right == pytest.approx(measured, abs=1e-12)
 
 

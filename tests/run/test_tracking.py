@@ -63,11 +63,11 @@ def written(folder):
     """The columns of metrics.csv, and measures of summary.json."""
     rows = read_numbers(folder / "metrics.csv")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    measures = json.loads((folder / "summary.json").read_text())["measures"]
+    measures = json.loads((folder / "summary.json").read_text())["metrics"]
     return {
         name: {int(row["step"]): row[name] for row in rows if name in row}
         for name in ("loss", "lr", "effective_rank")
-    }, measures["encoder"]["RankMe"]["value"]
+    }, measures["encoder"]["uniformity"]["value"]
 
 
 def near(values, others):
@@ -85,7 +85,7 @@ def test_tensorboard_has_each_step_once_though_the_run_was_stopped(tmp_path):
     for name, column in columns.items():
         near({each.step: each.value for each in events.Scalars(name)}, column)
         assert len(events.Scalars(name)) == len(column)
-    assert events.Scalars("encoder/RankMe")[0].value == pytest.approx(rank)
+    assert events.Scalars("encoder/uniformity")[0].value == pytest.approx(rank)
     text = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| options.temperature | 0.3 |" in text
 
@@ -144,7 +144,7 @@ def test_wandb_continues_the_same_run_without_a_network(tmp_path):
     for name, column in columns.items():
         near({step: row[name] for step, row in history.items() if name in row}, column)
     assert config["options.temperature"] == 0.3
-    assert summary["encoder/RankMe"] == pytest.approx(rank)
+    assert summary["encoder/uniformity"] == pytest.approx(rank)
 
 
 def test_trackio_continues_the_same_run_and_prints_nothing(tmp_path):
@@ -177,7 +177,9 @@ def test_trackio_continues_the_same_run_and_prints_nothing(tmp_path):
     assert config["options.temperature"] == 0.3
     for name, column in columns.items():
         near({row["step"]: row[name] for row in history if name in row}, column)
-    assert [row for row in history if "encoder/RankMe" in row][-1]["encoder/RankMe"] == rank
+    assert [row for row in history if "encoder/uniformity" in row][-1][
+        "encoder/uniformity"
+    ] == rank
 
 
 def test_a_tracker_that_is_unknown_or_not_installed_is_refused(tmp_path, refusal, monkeypatch):

@@ -37,7 +37,7 @@ STORED = {"train": TrainConfig, "discover": DiscoverConfig, "classify": Classify
           "embed": EmbedConfig}  # fmt: skip
 NEEDED = {"discover": {"known": "a,b", "from_run": "good"}, "classify": {"from_run": "good"},
           "embed": {"encoder": "good"}}  # fmt: skip
-RANK = "rank HERE good --by rankme"
+RANK = "rank HERE good --by effective-rank"
 USING = [
     "embed HERE images -o x.npz --overwrite",
     "embed HERE/encoder.safetensors images -o x.npz --overwrite",

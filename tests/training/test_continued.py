@@ -33,7 +33,7 @@ from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
-from nearkin.training.session import floors
+from nearkin.training.session import encoders_beside
 from nearkin.training.start import check_memory, fitting_size, write_start
 
 every_kind = pytest.mark.parametrize("kind", ["resnet", "vit"])
@@ -293,23 +293,24 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     assert (scratch.layer_decay, scratch.freeze_epochs) == (1.0, 0)
 
 
-def test_the_untrained_floor_takes_images_as_the_trained_encoder_does(tmp_path):
+def test_the_untrained_baseline_takes_images_as_the_trained_encoder_does(tmp_path):
     """With the start's weights it gives the start's features: crops, mean and deviation."""
     backbone = build_backbone("timm:test_vit2", 32)
     view = Preprocessing(32, "center", 40, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     start = Encoder(rescaled(backbone, view), view, {"backbone": backbone.name, "image_size": 32})
     folder = RunFolder(tmp_path)
-    config = TrainConfig(backbone=backbone.name, image_size=48, init_from="weights")
+    config = TrainConfig(backbone=backbone.name, image_size=48, init_from="weights", workers=0)
     write_start(folder, start)
     trained = resized(start, 48)
-    kept = floors(trained, folder, config, None)
-    floor = kept["untrained"]
+    images = open_images(np.zeros((4, 48, 48, 3), np.uint8))
+    kept = encoders_beside(trained, folder, config, images, torch.device("cpu"), None)
+    other = kept["untrained"]
     assert kept["start"].digest == start.digest
-    assert floor.preprocessing == trained.preprocessing == view.resized(48)
-    assert floor.digest != trained.digest
-    floor.backbone.body.load_state_dict(trained.backbone.body.state_dict())
+    assert other.preprocessing == trained.preprocessing == view.resized(48)
+    assert other.digest != trained.digest
+    other.backbone.body.load_state_dict(trained.backbone.body.state_dict())
     pixels = torch.randn(2, 3, 48, 48)
-    assert torch.equal(floor(pixels), trained(pixels))
+    assert torch.equal(other(pixels), trained(pixels))
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes_without_the_source(encoders, tmp_path):
@@ -409,4 +410,4 @@ def test_the_start_of_an_attempt_that_failed_is_not_that_of_the_next_one(tmp_pat
     run = fail_and_resume("continued", init_from=str(second))
     assert load(run.folder.start).digest == load(second).digest
     run = fail_and_resume("anew")
-    assert set(run.summary["measures"]) == {"encoder", "untrained", "pixels"}
+    assert set(run.summary["metrics"]) == {"encoder", "untrained", "pixels"}

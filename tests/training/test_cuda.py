@@ -13,8 +13,8 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import choose_device, to_device
-from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
+from nearkin.metrics.neighbors import nearest
 from nearkin.networks.batch_norm import GroupedBatchNorm
 from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint

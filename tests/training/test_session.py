@@ -36,7 +36,7 @@ def test_a_run_opens_and_splits_its_data_once(tmp_path, calls):
     config = TrainConfig(backbone="tiny", image_size=16, batch_size=8, epochs=1, report=False)
     run = train(pixels(32), config, out=tmp_path / "run")
     assert calls == {"open_images": 1, "duplicates": 1}
-    assert set(run.summary["measures"]) == {"encoder", "untrained", "pixels"}
+    assert set(run.summary["metrics"]) == {"encoder", "untrained", "pixels"}
 
 
 class Tied(nn.Module):

@@ -247,12 +247,12 @@ def distilled(tmp_path_factory):
 
 def test_the_table_has_the_teacher_and_its_share_and_the_settings_the_number_of_views(distilled):
     run, *_ = distilled
-    measures, kept = run.summary["measures"], run.summary["kept"]["shares"]
+    measures, kept = run.summary["metrics"], run.summary["differences"]["teacher"]
     assert list(measures) == ["encoder", "teacher", "untrained", "pixels"]
-    for share in kept:
-        own, its = (measures[of][share["measure"]]["value"] for of in ("encoder", "teacher"))
-        assert share["share"] == pytest.approx(own / its)
-        assert share["low"] <= share["share"] <= share["high"]
+    for each in kept:
+        own, its = (measures[of][each["name"]]["value"] for of in ("encoder", "teacher"))
+        assert (each["first"], each["second"]) == (own, its)
+        assert each["ratio_low"] <= own / its <= each["ratio_high"]
     assert kept
     assert "of its teacher's kNN top-1" in "\n".join(run.lines())
     assert "teacher" in run.lines()[0]

@@ -17,8 +17,8 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View
-from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
+from nearkin.metrics.neighbors import nearest
 
 ASKS_PROCESSORS = ("nnclr",)
 """Whose search for neighbors looks for equals, on a processor only."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -28,15 +28,15 @@ from nearkin.discovery.stages import feature_health
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.measures.probe import (
+from nearkin.method import Defaults, Method
+from nearkin.metrics.probe import (
     LEFT_OUT,
     LinearProbe,
     Validated,
+    folds_of,
     log_loss,
-    train_validated_probe,
-    validation_folds,
+    train_probe,
 )
-from nearkin.method import Defaults, Method
 from nearkin.networks.blocks import network_parts
 from nearkin.networks.branch import Backbone, Branch
 from nearkin.objectives import classify
@@ -130,12 +130,12 @@ class FineTuner:
         """Choose among the candidates on held-out training images, then train on all of them."""
         data, layers = self.data, self.config.train_layers
         labels = data.train_labels
-        folds = validation_folds(labels[data.train_rows], self._groups, self.config.seed, folds=1)
+        folds = folds_of(labels[data.train_rows], self._groups, self.config.seed, folds=1)
         held_out = data.train_rows[folds != LEFT_OUT]
         inside = data.train_rows[folds == LEFT_OUT]
         candidates = self.candidates(len(data.train_rows))
         chosen: Candidate | None = candidates[DEFAULT]
-        logits = np.zeros((0, data.num_classes))
+        logits = np.zeros((0, data.num_classes), np.float32)
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
         validated = Validated(1.0, held_out, logits, labels[held_out], choice_size=len(held_out))
@@ -194,7 +194,7 @@ class FineTuner:
         candidates: Sequence[Candidate],
         inside: Int64[np.ndarray, " inside"],
         held_out: Int64[np.ndarray, " held_out"],
-    ) -> tuple[Candidate | None, Float[np.ndarray, "held_out classes"]]:
+    ) -> tuple[Candidate | None, Float32[np.ndarray, "held_out classes"]]:
         """Return the candidate that is best on held-out images, and its logits of them.
 
         None is the linear probe, which only what was given in full is not compared with.
@@ -222,33 +222,32 @@ class FineTuner:
         candidates: Sequence[Candidate],
         inside: Int64[np.ndarray, " inside"],
         held_out: Int64[np.ndarray, " held_out"],
-    ) -> Iterator[tuple[Candidate | None, Float[np.ndarray, "held_out classes"]]]:
+    ) -> Iterator[tuple[Candidate | None, Float32[np.ndarray, "held_out classes"]]]:
         weight, bias = self._probe(inside).layer()
         logits = self.features[torch.from_numpy(held_out)] @ weight.T + bias
-        yield None, logits.double().numpy()
+        yield None, logits.float().numpy()
         for candidate in candidates:
             method = self._fitted(f"choice-{candidate}", inside, candidate)
             yield candidate, self._logits(method, held_out)
 
     def _probe(self, rows: Int64[np.ndarray, " rows"]) -> LinearProbe:
-        probe, _ = train_validated_probe(
+        return train_probe(
             self.features[torch.from_numpy(rows)],
             self.data.images.labels[rows],
             seed=self.config.seed,
             groups=self.data.images.groups[rows],
         )
-        return probe
 
     def _logits(
         self, method: FineTuning, rows: Int64[np.ndarray, " rows"]
-    ) -> Float[np.ndarray, "rows classes"]:
+    ) -> Float32[np.ndarray, "rows classes"]:
         encoder = Encoder(method.backbone, self.encoder.preprocessing, {})
         embedded = encode_images(
             encoder, self.data.images.subset(rows), device=self.device, workers=self.workers
         )
         with torch.inference_mode():
             logits: Tensor = method.head.cpu()(embedded.tensor)
-        return logits.double().numpy()
+        return logits.float().numpy()
 
     def _fitted(
         self, name: str, rows: Int64[np.ndarray, " rows"], candidate: Candidate

@@ -13,8 +13,8 @@ from nearkin.classification.data import LabeledData
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.encoders.encoder import Encoder
 from nearkin.evaluation.embeddings import encode, images_at_once
-from nearkin.measures.attentive import train_attentive_probe
-from nearkin.measures.probe import LinearProbe, Validated, train_validated_probe
+from nearkin.metrics.attentive import train_attentive_probe
+from nearkin.metrics.probe import LinearProbe, Validated, held_out_logits, train_probe
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.pace import ProgressCallback, tracked
 
@@ -67,17 +67,17 @@ def train_linear(
 ) -> Trained:
     """Train a linear probe on the features of the training images."""
     groups = data.images.groups
-    probe, validated = train_validated_probe(
-        features, data.train_labels, seed=seed, groups=groups, predict_all=True
-    )
+    labels = data.train_labels
+    probe = train_probe(features, labels, seed=seed, groups=groups)
+    validated = held_out_logits(features, labels, probe.choice, seed=seed, groups=groups)
     return Trained(
         encoder,
         None,
         head_of(probe),
         validated,
-        {"C": probe.strength},
+        {"C": probe.choice.strength},
         f"Logistic regression on standardized features of the frozen encoder. "
-        f"{choice(validated, 'C', probe.strength)}",
+        f"{choice(validated, 'C', probe.choice.strength)}",
     )
 
 

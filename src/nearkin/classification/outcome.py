@@ -1,4 +1,4 @@
-"""What a classification learned: predictions, measures beside floors, and labels to check."""
+"""What a classification learned: predictions, metrics beside baselines, and labels to check."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -30,16 +30,15 @@ from nearkin.discovery.classifier import (
     fit_temperature,
 )
 from nearkin.discovery.features import CachedFeatures, ViewSettings
-from nearkin.encoders.encoder import Encoder, untrained_like
-from nearkin.evaluation.embeddings import encode_images
-from nearkin.evaluation.evaluate import PIXEL_BANK, TITLES, pixel_features
-from nearkin.evaluation.measures import Measure, accuracy, num_neighbors, predict
-from nearkin.measures.intervals import bootstrap, wilson
-from nearkin.measures.probe import train_validated_probe
+from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
+from nearkin.evaluation.metrics import predict
+from nearkin.metrics.intervals import balanced_interval, positive_interval
+from nearkin.metrics.metric import Difference, Metric, difference, share, with_interval
+from nearkin.metrics.probe import train_probe
 from nearkin.pace import ProgressCallback
 from nearkin.run.folder import RunFolder
 
-OURS: Final = "classifier"  # The result among the floors
+OURS: Final = "classifier"  # The result among the baselines
 MAJORITY: Final = "majority class"
 NEIGHBORS: Final = "kNN, frozen features"
 LINEAR: Final = "linear probe, frozen features"
@@ -57,20 +56,8 @@ class ClassFigures(NamedTuple):
     test: int  # Test images
     correct: int  # Of these, predicted as the class
     predicted: int  # Test images that are predicted as the class
-
-    @property
-    def recall(self) -> tuple[float, float, float] | None:
-        """Share of its test images that are right, with Wilson's interval; None without any."""
-        if not self.test:
-            return None
-        return self.correct / self.test, *wilson(self.correct, self.test)
-
-    @property
-    def precision(self) -> tuple[float, float, float] | None:
-        """Share of the test images predicted as the class that are of it; None without any."""
-        if not self.predicted:
-            return None
-        return self.correct / self.predicted, *wilson(self.correct, self.predicted)
+    recall: Metric | None  # Share of its test images that are right; None without any
+    precision: Metric | None  # Share of those predicted as the class that are of it
 
 
 class Doubt(NamedTuple):
@@ -95,7 +82,7 @@ class Outcome:
     features: Float[Tensor, "images dim"]  # Of all images, by the encoder in the run folder
     predictions: Predictions  # Of all images; only those learned from have a label here
     assignments: Assignments  # Of all images that were not learned from
-    measures: Mapping[str, list[Measure]]  # Of the classifier, `OURS`, and of each floor
+    metrics: Mapping[str, list[Metric]]  # Of the classifier, `OURS`, and of each baseline
 
     @property
     def test_rows(self) -> Int64[np.ndarray, " test"]:
@@ -105,19 +92,24 @@ class Outcome:
     @cached_property
     def figures(self) -> list[ClassFigures]:
         """What is known of each class, those that only test images have included."""
-        images, num = self.dataset.images, len(self.dataset.images.classes)
-        truth, predicted = images.labels[self.test_rows], self.predictions.cluster[self.test_rows]
-        counts = [
-            np.bincount(labels, minlength=num)
-            for labels in (
-                images.labels[self.dataset.train_rows],
-                truth,
-                truth[truth == predicted],
-                predicted,
-            )
-        ]
+        images, train, test = self.dataset.images, self.dataset.train_rows, self.test_rows
+        truth, predicted = images.labels[test], self.predictions.cluster[test]
+        right, groups = truth == predicted, images.groups[test]
+
+        def of(name: str, rows: Bool[np.ndarray, " test"]) -> Metric | None:
+            protocol = {"method": name, "of": "test images"}
+            return share(name, right[rows], protocol, groups=groups[rows]) if rows.any() else None
+
         return [
-            ClassFigures(name, *(int(count[number]) for count in counts))
+            ClassFigures(
+                name,
+                int((images.labels[train] == number).sum()),
+                int((truth == number).sum()),
+                int((right & (truth == number)).sum()),
+                int((predicted == number).sum()),
+                of("recall", truth == number),
+                of("precision", predicted == number),
+            )
             for number, name in enumerate(images.classes)
         ]
 
@@ -142,6 +134,16 @@ class Outcome:
             )
             for row in wrong[np.argsort(-score[wrong], kind="stable")][:DOUBTS]
         ]
+
+    @cached_property
+    def differences(self) -> dict[str, Difference]:
+        """How the classifier differs from each baseline, on the same test images."""
+        accuracy = {
+            name: next((each for each in column if each.name == "accuracy"), None)
+            for name, column in self.metrics.items()
+        }
+        own = accuracy.pop(OURS, None)
+        return {name: difference(own, other) for name, other in accuracy.items() if own and other}
 
     def images_of(self, number: int) -> dict[str, np.ndarray]:
         """Return the rows of the assignments that are shown of a class, by why they are."""
@@ -177,16 +179,17 @@ class Outcome:
             "train_layers": self.config.train_layers,
             "chosen": dict(self.trained.chosen),
             "protocol": self.trained.protocol,
-            "classes": [each._asdict() for each in self.figures],
+            "classes": [dict(zip(each._fields[:5], each, strict=False)) for each in self.figures],
             "sizes": {
                 "train": len(self.dataset.train_rows),
                 "test": len(self.test_rows),
                 "unlabeled": self.dataset.num_unlabeled,
             },
-            "measures": {
-                table: {measure.name: measure.to_dict() for measure in column}
-                for table, column in self.measures.items()
+            "metrics": {
+                table: {metric.name: metric.to_dict() for metric in column}
+                for table, column in self.metrics.items()
             },
+            "differences": {name: asdict(each) for name, each in self.differences.items()},
             "calibration": None if calibration is None else asdict(calibration),
             "min_similarity": None if reference is None else reference.min_similarity,
             "labels_to_check": [doubt._asdict() for doubt in self.doubts],
@@ -258,54 +261,54 @@ def predictions_of(
     )
 
 
-# ---- measures ----
+# ---- metrics ----
 
 
 def measure(
-    classifier: Classifier,
-    predictions: Predictions,
-    trained: Trained,
-    data: LabeledData,
-    seed: int,
-) -> list[Measure]:
+    classifier: Classifier, predictions: Predictions, trained: Trained, data: LabeledData
+) -> list[Metric]:
     """Measure a classifier on the labeled images that were held out, and while it was chosen."""
-    measures = []
+    metrics = []
     truth = data.images.labels[data.test_rows]
     if len(truth):
-        probability = predictions.probability[data.test_rows]
-        what = f"{len(truth)} test images, whose labels decided nothing"
-        measures += scores(probability.argmax(axis=1), truth, what, seed)
-        measures += probability_scores(classifier, probability, truth, what, seed)
+        probability, groups = predictions.probability[data.test_rows], _test_groups(data)
+        metrics += scores(probability.argmax(axis=1), truth, groups)
+        metrics += probability_scores(classifier, probability, truth, groups)
     validated = trained.validated
     if len(validated.rows):
-        protocol = (
-            f"{len(validated.rows)} training images, each held out from the fits that predict it; "
-            "the choice was made on them, so it is somewhat too high"
-        )
-        measures.append(accuracy("held-out training accuracy", validated.correct, protocol))
-    return measures
+        protocol = {
+            "method": "each image held out from the fits that predict it; the choice was made on "
+            "them, so it is somewhat too high",
+            "of": "training images",
+        }
+        groups = data.images.groups[validated.rows]
+        name = "held-out training accuracy"
+        metrics.append(share(name, validated.correct, protocol, groups=groups))
+    return metrics
+
+
+def _test_groups(data: LabeledData) -> Int64[np.ndarray, " test"]:
+    return np.asarray(data.images.groups[data.test_rows])
 
 
 def scores(
-    predicted: Int64[np.ndarray, " n"], truth: Int64[np.ndarray, " n"], what: str, seed: int
-) -> list[Measure]:
+    predicted: Int64[np.ndarray, " n"],
+    truth: Int64[np.ndarray, " n"],
+    groups: Int64[np.ndarray, " n"],
+) -> list[Metric]:
     """Return accuracy and balanced accuracy, with intervals."""
-    correct = predicted == truth
-
-    def balanced(rows: Int64[np.ndarray, " n"]) -> float:
-        total = np.bincount(truth[rows])
-        right = np.bincount(truth[rows], weights=correct[rows])
-        return float((right[total > 0] / total[total > 0]).mean())
-
-    low, high = bootstrap(balanced, len(truth), seed=seed)
+    protocol = {"method": "labels decided nothing", "of": "test images"}
+    value, interval = balanced_interval(predicted == truth, truth, groups)
     return [
-        accuracy("accuracy", correct, what),
-        Measure(
+        share("accuracy", predicted == truth, protocol, groups=groups),
+        with_interval(
             "balanced accuracy",
-            balanced(np.arange(len(truth))),
-            low,
-            high,
-            f"mean recall of {len(np.unique(truth))} classes, {what}; bootstrap interval",
+            value,
+            interval,
+            {"method": "mean recall", "classes": len(np.unique(truth)), "of": "test images"},
+            kind="Wilson",
+            n=len(truth),
+            groups=groups,
         ),
     ]
 
@@ -314,38 +317,44 @@ def probability_scores(
     classifier: Classifier,
     probability: Float[np.ndarray, "n classes"],
     truth: Int64[np.ndarray, " n"],
-    what: str,
-    seed: int,
-) -> list[Measure]:
+    groups: Int64[np.ndarray, " n"],
+) -> list[Metric]:
     """Return log-loss and calibration error, with and without the temperature."""
     shares = np.bincount(truth) / len(truth)
     chance = float(-np.log(shares[truth]).mean())
     versions = {"calibrated": calibrated(classifier, probability)}
     if classifier.calibration is not None:
         versions["uncalibrated"] = probability
-    measures = []
+    metrics = []
     for name, each in versions.items():
         score, correct = each.max(axis=1), each.argmax(axis=1) == truth
         loss = -np.log(of_truth(each, truth).clip(min=EPSILON))
-        low, high = bootstrap(
-            lambda rows, loss=loss: float(loss[rows].mean()),  # type: ignore[misc]
-            len(truth),
-            seed=seed,
-            bounds=(0.0, float("inf")),
+        metrics.append(
+            with_interval(
+                f"log-loss, {name}",
+                float(loss.mean()),
+                positive_interval(loss, groups),
+                {"method": "mean -log p of the true class, in nats", "of": "test images"},
+                kind="Student's of the logarithm",
+                n=len(loss),
+                groups=groups,
+                chosen={"that of the shares of the classes alone": round(chance, 3)},
+            )
         )
-        protocol = (
-            f"mean -log p of the true class, in nats, {what}; the shares of the classes alone "
-            f"have {chance:.3f}"
+        perfect = float(np.mean([calibration_error(score, drawn) for drawn in _drawn(score)]))
+        metrics.append(
+            Metric(
+                f"calibration error, {name}",
+                calibration_error(score, correct),
+                None,
+                None,
+                len(score),
+                None,
+                {"method": "expected calibration error, ten equal bins", "of": "test images"},
+                {"that of a perfectly calibrated classifier with these scores": round(perfect, 3)},
+            )
         )
-        measures.append(Measure(f"log-loss, {name}", float(loss.mean()), low, high, protocol))
-        value = calibration_error(score, correct)
-        perfect = float(np.mean([calibration_error(score, d) for d in _drawn(score, seed)]))
-        protocol = (
-            f"expected calibration error, ten equal bins, {what}; a perfectly calibrated "
-            f"classifier with these scores has {perfect:.3f} on so many images"
-        )
-        measures.append(Measure(f"calibration error, {name}", value, None, None, protocol))
-    return measures
+    return metrics
 
 
 def of_truth(
@@ -357,52 +366,48 @@ def of_truth(
     return np.asarray(padded[np.arange(len(truth)), column])
 
 
-def _drawn(score: Float[np.ndarray, " n"], seed: int) -> list[Bool[np.ndarray, " n"]]:
+def _drawn(score: Float[np.ndarray, " n"]) -> list[Bool[np.ndarray, " n"]]:
     """Draw which images are right where each score is exactly the chance of that."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     return [generator.random(len(score)) < score for _ in range(100)]
 
 
 @dataclass(frozen=True, eq=False)
-class Floors:
-    """What the classifier has to beat, on the same images with the same labels."""
+class Baselines:
+    """What the classifier stands beside, on the same images with the same labels."""
 
     data: LabeledData
-    encoder: Encoder  # As it was given
-    features: Float[Tensor, "images dim"]  # Of all images, by that encoder
+    features: Float[Tensor, "images dim"]  # Of all images, by the encoder as it was given
     config: ClassifyConfig
-    device: torch.device
     workers: int
     on_progress: ProgressCallback
 
-    def measures(self) -> dict[str, list[Measure]]:
-        """Measure each floor; none if nothing is held out."""
+    def metrics(self) -> dict[str, list[Metric]]:
+        """Measure each baseline; none if nothing is held out."""
         truth = self.data.images.labels[self.data.test_rows]
         if not len(truth):
             return {}
-        what = f"{len(truth)} test images"
         return {
-            name: scores(predicted(), truth, what, self.config.seed)
-            for name, predicted in self._floors().items()
+            name: scores(predicted(), truth, _test_groups(self.data))
+            for name, predicted in self._baselines().items()
         }
 
-    def _floors(self) -> dict[str, Callable[[], Int64[np.ndarray, " test"]]]:
-        floors = {
+    def _baselines(self) -> dict[str, Callable[[], Int64[np.ndarray, " test"]]]:
+        baselines = {
             LINEAR: lambda: self._linear(self.features),
             NEIGHBORS: self._neighbors,
-            TITLES["untrained"]: self._untrained,
             TITLES["pixels"]: self._pixels,
             MAJORITY: self._majority,
         }
         if self.config.train_layers == "linear":
-            del floors[LINEAR]
+            del baselines[LINEAR]
         if len(self.data.images) > PIXEL_BANK:
-            del floors[TITLES["pixels"]]
-        return floors
+            del baselines[TITLES["pixels"]]
+        return baselines
 
     def _linear(self, features: Float[Tensor, "images dim"]) -> Int64[np.ndarray, " test"]:
         data = self.data
-        probe, _ = train_validated_probe(
+        probe = train_probe(
             features, data.train_labels, seed=self.config.seed, groups=data.images.groups
         )
         return probe.predict(features[torch.from_numpy(data.test_rows)])
@@ -410,27 +415,14 @@ class Floors:
     def _neighbors(self) -> Int64[np.ndarray, " test"]:
         train, test = self.data.train_rows, self.data.test_rows
         bank, queries = (self.features[torch.from_numpy(rows)] for rows in (train, test))
-        labels = self.data.images.labels[train]
-        # With few labels per class, 20 neighbors would be mostly of other classes.
-        k = min(num_neighbors(len(train)), int(np.bincount(labels).max()))
-        return predict(bank, labels, queries, k=k)
-
-    def _untrained(self) -> Int64[np.ndarray, " test"]:
-        encoder = untrained_like(self.encoder, self.config.seed)
-        rows = np.union1d(self.data.train_rows, self.data.test_rows)
-        embedded = encode_images(
-            encoder,
-            self.data.images.subset(rows),
-            device=self.device,
-            workers=self.workers,
-            on_progress=self.on_progress,
-        )
-        features = torch.zeros(len(self.features), embedded.vectors.shape[1])
-        features[torch.from_numpy(rows)] = embedded.tensor
-        return self._linear(features)
+        return predict(bank, self.data.images.labels[train], queries)
 
     def _pixels(self) -> Int64[np.ndarray, " test"]:
-        return self._linear(pixel_features([self.data.images], self.workers, self.on_progress)[0])
+        images, train = self.data.images, self.data.train_rows
+        rest = np.setdiff1d(np.arange(len(images)), train)
+        parts = [images.subset(rows) for rows in (train, rest) if len(rows)]
+        pixels = torch.cat(pixel_features(parts, self.workers, self.on_progress))
+        return self._linear(pixels[np.argsort(np.concatenate([train, rest]))])
 
     def _majority(self) -> Int64[np.ndarray, " test"]:
         most = np.bincount(self.data.images.labels[self.data.train_rows]).argmax()

@@ -11,8 +11,9 @@ import numpy as np
 from nearkin.classification.outcome import OURS, ClassFigures, Outcome
 from nearkin.discovery.assignments import COLUMNS, typical, unit_rows
 from nearkin.evaluation.embeddings import embeddings_of
-from nearkin.evaluation.measures import Measure
+from nearkin.evaluation.evaluate import metric_rows
 from nearkin.evaluation.table import write_embeddings
+from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
@@ -30,20 +31,18 @@ SHOWN: Final = 48  # Images to look at
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
-    """Summarize a classification in lines: measures beside floors, and what to look at."""
-    sizes, measures = summary["sizes"], summary["measures"]
-    names = list(dict.fromkeys(name for column in measures.values() for name in column))
-    rows = [["measure", *measures]]
-    rows += [
-        [name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values())]
-        for name in names
-    ]
+    """Summarize a classification in lines: metrics beside baselines, and what to look at."""
+    sizes = summary["sizes"]
+    columns = {
+        table: [Metric(**entry) for entry in column.values()]
+        for table, column in summary["metrics"].items()
+    }
     notes = [f"{flag}: {count(n, 'image')}" for flag, n in summary["flags"].items()]
     doubts = len(summary["labels_to_check"])
     return [
         f"learned {len(summary['classes'])} classes from {count(sizes['train'], 'image')}, "
         f"{summary['train_layers']}: {summary['protocol']}",
-        *aligned(rows),
+        *aligned(metric_rows(columns)),
         *notes,
         *([f"labels to check: {doubts}, see the page"] if doubts else []),
     ]
@@ -119,15 +118,18 @@ def _lead(outcome: Outcome) -> str:
 
 
 def _findings(outcome: Outcome) -> Iterator[str]:
-    measures = outcome.measures.get(OURS, [])
-    own = next((each for each in measures if each.name == "accuracy"), None)
+    metrics = outcome.metrics.get(OURS, [])
+    own = next((each for each in metrics if each.name == "accuracy"), None)
     if own is None:
         yield "No labeled image is held out, so nothing here is measured on images not used."
     else:
         yield f"Accuracy on test images: {own}."
-    floors = {name: column[0].value for name, column in outcome.measures.items() if name != OURS}
-    low = own.low if own and own.low is not None else 1.0
-    if reached := [f"{name} ({value:.3f})" for name, value in floors.items() if value >= low]:
+    reached = [
+        f"{name} ({each.second:.3f}, difference {each})"
+        for name, each in outcome.differences.items()
+        if each.clear <= 0
+    ]
+    if reached:
         yield f"That is not significantly higher than: {'; '.join(reached)}."
     single = [each.name for each in outcome.figures if each.train == 1]
     if single:
@@ -146,17 +148,13 @@ def _findings(outcome: Outcome) -> Iterator[str]:
 
 
 def _results(outcome: Outcome) -> Iterator[Table]:
-    if outcome.measures:
-        names = dict.fromkeys(each.name for column in outcome.measures.values() for each in column)
-        cells = {
-            table: {each.name: str(each) for each in column}
-            for table, column in outcome.measures.items()
-        }
+    if outcome.metrics:
+        heading, *rows = metric_rows(outcome.metrics)
         yield Table(
-            "Measures beside their floors",
-            ("", *cells),
-            tuple((name, *(of.get(name, "-") for of in cells.values())) for name in names),
-            "On test images, with 95 % confidence intervals. The floors have the same labels. "
+            "Metrics beside their baselines",
+            ("", *heading[1:]),
+            tuple(map(tuple, rows)),
+            "On test images, with 95 % confidence intervals. The baselines have the same labels. "
             "Calibration error: how far scores are from the share of right ones, 0 is best.",
         )
     yield Table(
@@ -167,18 +165,14 @@ def _results(outcome: Outcome) -> Iterator[Table]:
                 each.name,
                 f"{each.train:,}",
                 f"{each.test:,}",
-                _share(each.recall),
-                _share(each.precision),
+                str(each.recall or "-"),
+                str(each.precision or "-"),
             )
             for each in outcome.figures
         ),
         "Recall: share of its test images that are right. Precision: share of the test images "
         "predicted as this class that are of it. With 95 % confidence intervals.",
     )
-
-
-def _share(value: tuple[float, float, float] | None) -> str:
-    return "-" if value is None else "{:.3f} [{:.3f}, {:.3f}]".format(*value)
 
 
 def _confusion(outcome: Outcome) -> Confusion | None:
@@ -275,10 +269,10 @@ def _reliability(outcome: Outcome) -> Iterator[Chart]:
 def _protocol(outcome: Outcome) -> Iterator[str]:
     yield outcome.trained.protocol
     yield "Nothing was chosen by the labels of test images."
-    for table, column in outcome.measures.items():
-        for measure in column:
-            if table == OURS or measure.name == "accuracy":
-                yield f"{table}, {measure.name}: {measure.protocol}."
+    for table, column in outcome.metrics.items():
+        for metric in column:
+            if table == OURS or metric.name == "accuracy":
+                yield f"{table}, {metric.name}: {metric.sentence}."
 
 
 def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:

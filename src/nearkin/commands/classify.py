@@ -13,7 +13,7 @@ from nearkin.classification.finetuning import FineTuner, trained_parts
 from nearkin.classification.frozen import Trained, train_attentive, train_linear
 from nearkin.classification.outcome import (
     OURS,
-    Floors,
+    Baselines,
     Outcome,
     build_classifier,
     measure,
@@ -174,11 +174,11 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
     )
     classifier.write(folder.classifier)
     predictions, assignments = predictions_of(classifier, own, dataset)
-    measures = {OURS: measure(classifier, predictions, trained, dataset, config.seed)}
+    metrics = {OURS: measure(classifier, predictions, trained, dataset)}
     if config.baselines:
-        log.info("measuring the floors")
-        floors = Floors(dataset, encoder, features, config, device, workers, log.progress)
-        measures |= floors.measures()
+        log.info("measuring the baselines")
+        baselines = Baselines(dataset, features, config, workers, log.progress)
+        metrics |= baselines.metrics()
     write_outcome(
         Outcome(
             folder=folder,
@@ -190,7 +190,7 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
             features=features if trained.encoder is encoder else own,
             predictions=predictions,
             assignments=assignments,
-            measures=measures,
+            metrics=metrics,
         ),
         log,
     )

@@ -1,7 +1,6 @@
-"""`nearkin compare`: finished runs side by side, or ranked without labels."""
+"""`nearkin compare` and `nearkin rank`: finished runs side by side, or ranked without labels."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +11,11 @@ from nearkin.choices import Criterion
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import Encoder, load
+from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.choice import Ranking
 from nearkin.evaluation.evaluate import label_free
-from nearkin.evaluation.measures import GEOMETRY_IMAGES
+from nearkin.evaluation.metrics import GEOMETRY_IMAGES
 from nearkin.extensions import check_trusted
 from nearkin.files import check_new, replace_text, writing
 from nearkin.methods import METHODS
@@ -33,7 +32,6 @@ from nearkin.run.auto import augment_for
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.training.checkpoint import backbone_states
 
 
 def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> Comparison:
@@ -71,16 +69,16 @@ def rank(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Ranking:
-    """Rank the encoders of finished runs, or the checkpoints of one run, without labels.
+    """Rank the encoders of finished runs without labels.
 
     All are measured anew, on the same images and the same augmented views of them. No label is
     read. docs/choice.md has what such a ranking is worth.
 
     Args:
         runs: Run folders of trainings or frozen encoders of the same images, held out alike or
-            not; or a single one, whose checkpoints are ranked.
+            not.
         data: Their images, if they are no longer where they were.
-        by: The measure that decides; the others stand beside it.
+        by: The metric that decides; the others stand beside it.
         backbone: The network of the runs, if it was given one from Python; untrained.
         trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
@@ -91,20 +89,19 @@ def rank(
         UsageError: If there is nothing to choose from, a run that has no encoder, or runs of
             different images.
     """
-    if len({Path(run).resolve() for run in runs}) < max(1, len(runs)):
-        raise UsageError("nothing to rank; give different runs, or one with several checkpoints")
+    if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
+        raise UsageError("nothing to rank; give two or more different runs")
     finished = _of_one_kind(runs)
     images = _images_of(finished, data, trust_remote_code)
     folders = [run.folder for run in finished]
     augment = _augment_of_all(folders, images)
-    loaded = partial(load, backbone=backbone, trust_remote_code=trust_remote_code)
-    encoders = _of_runs(folders, loaded) if runs[1:] else _at_checkpoints(folders[0], loaded)
     log, where = reporter or Silent(), choose_device(device)
     values, dims = dict[str, dict[str, float]](), set[int]()
     with resource_errors():
-        for name, encoder in encoders:
+        for name, folder in zip(short_names(folders), folders, strict=True):
+            encoder = load(folder.path, backbone=backbone, trust_remote_code=trust_remote_code)
             dims.add(encoder.num_features)
-            measures = label_free(
+            metrics = label_free(
                 encoder,
                 images,
                 seed=0,
@@ -113,12 +110,7 @@ def rank(
                 device=where,
                 on_progress=under(name, log.progress),
             )
-            values[name] = {name: measure.value for name, measure in measures.items()}
-    if len(values) < 2:
-        raise UsageError(
-            f"{runs[0]} keeps {len(values)} sound checkpoints, too few to choose from; give "
-            "several runs, or train with a --save-every: the last three are kept"
-        )
+            values[name] = {name: metric.value for name, metric in metrics.items()}
     protocol = (
         f"features of the backbone, {min(len(images), GEOMETRY_IMAGES)} of {len(images)} images, "
         f"trained on or not, and views of them by {augment}"
@@ -146,7 +138,7 @@ def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) 
         if run.images != first.images:
             raise UsageError(
                 f"{first.folder.path} and {run.folder.path} are of different images, so their "
-                "measures do not compare; give runs of the same images"
+                "metrics do not compare; give runs of the same images"
             )
     if data is None and stored == data_name(None) and not Path(stored).exists():
         raise UsageError(f"{first.folder.path} keeps no images; give them as data")
@@ -171,24 +163,3 @@ def _augment_of_all(folders: Sequence[RunFolder], images: Images) -> str:
         sizes.append(size)
     side = min(*sizes, int(np.median(images.sizes.min(axis=1))))
     return str(augment_for(METHODS["simclr"].defaults, images, side))
-
-
-def _of_runs(
-    folders: Sequence[RunFolder], loaded: Callable[[Path], Encoder]
-) -> Iterator[tuple[str, Encoder]]:
-    """Yield the encoder of each run."""
-    for name, folder in zip(short_names(folders), folders, strict=True):
-        yield name, loaded(folder.path)
-
-
-def _at_checkpoints(
-    folder: RunFolder, loaded: Callable[[Path], Encoder]
-) -> Iterator[tuple[str, Encoder]]:
-    """Yield the encoder of a training at each of its checkpoints, the oldest first."""
-    config, _ = folder.settings()
-    if config.lora:
-        raise UsageError(f"{folder.path} was trained with --lora; give several finished runs")
-    encoder = loaded(folder.path)
-    for name, state in backbone_states(folder.checkpoints):
-        encoder.backbone.load_state_dict(state)
-        yield name, encoder

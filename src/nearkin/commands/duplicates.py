@@ -20,7 +20,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.duplicates import EditTest, Precision, edit_test
 from nearkin.evaluation.table import EmbeddingTable, as_text
 from nearkin.files import replace_text, writing
-from nearkin.measures.selection import keep_one as keep_one_by_features
+from nearkin.metrics.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.duplicates_page import Pair, duplicates_page
 from nearkin.run.copies import check_destination, copy_to

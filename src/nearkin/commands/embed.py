@@ -24,7 +24,7 @@ from nearkin.data.opening import open_images
 from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
-from nearkin.encoders.encoder import Encoder, is_own, load, untrained_like, write_encoder
+from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import evaluate_split
@@ -56,9 +56,6 @@ from nearkin.training.health import health
 
 RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
 """Images whose features a killed run loses at most, by device: about a minute's on a CPU."""
-MOST_UNTRAINED: Final = {"cpu": 5_000, "cuda": 100_000}
-"""Images up to which the untrained network is measured, by device: it takes as long as the encoder
-itself, which hours of a CPU are too much for."""
 USED_ALONE: Final = (
     "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "workers", "report",
 )  # fmt: skip
@@ -475,7 +472,7 @@ def resolved(config: EmbedConfig, encoder: Encoder, images: Images) -> EmbedConf
 def _write(
     run: OpenRun[EmbedConfig], encoder: Encoder, split: Split, network: nn.Module | None
 ) -> None:
-    """Write what a run folder lacks: encoder, embeddings, measures and page."""
+    """Write what a run folder lacks: encoder, embeddings, metrics and page."""
     folder = run.folder
     if not folder.encoder.exists():
         # Whatever its size: a run works when the cache that it came from is gone.
@@ -484,7 +481,7 @@ def _write(
         encoder = load(folder.encoder, backbone=network, trust_remote_code=True)
     with EarlyMap(folder, split.images) as early:
         if not folder.summary.exists():
-            _measure(run, encoder, split, network, early)
+            _measure(run, encoder, split, early)
         if run.config.report:
             write_page(folder, split.images, run.log.progress, early)
             run.log.info(f"report {folder.report.resolve()}")
@@ -502,21 +499,11 @@ def _measure(
     run: OpenRun[EmbedConfig],
     encoder: Encoder,
     split: Split,
-    network: nn.Module | None,
     early: EarlyMap,
 ) -> None:
-    """Write the embeddings and the measures of an encoder, from parts that survive a kill."""
+    """Write the embeddings and the metrics of an encoder, from parts that survive a kill."""
     folder, config, device, log = run.folder, run.config, run.device, run.log
-    floors = frozen_floors(encoder, split.images, config.seed, device, network)
-    if not floors:
-        log.info(
-            f"note   the untrained network is no floor of more than "
-            f"{_by_device(MOST_UNTRAINED, device):,} images on {device.type}; raw pixels are"
-        )
-    features = {
-        name: _in_parts(run, name, each, split.images)
-        for name, each in {"encoder": encoder, **floors}.items()
-    }
+    features = {"encoder": _in_parts(run, encoder, split.images)}
 
     def encoded(embeddings: Embeddings) -> None:
         write_embeddings(folder.embeddings, embeddings, encoder.digest)
@@ -526,7 +513,7 @@ def _measure(
     evaluation, embeddings = evaluate_split(
         encoder,
         split,
-        floors=floors,
+        beside={},
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
@@ -553,43 +540,25 @@ def _measure(
     log.debug("\n".join(evaluation.lines()))
 
 
-def _in_parts(
-    run: OpenRun[EmbedConfig], name: str, encoder: Encoder, images: Images
-) -> Embeddings:
+def _in_parts(run: OpenRun[EmbedConfig], encoder: Encoder, images: Images) -> Embeddings:
     """Compute the features of all images, continuing with the parts that are there."""
     run.folder.parts.mkdir(parents=True, exist_ok=True)
     note = note_on(encoder.digest, images, _by_device(RUN_SHARD, run.device))
-    parts = PartFolder.claim(run.folder.parts / name, note)
+    parts = PartFolder.claim(run.folder.parts / "encoder", note)
     missing = parts.missing()
     if len(missing) < note.num_parts:
         done = note.num_parts - len(missing)
-        run.log.info(f"resuming after {done} of {note.num_parts} parts of the {name}'s")
+        run.log.info(f"resuming after {done} of {note.num_parts} parts of the encoder's")
     for part, count in parts.compute(
         missing, encoder, images, device=run.device, workers=int(run.config.workers),
-        normalized=False, on_progress=under(name, run.log.progress),
+        normalized=False, on_progress=under("encoder", run.log.progress),
     ):  # fmt: skip
-        run.log.debug(f"{name}: {part}, {count} images")
+        run.log.debug(f"encoder: {part}, {count} images")
     return parts.read(images)
 
 
 def _by_device(numbers: Mapping[str, int], device: torch.device) -> int:
     return numbers.get(device.type, numbers["cuda"])
-
-
-def frozen_floors(
-    encoder: Encoder,
-    images: Images,
-    seed: int,
-    device: torch.device,
-    network: nn.Module | None = None,
-) -> dict[str, Encoder]:
-    """Return the encoders that a frozen one has to beat: the same with random weights.
-
-    None for so many images that it would cost hours; see `MOST_UNTRAINED`.
-    """
-    if len(images) > _by_device(MOST_UNTRAINED, device):
-        return {}
-    return {"untrained": untrained_like(encoder, seed, network)}
 
 
 def absolute_source(source: str) -> str:

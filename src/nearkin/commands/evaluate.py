@@ -1,4 +1,4 @@
-"""`nearkin evaluate`: measure an encoder beside its start, the untrained network and pixels."""
+"""`nearkin evaluate`: measure an encoder beside its baselines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.embed import frozen_floors, load_source, resolved
+from nearkin.commands.embed import load_source, resolved
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
@@ -31,7 +31,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.schema import Auto
-from nearkin.training.session import floors
+from nearkin.training.session import encoders_beside
 
 
 def evaluate(
@@ -46,7 +46,6 @@ def evaluate(
     trust_remote_code: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
-    devices: int = 1,
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Evaluation:
@@ -56,19 +55,19 @@ def evaluate(
 
     Args:
         run: A run folder, or what else `nearkin.load` takes, such as dinov2-small; or what
-            `embed` has written: a folder of parts, a .parquet, an .npz.
+            `embed` has written: a folder of parts, or a .parquet.
         data: Other images than those of the run, split like those; the images for an encoder
             that is of no run.
         train: The vectors to learn from, if `run` are vectors; by default those of them whose
             split is `train`. All others are scored.
-        protocol: What is measured, some of these: quick (kNN, linear probe, clusters, view
-            retrieval, geometry, RankMe and alpha-ReQ); knn (at k 10, 20, 100 and 200, temperatures
+        protocol: What is measured, some of these: quick (kNN at k 20 and 200, linear probe,
+            clusters, view retrieval and geometry); knn (at k 10, 20, 100 and 200, temperatures
             .07 and .1, and by majority); linear (probe); attentive (probe on the tokens before the
             pooling); fewshot (classifiers from 1, 2, 5 and 10 images per class, 10 draws each);
             retrieval (mAP, mAP@R and recall@1 of test images among training images); labelfree
-            (what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR); or
-            full, which is all of them. Other than quick, the measures of a run's own images are
-            also stored in its evaluation.json and shown by its page.
+            (what needs no labels: view retrieval and geometry); or full, which is all of them.
+            Other than quick, the metrics of a run's own images are also stored in its
+            evaluation.json and shown in its report.
         features: What is measured: those of the `backbone`, as everywhere; with `embedding` also
             the run's embedding, which its projector makes of them, in a table of its own.
         image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
@@ -76,15 +75,13 @@ def evaluate(
         trust_remote_code: Whether to run code that files of the run name.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
-        devices: Processes on this machine that share the measures of vectors; an encoder is
-            measured by one.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
 
     Returns:
-        The measures, by default kNN, linear probe, clusters and geometry, of the encoder, of the
-        frozen start of its training if it had one, of the untrained network and of raw pixels,
-        each with its protocol and interval; with a start, also the verdict on the training.
+        The metrics, by default kNN, linear probe, clusters and geometry, of the encoder and of raw
+        pixels; of one that was trained here also of the untrained network and of the start of its
+        training, if it had one, with the verdict on it. Each with its protocol and interval.
         Without labels, only view retrieval and geometry.
 
     Raises:
@@ -94,7 +91,7 @@ def evaluate(
     if are_vectors(Path(run)):
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
-        return evaluate_vectors(run, train, protocol, device, devices, reporter)
+        return evaluate_vectors(run, train, protocol, device, reporter)
     if train is not None:
         raise UsageError(f"--train is for vectors, and {run} is an encoder; leave it out")
     log, where = reporter or Silent(), choose_device(device)
@@ -116,16 +113,15 @@ def evaluate(
     with resource_errors():
         computed = None
         if isinstance(config, TrainConfig):
-            tables |= floors(encoder, folder, config, backbone)
+            tables |= encoders_beside(encoder, folder, config, split.train, where, backbone)
         else:
             config = resolved(config, encoder, split.images)
-            tables |= frozen_floors(encoder, split.images, config.seed, where, backbone)
             computed = _in_one_go(tables, split.images, where, processes, log.progress)
         (table, measured), *compared = tables.items()
         evaluation, _ = evaluate_split(
             measured,
             split,
-            floors=dict(compared),
+            beside=dict(compared),
             seed=config.seed,
             workers=processes,
             augment=config.augment,
@@ -171,7 +167,7 @@ def _tables(
     if features != "embedding":
         return {"encoder": encoder}
     embedding = embedding_encoder(encoder, folder.projector)
-    log.info(f"embedding {embedding.dim} dimensions, by {folder.projector}")
+    log.info(f"embedding {embedding.num_features} dimensions, by {folder.projector}")
     return {"embedding": embedding, "encoder": encoder}
 
 
@@ -211,20 +207,17 @@ def _in_one_go(
 
 
 def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:
-    """Let the protocols of an embedding's measures say that they are of it; else change none."""
+    """Let the protocols of an embedding's metrics say that they are of it; else change none."""
     if table != "embedding":
         return evaluation
-    column = [
-        replace(measure, protocol=f"embedding of {dim} dimensions, {measure.protocol}")
-        for measure in evaluation.measures[table]
-    ]
-    return replace(evaluation, measures={**evaluation.measures, table: column})
+    column = [metric.of(f"embedding of {dim} dimensions") for metric in evaluation.metrics[table]]
+    return replace(evaluation, metrics={**evaluation.metrics, table: column})
 
 
 def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
-    """Add the measures to the run; where that is impossible, they are still shown."""
+    """Add the metrics to the run; where that is impossible, they are still shown."""
     try:
         with folder.locked():
-            folder.add_measures(evaluation.to_dict())
+            folder.add_metrics(evaluation.to_dict())
     except (OSError, OutputError) as error:
-        log.info(f"warning: the measures are not stored in {folder.evaluation}: {error}")
+        log.info(f"warning: the metrics are not stored in {folder.evaluation}: {error}")

@@ -1,7 +1,7 @@
 """`nearkin evaluate VECTORS`: measure features that were made before, of more than memory holds.
 
-The features are copied to a temporary file of plain numbers, which all processes of a machine map
-into memory; measures read it block by block.
+The features are copied to a temporary file of plain numbers, which is mapped into memory; metrics
+read it block by block.
 """
 
 import shutil
@@ -19,28 +19,19 @@ from nearkin.choices import Protocol
 from nearkin.config import EmbedConfig
 from nearkin.data.labels import numbered
 from nearkin.data.split import scored_part
-from nearkin.distributed import (
-    Share,
-    broadcast_bytes,
-    choose_device,
-    is_main_process,
-    num_processes,
-    training_group,
-)
-from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
+from nearkin.distributed import choose_device
+from nearkin.errors import CheckpointError, DataError, ResourceError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
-from nearkin.evaluation.measures import num_neighbors
-from nearkin.evaluation.protocols import CLUSTERS, ENTRIES, chosen
+from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
 from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
-from nearkin.measures.kmeans import WIDEST
+from nearkin.metrics.kmeans import WIDEST
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.types import UNKNOWN
 
 Rows = Int[np.ndarray, " _"]
-REDUCED: Final = 3  # Times the reduced vectors of a process, as measured at a million
-COPIED: Final = {"train": ENTRIES["retrieval"], "test": ENTRIES["fewshot"]}
-"""Measures that hold a copy of the vectors of one part, each process its own."""
+REDUCED: Final = 3  # Times the reduced vectors that k-means holds, as measured at a million
 
 
 def evaluate_vectors(
@@ -48,92 +39,80 @@ def evaluate_vectors(
     train: str | Path | None = None,
     protocol: Sequence[Protocol] = ("quick",),
     device: str = "auto",
-    devices: int = 1,
     reporter: Reporter | None = None,
 ) -> Evaluation:
     """Measure vectors, those without a label left out where others have one.
 
-    Processes that torchrun or srun has started, or `devices` on this machine, divide kNN, linear
-    probe and clusters; each makes the rest itself. For the arguments see `evaluate`.
+    For the arguments see `evaluate`.
 
     Raises:
-        UsageError: If these are no vectors, or other processes do not see the first one's files.
+        UsageError: If these are no vectors.
         CheckpointError: If a table is damaged, or both are of different encoders.
-        ResourceError: If disk or memory have less room than the measures take.
+        ResourceError: If disk or memory have less room than the metrics take.
     """
-    entries = chosen(protocol)
+    entries, log = chosen(protocol), reporter or Silent()
     table = open_table(Path(vectors))
     bank = table if train is None else open_table(Path(train))
     if "" not in (encoders := {table.encoder, bank.encoder}) and len(encoders) > 1:
         raise CheckpointError(f"{vectors} and {train} are of different encoders; embed all by one")
-    log = reporter if reporter and is_main_process() else Silent()
-    args = vectors, train, protocol, device
-    with (
-        resource_errors(),
-        training_group(num_processes(devices), evaluate_vectors, *args),
-        _mapped(table, bank) as parts,
-    ):
-        share, sizes = Share.of_rank(), {name: len(part) for name, part in parts.items()}
-        log.info(f"vectors  {sizes['train']:,} training images, {sizes['test']:,} test images")
-        dim = parts["test"].vectors.shape[1]
-        held = [(CLUSTERS, -(-sizes["test"] // share.ranks), REDUCED * min(dim, WIDEST))]
-        held += [(entry, sizes[part], dim) for part, copied in COPIED.items() for entry in copied]
-        for entry, rows, columns in held:
+    with resource_errors(), _mapped(table, bank) as (learned, scored):
+        sizes = f"{len(learned):,} training images, {len(scored):,} test images"
+        log.info(f"vectors  {sizes}")
+        dim = scored.vectors.shape[1]
+        for entry, of, columns in (
+            (CLUSTERS, scored, REDUCED * min(dim, WIDEST)),
+            (RETRIEVAL, learned, dim),  # which hold a copy of these vectors
+            (FEW_SHOT, scored, dim),
+        ):
             if entry in entries:
-                state_memory(f"{entry.title} of {rows:,} vectors", 4 * rows * columns, log)
+                state_memory(f"{entry.title} of {len(of):,} vectors", 4 * len(of) * columns, log)
         evaluation = evaluate_tables(
-            {"encoder": (parts["train"], parts["test"])},
+            {"encoder": (learned, scored)},
             seed=EmbedConfig().seed,
-            k=num_neighbors(sizes["train"]),
             protocol=protocol,
             device=choose_device(device),
-            share=share,
             on_progress=log.progress,
         )
-    column = [
-        replace(measure, protocol=f"vectors of length one, {measure.protocol}")
-        for measure in evaluation.measures["encoder"]
-    ]
-    return replace(evaluation, measures={"encoder": column})
+    column = [metric.of("vectors of length one") for metric in evaluation.metrics["encoder"]]
+    return replace(evaluation, metrics={"encoder": column})
 
 
 @contextmanager
-def _mapped(table: EmbeddingTable, bank: EmbeddingTable) -> Iterator[dict[str, Embeddings]]:
-    """Yield the training and the test embeddings, in files that the first process writes."""
-    names = {each: np.array(each.texts("label"), np.str_) for each in {table, bank}}
-    rows = dict(zip(("train", "test"), _split(table, bank), strict=True))
-    tables = {"train": bank, "test": table}
-    for name in rows:
-        labeled = names[tables[name]][rows[name]] != ""
-        rows[name] = rows[name][labeled] if labeled.any() or name == "train" else rows[name]
+def _mapped(
+    table: EmbeddingTable, bank: EmbeddingTable
+) -> Iterator[tuple[Embeddings, Embeddings]]:
+    """Yield the training and the test embeddings, their vectors in files."""
     dim, of_bank = _dim(table), _dim(bank)
     if dim != of_bank:
-        both = f"{table.path} and {bank.path}"
         raise CheckpointError(
-            f"{both} have {dim} and {of_bank} features; embed all by one encoder"
+            f"{table.path} and {bank.path} have {dim} and {of_bank} features; embed all by one "
+            "encoder"
         )
-    texts = np.concatenate([names[tables[name]][rows[name]] for name in rows])
-    classes, every = numbered(texts.tolist())
-    labels = dict(zip(rows, np.split(every, [len(rows["train"])]), strict=True))
-    with TemporaryDirectory(prefix="nearkin-") as own:
-        if is_main_process():
-            _check_disk(Path(own), 4 * dim * sum(map(len, rows.values())))
-            for name, of in tables.items():
-                of.write_vectors(Path(own) / name, rows[name])
-        # Waits until the first process has written all.
-        folder = Path(broadcast_bytes(own.encode()).decode())
-        if not folder.exists():
-            raise UsageError(
-                f"{folder} of another machine is not here; set TMPDIR to a shared one"
-            )
-        yield {
-            name: Embeddings(
-                map_vectors(folder / name, dim),
-                labels[name],
-                classes=classes,
-            )
-            for name in rows
-        }
+    numbers, classes = _labels(table, bank)
+    learned, scored = _split(table, bank)
+    learned = learned[numbers[bank][learned] != UNKNOWN]
+    labeled = scored[numbers[table][scored] != UNKNOWN]
+    scored = labeled if len(labeled) else scored
+    with TemporaryDirectory(prefix="nearkin-") as folder:
+        _check_disk(Path(folder), 4 * dim * (len(learned) + len(scored)))
+        parts = []
+        for name, of, rows in (("train", bank, learned), ("test", table, scored)):
+            of.write_vectors(Path(folder) / name, rows)
+            vectors = map_vectors(Path(folder) / name, dim)
+            parts.append(Embeddings(vectors, numbers[of][rows], classes=classes))
+        yield parts[0], parts[1]
+
+
+def _labels(
+    table: EmbeddingTable, bank: EmbeddingTable
+) -> tuple[dict[EmbeddingTable, Int[np.ndarray, " n"]], tuple[str, ...]]:
+    """Return the class of each row of both tables, numbered alike, and the names."""
+    tables = list(dict.fromkeys((table, bank)))
+    names, codes = zip(*(each.codes("label") for each in tables), strict=True)
+    classes, number = numbered([name for own in names for name in own])
+    of_each = np.split(number, np.cumsum([len(own) for own in names])[:-1])
+    numbers = {t: n[code] for t, n, code in zip(tables, of_each, codes, strict=True)}
+    return numbers, classes
 
 
 def _dim(table: EmbeddingTable) -> int:
@@ -146,11 +125,13 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
     """Return the rows to learn from and to score; validation only where there is no test."""
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table))
-    splits = np.array(table.texts("split"), np.str_)
-    learned = splits == "train"
+    names, code = table.codes("split")
+    splits = np.array(names, np.str_)
+    learned = (splits == "train")[code]
     if learned.all():  # nothing is held out: clusters and geometry are measured of all
         learned[:] = False
-    scored = ~learned & ((splits != "val") | (scored_part(splits) == "val"))
+    validation = (splits == "val") & (scored_part(splits) != "val")
+    scored = ~learned & ~validation[code]
     return np.flatnonzero(learned), np.flatnonzero(scored)
 
 

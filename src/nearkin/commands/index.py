@@ -56,7 +56,7 @@ def build_index(vectors: str | Path, *, output: str | Path) -> IndexWritten:
     It is held in memory, and has a .json beside it.
 
     Args:
-        vectors: A folder of parts, a .parquet, or an .npz.
+        vectors: A folder of parts, or a .parquet.
         output: A name that ends in .faiss.
 
     Raises:

@@ -52,8 +52,8 @@ def neighbors(
     Args:
         run: A run folder or its encoder.safetensors, or another encoder that `load` takes.
         files: Images. An image that is in the table, too, is its own most similar one.
-        vectors: What to search: a folder of parts, a .parquet or an .npz that `embed` has made of
-            the same encoder; by default the run's own embeddings.parquet.
+        vectors: What to search: a folder of parts or a .parquet that `embed` has made of the same
+            encoder; by default the run's own embeddings.parquet.
         index: Made of these vectors by `nearkin index`. Then not all of them are compared, and
             some neighbors may be missed.
         top: How many; no more are given than there are.

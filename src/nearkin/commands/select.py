@@ -15,7 +15,7 @@ from nearkin.data.tables import file_at, match
 from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.files import writing
-from nearkin.measures.selection import typical
+from nearkin.metrics.selection import typical
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited

@@ -14,7 +14,7 @@ from nearkin.discovery.report import lines as discovery_lines
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
-from nearkin.evaluation.evaluate import lines as measure_lines
+from nearkin.evaluation.evaluate import Evaluation
 from nearkin.extensions import label
 from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
@@ -42,21 +42,21 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The measures, as in summary.json."""
+        """The metrics, as in summary.json."""
         return self.folder.read_summary()
 
     def to_dict(self) -> Mapping[str, Any]:
-        """The measures, as in summary.json."""
+        """The metrics, as in summary.json."""
         return self.summary
 
     def lines(self) -> list[str]:
-        """Return the measures as text, or what was discovered."""
+        """Return the metrics as text, or what was discovered."""
         summary = self.summary
         if "clusters" in summary:
             return discovery_lines(summary)
         if summary.get("command") == "classify":
             return classification_lines(summary)
-        return measure_lines(summary, self.folder.start)
+        return Evaluation.stored(summary, self.folder.start).lines()
 
 
 def train(

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.discovery.classifier import Calibration, Predictions, Reference
-from nearkin.measures.neighbors import nearest
-from nearkin.measures.selection import least_certain
+from nearkin.metrics.neighbors import nearest
+from nearkin.metrics.selection import least_certain
 from nearkin.objectives import unit
 from nearkin.objectives.contrast import MIN_LENGTH
 from nearkin.types import UNKNOWN

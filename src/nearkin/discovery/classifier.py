@@ -21,8 +21,8 @@ from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder, ViewSet
 from nearkin.encoders.encoder import Encoder, read_tensors, separate_weights
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.files import usable, write_whole
-from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
+from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import CosineHead, Heads, MultiHead, trainable_layer
 from nearkin.networks.tokens import AttentivePooling

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 
 from nearkin.discovery.classifier import Predictions
 from nearkin.discovery.data import Mode
-from nearkin.measures.geometry import effective_rank
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.geometry import effective_rank
+from nearkin.metrics.neighbors import nearest
 from nearkin.types import UNKNOWN
 
 Kind = Literal["few", "dead", "tiny", "merged", "collapse", "positive rate", "hidden", "unrelated"]

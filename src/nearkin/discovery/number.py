@@ -19,7 +19,7 @@ from nearkin.discovery.data import FEWEST, DiscoveryData
 from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import DataError
 from nearkin.files import replace_text, usable
-from nearkin.measures.kmeans import compact, constrained_kmeans
+from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.types import UNKNOWN
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most
@@ -214,7 +214,7 @@ class _Task:
         if not self.disjoint:
             x, label = np.concatenate([self.labeled, x]), np.append(self.label, label)
         most = max(2, len(self.x) // SMALLEST)
-        return _search(_Clusters(x, label, seed=0, starts=1).silhouette, most)
+        return _search(_Clusters(x, label, seed=0, n_init=1).silhouette, most)
 
     def hide(
         self, classes: int, generator: np.random.Generator
@@ -348,7 +348,7 @@ def _drawn(
     rows = np.random.default_rng(seed).permutation(len(label))[:ROWS]
     drawn, known = np.full(len(rows), UNKNOWN), label[rows] != UNKNOWN
     drawn[known] = np.unique(label[rows][known], return_inverse=True)[1]
-    return _Clusters(compact(torch.from_numpy(features[rows])), drawn, seed, starts=3)
+    return _Clusters(compact(torch.from_numpy(features[rows])), drawn, seed, n_init=3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +358,7 @@ class _Clusters:
     x: Float[np.ndarray, "n dim"]
     label: Int[np.ndarray, " n"]  # 0 to one less than the number of known classes, or `UNKNOWN`
     seed: int
-    starts: int
+    n_init: int
 
     @cached_property
     def distances(self) -> Float[np.ndarray, "n n"]:
@@ -371,7 +371,7 @@ class _Clusters:
         """The mean silhouette with k clusters beside those of known classes."""
         total = min(int(self.label.max(initial=UNKNOWN)) + 1 + k, len(self.x))
         found = constrained_kmeans(
-            self.x, self.label, total, seed=self.seed, starts=self.starts, most=20
+            self.x, self.label, total, seed=self.seed, n_init=self.n_init, max_iter=20
         )
         return mean_silhouette(self.distances, found.cluster, metric="precomputed")
 

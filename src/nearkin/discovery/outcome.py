@@ -38,12 +38,12 @@ from nearkin.discovery.features import FinetunedEncoder, ViewSettings
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
-from nearkin.discovery.scores import Protocol, Score, score
+from nearkin.discovery.scores import Protocol, score
 from nearkin.discovery.trials import Candidate, Trial
 from nearkin.encoders.encoder import Encoder, write_encoder
-from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
-from nearkin.measures.intervals import wilson
-from nearkin.measures.kmeans import compact, constrained_kmeans
+from nearkin.evaluation.baselines import PIXEL_BANK, pixel_features
+from nearkin.metrics.kmeans import compact, constrained_kmeans
+from nearkin.metrics.metric import Metric, share
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.tables import read_numbers
 from nearkin.types import UNKNOWN
@@ -99,7 +99,7 @@ class Outcome:
         return {name: self.assignments.rows[group] for name, group in groups.items()}
 
     @cached_property
-    def scores(self) -> dict[str, list[Score]]:
+    def scores(self) -> dict[str, list[Metric]]:
         """Scores of the result and of every baseline.
 
         Known classes are scored on held-out labels, all classes only where there is a truth.
@@ -110,33 +110,35 @@ class Outcome:
         }
 
     @cached_property
-    def unlike(self) -> Score | None:
+    def unlike(self) -> Metric | None:
         """The share of held-out images that are flagged as unlike; None if none is held out."""
         rows, flagged = self.dataset.parts.test_rows, self.assignments.predictions.unlike
         if flagged is None or not len(rows):
             return None
-        count = int(flagged[rows].sum())
-        protocol = f"{len(rows)} held-out images; Wilson interval"
-        name = "flagged as unlike, held out"
-        return Score(name, count / len(rows), *wilson(count, len(rows)), protocol)
+        protocol = {"method": "flagged as unlike every class", "of": "held-out images"}
+        groups = self.dataset.images.groups[rows]
+        return share("flagged as unlike, held out", flagged[rows], protocol, groups=groups)
 
-    def _known_scores(self, clustering: Clustering) -> list[Score]:
+    def _known_scores(self, clustering: Clustering) -> list[Metric]:
         rows = self.dataset.parts.test_rows
         rows = rows[self.dataset.label[rows] != UNKNOWN]
         if not len(rows):
             return []
-        correct = int((clustering.joint[rows] == self.dataset.label[rows]).sum())
-        low, high = wilson(correct, len(rows))
-        protocol = f"{len(rows)} held-out labeled images, all classes possible; Wilson interval"
-        return [Score("known classes, held out", correct / len(rows), low, high, protocol)]
+        correct = clustering.joint[rows] == self.dataset.label[rows]
+        protocol = {
+            "method": "known classes: all classes possible",
+            "of": "held-out labeled images",
+        }
+        groups = self.dataset.images.groups[rows]
+        return [share("known classes, held out", correct, protocol, groups=groups)]
 
-    def _truth_scores(self, clustering: Clustering) -> list[Score]:
+    def _truth_scores(self, clustering: Clustering) -> list[Metric]:
         truth, test = self.dataset.truth, self.dataset.parts.test_rows
         if truth is None:
             return []
         rows = {"train": self.task.unlabeled, "held out": test}
         return [
-            each._replace(name=f"{each.name}, {where}")
+            replace(each, name=f"{each.name}, {where}")
             for protocol, where in SCORED[self.config.mode]
             for each in score(
                 protocol,
@@ -144,6 +146,7 @@ class Outcome:
                 (clustering.novel if protocol == "task-aware" else clustering.joint)[rows[where]],
                 num_known=self.task.num_known,
                 images=IMAGES[where],
+                groups=self.dataset.images.groups[rows[where]],
                 seed=self.config.seed,
             )
         ]
@@ -265,7 +268,7 @@ def silhouettes(
         x = compact(features[torch.from_numpy(rows)])
         no_labels = np.full(len(x), UNKNOWN)
         cluster = constrained_kmeans(
-            x, no_labels, task.num_novel or task.num_known, seed=0, starts=4
+            x, no_labels, task.num_novel or task.num_known, seed=0, n_init=4
         ).cluster
         return mean_silhouette(x, cluster)
 

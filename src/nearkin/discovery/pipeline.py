@@ -52,8 +52,8 @@ from nearkin.discovery.trials import (
     usual,
 )
 from nearkin.encoders.encoder import Encoder, load
-from nearkin.measures.kmeans import COPIES, WIDEST
 from nearkin.method import Method
+from nearkin.metrics.kmeans import COPIES, WIDEST
 from nearkin.pace import span
 from nearkin.report.pages import write_page
 from nearkin.run.auto import precision_of, resolve

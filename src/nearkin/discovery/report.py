@@ -21,10 +21,11 @@ from nearkin.discovery.assignments import (
     label_table,
 )
 from nearkin.discovery.outcome import OURS, Outcome
-from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
+from nearkin.discovery.scores import confusion, joint_match, novel_match
 from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
+from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
@@ -99,10 +100,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
         "min_similarity": None if reference is None else reference.min_similarity,
-        "unlike": None if outcome.unlike is None else outcome.unlike._asdict(),
+        "unlike": None if outcome.unlike is None else outcome.unlike.to_dict(),
         "flags": {flag: flags.count(flag) for flag in sorted(set(flags)) if flag},
         "scores": {
-            name: [score._asdict() for score in scores] for name, scores in outcome.scores.items()
+            name: [score.to_dict() for score in scores] for name, scores in outcome.scores.items()
         },
         "agreement": outcome.agreement,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
@@ -240,15 +241,16 @@ def _confidence(outcome: Outcome) -> str:
 
 def _results(outcome: Outcome) -> list[Table]:
     """Return a table per protocol, with a row per approach."""
-    scores = outcome.scores
     tables = []
-    for protocol in dict.fromkeys(score.protocol for score in scores[OURS]):
-        names = [score.name for score in scores[OURS] if score.protocol == protocol]
-        rows = [
-            (name, *(_cell(score) for score in each if score.protocol == protocol))
-            for name, each in scores.items()
-        ]
-        tables.append(Table(names[0].split(",")[0], ("", *names), tuple(rows), f"{protocol}."))
+    for how in dict.fromkeys(map(_how, outcome.scores[OURS])):
+        columns = {
+            name: {each.name: each for each in scores if _how(each) == how}
+            for name, scores in outcome.scores.items()
+        }
+        names = list(columns[OURS])
+        rows = [(name, *(str(of[each]) for each in names)) for name, of in columns.items()]
+        title, note = how[0].split(":")[0], f"{columns[OURS][names[0]].sentence}."
+        tables.append(Table(title, ("", *names), tuple(rows), note))
     agreement = [(name, f"{value:.3f}") for name, value in outcome.agreement.items()]
     if agreement:
         note = "Adjusted Rand index between the result and each baseline; 1 if they are equal."
@@ -256,8 +258,9 @@ def _results(outcome: Outcome) -> list[Table]:
     return tables
 
 
-def _cell(score: Score) -> str:
-    return f"{score.value:.3f} [{score.low:.3f}, {score.high:.3f}]"
+def _how(score: Metric) -> tuple[str, str]:
+    """Return what scores of one table have in common."""
+    return str(score.protocol["method"]), str(score.protocol["of"])
 
 
 def _confusion(outcome: Outcome) -> Confusion | None:
@@ -334,7 +337,7 @@ def _protocol(outcome: Outcome) -> list[str]:
 def _strangers(outcome: Outcome) -> str:
     """Say how many images are flagged as unlike, and how often that is so of held-out ones."""
     flags, held_out = outcome.assignments.flag, outcome.unlike
-    measured = "" if held_out is None else f" Of held-out images, {_cell(held_out)} are."
+    measured = "" if held_out is None else f" Of held-out images, {held_out} are."
     return (
         f"{flags.count('unlike')} of {len(flags)} unlabeled images are flagged as unlike: less "
         "similar to the mean of every class than 99 % of the images learned from. They may be of "

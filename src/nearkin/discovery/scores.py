@@ -7,54 +7,46 @@ true class of each image or `UNKNOWN`, and `predicted` the class it was put in. 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from nearkin.measures.intervals import bootstrap
-from nearkin.measures.matching import (
+from nearkin.metrics.clusters import (
     adjusted_rand_index,
+    agreement,
     match,
     normalized_mutual_information,
     right,
 )
+from nearkin.metrics.intervals import Groups
+from nearkin.metrics.metric import Metric, share, with_interval
+from nearkin.metrics.metric import Protocol as Method
 from nearkin.types import UNKNOWN
 
 Labels = Int[np.ndarray, " n"]
-Statistic = Callable[[Labels], float]
 Protocol = Literal["task-aware", "task-agnostic", "GCD"]
 
-SURPLUS: Final = "images of surplus clusters are errors, match anew in each draw"
-INTERVAL: Final = "interval as if images were independent, model fixed"
+SURPLUS: Final = "images of surplus clusters are errors"
 MATCHED: Final[dict[Protocol, str]] = {
-    "task-aware": "task-aware: novel classes only",
+    "task-aware": f"task-aware: novel classes only, one Hungarian match, {SURPLUS}",
     "task-agnostic": "task-agnostic: known classes as they are, "
     f"one Hungarian match of novel ones, {SURPLUS}",
-    "GCD": f"one Hungarian match over all classes, {SURPLUS}",
+    "GCD": f"GCD: one Hungarian match over all classes, {SURPLUS}",
 }
 """How clusters are matched with classes."""
 
 
-class Score(NamedTuple):
-    """A value with its 95 % interval."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    protocol: str
-
-
 def score(
     protocol: Protocol,
-    truth: Int[np.ndarray, " n"],
-    predicted: Int[np.ndarray, " n"],
+    truth: Labels,
+    predicted: Labels,
     *,
     num_known: int,
     images: str,
+    groups: Groups = None,
     seed: int = 0,
-) -> list[Score]:
+) -> list[Metric]:
     """Score predicted classes by a protocol.
 
     - `task-aware`: images of novel classes, where the classifier rules all known ones out.
@@ -70,12 +62,15 @@ def score(
       images of known ("Old") and novel ("New") classes are counted under the one match of all. A
       match for each part, as in the first version, raises both numbers.
 
+    Intervals are those of other images, with the same model and the same match.
+
     Args:
         protocol: Its name.
         truth: True classes.
         predicted: Predicted classes.
         num_known: Number of known classes.
         images: Which images these are, such as "unlabeled training images".
+        groups: The group of each image; None if all are independent.
         seed: Random seed of the bootstrap.
 
     Returns:
@@ -85,55 +80,54 @@ def score(
     aware = protocol == "task-aware"
     scored = truth >= num_known if aware else truth != UNKNOWN
     y, x = truth[scored], predicted[scored]
+    own = None if groups is None else groups[scored]
     if not len(y):
         return []
     matched = joint_match if protocol == "GCD" else novel_match
-
-    def accuracy(part: Bool[np.ndarray, " m"]) -> Statistic:
-        def statistic(rows: Labels) -> float:
-            correct = right(y[rows], x[rows], matched(y[rows], x[rows], num_known))
-            chosen = part[rows]
-            return float(correct[chosen].sum() / max(chosen.sum(), 1))  # a draw may have none
-
-        return statistic
-
-    def adapted(measure: Callable[[Labels, Labels], float]) -> Statistic:
-        return lambda rows: measure(y[rows], x[rows])
-
-    every, known = np.ones(len(y), bool), y < num_known
-    parts = {"all": every, "known": known, "novel": ~known}
-    how = f"{_counted(truth, scored, images)}; {MATCHED[protocol]}"
-    if not aware:
+    correct, known = right(y, x, matched(y, x, num_known)), y < num_known
+    how: Method = {"method": MATCHED[protocol], **_left_out(truth, scored), "of": images}
+    if aware:
         return [
-            _score(f"{protocol} accuracy, {name}", accuracy(part), len(y), how, seed)
-            for name, part in parts.items()
-            if part.any()
+            share("task-aware accuracy", correct, how, groups=own),
+            _agreement("NMI", normalized_mutual_information, y, x, own, how, seed),
+            _agreement("ARI", adjusted_rand_index, y, x, own, how, seed),
         ]
-    measures = {
-        "accuracy": (accuracy(every), f"one Hungarian match, {SURPLUS}", 0.0),
-        "NMI": (adapted(normalized_mutual_information), "arithmetic mean", 0.0),
-        "ARI": (adapted(adjusted_rand_index), "adjusted for chance", -0.5),
-    }
+    parts = {"all": np.ones(len(y), bool), "known": known, "novel": ~known}
     return [
-        _score(f"{protocol} {name}", statistic, len(y), f"{how}; {meaning}", seed, least)
-        for name, (statistic, meaning, least) in measures.items()
+        share(
+            f"{protocol} accuracy, {name}",
+            correct[part],
+            how,
+            groups=None if own is None else own[part],
+        )
+        for name, part in parts.items()
+        if part.any()
     ]
 
 
-def _score(
-    name: str, statistic: Statistic, n: int, how: str, seed: int, least: float = 0.0
-) -> Score:
-    low, high = bootstrap(statistic, n, seed=seed, bounds=(least, 1.0))
-    return Score(name, float(statistic(np.arange(n))), low, high, f"{how}; {INTERVAL}")
+def _agreement(
+    name: str,
+    statistic: Callable[[Any], float],
+    truth: Labels,
+    predicted: Labels,
+    groups: Groups,
+    how: Method,
+    seed: int,
+) -> Metric:
+    value, interval = agreement(statistic, truth, predicted, groups, seed=seed)
+    return with_interval(
+        f"task-aware {name}", value, interval, how, kind="bootstrap", n=len(truth), groups=groups
+    )
 
 
-def _counted(truth: Labels, scored: Bool[np.ndarray, " n"], images: str) -> str:
-    """Say how many images are scored, and how many left out."""
-    unknown = np.count_nonzero(truth == UNKNOWN)
-    known = np.count_nonzero(~scored) - unknown
-    reasons = {"without a true class": unknown, "of known classes": known}
-    left_out = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-    return f"{np.count_nonzero(scored)} {images}" + (left_out and f" ({left_out} left out)")
+def _left_out(truth: Labels, scored: Bool[np.ndarray, " n"]) -> dict[str, int]:
+    """Count the images that are not scored, by the reason."""
+    unknown = int(np.count_nonzero(truth == UNKNOWN))
+    reasons = {
+        "without a true class left out": unknown,
+        "of known classes left out": int(np.count_nonzero(~scored)) - unknown,
+    }
+    return {reason: count for reason, count in reasons.items() if count}
 
 
 def novel_match(truth: Labels, predicted: Labels, num_known: int) -> dict[int, int]:

@@ -26,7 +26,7 @@ from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
-from nearkin.measures.matching import right
+from nearkin.metrics.clusters import right
 from nearkin.schema import Auto, Value
 from nearkin.types import UNKNOWN
 

@@ -14,8 +14,6 @@ from nearkin.distributed.launch import next_worker as next_worker
 from nearkin.distributed.launch import process_group as process_group
 from nearkin.distributed.launch import training_group as training_group
 from nearkin.distributed.launch import worker_group as worker_group
-from nearkin.distributed.ranks import ALONE as ALONE
-from nearkin.distributed.ranks import Share as Share
 from nearkin.distributed.ranks import all_reduce_max as all_reduce_max
 from nearkin.distributed.ranks import broadcast_bytes as broadcast_bytes
 from nearkin.distributed.ranks import data_parallel as data_parallel

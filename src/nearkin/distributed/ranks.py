@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import Any, Final
 
 import torch
@@ -98,53 +96,8 @@ def rows_of_rank(rows: int) -> slice:
     >>> rows_of_rank(256)
     slice(0, 256, None)
     """
-    return Share.of_rank().rows(rows)
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of this process in work on rows that all processes can read; alone, all of it.
-
-    Only what is given the share of a rank asks the others: an evaluation amid a training is made
-    by one of several processes.
-    """
-
-    rank: int = 0
-    ranks: int = 1
-
-    @classmethod
-    def of_rank(cls) -> "Share":
-        """The share of this process among those that it is in a group with."""
-        return cls(rank(), world_size())
-
-    def rows(self, count: int) -> slice:
-        """Return which of `count` rows are this process's."""
-        return slice(self.rank * count // self.ranks, (self.rank + 1) * count // self.ranks)
-
-    def blocks(self, count: int, size: int) -> Iterator[slice]:
-        """Yield this process's rows, `size` at once; a block without rows if it has none."""
-        own = self.rows(count)
-        for start in range(own.start, max(own.stop, own.start + 1), size):
-            yield slice(start, min(start + size, own.stop))
-
-    def total(self, function: Callable[[slice], Tensor], count: int, size: int) -> Tensor:
-        """Return the sum of what a function gives for blocks of all rows."""
-        return self.sum(reduce(add, map(function, self.blocks(count, size))))
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Return the sum over the processes, which is the same to the bit on all of them."""
-        if self.ranks > 1:
-            dist.all_reduce(x := x.clone())
-        return x
-
-    def join(self, own: Tensor, count: int) -> Tensor:
-        """Return the numbers of all `count` rows, of which each process has its own."""
-        whole = own.new_zeros(count, *own.shape[1:])
-        whole[self.rows(count)] = own
-        return self.sum(whole)
-
-
-ALONE: Final = Share()
+    ranks = world_size()
+    return slice(rank() * rows // ranks, (rank() + 1) * rows // ranks)
 
 
 def group_of_rank(groups: int) -> int:

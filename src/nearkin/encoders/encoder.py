@@ -362,7 +362,7 @@ def rescaled(network: Backbone, view: Preprocessing) -> Backbone:
 
 
 def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None) -> Encoder:
-    """Return the same architecture and preprocessing with random weights, a floor for it.
+    """Return the same architecture and preprocessing with random weights, a baseline for it.
 
     `network` is the user's own, for an encoder of a network that has no name.
     """

@@ -1,1 +1,1 @@
-"""Evaluation: what an encoder knows, beside its floors. It never asks how it was trained."""
+"""Evaluation: what an encoder knows, beside its baselines. It never asks how it was trained."""

@@ -11,10 +11,10 @@ from nearkin.data.images import Images
 from nearkin.encoders.projector import Projected
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_pixels, images_at_once
-from nearkin.evaluation.measures import Measure, accuracy
-from nearkin.evaluation.views import ImageViews, RawPixels
-from nearkin.measures.attentive import HEADS, AttentiveProbe, train_attentive_probe
-from nearkin.measures.probe import train_probe
+from nearkin.evaluation.views import ImageViews
+from nearkin.metrics.attentive import HEADS, AttentiveProbe, train_attentive_probe
+from nearkin.metrics.metric import Metric, Protocol, share
+from nearkin.metrics.probe import Choice, train_probe
 from nearkin.networks.tokens import TokenFeatures
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
@@ -25,15 +25,17 @@ PIECE: Final = 256  # Test images whose tokens are held at once
 
 
 def attentive_probe(
-    views: ImageViews, train: Embeddings, test: Embeddings, *, seed: int
-) -> list[Measure]:
+    views: ImageViews | None, train: Embeddings, test: Embeddings, *, seed: int
+) -> list[Metric]:
     """Measure an attentive probe on tokens, and a linear one on features of the same images.
 
     Tokens take hundreds of times the memory of features, so that few training images fit; the
     linear probe on the features of these few is the number to compare with. Raw pixels and
     embeddings have no tokens and are not measured.
     """
-    if isinstance(views.encoder.backbone.body, RawPixels | Projected):
+    if views is None:
+        raise DataError("it needs the images; there are only features")
+    if isinstance(views.encoder.backbone.body, Projected):
         return []
     try:
         network = TokenFeatures(views.encoder.backbone, views.encoder.image_size).eval()
@@ -46,23 +48,33 @@ def attentive_probe(
     if len(np.unique(few.labels)) < 2 or not len(scored):
         raise DataError("the attentive probe needs labeled images of two classes or more")
     tokens = _tokens(network, views, views.train.subset(rows), views.on_progress)
-    probe, _ = train_attentive_probe(
+    probe, validated = train_attentive_probe(
         tokens.to(views.device), few.labels, seed=seed, groups=few.groups
     )
     correct = _predict(probe, network, views, views.test.subset(scored)) == test.labels
     linear = train_probe(few.tensor, few.labels, seed=seed, groups=few.groups)
-    protocol = (
-        f"{HEADS} heads on {network.num_tokens} tokens, C {probe.strength:g} chosen on training "
-        f"images, {len(rows)} training images, {len(test)} test images"
-    )
-    same = f"as the attentive probe, on features: {len(rows)} training images, {len(test)} test"
+    sizes: Protocol = {"training images": len(rows), "of": "test images"}
+    attention: Protocol = {"method": "attentive pooling and logistic regression", "heads": HEADS}
+    choice = Choice(probe.strength, validated.choice_size)
     return [
-        accuracy("attentive probe", correct, protocol, scored),
-        accuracy(
+        share(
+            "attentive probe",
+            correct,
+            {**attention, "tokens": network.num_tokens, **sizes},
+            groups=test.groups,
+            rows=scored,
+            chosen=choice.described(),
+            meaning="Accuracy of a classifier that learns where to look: it weights the tokens "
+            "before the pooling. Compare it with the linear probe on the same few images.",
+        ),
+        share(
             "linear probe, same images",
             linear.predict(test.tensor) == test.labels,
-            f"{same} images, C {linear.strength:g}",
-            scored,
+            {"method": "logistic regression on standardized features", **sizes},
+            groups=test.groups,
+            rows=scored,
+            chosen=linear.choice.described(),
+            meaning="The linear probe to compare the attentive one with.",
         ),
     ]
 

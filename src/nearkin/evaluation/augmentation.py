@@ -10,7 +10,7 @@ from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.images import Images
 from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.measures import knn
+from nearkin.evaluation.metrics import knn
 
 MAX_THUMBNAILS: Final = 2_000  # Sampled images
 
@@ -57,6 +57,6 @@ def _accuracy(bank: torch.Tensor, queries: torch.Tensor, labels: np.ndarray) -> 
     train = Embeddings((bank.flatten(1)[::2] - mean).numpy(), labels[::2])
     test = Embeddings((queries.flatten(1)[1::2] - mean).numpy(), labels[1::2])
     try:
-        return knn(train, test, k=20).value
+        return knn(train, test)[0].value
     except NearkinError:
         return 0.0

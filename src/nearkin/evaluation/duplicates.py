@@ -19,7 +19,7 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import EmbeddingTable
-from nearkin.measures.intervals import wilson
+from nearkin.metrics.intervals import wilson
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, under
 

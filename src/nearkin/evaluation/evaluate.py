@@ -1,203 +1,196 @@
-"""All measures of an encoder, beside their floors: its start, an untrained network, pixels."""
+"""All metrics of an encoder, beside those of its start, an untrained network and raw pixels."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
 from nearkin.choices import Protocol
 from nearkin.config import Augment
-from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.images import Images
 from nearkin.data.split import Split
-from nearkin.distributed import ALONE, Share
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, DivergedError
+from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
-from nearkin.evaluation.floors import (
-    FEWEST,
-    Taken,
-    conditions,
-    stored_file,
-    stored_or_taken,
-)
-from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
 from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
-from nearkin.evaluation.measures import (
-    CPU,
-    GEOMETRY_IMAGES,
-    Measure,
-    geometry_rows,
-    num_neighbors,
-)
+from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, geometry_rows
 from nearkin.evaluation.protocols import ENTRIES, QUICK, Entry, Inputs, chosen
-from nearkin.evaluation.verdict import StartComparison, compare_with_start, stored_comparison
-from nearkin.evaluation.views import ImageViews, pixel_encoder, second_view
-from nearkin.objectives import unit
+from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
+from nearkin.evaluation.views import ImageViews, second_view
+from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
-from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
+from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.text import aligned
-from nearkin.types import UNKNOWN
 
-# Columns that are headed by another name than their own.
-TITLES: Final = {
-    "teacher": "teacher",
-    "start": "frozen start",
-    "untrained": "untrained encoder",
-    "pixels": "raw pixels",
-}
-SIDE: Final = 32  # Raw pixels are those of crops of so many pixels a side
-PIXEL_BANK: Final = 50_000  # Training images, at most, whose raw pixels are measured
-PIECE: Final = 1024  # Images whose raw pixels are centered, or features checked, at once
+PIECE: Final = 1024  # Images whose features are checked at once
+
+Pair = tuple[Embeddings, Embeddings]
+"""Training and test embeddings."""
+
+
+# What is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The measures of each table of features: `encoder`, `teacher`, `start`, `untrained`, ..."""
+    """The metrics of each table of features: the encoder's first, then those it stands beside."""
 
     sizes: Mapping[str, int]  # Number of images of each split
-    measures: Mapping[str, list[Measure]]  # By table of features
+    metrics: Mapping[str, list[Metric]]  # By table of features
     left_out: Mapping[str, str]  # What could not be measured, of all tables or of one, and why
-    comparison: StartComparison | None = None  # With the start of the training, if it had one
-    kept: tuple[KeptShare, ...] = ()  # Of the accuracy of its teacher, if it had one
+    differences: Mapping[str, tuple[Difference, ...]] = field(
+        default_factory=dict[str, tuple[Difference, ...]]
+    )
+    """Of the first table to each other one, image by image."""
+    collapsed: bool = False  # Whether the features have collapsed, those of a start being spread
     leaks: Leaks | None = None  # Of test images into the training part, if there are any
     start: Path | None = None  # The file of what the training started from, for the verdict
 
+    @classmethod
+    def stored(cls, summary: Mapping[str, Any], start: Path | None = None) -> "Evaluation":
+        """Return what `to_dict` has made plain, without the outcomes of single images."""
+        metrics = {
+            table: [Metric(**entry) for entry in column.values()]
+            for table, column in summary["metrics"].items()
+        }
+        return cls(
+            summary["sizes"],
+            metrics,
+            summary["left_out"],
+            stored_differences(summary),
+            summary.get("comparison", {}).get("collapsed", False),
+            stored_leaks(summary),
+            start,
+        )
+
+    @property
+    def comparison(self) -> StartComparison | None:
+        """The encoder beside the start of its training, if it had one."""
+        if "start" not in self.differences:
+            return None
+        return StartComparison(self.differences["start"], self.collapsed)
+
+    @property
+    def kept(self) -> list[str]:
+        """What the encoder keeps of the accuracy of its teacher, if it had one."""
+        return [text for each in self.differences.get("teacher", ()) if (text := kept(each))]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        measures = {
-            table: {measure.name: measure.to_dict() for measure in column}
-            for table, column in self.measures.items()
+        metrics = {
+            table: {metric.name: metric.to_dict() for metric in column}
+            for table, column in self.metrics.items()
         }
-        plain = {"sizes": self.sizes, "measures": measures, "left_out": self.left_out}
+        plain = {"sizes": self.sizes, "metrics": metrics, "left_out": self.left_out}
+        plain["differences"] = {
+            table: [asdict(each) for each in found] for table, found in self.differences.items()
+        }
         plain |= {"comparison": self.comparison.to_dict()} if self.comparison else {}
-        plain |= {"leaks": asdict(self.leaks)} if self.leaks else {}
-        return plain | plain_shares(self.kept)
+        return plain | ({"leaks": asdict(self.leaks)} if self.leaks else {})
 
     def rows(self) -> list[list[str]]:
-        """Return cells of text: a heading, then a row per measure and a column per table."""
-        columns = [{m.name: str(m) for m in measures} for measures in self.measures.values()]
-        names = dict.fromkeys(name for column in columns for name in column)
-        heading = ["measure", *(TITLES.get(table, table) for table in self.measures)]
-        return [heading, *([name, *(c.get(name, "-") for c in columns)] for name in names)]
+        """Return cells of text: a heading, then a row per metric and a column per table."""
+        titles = {TITLES.get(table, table): column for table, column in self.metrics.items()}
+        return metric_rows(titles)
 
     def lines(self) -> list[str]:
-        """Format the measures as aligned columns, then what could not be measured, and why.
+        """Format the metrics as aligned columns, then what could not be measured, and why.
 
         The last line is the verdict on a training that had a start.
         """
         notes = [f"{name}: not measured, {why}" for name, why in self.left_out.items()]
         verdict = [self.comparison.line(self.start)] if self.comparison else []
         leaks = [f"warning: {self.leaks}"] if self.leaks else []
-        return [*aligned(self.rows()), *notes, *leaks, *map(str, self.kept), *verdict]
+        return [*aligned(self.rows()), *notes, *leaks, *self.kept, *verdict]
 
 
-def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
-    """Summarize a training in lines: its measures beside their floors, and the verdict."""
-    measures = {
-        table: [Measure(**entry) for entry in column.values()]
-        for table, column in summary["measures"].items()
-    }
-    comparison = stored_comparison(summary)
-    parts = summary["sizes"], measures, summary["left_out"], comparison
-    return Evaluation(*parts, stored_shares(summary), stored_leaks(summary), start).lines()
+def metric_rows(columns: Mapping[str, Sequence[Metric]]) -> list[list[str]]:
+    """Return cells of text: a heading, then a row per metric, `-` where a column has none."""
+    cells = {title: {m.name: str(m) for m in column} for title, column in columns.items()}
+    names = dict.fromkeys(name for of in cells.values() for name in of)
+    rows = [[name, *(of.get(name, "-") for of in cells.values())] for name in names]
+    return [["metric", *cells], *rows]
+
+
+def stored_differences(summary: Mapping[str, Any]) -> dict[str, tuple[Difference, ...]]:
+    """Return the differences that summary.json holds, by table."""
+    plain = summary.get("differences", {})
+    return {table: tuple(Difference(**each) for each in found) for table, found in plain.items()}
+
+
+# Of features
 
 
 def evaluate_tables(
-    tables: Mapping[str, tuple[Embeddings, Embeddings]],
+    tables: Mapping[str, Pair],
     *,
     seed: int,
-    k: int = 200,
     protocol: Sequence[Protocol] = (QUICK,),
-    image_views: Mapping[str, ImageViews] | None = None,
+    images: Mapping[str, ImageViews] | None = None,
     device: torch.device = CPU,
-    share: Share = ALONE,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
-    """Take the same measures of several tables of features of the same images.
+    """Take the same metrics of several tables of features of the same images.
 
     The first of `tables` is the encoder's, whose numbers of images are reported; the others are
-    the floors it has to beat. Each has training and test embeddings: the first are the bank of
-    kNN and what the probe learns from. The labels of test images decide nothing but the scores.
-    If one of the floors is the `start` of a training, the encoder is compared with it image by
-    image. One that is the `teacher` is compared with it likewise.
+    what it stands beside, and is compared with image by image. Each has training and test
+    embeddings: the first are the bank of kNN and what the probe learns from. The labels of test
+    images decide nothing but the scores.
 
-    `protocol` names what is measured, see `nearkin.evaluation.protocols`. For measures that need
-    more than features, `image_views` has the images of each table. With the share of a process,
-    others measure the same tables at the same time.
+    `protocol` names what is measured, see `nearkin.evaluation.protocols`. For metrics that need
+    more than features, `images` has those of each table.
     """
-    taken = {}
+    metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()
     for name, (train, test) in tables.items():
-        views = (image_views or {}).get(name)
-        inputs = Inputs(train, test, k, seed, device, views, share)
-        taken[name] = _measured(inputs, chosen(protocol), under(name, on_progress))
-    return _evaluation(tables, taken, protocol, k)
-
-
-def _evaluation(
-    tables: Mapping[str, tuple[Embeddings, Embeddings]],
-    taken: Mapping[str, Taken],
-    protocol: Sequence[Protocol],
-    k: int,
-) -> Evaluation:
-    """Join what was taken of each table, and compare the encoder with its start and its teacher.
-
-    Tables of floors that were measured before may be missing.
-    """
-    measures = {
-        name: [measure for of in each.values() if not isinstance(of, str) for measure in of]
-        for name, each in taken.items()
-    }
-    elsewhere = {
-        title
-        for each in taken.values()
-        for title, of in each.items()
-        if isinstance(of, list) and of
-    }
-    left_out: dict[str, str] = {}
-    for name, each in taken.items():
-        for title, why in each.items():
-            if isinstance(why, str):
-                of_one = f"{title} of {TITLES.get(name, name)}" if title in elsewhere else title
-                left_out.setdefault(of_one, why)
+        inputs = Inputs(train, test, seed, device, (images or {}).get(name))
+        progress = under(TITLES.get(name, name), on_progress)
+        metrics[name], reasons[name] = _measured(inputs, chosen(protocol), progress)
     train, test = next(iter(tables.values()))
-    evaluation = Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
+    evaluation = Evaluation(
+        {"train": len(train), "test": len(test)}, metrics, _left_out(reasons, len(tables))
+    )
     if not set(ENTRIES[QUICK]) <= set(chosen(protocol)):
-        return evaluation  # the verdict is on the same measures always
-    comparison = compare_with_start(tables, measures, k=k)
-    shares = kept_shares(tables, measures, k=k)
-    return replace(evaluation, comparison=comparison, kept=shares)
+        return evaluation  # the verdict is on the same metrics always
+    collapsed = "start" in metrics and has_collapsed(metrics)
+    return replace(evaluation, differences=differences(tables, metrics), collapsed=collapsed)
 
 
-def _measured(inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCallback) -> Taken:
-    """Take the measures of one table of features, or the reason why not."""
+def _left_out(reasons: Mapping[str, Mapping[str, str]], tables: int) -> dict[str, str]:
+    """Return what was not measured, by its title; with the table, where it is not of all."""
+    left_out = dict[str, str]()
+    for name, of in reasons.items():
+        for title, why in of.items():
+            everywhere = sum(title in other for other in reasons.values()) == tables
+            key = title if everywhere else f"{title} of {TITLES.get(name, name)}"
+            left_out.setdefault(key, why)
+    return left_out
+
+
+def _measured(
+    inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCallback
+) -> tuple[list[Metric], dict[str, str]]:
+    """Take the metrics of one table of features; and why not, by what could not be measured."""
     for embeddings in (inputs.train, inputs.test, inputs.test.second_view):
         _check_finite(embeddings)
-    taken = Taken()
+    metrics, reasons = list[Metric](), dict[str, str]()
     for done, entry in enumerate(entries):
         on_progress(done, len(entries), entry.title)
         try:
-            measures = entry.measure(inputs)
+            metrics += entry.measure(inputs)
         except DataError as error:
-            taken[entry.title] = str(error)
-        else:
-            if not entry.compared:  # in the verdict, which looks at outcomes
-                measures = [replace(measure, outcome=None) for measure in measures]
-            taken[entry.title] = measures
+            reasons[entry.title] = str(error)
     on_progress(len(entries), len(entries), "measured")
-    return taken
+    return metrics, reasons
 
 
 def _check_finite(embeddings: Embeddings | None) -> None:
-    if embeddings is None:
-        return
-    for rows in blocks(len(embeddings), PIECE):
+    for rows in blocks(0 if embeddings is None else len(embeddings), PIECE):
+        assert embeddings is not None
         finite = np.isfinite(embeddings.vectors[rows]).all(axis=1)
         if not finite.all():
             raise DivergedError(
@@ -206,11 +199,14 @@ def _check_finite(embeddings: Embeddings | None) -> None:
             )
 
 
+# Of encoders and images
+
+
 def evaluate_split(
     encoder: Encoder,
     split: Split,
     *,
-    floors: Mapping[str, Encoder],
+    beside: Mapping[str, Encoder],
     seed: int,
     workers: int,
     augment: Augment,
@@ -228,7 +224,7 @@ def evaluate_split(
     Args:
         encoder: What is measured.
         split: Training images, the bank of kNN and what the probe learns from, and test images.
-        floors: Encoders that it has to beat, by the name of their table, such as `untrained`;
+        beside: Encoders that it stands beside, by the name of their table, such as `untrained`;
             raw pixels always follow them.
         seed: Decides what is drawn for probe, clusters and views.
         workers: Processes that decode photographs.
@@ -242,44 +238,39 @@ def evaluate_split(
         on_progress: Receives the progress.
 
     Returns:
-        The measures, and the encoder's embeddings of all images, normalized, in their order.
+        The metrics, and the encoder's embeddings of all images, normalized, in their order.
     """
-    entries = chosen(protocol)  # a wrong name is refused before anything is computed
-    images = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
+    chosen(protocol)  # a wrong name is refused before anything is computed
+    parts = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
     rows = {"train": split.train_rows, "test": split.test_rows}
-    computed = {name: (of, rows) for name, of in (features or {}).items()}
-    task = _Task(images, seed, workers, augment, device)
-    progress = under(table, on_progress)
-    encoded = task.encode(encoder, computed.get(table), progress)
+    study, computed = _Study(parts, seed, workers, augment, device), features or {}
+    of_table = under(TITLES.get(table, table), on_progress)
+    encoded = study.encode(encoder, of_table, computed.get(table), rows)
     for part in encoded.values():
         _check_finite(part)
     embeddings = _joined(split, encoded)
     on_encoded(embeddings)
-    # The floors are measured on the very images that the encoder could read.
-    task = replace(
-        task,
-        images={name: images[name].subset(part.rows) for name, part in encoded.items()},
-        k=num_neighbors(len(encoded["train"].labeled())),
-    )
-    rows |= {name: rows[name][part.rows] for name, part in encoded.items()}
-    shared = ""
-    if len(split.images) >= FEWEST:
-        shared = conditions(split.images, rows, seed=seed, augment=augment, device=device)
-    tables = {table: _train_and_test(encoded)}
-    taken = {table: task.measure(encoder, tables[table], entries, progress)}
-    for name, floor in {**floors, "pixels": None}.items():
+    # The others are measured on the very images that the encoder could read.
+    readable = {name: parts[name].subset(part.rows) for name, part in encoded.items()}
+    rows = {name: rows[name][part.rows] for name, part in encoded.items()}
+    study = replace(study, parts=readable)
+    tables, views = {table: encoded}, {table: study.views(encoder, of_table)}
+    for name, other in beside.items():
         progress = under(TITLES.get(name, name), on_progress)
-        path = None if name in computed else stored_file(name, floor, shared)
-        if path:
-            take = partial(task.take, floor, on_progress=progress)
-            taken[name] = stored_or_taken(path, entries, take)
-        else:
-            tables[name] = task.table(floor, computed.get(name), progress)
-            taken[name] = task.measure(floor, tables[name], entries, progress)
-    evaluation = _evaluation(tables, taken, protocol, task.k)
+        tables[name] = study.encode(other, progress, computed.get(name), rows)
+        views[name] = study.views(other, progress)
+    tables["pixels"] = study.pixels(under(TITLES["pixels"], on_progress))
+    evaluation = evaluate_tables(
+        {name: _train_and_test(each) for name, each in tables.items()},
+        seed=seed,
+        protocol=protocol,
+        images=views,
+        device=device,
+        on_progress=on_progress,
+    )
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
     leaked = split.leaked[encoded["test"].rows] if "test" in encoded else np.zeros(0, np.bool_)
-    leaks = find_leaks(leaked, evaluation.measures[table])
+    leaks = find_leaks(leaked, evaluation.metrics[table])
     return replace(evaluation, sizes=sizes, leaks=leaks), embeddings
 
 
@@ -292,83 +283,49 @@ def label_free(
     augment: Augment,
     device: torch.device,
     on_progress: ProgressCallback = ignore_progress,
-) -> dict[str, Measure]:
-    """Take the measures of the protocol `labelfree`, by name; those that fail are missing.
+) -> dict[str, Metric]:
+    """Take the metrics of the protocol `labelfree`, by name; those that fail are missing.
 
     Of at most `GEOMETRY_IMAGES` images, evenly spread, whichever split they are of.
     """
-    task = _Task({"train": images.spread(GEOMETRY_IMAGES)}, seed, workers, augment, device)
-    taken = task.take(encoder, ENTRIES["labelfree"], on_progress)
-    return {m.name: m for of in taken.values() if not isinstance(of, str) for m in of}
-
-
-Computed = tuple[Embeddings, Mapping[str, np.ndarray]]
-"""Features of all images, and the rows of each part in them."""
+    parts = {"train": images.spread(GEOMETRY_IMAGES)}
+    study = _Study(parts, seed, workers, augment, device)
+    pair = _train_and_test(study.encode(encoder, on_progress))
+    metrics, _ = _measured(Inputs(*pair, seed, device), ENTRIES["labelfree"], on_progress)
+    return {metric.name: metric for metric in metrics}
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
-    """The images that all tables of an evaluation are of, and how these are measured.
+class _Study:
+    """The images that all tables of an evaluation are of, and how these are encoded."""
 
-    An encoder that is None is raw pixels.
-    """
-
-    images: Mapping[str, Images]  # Of each split
+    parts: Mapping[str, Images]  # Of each split
     seed: int
     workers: int
     augment: Augment
     device: torch.device
-    k: int = 0  # Of kNN
-
-    def take(
-        self, floor: Encoder | None, entries: Sequence[Entry], on_progress: ProgressCallback
-    ) -> Taken:
-        """Compute the features of a floor, and measure them."""
-        pair = self.table(floor, None, on_progress)
-        return self.measure(floor, pair, entries, on_progress)
-
-    def table(
-        self, encoder: Encoder | None, computed: Computed | None, on_progress: ProgressCallback
-    ) -> tuple[Embeddings, Embeddings]:
-        """Training and test embeddings."""
-        if encoder is None:
-            return _train_and_test(_raw_pixels(self.images, self.workers, on_progress))
-        return _train_and_test(self.encode(encoder, computed, on_progress))
-
-    def measure(
-        self,
-        encoder: Encoder | None,
-        pair: tuple[Embeddings, Embeddings],
-        entries: Sequence[Entry],
-        on_progress: ProgressCallback,
-    ) -> Taken:
-        """Take the measures of training and test embeddings."""
-        views = None
-        if any(entry.needs_images for entry in entries):
-            views = self._views(encoder, on_progress)
-        return _measured(
-            Inputs(*pair, self.k, self.seed, self.device, views), entries, on_progress
-        )
 
     def encode(
-        self, encoder: Encoder, computed: Computed | None, on_progress: ProgressCallback
+        self,
+        encoder: Encoder,
+        on_progress: ProgressCallback,
+        computed: Embeddings | None = None,
+        rows: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, Embeddings]:
-        """Embeddings of each part; of the last, which is scored, also a second view of some."""
-        if computed is None:
-            encode_part = partial(
-                encode_images,
-                encoder,
-                device=self.device,
-                workers=self.workers,
-                on_progress=on_progress,
+        """Embeddings of each part; of the last, which is scored, also a second view of some.
+
+        `computed` are features of all images, in which the parts are at these `rows`.
+        """
+        encoded = {
+            name: encode_images(
+                encoder, part, device=self.device, workers=self.workers, on_progress=on_progress
             )
-            encoded = {name: encode_part(part) for name, part in self.images.items()}
-        else:
-            features, rows = computed
-            parts = self.images.items()
-            encoded = {name: _chosen(features, part, rows[name]) for name, part in parts}
-        scored = list(self.images)[-1]
-        readable = self.images[scored].subset(encoded[scored].rows)
+            if computed is None or rows is None
+            else _chosen(computed, part, rows[name])
+            for name, part in self.parts.items()
+        }
+        scored = list(self.parts)[-1]
+        readable = self.parts[scored].subset(encoded[scored].rows)
         view = second_view(
             encoder,
             readable,
@@ -379,16 +336,20 @@ class _Task:
         )
         return encoded | {scored: replace(encoded[scored], second_view=view)}
 
-    def _views(self, encoder: Encoder | None, on_progress: ProgressCallback) -> ImageViews:
-        """The images with their encoder; raw pixels have a mean of some training images."""
-        train = self.images["train"]
-        # Where nothing is held out there are no labels to score with; see `_train_and_test`.
-        test = self.images.get("test", replace(train, labels=np.full_like(train.labels, UNKNOWN)))
-        if encoder is None:
-            train = train.spread(PIXEL_BANK)
-            encoder = pixel_encoder(train, SIDE, self.workers)
-        settings = self.seed, self.workers, self.augment, self.device
-        return ImageViews(encoder, train, test, *settings, on_progress)
+    def pixels(self, on_progress: ProgressCallback) -> dict[str, Embeddings]:
+        """Raw pixels of each part; of many training images, those of some."""
+        parts = {**self.parts, "train": self.parts["train"].spread(PIXEL_BANK)}
+        features = pixel_features(parts.values(), self.workers, on_progress)
+        return {
+            name: embeddings_of(part, pixels.numpy())
+            for (name, part), pixels in zip(parts.items(), features, strict=True)
+        }
+
+    def views(self, encoder: Encoder, on_progress: ProgressCallback) -> ImageViews:
+        """The images with their encoder."""
+        train = self.parts["train"]
+        test = self.parts.get("test", train)
+        return ImageViews(encoder, train, test, self.workers, self.device, on_progress)
 
 
 def _chosen(
@@ -401,37 +362,9 @@ def _chosen(
     return embeddings_of(images.subset(own), vectors, own, bad)
 
 
-def _train_and_test(parts: Mapping[str, Embeddings]) -> tuple[Embeddings, Embeddings]:
+def _train_and_test(parts: Mapping[str, Embeddings]) -> Pair:
     """Where nothing is held out, training images are a test of nothing but geometry."""
     return parts["train"], parts.get("test", parts["train"].unlabeled())
-
-
-def _raw_pixels(
-    images: Mapping[str, Images], workers: int, on_progress: ProgressCallback
-) -> dict[str, Embeddings]:
-    """Raw pixels of each part; of many training images, those of some."""
-    parts = {**images, "train": images["train"].spread(PIXEL_BANK)}
-    features = pixel_features(parts.values(), workers, on_progress)
-    return {
-        name: embeddings_of(part, pixels.numpy())
-        for (name, part), pixels in zip(parts.items(), features, strict=True)
-    }
-
-
-def pixel_features(
-    parts: Iterable[Images], workers: int, on_progress: ProgressCallback = ignore_progress
-) -> list[Float[Tensor, "n d"]]:
-    """Raw pixels as features: unit vectors of what differs from the mean image of the first."""
-    features = []
-    for part in parts:
-        crops = CenterCrops(part, SIDE, workers=workers)
-        pixels = torch.cat(list(tracked(crops, len(part), "raw pixels", on_progress)))
-        features.append(from_zero_to_one(pixels.flatten(1)))
-    mean = torch.from_numpy(features[0].numpy().mean(axis=0, dtype=np.float64)).float()
-    for pixels in features:
-        for piece in pixels.split(PIECE):  # in place: all once more could be too many
-            piece.copy_(unit(piece - mean))
-    return features
 
 
 def _joined(split: Split, encoded: Mapping[str, Embeddings]) -> Embeddings:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool
 
-from nearkin.evaluation.measures import Measure
+from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 
 SCORED: Final = ("kNN top-1", "linear probe")
@@ -20,7 +20,7 @@ class Leaks:
     leaked: int
     test: int
     accuracies: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By measure: the accuracy on all labeled test images, and on those that are not leaked."""
+    """By metric: the accuracy on all labeled test images, and on those that are not leaked."""
 
     def __str__(self) -> str:
         """One sentence, without its period."""
@@ -35,17 +35,17 @@ class Leaks:
         return f"{text}; without them {', '.join(each)}" if each else text
 
 
-def find_leaks(leaked: Bool[np.ndarray, " test"], measures: Iterable[Measure]) -> Leaks | None:
+def find_leaks(leaked: Bool[np.ndarray, " test"], metrics: Iterable[Metric]) -> Leaks | None:
     """Score an encoder anew on the test images that are not leaked; None if none is."""
     if not leaked.any():
         return None
     accuracies = {}
-    for measure in measures:
-        if measure.name in SCORED and measure.outcome is not None:
-            correct = measure.outcome.correct
-            clean = correct[~leaked[measure.outcome.rows]]
+    for metric in metrics:
+        if metric.name in SCORED and metric.outcome is not None:
+            correct = metric.outcome.correct
+            clean = correct[~leaked[metric.outcome.rows]]
             if len(clean):
-                accuracies[measure.name] = (float(correct.mean()), float(clean.mean()))
+                accuracies[metric.name] = (float(correct.mean()), float(clean.mean()))
     return Leaks(int(leaked.sum()), len(leaked), accuracies)
 
 

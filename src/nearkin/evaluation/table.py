@@ -1,7 +1,8 @@
 """Embeddings on disk: a file, or a folder of parts that other tools read as one table.
 
-A file may be .parquet, .npz, or .npy with a .csv beside it; a part is .parquet. What is there is
-read whole by `read_embeddings`, and block by block where it is more than memory holds.
+A file that is written may be .parquet, .npz, or .npy with a .csv beside it; a part, and whatever
+is read, is .parquet: whole by `read_embeddings`, and block by block where it is more than memory
+holds.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -19,12 +20,11 @@ from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.data.labels import numbered
-from nearkin.distributed import free_memory
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
-from nearkin.files import PARTIAL, read_arrays, replace_text, usable, whole, writing
-from nearkin.measures.neighbors import nearest
+from nearkin.files import PARTIAL, replace_text, usable, whole, writing
+from nearkin.metrics.neighbors import nearest
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
@@ -32,7 +32,8 @@ from nearkin.run.failures import resource_errors
 from nearkin.schema import suggestion
 from nearkin.tables import write_csv
 
-FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
+SUFFIX: Final = ".parquet"  # Of what is read
+FORMATS: Final = (SUFFIX, ".npz", ".npy")  # What `write_embeddings` writes
 COLUMNS: Final = ("path", "label", "vector")  # A table of another program needs no more
 TEXT: Final = ("path", "label", "split")
 BAD: Final = b"nearkin.bad"  # Where a part notes its bad images, so that both appear at once
@@ -55,7 +56,7 @@ def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> N
     check_format(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".parquet":
+        if path.suffix == SUFFIX:
             _write_parquet(path, embeddings, encoder)
         elif path.suffix == ".npz":
             columns = _text(embeddings) | {ENCODER: [encoder]}
@@ -424,7 +425,7 @@ class Block:
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """Embeddings on disk, of which nothing is in memory: a folder of parts, .parquet or .npz."""
+    """Embeddings on disk, of which nothing is in memory: a folder of parts, or a .parquet."""
 
     path: Path
     files: tuple[Path, ...]  # In the order of the images
@@ -436,12 +437,12 @@ class EmbeddingTable:
         return digest(self.path / NOTE if self.path.is_dir() else self.path)
 
     def __len__(self) -> int:
-        return sum(count for file in self.files for count, _ in _groups(file))
+        return sum(count for file in self.files for count, _ in _row_groups(file))
 
     def blocks(self, rows: Int[np.ndarray, " rows"] | None = None) -> Iterator[Block]:
         """Yield all rows, or these ascending ones, in order, at most `BLOCK_SIZE` at once.
 
-        An .npz is in memory whole. A file that is no such table is a CheckpointError.
+        A file that is no such table is a CheckpointError.
         """
         dim = 0
         for block in self._read((*TEXT, "vector"), rows, _block):
@@ -460,7 +461,7 @@ class EmbeddingTable:
         """Yield what these columns of all rows, or of ascending ones, convert to, in batches."""
         start = 0
         for file in self.files:
-            for count, batches in _groups(file, columns):
+            for count, batches in _row_groups(file, columns):
                 position, start = start, start + count
                 if rows is not None and not np.diff(np.searchsorted(rows, (position, start)))[0]:
                     continue
@@ -509,6 +510,24 @@ class EmbeddingTable:
         pieces = self._read(dict.fromkeys(("path", column)), rows, cells)
         return [cell or "" for piece in pieces for cell in piece]
 
+    def codes(self, column: str) -> tuple[list[str], Int[np.ndarray, " rows"]]:
+        """Return the distinct texts of the column label or split, and which of them each row has.
+
+        Numbers take a part of the memory of texts; empty where the column says nothing.
+        """
+        number, pieces = dict[str, int](), [np.zeros(0, np.int32)]
+
+        def coded(batch: Any) -> Int[np.ndarray, " rows"]:
+            if column not in batch.schema.names:
+                return np.full(len(batch), number.setdefault("", len(number)), np.int32)
+            encoded = batch[column].fill_null("").dictionary_encode()
+            names = encoded.dictionary.to_pylist()
+            own = [number.setdefault(name, len(number)) for name in names]
+            return np.asarray(np.array(own, np.int32)[encoded.indices.to_numpy()])
+
+        pieces += self._read(dict.fromkeys(("path", column)), None, coded)
+        return list(number), np.concatenate(pieces)
+
     def nearest(
         self, queries: Float[Tensor, "queries dim"], k: int
     ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
@@ -525,7 +544,7 @@ class EmbeddingTable:
 
 def are_vectors(path: Path) -> bool:
     """Return whether a path is one of vectors, not of an encoder."""
-    return path.suffix in READERS or (path / NOTE).exists()
+    return path.suffix == SUFFIX or (path / NOTE).exists()
 
 
 def open_table(path: Path) -> EmbeddingTable:
@@ -540,10 +559,10 @@ def open_table(path: Path) -> EmbeddingTable:
         return EmbeddingTable(path, folder.files, folder.note.encoder)
     if not path.exists():
         raise UsageError(f"{path} does not exist; nearkin embed writes such files")
-    if path.suffix not in READERS:
+    if path.suffix != SUFFIX:
         raise UsageError(
             f"{path} is no table of features; give a folder that nearkin embed has made, or a "
-            f"file that ends in {' or '.join(READERS)}"
+            f"file that ends in {SUFFIX}"
         )
     return EmbeddingTable(path, (path,), _encoder_of(path))
 
@@ -553,9 +572,6 @@ def _encoder_of(file: Path) -> str:
     from pyarrow import parquet
 
     with usable(file, AGAIN), file.open("rb") as opened:
-        if file.suffix == ".npz":
-            stored = read_arrays(opened, free_memory(), [ENCODER])
-            return str(stored[ENCODER][0]) if ENCODER in stored else ""
         noted = parquet.read_metadata(opened).metadata or {}
         return str(noted.get(ENCODER.encode(), b""), "utf-8")
 
@@ -567,38 +583,15 @@ def map_vectors(file: Path, dim: int) -> Float[np.ndarray, "rows dim"]:
     return np.memmap(file, np.float32, mode="r+").reshape(-1, dim)
 
 
-def _groups(file: Path, columns: Iterable[str] = ()) -> Iterator[tuple[int, Iterator[Any]]]:
+def _row_groups(file: Path, columns: Iterable[str] = ()) -> Iterator[tuple[int, Iterator[Any]]]:
     """Yield how many rows each row group of a file has, and batches of its columns, unread."""
-    with usable(file, AGAIN), file.open("rb") as opened:
-        yield from READERS[file.suffix](opened, columns)
-
-
-def _parquet_groups(file: BinaryIO, columns: Iterable[str]) -> Iterator[tuple[int, Iterator[Any]]]:
     from pyarrow import parquet
 
-    table = parquet.ParquetFile(file)
-    for group in range(table.num_row_groups):
-        batches = table.iter_batches(BLOCK_SIZE, [group], list(columns))
-        yield table.metadata.row_group(group).num_rows, batches
-
-
-def _npz_groups(file: BinaryIO, columns: Iterable[str]) -> Iterator[tuple[int, Iterator[Any]]]:
-    stored = read_arrays(file, free_memory())
-    yield len(stored["path"]), _npz_batches(stored, columns)
-
-
-def _npz_batches(stored: Mapping[str, np.ndarray], columns: Iterable[str]) -> Iterator[Any]:
-    import pyarrow
-
-    read = {name: stored[name] for name in columns if name in stored}
-    if "vector" in read:
-        if read["vector"].ndim != 2:
-            raise ValueError("its vectors are not rows of a matrix")
-        read["vector"] = _lists(read["vector"])
-    yield from pyarrow.table(read).to_batches(BLOCK_SIZE)
-
-
-READERS: Final = {".parquet": _parquet_groups, ".npz": _npz_groups}
+    with usable(file, AGAIN), file.open("rb") as opened:  # pyarrow takes no path beyond UTF-8
+        table = parquet.ParquetFile(opened)
+        for group in range(table.num_row_groups):
+            batches = table.iter_batches(BLOCK_SIZE, [group], list(columns))
+            yield table.metadata.row_group(group).num_rows, batches
 
 
 def _block(batch: Any) -> Block:

@@ -16,7 +16,7 @@ from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import writing
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.neighbors import nearest
 from nearkin.report.image_map import NEIGHBORS, coordinates, landmark_rows
 from nearkin.report.site import class_names
 from nearkin.run.folder import RunFolder

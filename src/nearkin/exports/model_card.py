@@ -12,10 +12,10 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.folders import AVERAGE, POOLED, TransformersNetwork, construction
 from nearkin.encoders.origin import NOT_STATED, RESTRICTED, RESTRICTION, without_folder
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.evaluation.evaluate import TITLES
-from nearkin.evaluation.measures import Measure
+from nearkin.evaluation.baselines import TITLES
 from nearkin.exports.native import architecture
 from nearkin.files import replace_text, usable
+from nearkin.metrics.metric import Metric
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
@@ -88,7 +88,7 @@ class ModelCard:
             *(f"- {line}" for line in checks),
             "",
             *self._made(),
-            *self._measures(),
+            *self._metrics(),
             "## Licenses",
             "",
             *self._licenses(),
@@ -277,8 +277,8 @@ class ModelCard:
                 f"- fingerprint of the images and of what was held out: {noted['fingerprint']}",
             ]
 
-    def _measures(self) -> list[str]:
-        """Return a table of the run's measures beside their floors, with intervals."""
+    def _metrics(self) -> list[str]:
+        """Return a table of the run's metrics beside their baselines, with intervals."""
         columns = _columns(self.folder.read_evaluated()) if self.folder is not None else {}
         if not any(columns.values()):
             return []
@@ -287,14 +287,14 @@ class ModelCard:
             [name, *(str(of[name]) if name in of else "-" for of in columns.values())]
             for name in names
         ]
-        heading = ["measure", *(TITLES.get(title, title) for title in columns)]
+        heading = ["metric", *(TITLES.get(title, title) for title in columns)]
         protocols = {
-            m.name: m.protocol for column in reversed(columns.values()) for m in column.values()
+            m.name: m.sentence for column in reversed(columns.values()) for m in column.values()
         }
         return [
-            "## Measures",
+            "## Metrics",
             "",
-            "With 95 % intervals, beside floors, on images of this data:",
+            "With 95 % intervals, beside baselines, on images of this data:",
             "",
             _row(heading),
             _row(["---"] * len(heading)),
@@ -354,13 +354,13 @@ def _cut(view: Preprocessing) -> list[str]:
     ]
 
 
-def _columns(summary: Mapping[str, Any]) -> dict[str, dict[str, Measure]]:
-    """Return the measures of each table of a summary, of any kind of run."""
-    tables: Mapping[str, Any] = summary.get("measures", summary.get("scores", {}))
+def _columns(summary: Mapping[str, Any]) -> dict[str, dict[str, Metric]]:
+    """Return the metrics of each table of a summary, of any kind of run."""
+    tables: Mapping[str, Any] = summary.get("metrics", summary.get("scores", {}))
     columns = {}
     for title, column in tables.items():
         entries: Iterable[Any] = column.values() if isinstance(column, Mapping) else column
-        columns[title] = {entry["name"]: Measure(**entry) for entry in entries}
+        columns[title] = {entry["name"]: Metric(**entry) for entry in entries}
     return columns
 
 

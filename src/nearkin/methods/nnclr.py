@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.errors import UsageError
-from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
+from nearkin.metrics.neighbors import nearest
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.schema import Count, Dim, DimOrZero, QueueSize, Temperature

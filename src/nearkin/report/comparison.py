@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -12,12 +12,13 @@ import numpy as np
 from markupsafe import Markup
 
 from nearkin.errors import UsageError
+from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.evaluate import TITLES
-from nearkin.evaluation.measures import Measure, knn, num_neighbors
+from nearkin.evaluation.metrics import KNN, knn
 from nearkin.evaluation.table import read_all
-from nearkin.evaluation.verdict import DECISIVE, differences
+from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
+from nearkin.metrics.metric import Difference, Metric
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.html import BLOCKS, Chart, document, text
 from nearkin.report.page.sections import Table, line_charts
@@ -39,15 +40,13 @@ SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
 WHAT: Final = ("encoder", "method", "backbone", "init_from", "epochs")
 """Settings that say what a run is, beside runs that do not have them."""
-FLOOR_MEASURES: Final = ("kNN top-1", "linear probe")  # measures whose floors are compared too
-LOWER_IS_BETTER: Final = ("log-loss", "calibration error")  # measures whose best is not marked
-Interval = tuple[float, float, float]
-"""A value, and the ends of its interval."""
+OF_BASELINES: Final = (KNN, "linear probe")  # Metrics of baselines that are shown too
 MAX_LINES: Final = 4  # in one chart: a page has no more line styles
 NOTE: Final = (
-    "The best is marked if its 95 % confidence interval excludes the next; for kNN top-1 of the "
-    "same test images, if the paired intervals of the differences exclude 0. Intervals cover the "
-    "sampling of images, not the random seed: for that, compare runs of several seeds."
+    "Intervals are of 95 % confidence. The best kNN top-1 is marked if all runs were scored on "
+    "the same test images and the paired intervals of its differences from the others exclude 0; "
+    "of other metrics, intervals that overlap or not decide nothing. Intervals cover the sampling "
+    "of images, not the random seed: for that, compare runs of several seeds."
 )
 
 
@@ -58,7 +57,7 @@ class FinishedRun:
     folder: RunFolder
     kind: str  # One of `KINDS`
     settings: Mapping[str, str]
-    measures: Mapping[str, Measure]
+    metrics: Mapping[str, Metric]
     images: str  # fingerprint of its images
     split: str  # fingerprint of which of them were held out
     seconds: float | None  # duration; None if the run was interrupted
@@ -76,7 +75,7 @@ def read_finished(run: str | Path) -> FinishedRun:
     read = {TRAININGS: _of_training, DISCOVERIES: _of_discovery}.get(kind, _of_classification)
     with usable(folder.summary, "finish the run anew"):
         summary = folder.read_evaluated()
-        measures = dict(read(summary)) if summary else {}
+        metrics = dict(read(summary)) if summary else {}
     if not summary:
         raise UsageError(
             f"{folder.path} is not finished; finish it with --resume, or leave it out"
@@ -90,34 +89,34 @@ def read_finished(run: str | Path) -> FinishedRun:
         folder=folder,
         kind=kind,
         settings={name: str(value) for name, value in settings.items() if name != "options"},
-        measures=measures,
+        metrics=metrics,
         images=images,
         split=split,
         seconds=_duration(folder.log),
     )
 
 
-def _of_training(summary: Mapping[str, Any]) -> Iterator[tuple[str, Measure]]:
-    for name, entry in summary["measures"]["encoder"].items():
-        yield name, Measure(**entry)
-    for floor, title in TITLES.items():
-        for name in FLOOR_MEASURES:
-            if name in (measures := summary["measures"].get(floor, {})):
-                yield f"{title}: {name}", Measure(**measures[name])
+def _of_training(summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
+    for name, entry in summary["metrics"]["encoder"].items():
+        yield name, Metric(**entry)
+    for table, title in TITLES.items():
+        for name in OF_BASELINES:
+            if name in (metrics := summary["metrics"].get(table, {})):
+                yield f"{title}: {name}", Metric(**metrics[name])
 
 
-def _of_discovery(summary: Mapping[str, Any]) -> Iterator[tuple[str, Measure]]:
+def _of_discovery(summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
     for approach, scores in summary["scores"].items():
         for entry in scores:
             prefix = "" if approach == "nearkin" else f"{approach}: "
             name = f"{prefix}{entry['name']}"
-            yield name, Measure(**{**entry, "name": name})
+            yield name, Metric(**{**entry, "name": name})
 
 
-def _of_classification(summary: Mapping[str, Any]) -> Iterator[tuple[str, Measure]]:
-    for approach, measures in summary["measures"].items():
-        for name, entry in measures.items():
-            yield name if approach == "classifier" else f"{approach}: {name}", Measure(**entry)
+def _of_classification(summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
+    for approach, metrics in summary["metrics"].items():
+        for name, entry in metrics.items():
+            yield name if approach == "classifier" else f"{approach}: {name}", Metric(**entry)
 
 
 def _duration(log: Path) -> float | None:
@@ -137,61 +136,47 @@ def _duration(log: Path) -> float | None:
 
 
 @dataclass(frozen=True)
-class ComparedMeasure:
-    """A measure of several runs."""
+class ComparedMetric:
+    """A metric of several runs."""
 
     name: str
-    values: tuple[Measure | None, ...]  # by run; None if it has none
+    values: tuple[Metric | None, ...]  # By run; None if it has none
     same_images: bool
-    paired: tuple[Interval, ...] = ()
-    """By run: how much worse the measure of the best is than that, image by image, where known."""
+    from_first: tuple[Difference | None, ...] = ()
+    """By run: its difference from the run of the highest value, where it is known image by image;
+    None of that run itself."""
 
     @property
     def comparable(self) -> bool:
         """Whether all runs measured it by the same protocol on the same images."""
-        protocols = {measure.protocol for measure in self.values if measure is not None}
-        return self.same_images and len(protocols) == 1
+        first, *others = [metric for metric in self.values if metric is not None]
+        return self.same_images and all(first.compares_with(other) for other in others)
 
     @property
     def best(self) -> int | None:
-        """The best run, if the interval of its value excludes the next.
-
-        Where the differences from it are known image by image, if these intervals exclude 0.
-        """
-        if self.paired:
-            first = max(range(len(self.paired)), key=lambda run: self.paired[run][0])
-            others = [high for run, (_, _, high) in enumerate(self.paired) if run != first]
-            return first if max(others) < 0 else None
-        ranked = sorted(
-            (-measure.value, number, measure.low)
-            for number, measure in enumerate(self.values)
-            if measure is not None and measure.low is not None
-        )
-        if len(ranked) < 2 or not self.comparable or self.name.startswith(LOWER_IS_BETTER):
+        """The run that all others are clearly below, image by image, if there is one."""
+        if not self.from_first:
             return None
-        (_, best, low), (next_value, *_) = ranked[:2]
-        return best if -next_value < low else None
+        below = all(each is None or each.clear < 0 for each in self.from_first)
+        return self.from_first.index(None) if below else None
 
     def cells(self) -> list[str]:
         """Return the values as text; the best begins with `*`."""
-        cells = ["-" if measure is None else str(measure) for measure in self.values]
+        cells = ["-" if metric is None else str(metric) for metric in self.values]
         if self.best is not None:
             cells[self.best] = f"*{cells[self.best]}"
         return cells
 
     def difference_cells(self) -> list[str]:
-        """Return how far each run is from the best, with a paired interval; that one is empty."""
-        return [
-            f"{value:+.3f} [{low:+.3f}, {high:+.3f}]" if (low, high) != (0, 0) else ""
-            for value, low, high in self.paired
-        ]
+        """Return how far each run is from the highest; that one is empty."""
+        return ["" if each is None else str(each) for each in self.from_first]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        keys = ("value", "low", "high", "protocol")
-        values = [m and {key: getattr(m, key) for key in keys} for m in self.values]
+        values = [metric and metric.to_dict() for metric in self.values]
         plain = {"name": self.name, "best": self.best, "values": values}
-        return plain | ({"paired": [list(each) for each in self.paired]} if self.paired else {})
+        paired = [each and asdict(each) for each in self.from_first]
+        return plain | ({"from_first": paired} if paired else {})
 
 
 def short_names(folders: Sequence[RunFolder]) -> list[str]:
@@ -205,7 +190,7 @@ class Comparison:
     """Runs of one kind side by side."""
 
     runs: tuple[FinishedRun, ...]
-    measures: tuple[ComparedMeasure, ...]
+    metrics: tuple[ComparedMetric, ...]
     settings: Mapping[str, tuple[str, ...]]  # those that differ, by name: the value of each run
     notes: tuple[str, ...]  # caveats, a sentence each
 
@@ -222,22 +207,22 @@ class Comparison:
                 for name, run in zip(self.names, self.runs, strict=True)
             ],
             "settings": {name: list(values) for name, values in self.settings.items()},
-            "measures": [measure.to_dict() for measure in self.measures],
+            "metrics": [metric.to_dict() for metric in self.metrics],
             "notes": list(self.notes),
         }
 
     def lines(self) -> list[str]:
         """Return an aligned text table and notes."""
         rows = [["", *self.names]]
-        rows += self._measures()
+        rows += self._metrics()
         rows += [[name, *values] for name, values in self._settings()]
         return [*aligned(rows), *(f"note: {note}" for note in (*self.notes, NOTE))]
 
     def page(self) -> str:
         """Return an HTML page."""
         columns = ("", *self.names)
-        measures = tuple((name, *map(_marked, cells)) for name, *cells in self._measures())
-        title = "Measures with 95 % confidence intervals"
+        metrics = tuple((name, *map(_marked, cells)) for name, *cells in self._metrics())
+        title = "Metrics with 95 % confidence intervals"
         rows = tuple((name, *values) for name, values in self._settings())
         settings = BLOCKS.results(Table("Different settings", columns, rows))
         return document(
@@ -246,17 +231,17 @@ class Comparison:
             lead=", ".join(self.names),
             sections=[
                 ("Findings", BLOCKS.findings(self.notes)),
-                ("Measures", BLOCKS.results(Table(title, columns, measures, NOTE))),
+                ("Metrics", BLOCKS.results(Table(title, columns, metrics, NOTE))),
                 ("Settings", settings),
                 ("Training curves", line_charts(self._curves())),
             ],
         )
 
-    def _measures(self) -> Iterator[list[str]]:
-        for measure in self.measures:
-            yield [measure.name, *measure.cells()]
-            if measure.paired:
-                yield [f"{measure.name}, from the best", *measure.difference_cells()]
+    def _metrics(self) -> Iterator[list[str]]:
+        for metric in self.metrics:
+            yield [metric.name, *metric.cells()]
+            if metric.from_first:
+                yield [f"{metric.name}, from the highest", *metric.difference_cells()]
 
     def _settings(self) -> list[tuple[str, tuple[str, ...]]]:
         times = tuple(run.time for run in self.runs)
@@ -303,15 +288,15 @@ def _merged(column: str, charts: Mapping[str, Mapping[str, Chart]]) -> Iterator[
 
 def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
     """Compare runs of one kind."""
-    names = dict.fromkeys(name for run in runs for name in run.measures)
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
     same_images = len({run.images for run in runs}) == 1
-    paired = _paired_knn(runs) if same_images else ()
-    measures = tuple(
-        ComparedMeasure(
+    from_first = _knn_differences(runs) if same_images else ()
+    metrics = tuple(
+        ComparedMetric(
             name,
-            tuple(run.measures.get(name) for run in runs),
+            tuple(run.metrics.get(name) for run in runs),
             same_images,
-            paired if name == DECISIVE else (),
+            from_first if name == KNN else (),
         )
         for name in names
     )
@@ -324,59 +309,49 @@ def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
     different = {
         name: values for name, values in settings.items() if len(set(values)) > 1 or name == "seed"
     }
-    return Comparison(tuple(runs), measures, different, tuple(_notes(runs, measures)))
+    return Comparison(tuple(runs), metrics, different, tuple(_notes(runs, metrics)))
 
 
-def _paired_knn(runs: Sequence[FinishedRun]) -> tuple[Interval, ...]:
-    """Differences of kNN top-1 from the best run, where all have embeddings of the same images."""
-    values = [run.measures.get(DECISIVE) for run in runs]
+def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ...]:
+    """Compare kNN top-1 with the highest, where all have embeddings of the same test images."""
     if (
         {run.kind for run in runs} != {TRAININGS}
         or len({run.split for run in runs}) > 1
-        or len({measure and measure.protocol for measure in values}) > 1
-        or not all(run.folder.embeddings.exists() for run in runs)
+        or not all(KNN in run.metrics and run.folder.embeddings.exists() for run in runs)
+        or not all(run.metrics[KNN].compares_with(runs[0].metrics[KNN]) for run in runs)
     ):
         return ()
-    tables = [_train_and_test(read_all(run.folder.embeddings)) for run in runs]
-    names, (_, first) = [[test.paths, test.class_names.tolist()] for _, test in tables], tables[0]
-    if any(name != names[0] for name in names) or not (first.labels != UNKNOWN).any():
+    tables = {row: _train_and_test(run.folder) for row, run in enumerate(runs)}
+    scored = [(test.paths, test.class_names.tolist()) for _, test in tables.values()]
+    if any(each != scored[0] for each in scored) or not (tables[0][1].labels != UNKNOWN).any():
         return ()
-    k = num_neighbors(len(tables[0][0].labeled()))
-    measures = [[knn(train, test, k=k)] for train, test in tables]
-    best = max(range(len(runs)), key=lambda run: measures[run][0].value)
-    return tuple(
-        _from_the_best(tables[run], tables[best], measures[run], measures[best], k)
-        if run != best
-        else (0.0, 0.0, 0.0)
-        for run in range(len(runs))
-    )
+    metrics = {row: knn(*pair)[:1] for row, pair in tables.items()}
+    first = max(metrics, key=lambda row: metrics[row][0].value)
+    found: list[Difference | None] = []
+    for row in tables:
+        both = {"encoder": row, "first": first}
+        compared = differences(
+            {name: tables[each] for name, each in both.items()},
+            {name: metrics[each] for name, each in both.items()},
+        )
+        found.append(None if row == first else compared["first"][0])
+    return tuple(found)
 
 
-def _train_and_test(embeddings: Embeddings) -> tuple[Embeddings, Embeddings]:
+def _train_and_test(folder: RunFolder) -> tuple[Embeddings, Embeddings]:
+    embeddings = read_all(folder.embeddings)
     train, test = (embeddings.splits == split for split in ("train", "test"))
     return embeddings.subset(np.flatnonzero(train)), embeddings.subset(np.flatnonzero(test))
 
 
-def _from_the_best(
-    table: tuple[Embeddings, Embeddings],
-    best: tuple[Embeddings, Embeddings],
-    measures: list[Measure],
-    of_best: list[Measure],
-    k: int,
-) -> Interval:
-    tables, compared = {"encoder": table, "best": best}, {"encoder": measures, "best": of_best}
-    (one,) = differences(tables, compared, "best", k=k)
-    return one.difference, one.low, one.high
-
-
-def _notes(runs: Sequence[FinishedRun], measures: Sequence[ComparedMeasure]) -> Iterator[str]:
+def _notes(runs: Sequence[FinishedRun], metrics: Sequence[ComparedMetric]) -> Iterator[str]:
     if len({run.images for run in runs}) > 1:
-        yield "The runs are on different images: measures do not compare, and no best is marked."
+        yield "The runs are on different images: metrics do not compare, and no best is marked."
         return
     if len({run.split for run in runs}) > 1:
         yield (
             "The runs hold out different images, so differences are partly due to the split, and "
             "a test image of one run may be a training image of another."
         )
-    if other := ", ".join(measure.name for measure in measures if not measure.comparable):
-        yield f"Different protocols, so no best is marked: {other}."
+    if other := ", ".join(metric.name for metric in metrics if not metric.comparable):
+        yield f"Measured by different protocols, so these do not compare: {other}."

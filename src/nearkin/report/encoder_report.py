@@ -1,6 +1,5 @@
 """The content of an encoder's page, trained or frozen, from the files of its run folder."""
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,12 +11,12 @@ from nearkin.config import Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.evaluate import TITLES
-from nearkin.evaluation.kept import stored_shares
-from nearkin.evaluation.leaks import stored_leaks
-from nearkin.evaluation.measures import Measure, knn_classes
-from nearkin.evaluation.verdict import StartComparison, stored_comparison
+from nearkin.evaluation.evaluate import Evaluation, metric_rows
+from nearkin.evaluation.metrics import KNN, knn_classes
+from nearkin.evaluation.verdict import RATIO_PROTOCOL, StartComparison
+from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
@@ -28,7 +27,11 @@ from nearkin.tables import read_numbers
 
 CURVES: Final = {
     "loss": ("Training loss", "Comparable only within one method."),
-    "knn": ("kNN accuracy", "Top-1 accuracy on held-out images."),
+    "knn": (
+        "kNN accuracy",
+        "Top-1 accuracy on at most 1,000 held-out images, of at most 5,000 training images; the "
+        "table has that of all images, beside its baselines.",
+    ),
     "effective_rank": (
         "Effective rank",
         "Number of directions that the features use; a fall to a few is a collapse.",
@@ -41,70 +44,24 @@ CURVES: Final = {
 }
 """Title and note of a chart, by the column of metrics.csv."""
 HEADINGS: Final = {"encoder": "this encoder", "embedding": "its embedding", **TITLES}
-"""What tables of features are called above the measures."""
+"""What tables of features are called above the metrics."""
+BASELINES: Final = ("untrained", "pixels")
 LAST_EPOCH: Final = "The last epoch counts; nothing was chosen by the labels of held-out images."
-COLLAPSED: Final = "There are signs of a collapse: compare with the floors before use."
+COLLAPSED: Final = "There are signs of a collapse: compare with the baselines before use."
 MAX_POINTS: Final = 300  # longer curves are thinned out
-MEANINGS: Final = {
-    "kNN top-1": "Accuracy of a weighted kNN classifier on held-out images. Nothing is trained: "
-    "it measures the embedding as it is.",
-    "linear probe": "Accuracy of a linear classifier, trained on frozen features, on held-out "
-    "images.",
-    "cluster accuracy": "Accuracy of k-means clusters on held-out images, under the best "
-    "one-to-one matching of clusters to classes.",
-    "NMI": "Normalized mutual information of clusters and classes: 0 independent, 1 equal.",
-    "ARI": "Adjusted Rand index of clusters and classes: 0 as by chance, 1 equal.",
-    "view retrieval": "Share of held-out images that are the nearest of all to an augmented view "
-    "of themselves. Contrastive methods are trained for this; it needs no labels, and tells "
-    "nothing about classes.",
-    "effective rank": "Number of directions that the features use. A few mean a collapse.",
-    "feature std": "Scaled standard deviation of unit features: 1 spread evenly over the sphere, "
-    "0 collapsed.",
-    "mean cosine": "Mean cosine similarity of different images: 0 as by chance, 1 collapsed.",
-    "uniformity": "Lower if features are spread more evenly over the sphere.",
-    "alignment": "Mean squared distance between the features of two views of an image.",
-    "RankMe": "Smooth rank of the features: how many directions carry them. Higher often goes "
-    "with a higher linear probe, among encoders of one dimension; noise is of full rank too.",
-    "alpha-ReQ": "How fast the variance falls from one direction to the next: near 1 is typical "
-    "of good features, far below 1 of noise, far above 1 of a collapse to few directions.",
-    "LiDAR": "How many directions tell images apart more than views of one image differ. Higher "
-    "often goes with a higher linear probe, among encoders of one dimension.",
-    "attentive probe": "Accuracy of a classifier that learns where to look: it weights the tokens "
-    "before the pooling. Compare it with the linear probe on the same few images.",
-    "retrieval mAP": "Mean average precision: 1 if all training images of an image's class come "
-    "before all others.",
-    "retrieval mAP@R": "The same over the first R images, R being the number of those of its "
-    "class.",
-    "retrieval recall@1": "Share of images whose most similar training image is of their class.",
-    "neighbor agreement": "Share of an image's nearest neighbors that another view of it has too.",
-}
-
-FAMILIES: Final = {
-    r"kNN k \d+, ": "kNN at other k: neighbors weighted at temperature t, or counted alike. Every "
-    "paper has its own; none is chosen here.",
-    r"\d+-shot ": "Accuracy with so many labeled images per class, mean of ten draws of these: "
-    "nearest class mean, or logistic regression.",
-    r"linear probe, (un)?(corrupted|kept)": "Of a linear probe, the same as of kNN.",
-}
-"""What measures say whose names begin so."""
 
 
-def meanings(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return what each measure says; those of one family say it once, by the first of them."""
+def meanings(metrics: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Return what each metric says; those that say the same say it once, by the first of them."""
     said = dict[str, str]()
-    for name in names:
-        family = (says for start, says in FAMILIES.items() if re.match(start, name))
-        meaning = MEANINGS.get(name) or next(family, "")
-        if meaning and meaning not in said.values():
-            said[name] = meaning
+    for metric in metrics:
+        if metric["meaning"] and metric["meaning"] not in said.values():
+            said[metric["name"]] = metric["meaning"]
     return tuple(said.items())
 
 
 def training_curves(folder: RunFolder) -> dict[str, Chart]:
-    """Return the curves of a training by column of metrics.csv, without empty ones.
-
-    The kNN accuracy comes with its floors as level lines, once these have been measured.
-    """
+    """Return the curves of a training by column of metrics.csv, without empty ones."""
     rows = [] if folder.is_frozen else read_numbers(folder.metrics)
     charts = {}
     for column, (title, note) in CURVES.items():
@@ -112,33 +69,22 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
         if points:
             thinned = np.linspace(0, len(points) - 1, min(MAX_POINTS, len(points))).astype(int)
             series: dict[str, Points] = {title: [points[row] for row in thinned]}
-            if column == "knn":
-                ends = points[0][0], points[-1][0]
-                floors = _knn_floors(folder.read_summary().get("measures", {}))
-                series |= {name: [(x, floor) for x in ends] for name, floor in floors.items()}
             charts[column] = Chart(title, "epoch", "", series, note)
     return charts
-
-
-def _knn_floors(measures: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        title: measures[name]["kNN top-1"]["value"]
-        for name, title in TITLES.items()
-        if name != "teacher" and "kNN top-1" in measures.get(name, {})
-    }
 
 
 def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
     """Return the content of the page of a finished training."""
     config, data = folder.settings()
     summary = folder.read_evaluated()
-    measures, comparison = summary["measures"], stored_comparison(summary)
+    metrics, evaluation = summary["metrics"], Evaluation.stored(summary)
+    comparison = evaluation.comparison
     return TrainingReport(
         run=run_info(
             data,
             config,
             images,
-            protocol=(*measure_protocols(summary), LAST_EPOCH),
+            protocol=(*protocols(summary), LAST_EPOCH),
             steps=tuple(_steps(folder, data, comparison)),
         ),
         lead=_lead(config, summary, images),
@@ -148,13 +94,13 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
         findings=(
             *license_findings(summary),
             *(comparison.findings() if comparison else ()),
-            *([f"{leaks}."] if (leaks := stored_leaks(summary)) else []),
-            *(f"The student {share}." for share in stored_shares(summary)),
+            *([f"{evaluation.leaks}."] if evaluation.leaks else []),
+            *(f"The student {kept}." for kept in evaluation.kept),
             *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
-            *knn_findings(measures),
+            *baseline_findings(evaluation),
         ),
-        results=results(measures),
-        meanings=meanings(measures["encoder"]),
+        results=results(metrics),
+        meanings=meanings(metrics["encoder"].values()),
         confusion=confusion(embeddings),
         curves=tuple(training_curves(folder).values()),
     )
@@ -164,14 +110,15 @@ def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> 
     """Return the content of the page of a finished run of `nearkin embed`."""
     config, data = folder.encoder_settings()
     summary = folder.read_evaluated()
-    measures, health = summary["measures"], summary["health"]
+    metrics, health = summary["metrics"], summary["health"]
+    evaluation = Evaluation.stored(summary)
     return TrainingReport(
         run=run_info(
             data,
             config,
             images,
             protocol=(
-                *measure_protocols(summary),
+                *protocols(summary),
                 "Nothing was trained, and nothing was chosen by the labels of held-out images.",
             ),
             steps=tuple(_frozen_steps(folder.path, data)),
@@ -184,9 +131,9 @@ def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> 
         ),
         frozen=True,
         origin=_described(summary),
-        findings=(*license_findings(summary), *knn_findings(measures)),
-        results=results(measures),
-        meanings=meanings(measures["encoder"]),
+        findings=(*license_findings(summary), *baseline_findings(evaluation)),
+        results=results(metrics),
+        meanings=meanings(metrics["encoder"].values()),
         confusion=confusion(embeddings),
     )
 
@@ -276,34 +223,35 @@ def license_findings(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def knn_findings(measures: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each floor that the kNN accuracy of an encoder does not exceed."""
-    knn = measures["encoder"].get("kNN top-1")
-    if knn is None or knn["low"] is None:
-        return []
+def baseline_findings(evaluation: Evaluation) -> list[str]:
+    """Return a sentence for each baseline that an encoder is not clearly above, image by image."""
     return [
-        f"kNN accuracy is not significantly higher than that of the {name} ({value:.3f})."
-        for name, value in _knn_floors(measures).items()
-        if knn["low"] <= value and name != TITLES["start"]  # which the verdict compares
+        f"{each.name} is not significantly higher than that of the {TITLES[table]} "
+        f"({each.second:.3f}, difference {each})."
+        for table, found in evaluation.differences.items()
+        for each in found
+        if table in BASELINES and each.name == KNN and each.clear <= 0
     ]
 
 
-def results(measures: Mapping[str, Any]) -> Table:
-    """Return the table of an encoder's measures beside its floors."""
-    columns = ("", *(HEADINGS[name] for name in measures))
-    rows = [
-        (name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values()))
-        for name in measures["encoder"]
-    ]
-    start = "the encoder that training started from, " if "start" in measures else ""
-    untrained = "the same network with random weights, and " if "untrained" in measures else ""
-    teacher = " The teacher is no floor, but what the student aims at." * ("teacher" in measures)
+def results(metrics: Mapping[str, Any]) -> Table:
+    """Return the table of an encoder's metrics beside its baselines."""
+    columns = {
+        HEADINGS[table]: [Metric(**entry) for entry in column.values()]
+        for table, column in metrics.items()
+    }
+    own = metrics["encoder"].keys()
+    heading, *rows = metric_rows(columns)
+    start = "the encoder that training started from, " if "start" in metrics else ""
+    untrained = "the same network with random weights, and " if "untrained" in metrics else ""
+    teacher = " The teacher is what the student aims at." * ("teacher" in metrics)
     embedding = " The embedding is what the projector makes of the features of this encoder."
     note = (
-        f"On held-out images, with 95 % confidence intervals. Floors: {start}{untrained}raw "
-        f"pixels.{teacher}{embedding * ('embedding' in measures)}"
+        f"On held-out images, with 95 % confidence intervals. Baselines: {start}{untrained}raw "
+        f"pixels.{teacher}{embedding * ('embedding' in metrics)}"
     )
-    return Table("Measures beside their floors", columns, tuple(rows), note)
+    shown = tuple(tuple(row) for row in rows if row[0] in own)
+    return Table("Metrics beside their baselines", ("", *heading[1:]), shown, note)
 
 
 def confusion(embeddings: Embeddings) -> Confusion | None:
@@ -320,18 +268,18 @@ def confusion(embeddings: Embeddings) -> Confusion | None:
     return Confusion(classes, classes, tuple(map(tuple, counts.tolist())))
 
 
-def measure_protocols(summary: Mapping[str, Any]) -> list[str]:
+def protocols(summary: Mapping[str, Any]) -> list[str]:
     """Return a sentence on how each number of an encoder was measured, or why it was not."""
     measured = [
-        f"{entry['name']}: {entry['protocol']}."
-        for entry in summary["measures"]["encoder"].values()
+        f"{entry['name']}: {Metric(**entry).sentence}."
+        for entry in summary["metrics"]["encoder"].values()
     ]
     missing = [f"{name}: not measured, {why}." for name, why in summary["left_out"].items()]
     if comparison := summary.get("comparison"):
         rule = f"decided by {comparison['decided_by']}, {comparison['protocol']}"
         measured.append(f"verdict: {rule}.")
-    if shares := summary.get("kept"):
-        measured.append(f"share of the teacher: {shares['protocol']}.")
+    if "teacher" in summary.get("differences", {}):
+        measured.append(f"share of the teacher: {RATIO_PROTOCOL}.")
     return [*measured, *missing, "Confusion: kNN predictions of held-out images."]
 
 

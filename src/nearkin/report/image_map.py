@@ -20,11 +20,11 @@ from nearkin.data.decode import MIDDLE_GRAY
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus, free_memory
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.measures import knn_classes
+from nearkin.evaluation.metrics import knn_classes
 from nearkin.evaluation.table import digest, read_embeddings
 from nearkin.files import read_arrays, usable, write_whole
-from nearkin.measures.matching import cluster_accuracy
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.clusters import cluster_accuracy
+from nearkin.metrics.neighbors import nearest
 from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder

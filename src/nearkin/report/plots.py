@@ -17,7 +17,7 @@ from nearkin.data.images import Images
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import as_text
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.neighbors import nearest
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap

@@ -24,7 +24,7 @@ from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_pixels
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import whole, write_whole, writing
-from nearkin.measures.neighbors import nearest
+from nearkin.metrics.neighbors import nearest
 from nearkin.report.image_map import (
     ONE_FILE,
     coordinates,

@@ -73,7 +73,7 @@ class RunFolder:
         self.projector = path / "projector.safetensors"  # From its features to the embedding
 
         # Measures and pages
-        self.summary = path / "summary.json"  # The final measures
+        self.summary = path / "summary.json"  # The final metrics
         self.evaluation = path / "evaluation.json"  # Those of `nearkin evaluate --protocol`
         self.embeddings = path / "embeddings.parquet"  # Features of every image of the data
         self.parts = stages / "parts"  # Folders of embeddings that are computed part by part
@@ -198,53 +198,53 @@ class RunFolder:
         replace_text(self.config, to_toml(config, data))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Store the final measures."""
+        """Store the final metrics."""
         replace_text(self.summary, json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """The stored measures; empty before there are any."""
+        """The stored metrics; empty before there are any."""
         return _read_tables(
             self.summary, "remove it; the run's command with --resume measures anew"
         )
 
-    def add_measures(self, evaluation: Mapping[str, Any]) -> None:
-        """Store further measures of the run's own images; those of the same name are replaced."""
+    def add_metrics(self, evaluation: Mapping[str, Any]) -> None:
+        """Store further metrics of the run's own images; those of the same name are replaced."""
         stored = self._read_evaluation()
-        measures = {**stored.get("measures", {})}
-        for table, column in evaluation["measures"].items():
-            measures[table] = {**measures.get(table, {}), **column}
-        taken = {name for column in measures.values() for name in column}
+        metrics = {**stored.get("metrics", {})}
+        for table, column in evaluation["metrics"].items():
+            metrics[table] = {**metrics.get(table, {}), **column}
+        taken = {name for column in metrics.values() for name in column}
         left_out = {**stored.get("left_out", {}), **evaluation["left_out"]}
         missing = {name: why for name, why in left_out.items() if name not in taken}
-        text = json.dumps({"measures": measures, "left_out": missing}, indent=2)
+        text = json.dumps({"metrics": metrics, "left_out": missing}, indent=2)
         replace_text(self.evaluation, text + "\n")
 
     def read_evaluated(self) -> dict[str, Any]:
-        """The summary with the further measures of `add_measures` among its measures."""
+        """The summary with the further metrics of `add_metrics` among its metrics."""
         summary, further = self.read_summary(), self._read_evaluation()
-        if not further or "measures" not in summary:
+        if not further or "metrics" not in summary:
             return summary
-        measures = {**summary["measures"]}
-        for table, column in further["measures"].items():
-            own = measures.get(table, {})
-            measures[table] = own | column | own  # the training's own come first, and stay
+        metrics = {**summary["metrics"]}
+        for table, column in further["metrics"].items():
+            own = metrics.get(table, {})
+            metrics[table] = own | column | own  # the training's own come first, and stay
         left_out = {**summary["left_out"], **further["left_out"]}
-        return {**summary, "measures": measures, "left_out": left_out}
+        return {**summary, "metrics": metrics, "left_out": left_out}
 
     def _read_evaluation(self) -> dict[str, Any]:
         remedy = "remove it; `nearkin evaluate` measures anew"
-        return _read_tables(self.evaluation, remedy, "measures", "left_out")
+        return _read_tables(self.evaluation, remedy, "metrics", "left_out")
 
 
 def _read_tables(path: Path, remedy: str, *names: str) -> dict[str, Any]:
-    """Read a file of measures, which has tables of these names; empty before there is one."""
+    """Read a file of metrics, which has tables of these names; empty before there is one."""
     if not path.exists():
         return {}
     with usable(path, remedy):
         stored = json.loads(path.read_text(encoding="utf-8"))
         for table in (stored, *(stored[name] for name in names)):
             if not isinstance(table, dict):
-                raise ValueError("it holds no measures")
+                raise ValueError("it holds no metrics")
     return dict(stored)
 
 

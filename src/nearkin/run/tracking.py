@@ -152,15 +152,15 @@ class Tracking:
         self._each(lambda tracker, _: tracker.log(step, metrics))
 
     def summary(self) -> None:
-        """Report the measures of summary.json."""
-        measures = {
-            f"{table}/{name}": measure["value"]
-            for table, column in self._folder.read_summary()["measures"].items()
-            for name, measure in column.items()
+        """Report the metrics of summary.json."""
+        metrics = {
+            f"{table}/{name}": metric["value"]
+            for table, column in self._folder.read_summary()["metrics"].items()
+            for name, metric in column.items()
         }
         last = int(read_numbers(self._folder.metrics)[-1]["step"])
         self._start(last + 1)  # of a run that was stopped after the last step
-        self._each(lambda tracker, _: tracker.log(last, measures))
+        self._each(lambda tracker, _: tracker.log(last, metrics))
 
     def _start(self, step: int) -> None:
         names, self._names = self._names, ()

@@ -176,17 +176,6 @@ def load(folder: Path, method: Method[Any], optimizer: Optimizer) -> Restored:
     return Restored(0, None, ())
 
 
-def backbone_states(folder: Path) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    """Yield the name and the trained backbone of each sound checkpoint, the oldest first."""
-    prefix = "online.backbone."
-    for path in reversed(_newest_first(folder)):
-        content = files.read_sealed(path)
-        if content is not None:
-            state = _unpacked(path, content)["method"]
-            own = {name: value for name, value in state.items() if name.startswith(prefix)}
-            yield path.stem, {name.removeprefix(prefix): own[name] for name in own}
-
-
 def _newest_first(folder: Path) -> list[Path]:
     names = {path: NAME.fullmatch(path.name) for path in folder.glob("ckpt-*.pt")}
     steps = {path: int(match[1]) for path, match in names.items() if match}

@@ -21,9 +21,9 @@ from nearkin.data.split import Split
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DivergedError
 from nearkin.evaluation.embeddings import Embeddings, encode, encode_pixels, images_at_once
-from nearkin.evaluation.measures import knn, num_neighbors
-from nearkin.measures.geometry import effective_rank, feature_std, mean_cosine
+from nearkin.evaluation.metrics import knn
 from nearkin.method import Method
+from nearkin.metrics.geometry import effective_rank, feature_std, mean_cosine
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
@@ -173,8 +173,7 @@ class Monitor:
         if self.scored:
             bank = Embeddings(self._encode(method, self.bank).numpy(), self.bank_labels)
             queries = Embeddings(features.numpy(), self.query_labels)
-            k = num_neighbors(len(bank))
-            measured["knn"] = knn(bank, queries, k=k, device=self.device).value
+            measured["knn"] = knn(bank, queries, device=self.device)[0].value
         self.latest = measured
         return measured
 

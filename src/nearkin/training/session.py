@@ -22,10 +22,11 @@ from nearkin.data.rng import seeded
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
-from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
+from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.encoders.origin import without_folder
 from nearkin.encoders.projector import write_projector
 from nearkin.errors import DataError
+from nearkin.evaluation.baselines import untrained
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
@@ -223,8 +224,13 @@ def build(
     return method, batches
 
 
-def floors(
-    encoder: Encoder, folder: RunFolder, config: TrainConfig, network: nn.Module | None
+def encoders_beside(
+    encoder: Encoder,
+    folder: RunFolder,
+    config: TrainConfig,
+    train: Images,
+    device: torch.device,
+    network: nn.Module | None,
 ) -> dict[str, Encoder]:
     """Return the encoders that a training's result stands beside, by the name of their table.
 
@@ -235,7 +241,15 @@ def floors(
     teacher = {"teacher": load(folder.teacher, trust_remote_code=trust)} if config.teacher else {}
     if config.init_from:
         start["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
-    return teacher | start | {"untrained": untrained_like(encoder, config.seed, network)}
+    random = untrained(
+        encoder,
+        train,
+        seed=config.seed,
+        device=device,
+        workers=int(config.workers),
+        network=network,
+    )
+    return teacher | start | {"untrained": random}
 
 
 def _evaluate(
@@ -250,7 +264,7 @@ def _evaluate(
     origin: dict[str, Any],
     on_embeddings: Callable[[], object],
 ) -> None:
-    """Write the encoder, its embeddings and its measures."""
+    """Write the encoder, its embeddings and its metrics."""
     # Where the weights come from, for the header of the encoder's file.
     details: dict[str, Any] = {
         "method": label(config.method),
@@ -279,7 +293,7 @@ def _evaluate(
     evaluation, embeddings = evaluate_split(
         encoder,
         split,
-        floors=floors(encoder, folder, config, network),
+        beside=encoders_beside(encoder, folder, config, split.train, batches.device, network),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
@@ -297,10 +311,10 @@ def _evaluate(
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     details["notes"] = plain(split.images.notes)
     folder.write_summary({**details, **evaluation.to_dict()})
-    log.debug("\n".join(replace(evaluation, comparison=None, kept=(), leaks=None).lines()))
+    log.debug("\n".join(replace(evaluation, differences={}, leaks=None).lines()))
     if evaluation.leaks:
         log.info(f"warning: {evaluation.leaks}")
-    for share in evaluation.kept:
-        log.info(f"student {share}")
+    for kept in evaluation.kept:
+        log.info(f"student {kept}")
     if evaluation.comparison:
         log.info(evaluation.comparison.line(folder.start))

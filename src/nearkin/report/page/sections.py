@@ -92,7 +92,7 @@ class TrainingReport:
     origin: tuple[tuple[str, str], ...] = ()
     """What the encoder is, or that which it was trained from, and whose weights these are."""
     findings: tuple[str, ...] = ()  # what to know before using the encoder, a sentence or two each
-    results: Table | None = None  # measures of the encoder beside its floors
+    results: Table | None = None  # metrics of the encoder beside its baselines
     meanings: tuple[tuple[str, str], ...] = ()  # each measure with its definition
     confusion: Confusion | None = None  # kNN predictions of held-out images
     curves: tuple[Chart, ...] = ()
@@ -134,7 +134,7 @@ class ClassificationReport:
     lead: str  # what was learned from how many labels, in a paragraph
     score_meaning: str  # what a score means, in a sentence
     findings: tuple[str, ...] = ()  # what to know before using it, a sentence or two each
-    results: tuple[Table, ...] = ()  # measures beside floors, and each class
+    results: tuple[Table, ...] = ()  # metrics beside baselines, and each class
     confusion: Confusion | None = None  # of test images
     classes: tuple[ClassView, ...] = ()  # with the images that were not learned from
     unsure: tuple[Tile, ...] = ()  # the least certain of these images, least certain first
@@ -203,7 +203,7 @@ def report_page(
 
 
 def _training_sections(report: TrainingReport) -> list[Section]:
-    meanings = BLOCKS.folded_table("What the measures mean", (), report.meanings)
+    meanings = BLOCKS.folded_table("What the metrics mean", (), report.meanings)
     measures = BLOCKS.results(report.results) + meanings if report.results else Markup()
     summary = [sentence for sentence in (report.verdict, report.health) if sentence]
     origin = BLOCKS.table("Encoder", (), report.origin, "facts") if report.origin else Markup()

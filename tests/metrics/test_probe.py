@@ -7,8 +7,9 @@ from builders import normal
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from nearkin.measures import probe
-from nearkin.measures.probe import fit_path, hold_out, log_loss, train_probe
+from nearkin.metrics import probe
+from nearkin.metrics.intervals import paired_interval
+from nearkin.metrics.probe import STRENGTHS, fit_path, log_loss, train_probe
 from nearkin.objectives import unit
 
 
@@ -27,7 +28,7 @@ def test_the_linear_classifier_is_that_of_scikit_learn(table, strength, closenes
     bank, labels, queries, truth = table
     mean, std = bank.mean(0), bank.std(0).clamp(min=1e-3)
     x, test = (bank - mean) / std, (queries - mean) / std
-    weight, bias = fit_path(x, torch.from_numpy(labels), 10, [strength])[-1]
+    weight, bias, _ = fit_path(x, torch.from_numpy(labels), 10, [strength])[-1]
     reference = LogisticRegression(C=strength, max_iter=3000, tol=1e-6).fit(x, labels)
     answers, expected = (test @ weight + bias).argmax(dim=1).numpy(), reference.predict(test)
     assert (answers == expected).mean() > 0.98
@@ -47,18 +48,18 @@ def test_a_few_steps_find_the_optimum_of_correlated_features(monkeypatch):
         total = log_loss(x @ weight + bias, y) + np.square(weight).sum() / (2 * strength * len(x))
         return float(total)
 
-    monkeypatch.setattr("nearkin.measures.probe.STEPS", 40)
+    monkeypatch.setattr("nearkin.metrics.probe.STEPS", 40)
     for strength in (0.1, 10.0):
         reference = LogisticRegression(C=strength, max_iter=10_000, tol=1e-7).fit(x, y)
         best = loss(reference.coef_.T, reference.intercept_, strength)
-        weight, bias = fit_path(torch.from_numpy(x), torch.from_numpy(y), 4, [strength])[0]
+        weight, bias, _ = fit_path(torch.from_numpy(x), torch.from_numpy(y), 4, [strength])[0]
         assert loss(weight.numpy(), bias.numpy(), strength) == pytest.approx(best, abs=1e-5)
 
 
 def test_of_fewer_images_than_features_the_classifier_is_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 100)).astype(np.float32), np.arange(30) % 3
-    weight, bias = fit_path(torch.from_numpy(x), torch.from_numpy(y), 3, [1.0])[0]
+    weight, bias, _ = fit_path(torch.from_numpy(x), torch.from_numpy(y), 3, [1.0])[0]
     reference = LogisticRegression(C=1.0, max_iter=3000, tol=1e-7).fit(x, y)
     np.testing.assert_allclose(weight.numpy(), reference.coef_.T, atol=1e-3)
     np.testing.assert_allclose(bias.numpy(), reference.intercept_, atol=1e-3)
@@ -69,11 +70,11 @@ def test_a_path_of_strengths_ends_where_each_strength_alone_does_and_the_probe_r
 ):
     x, y = table[0][:300], torch.from_numpy(table[1][:300])
     for strength, fitted in zip((0.01, 0.1, 1.0), fit_path(x, y, 10, (0.01, 0.1, 1.0))):
-        for result, alone in zip(fitted, fit_path(x, y, 10, [strength])[0], strict=True):
+        for result, alone in zip(fitted[:2], fit_path(x, y, 10, [strength])[0][:2], strict=True):
             assert torch.allclose(result, alone, atol=0.02)
     first, second = (train_probe(table[0][:100], table[1][:100], seed=3) for _ in range(2))
     assert torch.equal(first.weight, second.weight)
-    assert first.strength == second.strength
+    assert first.choice == second.choice
 
 
 def test_the_strength_is_one_that_suits_the_data():
@@ -82,7 +83,9 @@ def test_the_strength_is_one_that_suits_the_data():
     assert train_probe(signal, truth, seed=0).predict(signal[:4]).tolist() == [0, 1, 0, 1]
     noisy = torch.cat([0.5 * signal, normal(400, 300)], dim=1)
     flipped = np.where(np.random.default_rng(0).random(400) < 0.3, 1 - truth, truth)
-    assert train_probe(noisy, flipped, seed=0).strength <= 0.1  # weak regularization overfits
+    assert (
+        train_probe(noisy, flipped, seed=0).choice.strength <= 0.1
+    )  # weak regularization overfits
 
 
 def test_copies_of_an_image_in_one_group_do_not_vouch_for_each_other():
@@ -91,7 +94,10 @@ def test_copies_of_an_image_in_one_group_do_not_vouch_for_each_other():
     x = torch.cat([torch.from_numpy(truth)[:, None].float(), normal(200, 300)], dim=1)
     copies, labels, groups = x.repeat(4, 1), np.tile(flipped, 4), np.tile(np.arange(200), 4)
     learned_by_heart = train_probe(copies, labels, seed=0)
-    assert train_probe(copies, labels, seed=0, groups=groups).strength < learned_by_heart.strength
+    assert (
+        train_probe(copies, labels, seed=0, groups=groups).choice.strength
+        < learned_by_heart.choice.strength
+    )
 
 
 def test_features_that_are_constant_or_of_any_scale_do_not_disturb_the_probe(table):
@@ -105,25 +111,61 @@ def test_features_that_are_constant_or_of_any_scale_do_not_disturb_the_probe(tab
     assert (probe.predict(distorted(queries)) == plain).mean() > 0.98
 
 
-def test_held_out_groups_are_whole_and_every_class_gives_its_share_that_is_large_enough():
-    groups = np.repeat(np.arange(400), 5)
-    labels = groups % 4
-    chosen = hold_out(labels, groups, seed=0)
-    assert all(len(set(chosen[groups == group])) == 1 for group in range(400))
-    assert [chosen[labels == label].mean() for label in range(4)] == [0.15] * 4
-    assert not np.array_equal(chosen, hold_out(labels, groups, seed=1))
-    chosen = hold_out(np.array([0] * 40 + [1] * 3), np.arange(43), seed=0)
-    assert chosen[:40].sum() == 6
-    assert not chosen[40:].any()
-    probe = train_probe(torch.eye(4), np.array([0, 0, 1, 1]), seed=0)
-    assert probe.strength == 1.0
-
-
 def test_choosing_with_some_of_the_images_still_learns_from_all(table, monkeypatch):
     bank, labels, queries, truth = table
-    monkeypatch.setattr(probe, "CHOICE_LIMIT", 300)
+    monkeypatch.setattr(probe, "MOST", 300)
     trained = train_probe(bank, labels, seed=0)
+    assert trained.choice.images == 300
     x = (bank - trained.mean) / trained.std
-    weight, _ = fit_path(x, torch.from_numpy(labels), 10, [trained.strength])[0]
+    weight, *_ = fit_path(x, torch.from_numpy(labels), 10, [trained.choice.strength])[0]
     assert torch.equal(weight, trained.weight)
     assert (trained.predict(queries) == truth).mean() > 0.93
+    assert trained.converged
+
+
+def test_of_many_classes_some_choose_each_with_several_images(monkeypatch):
+    """One image of each of many classes could not choose, and 40 of 200 classes can."""
+    monkeypatch.setattr(probe, "MOST", 200)
+    monkeypatch.setattr(probe, "MOST_CLASSES", 40)
+    labels = np.arange(1000) % 200
+    x = normal(200, 16, seed=4)[torch.from_numpy(labels)] + 0.5 * normal(1000, 16)
+    trained = train_probe(x, labels, seed=0)
+    assert trained.choice.images == 200
+    assert len(trained.classes) == 200
+    assert (trained.predict(x) == labels).mean() > 0.9
+
+
+def test_what_was_chosen_is_said_with_its_images_and_the_end_of_the_grid():
+    labels = np.arange(40) % 2
+    pure = torch.from_numpy(labels)[:, None].float().repeat(1, 3) + 0.01 * normal(40, 3)
+    said = train_probe(pure, labels, seed=0).choice.described()
+    assert said["held-out training images chose it"] == 40
+    alone = train_probe(torch.eye(3), np.arange(3), seed=0).choice
+    assert alone.described() == {"C": 1.0, "held-out training images to choose it": 0}
+    for strength, end in ((STRENGTHS[0], True), (STRENGTHS[-1], True), (1.0, False)):
+        assert probe.Choice(strength, 10).is_end == end
+        assert ("at" in probe.Choice(strength, 10).described()) == end
+
+
+def test_wide_features_keep_2048_components(monkeypatch):
+    monkeypatch.setattr(probe, "WIDEST", 20)
+    labels = np.arange(60) % 3
+    x = normal(60, 50, seed=1)
+    x[:, :3] += 4 * torch.eye(3)[torch.from_numpy(labels)]
+    wide = train_probe(x, labels, seed=0)
+    assert wide.basis.shape == (50, 20)
+    few = train_probe(x[:15], labels[:15], seed=0)  # which span fewer dimensions in any case
+    assert few.basis is None
+    assert (wide.predict(x) == labels).mean() > 0.9
+
+
+def test_more_labels_do_not_lower_the_accuracy_of_real_digits(table):
+    """Beyond what 360 test images can tell."""
+    bank, labels, queries, truth = table
+    before = np.zeros(len(truth), bool)
+    for each in (1, 2, 3, 5, 10, 30, 100):
+        rows = np.concatenate([np.flatnonzero(labels == c)[:each] for c in range(10)])
+        trained = train_probe(bank[torch.from_numpy(rows)], labels[rows], seed=0)
+        correct = trained.predict(queries) == truth
+        assert paired_interval(correct & ~before, before & ~correct).high > 0, each
+        before = correct

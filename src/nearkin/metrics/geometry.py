@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.measures.neighbors import held_at_once
+from nearkin.metrics.neighbors import held_at_once
 from nearkin.objectives import unit
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from nearkin.measures import selection
-from nearkin.measures.selection import keep_one, least_certain, typical
+from nearkin.metrics import selection
+from nearkin.metrics.selection import keep_one, least_certain, typical
 from nearkin.objectives import unit
 
 

@@ -1,4 +1,4 @@
-"""Two classifiers on the same images: the interval of their difference, against its definition."""
+"""Intervals of shares, means and differences, against their definitions."""
 
 from math import log
 
@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from nearkin.measures.intervals import design_effect, jackknife, paired_difference, tango, wilson
+from nearkin.metrics.intervals import (
+    balanced_interval,
+    crossed_interval,
+    design_effect,
+    effective_number,
+    jackknife,
+    paired_interval,
+    ratio_interval,
+    score_interval,
+    tango,
+    wilson,
+)
 
 CHI2 = 3.841458820694124  # 95 % of a chi-squared law with one degree of freedom
 
@@ -17,6 +28,78 @@ def outcomes(both, gained, lost, neither=0):
     new = np.repeat([True, True, False, False], [both, gained, lost, neither])
     old = np.repeat([True, False, True, False], [both, gained, lost, neither])
     return new, old
+
+
+def paired_difference(new, old, **more):
+    """The difference, and the ends of its interval."""
+    low, high, _ = paired_interval(new & ~old, old & ~new, **more)
+    return (float(new.mean() - old.mean()) if len(new) else 0.0), low, high
+
+
+def test_the_ends_of_wilsons_interval_lie_at_the_quantile_of_the_score_test():
+    for share, total in ((0.0, 12.0), (0.75, 60.0), (0.4, 61.7)):
+        for end in wilson(share, total):
+            if 0 < end < 1:
+                z = abs(share - end) / (end * (1 - end) / total) ** 0.5
+                assert z == pytest.approx(1.959964, abs=1e-4)
+    assert wilson(0.0, 0.0) == (0.0, 1.0)
+    assert wilson(1.0, 10.0) == pytest.approx((10 / (10 + CHI2), 1))  # never of width zero
+    assert wilson(0.0, 10.0) == pytest.approx((0, CHI2 / (10 + CHI2)))
+
+
+def test_near_one_the_outer_end_is_that_of_the_binomial_law():
+    """Brown, Cai & DasGupta 2001: with one error of n, 1 - high is .05 of a binomial law."""
+    for n in (10, 200):
+        low, high = wilson(1 - 1 / n, float(n))
+        assert 1 - high**n == pytest.approx(0.05)
+        z = abs(1 - 1 / n - low) / (low * (1 - low) / n) ** 0.5
+        assert z == pytest.approx(1.959964, abs=1e-4)
+
+
+def test_a_score_of_right_and_wrong_images_has_wilsons_interval_and_steadier_ones_a_shorter():
+    right = np.arange(40) < 28
+    low, high, n = score_interval(right * 1.0)
+    assert n == pytest.approx(40)
+    assert (low, high) == pytest.approx(wilson(0.7, 40.0))
+    assert score_interval(np.ones(5))[:2] == pytest.approx(wilson(1.0, 5.0))
+    halved = np.where(right, 0.9, 0.7 - 0.2 * 28 / 12)  # the same mean, a smaller spread
+    assert score_interval(halved).effective_n > 60
+
+
+def test_groups_whose_images_are_alike_count_as_one_image_each():
+    alike = np.repeat(np.arange(30) < 21, 10)
+    groups = np.repeat(np.arange(30), 10)
+    low, high, n = score_interval(alike * 1.0, groups)
+    assert n == pytest.approx(30, rel=0.04)
+    assert (low, high) == pytest.approx(wilson(0.7, 30.0), abs=0.01)
+    assert score_interval(np.ones(50), np.arange(50) // 10).effective_n == pytest.approx(5)
+    assert score_interval(np.ones(50), np.arange(50)).effective_n == pytest.approx(50)
+    assert effective_number(1.0, np.zeros(9, int), np.ones(9, bool)) == pytest.approx(1, abs=0.4)
+
+
+def test_balanced_accuracy_is_the_mean_recall_and_five_right_images_are_not_certain():
+    classes = np.repeat([0, 1, 7], [50, 5, 5])
+    correct = np.arange(60) % 5 > 0
+    value, interval = balanced_interval(correct, classes)
+    assert value == pytest.approx(np.mean([correct[classes == c].mean() for c in (0, 1, 7)]))
+    assert interval.low < value < interval.high
+    assert interval.high - interval.low > np.ptp(wilson(0.8, 60.0))  # few images weigh much
+    for groups in (None, np.arange(5), np.zeros(5, int)):
+        value, interval = balanced_interval(np.ones(5, bool), np.array([0, 0, 1, 1, 2]), groups)
+        assert value == 1
+        assert interval.low < 0.7
+
+
+def test_draws_add_their_variance_to_that_of_the_images():
+    rng = np.random.default_rng(0)
+    one = rng.random(200) < 0.8
+    alike = np.repeat(one[None], 10, axis=0)
+    assert crossed_interval(alike)[:2] == pytest.approx(score_interval(one * 1.0)[:2])
+    skill = np.linspace(-0.3, 0.3, 10)[:, None]
+    apart = rng.random((10, 200)) < 0.6 + skill
+    low, high, _ = crossed_interval(apart)
+    error = apart.mean(axis=1).std(ddof=1) / 10**0.5
+    assert (high - low) / 2 > 1.9 * error
 
 
 def plain_score(gained, lost, total, difference):
@@ -60,7 +143,7 @@ def test_it_is_sharper_than_two_intervals_where_both_err_on_the_same_images():
     value, low, high = paired_difference(new, old)
     assert value == pytest.approx(0.03)
     assert low > 0
-    assert wilson(int(new.sum()), 1000)[0] < wilson(int(old.sum()), 1000)[1]  # these overlap
+    assert wilson(new.mean(), 1000.0)[0] < wilson(old.mean(), 1000.0)[1]  # these overlap
     assert high - low < 0.03
 
 
@@ -76,7 +159,7 @@ def test_classifiers_that_never_differ_leave_zero_open_and_copies_of_images_add_
         new, old = outcomes(*cells)
         once, groups = paired_difference(new, old), np.repeat(np.arange(len(new)), 5)
         copied = paired_difference(np.repeat(new, 5), np.repeat(old, 5), groups=groups)
-        assert copied == pytest.approx(once, rel=rel)
+        assert copied == pytest.approx(once, rel=rel, abs=0.003)
         alone = paired_difference(np.repeat(new, 5), np.repeat(old, 5))
         assert alone[2] - alone[1] < (once[2] - once[1]) / 2
         assert paired_difference(new, old, groups=np.arange(len(new))) == once
@@ -91,7 +174,7 @@ def test_the_design_effect_is_the_ratio_of_two_variances():
     alone = values.var(ddof=1) / 90
     assert design_effect(values, groups) == pytest.approx(among / alone)
     assert design_effect(values, np.arange(90)) == 1
-    assert design_effect(values, np.zeros(90, int)) == 90
+    assert design_effect(values, np.zeros(90, int)) == float("inf")  # nobody knows
 
 
 def test_the_jackknife_is_that_of_the_mean_without_the_noise_of_single_images():
@@ -115,3 +198,17 @@ def test_a_further_variance_adds_to_the_squared_length_of_either_side():
     assert (value - wider) ** 2 == pytest.approx((value - low) ** 2 + (0.02 * z) ** 2)
     assert (value - higher) ** 2 == pytest.approx((value - high) ** 2 + (0.02 * z) ** 2)
     assert paired_difference(new, old, variance=100.0)[1:] == (-1, 1)
+
+
+def test_the_ratio_of_two_accuracies_has_its_own_variance():
+    """Of .2 and .8, the interval of the difference over .8 would be another (delta method)."""
+    new, old = outcomes(150, 50, 650, 150)
+    low, high, _ = ratio_interval(new, old)
+    assert low < 0.25 < high
+    error = (log(high) - log(low)) / (2 * 1.959964)
+    assert error == pytest.approx(((50 + 650) / (200 * 800)) ** 0.5, rel=0.01)
+    same = outcomes(90, 0, 0, 10)
+    low, high, _ = ratio_interval(*same)
+    assert low < 1 < high
+    wider = ratio_interval(new, old, variance=0.05**2)
+    assert wider.low < low

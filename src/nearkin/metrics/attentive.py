@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nearkin.data.rng import seeded
 from nearkin.errors import DataError
-from nearkin.measures.probe import Validated, minimize, validate, validation_folds
+from nearkin.metrics.probe import Validated, choice_folds, minimize, validate
 from nearkin.networks.tokens import AttentivePooling, pool_tokens
 from nearkin.types import UNKNOWN
 
@@ -96,7 +96,7 @@ def train_attentive_probe(
         attention, weight, bias = fitted
         return pool_tokens(x[rows], attention) @ weight + bias
 
-    folds = validation_folds(target, rows if groups is None else groups[rows], seed)
+    folds = choice_folds(target, rows if groups is None else groups[rows], seed)
     validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
     # As far along the path as when the choice was made: each fit starts where the last ended.
     path = STRENGTHS[: STRENGTHS.index(validated.strength) + 1]

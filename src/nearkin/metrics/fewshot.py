@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.measures.probe import fit_path
+from nearkin.metrics.probe import fit_path
 from nearkin.objectives import unit
 
 STRENGTH: Final = 1.0  # `C` of the logistic regression: too few images are left to choose it
@@ -59,5 +59,5 @@ def logistic_regression(
     On unit features, as in Tian et al. Rethinking few-shot image classification: a good embedding
     is all you need? ECCV 2020, arXiv:2003.11539.
     """
-    weight, bias = fit_path(x, y, num_classes, (STRENGTH,))[-1]
+    weight, bias, _ = fit_path(x, y, num_classes, (STRENGTH,))[-1]
     return (queries @ weight + bias).argmax(dim=1)

@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import normalize
 
 from nearkin.errors import DataError
-from nearkin.measures.kmeans import _descend, _Rows, compact, constrained_kmeans
+from nearkin.metrics.kmeans import _descend, _Rows, compact, constrained_kmeans
 from nearkin.types import UNKNOWN
 
 
@@ -47,7 +47,7 @@ def problems(draw):
 @given(problems())
 def test_whatever_the_rows_the_clustering_is_what_it_says(problem):
     x, label, k, seed = problem
-    clustering = constrained_kmeans(x, label, k, seed=seed, starts=2)
+    clustering = constrained_kmeans(x, label, k, seed=seed, n_init=2)
     cluster, unlabeled = clustering.cluster, label == UNKNOWN
     assert (cluster[~unlabeled] == label[~unlabeled]).all()
     assert set(cluster) <= set(range(k))
@@ -78,7 +78,7 @@ def test_of_all_partitions_of_a_few_rows_none_is_better():
         x = np.random.default_rng(seed).normal(size=(9, 2))
         x[:2] = [[3, 0], [3, 1]]
         label = np.array([0, 0] + [UNKNOWN] * 7)
-        clustering = constrained_kmeans(x, label, 3, seed=0, starts=30)
+        clustering = constrained_kmeans(x, label, 3, seed=0, n_init=30)
         assert clustering.inertia == pytest.approx(best_of_all(x, label, 3))
 
 
@@ -107,15 +107,15 @@ def test_without_labels_it_is_as_good_as_scikit_learn():
 def test_an_empty_cluster_starts_anew_at_the_row_farthest_from_its_center():
     x = np.array([[0.0], [1.0], [9.0], [20.0]])
     rows = _Rows(x, np.array([UNKNOWN, UNKNOWN, UNKNOWN, 1]), 3)
-    clustering = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=1)
+    clustering = _descend(rows, np.array([[0.0], [500.0], [900.0]]), max_iter=1)
     assert clustering.cluster.tolist() == [0, 0, 2, 1]  # a labeled row is farther, but stays
     assert clustering.centers.tolist() == [[0.5], [20.0], [9.0]]
     rows = _Rows(np.array([[0.0], [1.0], [7.0], [100.0]]), np.full(4, UNKNOWN), 3)
-    clustering = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=50)
+    clustering = _descend(rows, np.array([[0.0], [500.0], [900.0]]), max_iter=50)
     assert clustering.cluster.tolist() == [0, 0, 2, 1]
     assert clustering.inertia == 0.5
     rows = _Rows(np.array([[0.0], [0.0], [4.0]]), np.array([UNKNOWN, UNKNOWN, 1]), 3)
-    clustering = _descend(rows, np.array([[1.0], [4.0], [7.0]]), most=50)
+    clustering = _descend(rows, np.array([[1.0], [4.0], [7.0]]), max_iter=50)
     assert clustering.cluster.tolist() == [0, 0, 1]  # there was no row for the last
     assert clustering.centers.tolist() == [[0.0], [4.0], [7.0]]
 
@@ -134,10 +134,10 @@ def test_a_class_without_rows_is_a_free_cluster_and_equal_rows_stay_together():
 
 def test_the_start_with_the_least_inertia_wins_and_the_seed_decides_where_it_is():
     x, label = blobs(1, each=200)[0], np.full(200, UNKNOWN)
-    some = [constrained_kmeans(x, label, 15, seed=3, starts=s).inertia for s in (1, 2, 4, 8, 16)]
+    some = [constrained_kmeans(x, label, 15, seed=3, n_init=s).inertia for s in (1, 2, 4, 8, 16)]
     assert some == sorted(some, reverse=True)
     assert some[-1] < some[0]
-    first, again, other = (constrained_kmeans(x, label, 15, seed=s, starts=1) for s in (3, 3, 1))
+    first, again, other = (constrained_kmeans(x, label, 15, seed=s, n_init=1) for s in (3, 3, 1))
     assert first.cluster.tolist() == again.cluster.tolist()
     assert some[0] == first.inertia == again.inertia != other.inertia
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.measures.kmeans import compact, constrained_kmeans
-from nearkin.measures.neighbors import held_at_once, nearest
+from nearkin.metrics.kmeans import compact, constrained_kmeans
+from nearkin.metrics.neighbors import held_at_once, nearest
 from nearkin.objectives.fused import blocks, product
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN
@@ -84,7 +84,7 @@ def typical(
     """
     k = min(len(labeled) + num, CLUSTERS, len(features))
     x, nobody = compact(features), np.full(len(features), UNKNOWN)
-    cluster = constrained_kmeans(x, nobody, k, seed=seed, starts=1).cluster
+    cluster = constrained_kmeans(x, nobody, k, seed=seed, n_init=1).cluster
     is_labeled = np.zeros(len(x), bool)
     is_labeled[labeled] = True
     turn, size = np.zeros(len(x), np.int64), np.bincount(cluster, minlength=k)[cluster]

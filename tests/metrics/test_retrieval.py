@@ -8,9 +8,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.neighbors import NearestCentroid
 
-from nearkin.measures import neighbors
-from nearkin.measures.fewshot import centered, draw_shots, logistic_regression, nearest_class_mean
-from nearkin.measures.retrieval import retrieve
+from nearkin.metrics import neighbors
+from nearkin.metrics.fewshot import centered, draw_shots, logistic_regression, nearest_class_mean
+from nearkin.metrics.retrieval import retrieve
 from nearkin.objectives import unit
 
 

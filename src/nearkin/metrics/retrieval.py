@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
-from nearkin.measures.neighbors import held_at_once
+from nearkin.metrics.neighbors import held_at_once
 from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks, product
 
@@ -18,7 +18,7 @@ class Retrieval:
     rows: Int[np.ndarray, " scored"]  # The queries with a relevant image; the others have none
     average_precision: Float[np.ndarray, " scored"]
     average_precision_at_r: Float[np.ndarray, " scored"]
-    first_correct: Bool[np.ndarray, " scored"]  # Whether the most similar image is relevant
+    first_correct: Bool[np.ndarray, " scored"]  # Whether the most similar images are relevant
 
 
 def retrieve(
@@ -37,8 +37,9 @@ def retrieve(
         AP = 1/R sum_i i / r_i,    AP@R = 1/R sum_{i: r_i <= R} i / r_i
 
     AP@R is that of Musgrave et al. 2020 (arXiv:2003.08505, section 3.2). Equally similar images
-    share the last rank among them, as in scikit-learn's `average_precision_score`: nothing
-    depends on their order. Images of a query's own group, such as a burst, are not ranked.
+    share the last rank among them, as in scikit-learn's `average_precision_score`, and are the
+    most similar ones together: nothing depends on their order. Images of a query's own group, such
+    as a burst, are not ranked.
 
     Exact; in O(bank log bank) per query, and with few similarities in memory at once.
     """
@@ -59,7 +60,7 @@ def retrieve(
         ascending = np.sort(similarity, axis=1)
         for row, place in enumerate(range(block.start, block.stop)):
             relevant = slice(int(starts[place]), int(ends[place]))
-            score = _score(similarity[row], ascending[row], relevant)
+            score = _score(similarity[row, relevant], ascending[row])
             if score is not None:
                 scores[place] = score
     ap, ap_at_r, first = zip(*scores.values(), strict=True) if scores else ((), (), ())
@@ -72,17 +73,14 @@ def retrieve(
 
 
 def _score(
-    similarity: Float32[np.ndarray, " bank"],
-    ascending: Float32[np.ndarray, " bank"],
-    relevant: slice,
+    relevant: Float32[np.ndarray, " relevant"], ascending: Float32[np.ndarray, " bank"]
 ) -> tuple[float, float, bool] | None:
     """Score one query: AP, AP@R, and whether the first is relevant; None without any relevant."""
-    values = np.sort(similarity[relevant])
+    values = np.sort(relevant)
     values = values[values > -np.inf]
     if not len(values):
         return None
     rank = len(ascending) - np.searchsorted(ascending, values, "left")
     precision = (len(values) - np.searchsorted(values, values, "left")) / rank
-    first = relevant.start <= int(similarity.argmax()) < relevant.stop
     at_r = float(precision[rank <= len(values)].sum()) / len(values)
-    return float(precision.mean()), at_r, first
+    return float(precision.mean()), at_r, bool(precision[-1] == 1)

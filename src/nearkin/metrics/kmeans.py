@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.distributed import ALONE, Share, threads_for
+from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks
@@ -18,7 +18,7 @@ from nearkin.types import UNKNOWN
 WIDEST: Final = 64  # Wider features are reduced to as many principal components, for speed
 COPIES: Final = 4  # Of what it clusters, that k-means holds at most, with its first draws
 BLOCK: Final = 2**23  # Features, or distances, that are computed with at once, 32 MiB in float32
-SETTLED: Final = 1e-4  # Share of the rows; where fewer move, clusters hardly change
+SAMPLE: Final = 65_536  # Rows that principal components are of, at the most
 # Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
 # k-means repairs a bad start less than without; the usual 2 + log k draws leave classes out.
 DRAWS: Final = 20
@@ -34,45 +34,39 @@ class Clustering:
     inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 
-Reduce = Callable[[Float[Tensor, "m dim"]], Float[Tensor, "m kept"]]
-
-
-def reduction(features: Float[Tensor, "n dim"], share: Share = ALONE) -> Reduce:
-    """Return how to reduce rows, as `compact` does; processes share the work on all of these."""
-    n, dim = features.shape
-    if dim <= WIDEST:
-        return lambda x: unit(x.float())
-
-    def total(function: Callable[[Tensor], Tensor]) -> Tensor:
-        size = max(1, BLOCK // dim)
-        return share.total(lambda rows: function(unit(features[rows].float())), n, size)
-
-    mean = (total(lambda x: x.sum(dim=0).double()) / n).float()
-    if n < dim:  # of 40 rows of 3,072 pixels in milliseconds instead of seconds
-        away = unit(features.float()) - mean
-        components = torch.linalg.svd(away, full_matrices=False).Vh[:WIDEST].T
-    else:
-        scatter = total(lambda x: (away := x - mean).T @ away)
-        components = torch.linalg.eigh(scatter).eigenvectors[:, -WIDEST:]
-    return lambda x: (unit(x.float()) - mean) @ components
-
-
 def compact(
-    features: Float[Tensor, "n dim"],
-    reduce: Reduce | None = None,
-    rows: Int[np.ndarray, " m"] | None = None,
+    features: Float[Tensor, "n dim"], rows: Int[np.ndarray, " m"] | None = None
 ) -> Float[np.ndarray, "m kept"]:
     """Unit features, reduced to at most their `WIDEST` principal components if they are wider.
 
-    Of all rows, or of some of them by the `reduction` of all. Features may be on disk.
+    Of all rows, or of some of them by the components of all, of at most `SAMPLE` evenly spread
+    ones. Features may be on disk.
     """
-    rows = np.arange(len(features)) if rows is None else rows
-    reduce = reduce or reduction(features)
+    rows, reduce = np.arange(len(features)) if rows is None else rows, _reduction(features)
     reduced = np.empty((len(rows), reduce(features[:1]).shape[1]), np.float32)
     # Kept in pieces between the blocks, they would leave holes in memory that no block fits into.
     for part in blocks(len(rows), max(1, BLOCK // features.shape[1])):
-        reduced[part] = reduce(features[rows[part]]).cpu().numpy()
+        reduced[part] = reduce(features[rows[part]])
     return reduced
+
+
+def _reduction(
+    features: Float[Tensor, "n dim"],
+) -> Callable[[Float[Tensor, "m dim"]], Float[np.ndarray, "m kept"]]:
+    """Return how to reduce rows."""
+    from sklearn.decomposition import PCA
+
+    n, dim = features.shape
+    if dim <= WIDEST:
+        return lambda x: unit(x.float()).cpu().numpy()
+    sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
+    solver = "covariance_eigh" if len(sample) >= dim else "full"
+    pca = PCA(min(WIDEST, len(sample)), svd_solver=solver).fit(sample)
+    mean, components = (
+        torch.from_numpy(x).to(features.device) for x in (pca.mean_, pca.components_.T)
+    )
+    # Centered first, unlike by `transform`: equal rows stay equal, however products are rounded.
+    return lambda x: ((unit(x.float()) - mean) @ components).cpu().numpy()
 
 
 def constrained_kmeans(
@@ -81,8 +75,8 @@ def constrained_kmeans(
     k: int,
     *,
     seed: int,
-    starts: int = 10,
-    most: int = 100,
+    n_init: int = 10,
+    max_iter: int = 100,
 ) -> Clustering:
     """K-means in which labeled rows stay in the cluster of their class, if there are any.
 
@@ -101,8 +95,8 @@ def constrained_kmeans(
             no label has are free.
         k: How many clusters, those of the labeled classes included.
         seed: Decides where the free clusters start.
-        starts: How often to start.
-        most: Most steps of each start; it ends before when no row moves.
+        n_init: How often to start.
+        max_iter: Most steps of each start; it ends before when no row moves.
 
     Raises:
         DataError: If there are no rows, or more classes than clusters.
@@ -118,37 +112,10 @@ def constrained_kmeans(
     x = x.astype(np.result_type(features, np.float32))
     rows = _Rows(x, label, k)
     generator = np.random.default_rng(seed)
-    attempts = (_descend(rows, _start(rows, generator), most) for _ in range(starts))
+    attempts = (_descend(rows, _start(rows, generator), max_iter) for _ in range(n_init))
     with threads_for(x.size):
         best = min(attempts, key=lambda clustering: clustering.inertia)
     return Clustering(best.cluster, best.centers + middle, best.inertia)
-
-
-def lloyd(
-    x: Float[np.ndarray, "own dim"],
-    centers: Float[np.ndarray, "k dim"],
-    *,
-    most: int = 100,
-    share: Share = ALONE,
-) -> Int[np.ndarray, " own"]:
-    """Return the clusters of this process's rows, by k-means of those of all from given centers.
-
-    Rows go to the nearest center and centers to the mean of their rows; one without rows stays.
-    It ends after `most` steps, or when fewer than one row in `1 / SETTLED` has moved.
-    """
-    rows, k = _Rows(x, np.full(len(x), UNKNOWN), len(centers)), len(centers)
-    cluster = np.full(len(x), UNKNOWN)
-    count = share.sum(torch.tensor(float(len(x))))
-    with threads_for(x.size):
-        for _ in range(most):
-            before, cluster = cluster, rows.nearest(centers)[0]
-            moved = share.sum(torch.tensor(float((before != cluster).sum())))
-            if moved <= SETTLED * count:
-                break
-            total, size = (share.sum(torch.from_numpy(y)).numpy() for y in _sums(x, cluster, k))
-            mean = total / np.maximum(size, 1)[:, None]
-            centers = np.where(size[:, None] > 0, mean, centers)
-    return cluster
 
 
 class _Rows:
@@ -228,10 +195,10 @@ def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k 
     return centers
 
 
-def _descend(rows: _Rows, centers: Float[np.ndarray, "k dim"], most: int) -> Clustering:
+def _descend(rows: _Rows, centers: Float[np.ndarray, "k dim"], max_iter: int) -> Clustering:
     """Move rows to the nearest center and centers to the mean, until no row moves."""
     cluster = np.full(len(rows.free), UNKNOWN)
-    for _ in range(most):
+    for _ in range(max_iter):
         before, cluster = cluster, rows.nearest(centers)[0]
         if np.array_equal(before, cluster):
             break

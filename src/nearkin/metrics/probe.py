@@ -2,26 +2,37 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from nearkin.distributed import ALONE, Share, threads_for
+from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.objectives.fused import blocks
 from nearkin.types import UNKNOWN
 
 Fit = TypeVar("Fit")
 
+STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+"""Values of `C` to choose from, the strongest regularization first; as in scikit-learn."""
+DEFAULT: Final = 1.0  # `C` where no image can be held out to choose it
+FOLDS: Final = 5
+ENOUGH: Final = 500  # Held-out images after which a choice needs no further fold
+MOST: Final = 12_000  # Images that the choice is made with, at the most
+MOST_CLASSES: Final = 600  # Of which these are; of more classes, some are drawn, each whole
+WIDEST: Final = 2_048  # Wider features, such as raw pixels, are reduced to as many components
+LEFT_OUT: Final = UNKNOWN  # The fold of images that are never held out
+
 STEPS = 300  # L-BFGS steps at the most, for each strength
+CHOICE_STEPS: Final = 100  # The same for a choice: weak regularizations alone take more
 HISTORY: Final = 20
 """Steps that L-BFGS takes the curvature from. With torch's 100 it needs as many, each slower."""
 BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
+ROUNDING: Final = 1e-10  # Below this share of the largest, a variance is none
 HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB in float32
 
 
@@ -48,13 +59,21 @@ class Standardized:
         return x if self.basis is None else x @ self.basis
 
 
+class LinearFit(NamedTuple):
+    """What a logistic regression learns."""
+
+    weight: Float[Tensor, "dim classes"]
+    bias: Float[Tensor, " classes"]
+    converged: bool  # Whether it is at the optimum
+
+
 def fit_path(
     x: Float[Tensor, "n dim"] | Standardized,
     y: Int[Tensor, " n"],
     num_classes: int,
     strengths: Sequence[float],
-    share: Share = ALONE,
-) -> list[tuple[Float[Tensor, "dim classes"], Float[Tensor, " classes"]]]:
+    steps: int = STEPS,
+) -> list[LinearFit]:
     """Fit weights and biases for each strength `C` in turn, each starting where the last ended.
 
     Minimizes the mean cross-entropy plus the squared weights over `2 C n`; the optimum is that
@@ -67,7 +86,7 @@ def fit_path(
     n, dim = x.shape
     size = max(1, BLOCK // (dim + num_classes))
     with threads_for(n * dim):
-        variances, directions = _principal_directions(x, size, share)
+        variances, directions = _principal_directions(x, size)
         weight, fits = directions.new_zeros(num_classes, dim), []
         bias = directions.new_zeros(num_classes, requires_grad=True)
         for strength in strengths:
@@ -82,17 +101,16 @@ def fit_path(
             def squares(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
                 return (scaled @ basis).square().sum()
 
-            minimize(
-                logits, y, squares, [scaled, bias],
-                strength=strength, steps=STEPS, size=size, share=share,
-            )  # fmt: skip
+            converged = minimize(
+                logits, y, squares, [scaled, bias], strength=strength, steps=steps, size=size
+            )
             weight = (scaled @ basis).detach()
-            fits.append((weight.T, bias.detach().clone()))
+            fits.append(LinearFit(weight.T, bias.detach().clone(), converged))
     return fits
 
 
 def _principal_directions(
-    x: Float[Tensor, "n dim"] | Standardized, size: int, share: Share
+    x: Float[Tensor, "n dim"] | Standardized, size: int
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "dim rank"]]:
     """Return the mean squares of features along their principal directions, and these.
 
@@ -100,9 +118,12 @@ def _principal_directions(
     """
     n, dim = x.shape
     if n < dim:
-        _, scales, rows = torch.linalg.svd(x[:], full_matrices=False)
-        return scales.square() / n, rows.T
-    products = share.total(lambda rows: (y := x[rows]).T @ y, n, size)
+        rows = x[:].double()
+        squares, left = torch.linalg.eigh(rows @ rows.T)
+        real = squares > ROUNDING * squares[-1]
+        directions = rows.T @ left[:, real] / squares[real].sqrt()
+        return squares[real].float() / n, directions.float()
+    products = sum((y := x[rows]).T @ y for rows in blocks(n, size))
     variances, directions = torch.linalg.eigh(products / n)
     return variances.clamp(min=0), directions
 
@@ -116,12 +137,11 @@ def minimize(
     strength: float,
     steps: int,
     size: int | None = None,
-    share: Share = ALONE,
-) -> None:
+) -> bool:
     """Minimize the mean cross-entropy plus `squares` over `2 C n` by L-BFGS, in place.
 
-    Loss and gradients are summed over blocks of `size` rows, and over the processes of the share:
-    every step is of all rows. All processes get the same sums, so they take the same steps.
+    Loss and gradients are summed over blocks of `size` rows: every step is of all rows. Returns
+    whether it ended before the last step, at the optimum.
     """
     n = len(y)
     optimizer = torch.optim.LBFGS(
@@ -133,33 +153,42 @@ def minimize(
     )
 
     def closure() -> Tensor:
-        total, *gradients = sums = [
-            parameters[0].new_zeros(()),
-            *map(torch.zeros_like, parameters),
-        ]
-        for each, gradient in zip(parameters, gradients, strict=True):
-            each.grad = gradient  # to which every backward pass adds
-        loss = squares() / (2 * strength * n * share.ranks)
+        optimizer.zero_grad()
+        loss = squares() / (2 * strength * n)
         loss.backward()
-        total += loss.detach()
-        for rows in share.blocks(n, size or n):
+        total = loss.detach()
+        for rows in blocks(n, size or n):
             loss = F.cross_entropy(logits(rows), y[rows], reduction="sum") / n
             loss.backward()
             total += loss.detach()
-        if share.ranks > 1:
-            vector_to_parameters(share.sum(parameters_to_vector(sums)), sums)
         return total
 
     with torch.enable_grad():
         optimizer.step(closure)
+    return bool(optimizer.state[parameters[0]]["n_iter"] < steps)
 
 
-# Values of `C` to choose from, the strongest regularization first.
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
-HELD_OUT = 0.15  # Share of the training images that decides between them
-# Features wider than the first, such as raw pixels, are reduced to the second.
-WIDEST, REDUCED = 2_048, 512
-CHOICE_LIMIT = 12_000  # Training images, at the most, that the choice is made with
+# The probe
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A regularization, and what it was chosen on."""
+
+    strength: float  # `C`: the inverse of the regularization
+    images: int  # Training images that were held out for it; without any, it is the default
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is the last of `STRENGTHS` on either side, so that others may be better."""
+        return bool(self.images) and self.strength in (STRENGTHS[0], STRENGTHS[-1])
+
+    def described(self) -> dict[str, str | int | float]:
+        """Return it for the protocol of a metric."""
+        if not self.images:
+            return {"C": self.strength, "held-out training images to choose it": 0}
+        end = {"at": "the end of its grid"} if self.is_end else {}
+        return {"C": self.strength, **end, "held-out training images chose it": self.images}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +201,8 @@ class LinearProbe:
     weight: Float[Tensor, "reduced classes"]
     bias: Float[Tensor, " classes"]
     classes: Int[np.ndarray, " classes"]
-    strength: float  # The chosen `C`: the inverse of the regularization, as in scikit-learn
+    choice: Choice
+    converged: bool  # Whether the fit is at the optimum
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each row."""
@@ -202,185 +232,154 @@ def train_probe(
     *,
     seed: int,
     groups: Int[np.ndarray, " n"] | None = None,
-    share: Share = ALONE,
 ) -> LinearProbe:
-    """Choose the regularization on a held-out slice of these images, then fit all of them.
+    """Choose the regularization on held-out ones of these images, then fit all of them.
 
-    Images without a label are left out; those of one group are held out together or not at all.
-    With the share of a process, several fit all images together; each makes the choice itself.
+    Of the strengths that predict held-out images best, the one of the least loss; see
+    `choice_folds`. Of more than `MOST` images some make the choice, with those of at most
+    `MOST_CLASSES` classes: one image of each of many classes would tell nothing.
+
+    Args:
+        features: Of any scale; they may be on disk.
+        labels: The classes. Images of `UNKNOWN` are left out.
+        seed: Decides which images are held out.
+        groups: Images of one group are held out together or not at all.
+
+    Raises:
+        DataError: If there are not two classes.
     """
-    task = _task(features, labels, groups, seed, share)
-    few = np.random.default_rng(seed).permutation(len(task.rows))[:CHOICE_LIMIT]
-    held_out = hold_out(task.target[few], task.groups[few], seed)
-    return task.probe(_choose(task.x[few], task.y[few], held_out, len(task.classes)))
+    task = _Task.of(features, labels, groups, seed)
+    rows = task.drawn(seed)
+    classes, target = np.unique(task.target[rows], return_inverse=True)
+    folds = choice_folds(target, task.groups[rows], seed)
+    fit, logits = task.fitted(rows, len(classes), target)
+    validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
+    return task.probe(Choice(validated.strength, validated.choice_size))
 
 
-def train_validated_probe(
+def held_out_logits(
     features: Float[Tensor, "n dim"],
     labels: Int[np.ndarray, " n"],
+    choice: Choice,
     *,
     seed: int,
     groups: Int[np.ndarray, " n"] | None = None,
-    predict_all: bool = False,
-) -> tuple[LinearProbe, "Validated"]:
-    """Train the same probe on few images or many, and say what it predicts of images held out.
+) -> "Validated":
+    """Predict training images by probes of that strength that have not learned from them.
 
-    `train_probe` keeps one slice of the images back for its choice, in which classes of few
-    images have none; its figures are those of published protocols. Here, where a class has few
-    images, each image that can be is held out once; see `validation_folds`. With `predict_all`
-    that is so of many images too: the choice is made on a slice, then all are predicted with it.
+    Of many images and classes, so many at random that their logits take 256 MB.
     """
-    task = _task(features, labels, groups, seed, ALONE)
-    few = np.sort(np.random.default_rng(seed).permutation(len(task.rows))[:CHOICE_LIMIT])
-    x, y = task.x[few], task.y[few]
-
-    def fit(rows: Tensor, strengths: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-        return fit_path(x[rows], y[rows], len(task.classes), strengths)
-
-    def logits(fitted: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
-        return x[rows] @ fitted[0] + fitted[1]
-
-    folds = validation_folds(task.target[few], task.groups[few], seed)
-    validated = validate(fit, logits, task.target[few], len(task.classes), folds, STRENGTHS)
-    if predict_all and (folds == LEFT_OUT).any():
-        folds = dealt_folds(task.target[few], task.groups[few], seed)
-        again = validate(
-            fit, logits, task.target[few], len(task.classes), folds, (validated.strength,)
-        )
-        validated = replace(again, choice_size=validated.choice_size)
-    return task.probe(validated.strength), validated.at(task.rows[few])
+    task = _Task.of(features, labels, groups, seed)
+    most = min(MOST, HELD // len(task.classes))
+    rows = np.sort(np.random.default_rng(seed).permutation(len(task.rows))[:most])
+    target, num = task.target[rows], len(task.classes)
+    folds = folds_of(target, task.groups[rows], seed)
+    fit, logits = task.fitted(rows, num, target)
+    validated = validate(fit, logits, target, num, folds, (choice.strength,))
+    return replace(validated, rows=task.rows[rows][validated.rows], choice_size=choice.images)
 
 
 @dataclass(frozen=True, eq=False)
 class _Task:
     """Standardized features of the labeled images, and their classes."""
 
-    share: Share
     rows: Int[np.ndarray, " labeled"]  # Among all images
     classes: Int[np.ndarray, " classes"]
     target: Int[np.ndarray, " labeled"]  # Positions in `classes`
     groups: Int[np.ndarray, " labeled"]
     x: Standardized
 
-    @property
-    def y(self) -> Int[Tensor, " labeled"]:
-        """The classes as a tensor, where the features are."""
-        return torch.from_numpy(self.target).to(self.x.mean.device)
+    @classmethod
+    def of(
+        cls,
+        features: Float[Tensor, "n dim"],
+        labels: Int[np.ndarray, " n"],
+        groups: Int[np.ndarray, " n"] | None,
+        seed: int,
+    ) -> "_Task":
+        rows = np.flatnonzero(labels != UNKNOWN)
+        classes, target = np.unique(labels[rows], return_inverse=True)
+        if len(classes) < 2:
+            raise DataError(
+                "the linear probe needs labeled training images of two classes or more"
+            )
+        labeled = features if len(rows) == len(features) else features[rows]
+        x = Standardized(labeled, *_moments(labeled))
+        if min(x.shape) > WIDEST:  # fewer images span fewer dimensions in any case
+            x = replace(x, basis=_leading(x, seed))
+        return cls(rows, classes, target, rows if groups is None else groups[rows], x)
 
-    def probe(self, strength: float) -> LinearProbe:
+    def drawn(self, seed: int) -> Int[np.ndarray, " chosen"]:
+        """Return the images that make the choice."""
+        generator = np.random.default_rng(seed)
+        classes = generator.permutation(len(self.classes))[:MOST_CLASSES]
+        rows = np.flatnonzero(np.isin(self.target, classes))
+        return np.sort(generator.permutation(rows)[:MOST])
+
+    def fitted(
+        self,
+        rows: Int[np.ndarray, " chosen"],
+        num_classes: int,
+        target: Int[np.ndarray, " chosen"],
+    ) -> tuple[Callable[..., list[LinearFit]], Callable[..., Tensor]]:
+        """Return how to fit some of these images, and how to predict others."""
+        x, y = self.x[rows], torch.from_numpy(target).to(self.x.mean.device)
+
+        def fit(some: Tensor, strengths: Sequence[float]) -> list[LinearFit]:
+            return fit_path(x[some], y[some], num_classes, strengths, CHOICE_STEPS)
+
+        def logits(fitted: LinearFit, some: Tensor) -> Tensor:
+            return x[some] @ fitted.weight + fitted.bias
+
+        return fit, logits
+
+    def probe(self, choice: Choice) -> LinearProbe:
         """Fit all images."""
         n, dim = self.x.shape
-        x = self.x[:] if n * dim <= HELD else self.x
-        (fitted,) = fit_path(x, self.y, len(self.classes), (strength,), self.share)
-        return LinearProbe(self.x.mean, self.x.std, self.x.basis, *fitted, self.classes, strength)
-
-
-def _task(
-    features: Float[Tensor, "n dim"],
-    labels: Int[np.ndarray, " n"],
-    groups: Int[np.ndarray, " n"] | None,
-    seed: int,
-    share: Share,
-) -> _Task:
-    rows = np.flatnonzero(labels != UNKNOWN)
-    classes, target = np.unique(labels[rows], return_inverse=True)
-    if len(classes) < 2:
-        raise DataError("the linear probe needs labeled training images of two classes or more")
-    labeled = features if len(rows) == len(features) else features[rows]
-    x = Standardized(labeled, *_moments(labeled, share))
-    if x.shape[1] > WIDEST:
-        x = replace(x, basis=_leading(x, seed))
-    return _Task(share, rows, classes, target, rows if groups is None else groups[rows], x)
+        x, y = self.x[:] if n * dim <= HELD else self.x, torch.from_numpy(self.target)
+        (fit,) = fit_path(x, y.to(self.x.mean.device), len(self.classes), (choice.strength,))
+        scale = self.x.mean, self.x.std, self.x.basis
+        return LinearProbe(*scale, fit.weight, fit.bias, self.classes, choice, fit.converged)
 
 
 def _moments(
-    features: Float[Tensor, "n dim"], share: Share
+    features: Float[Tensor, "n dim"],
 ) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
     """Return means and standard deviations; the latter are one where features are constant."""
     n, dim = features.shape
 
     def mean_of(function: Callable[[Tensor], Tensor]) -> Float[Tensor, " dim"]:
-        def sums(rows: slice) -> Tensor:
-            return function(features[rows].float()).sum(dim=0).cpu().double()
-
-        total = share.total(sums, n, max(1, BLOCK // dim))
-        return (total / n).float().to(features.device)
+        size = max(1, BLOCK // dim)
+        parts = (function(features[rows].float()).sum(dim=0).double() for rows in blocks(n, size))
+        return (sum(parts) / n).float()  # type: ignore[union-attr]
 
     mean = mean_of(lambda x: x)
     std = mean_of(lambda x: (x - mean).square()).sqrt()
     return mean, torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant is but noise
 
 
-def hold_out(
-    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int
-) -> Bool[np.ndarray, " n"]:
-    """Draw the images that choose `C`: the same share of the groups of each class.
-
-    A group has the class of its first image. Classes of fewer than four groups give none.
-    """
-    names, first, member = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(names))
-    chosen = np.zeros(len(names), dtype=bool)
-    for label in np.unique(labels):
-        own = order[labels[first][order] == label]
-        chosen[own[: round(HELD_OUT * len(own))]] = True
-    return np.asarray(chosen[member])
-
-
 def _leading(x: Standardized, seed: int) -> Float[Tensor, "dim reduced"]:
-    """Return the `REDUCED` leading principal components of at most `CHOICE_LIMIT` rows."""
-    few = np.random.default_rng(seed).permutation(x.shape[0])[:CHOICE_LIMIT]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # the factorization starts from random vectors
-        components: Tensor = torch.pca_lowrank(x[few], q=min(REDUCED, len(few)), niter=2)[2]
-    return components
+    """Return the `WIDEST` leading principal components of at most `MOST` rows."""
+    from sklearn.decomposition import PCA
+
+    few = np.random.default_rng(seed).permutation(x.shape[0])[:MOST]
+    rows = x[np.sort(few)].cpu().numpy()
+    pca = PCA(WIDEST, svd_solver="covariance_eigh").fit(rows)
+    return torch.from_numpy(pca.components_.T.copy()).to(x.mean)
 
 
-def _choose(
-    x: Float[Tensor, "n dim"],
-    y: Int[Tensor, " n"],
-    held_out: Bool[np.ndarray, " n"],
-    num_classes: int,
-) -> float:
-    """Return the strength with the best held-out accuracy; of equals, the strongest."""
-    judge = torch.from_numpy(held_out).to(x.device)
-    if not judge.any():
-        return 1.0
-    fits = fit_path(x[~judge], y[~judge], num_classes, STRENGTHS)
-    right = [int(((x[judge] @ w + b).argmax(dim=1) == y[judge]).sum()) for w, b in fits]
-    return STRENGTHS[right.index(max(right))]
+# Held-out images
 
 
-# Choosing where there are few images
-
-
-FOLDS: Final = 5
-MANY: Final = 20  # Groups of every class from which one slice decides, not each image in turn
-LEFT_OUT: Final = UNKNOWN  # The fold of images that are never held out
-
-
-def validation_folds(
+def folds_of(
     labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int, folds: int = FOLDS
 ) -> Int[np.ndarray, " n"]:
     """Return the fold in which each image is held out, `LEFT_OUT` for none.
 
-    Where every class has `MANY` groups or more, there is one fold: the slice of `hold_out`.
-    Otherwise they are the `dealt_folds`. A group has the class of its first image.
-    """
-    first = np.unique(groups, return_index=True)[1]
-    _, sizes = np.unique(labels[first], return_counts=True)
-    if sizes.min() >= MANY:
-        return np.where(hold_out(labels, groups, seed), 0, LEFT_OUT)
-    return dealt_folds(labels, groups, seed, folds)
-
-
-def dealt_folds(
-    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int, folds: int = FOLDS
-) -> Int[np.ndarray, " n"]:
-    """Deal the groups of each class to all folds in turn, so that each is held out once.
-
-    With a single fold, a fifth of them is, and at least one. The only group of a class is never
-    held out: nothing would be left to learn the class from.
+    The groups of each class are dealt to all folds in turn; with a single fold, a fifth of them
+    is, and at least one. A group has the class of its first image. The only group of a class is
+    never held out: nothing would be left to learn the class from. (StratifiedGroupKFold of
+    scikit-learn balances groups of several classes, and takes 12 s for 12,000 groups.)
     """
     names, first, member = np.unique(groups, return_index=True, return_inverse=True)
     class_of = labels[first]
@@ -396,15 +395,25 @@ def dealt_folds(
     return np.asarray(fold[member])
 
 
+def choice_folds(
+    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int
+) -> Int[np.ndarray, " n"]:
+    """Return the same for a choice, which needs no further fold after `ENOUGH` images."""
+    folds = folds_of(labels, groups, seed)
+    sizes = np.bincount(folds[folds != LEFT_OUT], minlength=FOLDS)
+    needed = 1 + int(np.searchsorted(sizes.cumsum(), ENOUGH))
+    return np.where(folds < needed, folds, LEFT_OUT)
+
+
 @dataclass(frozen=True, eq=False)
 class Validated:
     """The choice of a regularization, and what was predicted of images while held out."""
 
     strength: float  # The chosen `C`
     rows: Int[np.ndarray, " held_out"]  # The images that were held out at some time
-    logits: Float[np.ndarray, "held_out classes"]  # With the chosen `C`, by fits without them
+    logits: Float32[np.ndarray, "held_out classes"]  # With the chosen `C`, by fits without them
     target: Int[np.ndarray, " held_out"]  # Their classes
-    choice_size: int  # Images that the choice was made on; without any, the strength is 1
+    choice_size: int  # Images that the choice was made on; without any, it is the default
 
     @property
     def correct(self) -> Bool[np.ndarray, " held_out"]:
@@ -431,23 +440,24 @@ def validate(
         logits: What a fit predicts of the images of these rows.
         target: The classes, from 0 to below `num_classes`.
         num_classes: Number of columns of the logits.
-        folds: The fold in which each image is held out, as of `validation_folds`.
+        folds: The fold in which each image is held out, as of `folds_of`.
         strengths: The choices.
     """
     rows = np.flatnonzero(folds != LEFT_OUT)
+    truth, place = target[rows], np.full(len(target), LEFT_OUT)
+    place[rows] = np.arange(len(rows))
     if not len(rows):
-        return Validated(1.0, rows, np.zeros((0, 0)), target[rows], choice_size=0)
-    held_out = np.zeros((len(strengths), len(target), num_classes))
+        return Validated(DEFAULT, rows, np.zeros((0, num_classes), np.float32), truth, 0)
+    held_out = np.zeros((len(strengths), len(rows), num_classes), np.float32)
     for fold in np.unique(folds[rows]):
         inside = torch.from_numpy(np.flatnonzero(folds != fold))
         outside = torch.from_numpy(np.flatnonzero(folds == fold))
         for position, fitted in enumerate(fit(inside, strengths)):
-            held_out[position, outside.numpy()] = logits(fitted, outside).cpu().double().numpy()
-    predicted, truth = held_out[:, rows], target[rows]
-    right = (predicted.argmax(axis=2) == truth).sum(axis=1)
-    loss = [log_loss(each, truth) for each in predicted]
+            held_out[position, place[outside]] = logits(fitted, outside).float().cpu().numpy()
+    right = [int((each.argmax(axis=1) == truth).sum()) for each in held_out]
+    loss = [log_loss(each, truth) for each in held_out]
     best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
-    return Validated(strengths[best], rows, predicted[best], truth, choice_size=len(rows))
+    return Validated(strengths[best], rows, held_out[best], truth, choice_size=len(rows))
 
 
 def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]) -> float:
@@ -458,5 +468,5 @@ def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n
     """
     from scipy.special import log_softmax
 
-    likelihood = log_softmax(logits, axis=1)[np.arange(len(target)), target]
+    likelihood = log_softmax(logits.astype(np.float64), axis=1)[np.arange(len(target)), target]
     return float(-likelihood.mean())

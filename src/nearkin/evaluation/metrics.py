@@ -1,0 +1,531 @@
+"""Metrics of embeddings with their protocols: kNN, probes, few-shot, retrieval, geometry.
+
+A metric is taken of training and test embeddings, or of those of the test alone. Images without a
+label are left out of those that need labels; where too few are left, it raises DataError.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from nearkin.distributed import threads_for
+from nearkin.errors import DataError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.metrics.clusters import (
+    adjusted_rand_index,
+    agreement,
+    match,
+    normalized_mutual_information,
+    right,
+)
+from nearkin.metrics.fewshot import (
+    STRENGTH,
+    centered,
+    draw_shots,
+    logistic_regression,
+    nearest_class_mean,
+)
+from nearkin.metrics.geometry import (
+    alignment,
+    effective_rank,
+    feature_std,
+    mean_cosine,
+    uniformity,
+)
+from nearkin.metrics.intervals import crossed_interval
+from nearkin.metrics.kmeans import SAMPLE, WIDEST, compact
+from nearkin.metrics.metric import Metric, Protocol, mean_score, share, with_interval
+from nearkin.metrics.neighbors import nearest, neighbor_agreement, predict_without, tally
+from nearkin.metrics.probe import train_probe
+from nearkin.metrics.retrieval import retrieve
+from nearkin.types import UNKNOWN
+
+CPU: Final = torch.device("cpu")
+KNN: Final = "kNN top-1"  # The headline, of `K` neighbors
+K, LARGE_K = 20, 200  # Neighbors that vote; DINO and its successors report both
+TEMPERATURE: Final = 0.07  # Of their votes, as DINO's and lightly's
+KS: Final = (10, 20, 100, 200)  # Of the grid: papers report the k with the best result of these
+TEMPERATURES: Final = (0.07, 0.1)  # That of DINO, and that of InstDisc and MoCo
+FOLDS: Final = 20  # Parts of the bank that are left out in turn
+TALLIED: Final = 2**22  # Votes for classes that are held at once
+GEOMETRY_IMAGES: Final = 5_000  # Whose geometry is measured, at the most; evenly spaced among all
+NEIGHBORS: Final = 10  # Nearest images that two views are compared by
+STARTS: Final = 10  # Of k-means
+MANY_CLUSTERS: Final = 1_000  # Above so many, one start, which takes minutes
+SHOTS: Final = (1, 2, 5, 10)  # Training images per class
+DRAWS: Final = 10  # How often these are drawn
+UNSEEN: Final = "test classes without any training image, which count as wrong"
+
+
+def _labeled(
+    train: Embeddings, test: Embeddings, what: str
+) -> tuple[Embeddings, Embeddings, Int[np.ndarray, " test"]]:
+    """Return the labeled images of both, and the rows of those of the test."""
+    rows = np.flatnonzero(test.labels != UNKNOWN)
+    train, test = train.labeled(), test.labeled()
+    if not len(train) or not len(test):
+        raise DataError(f"{what} needs labeled training images and labeled test images")
+    return train, test, rows
+
+
+def _sizes(train: Embeddings, test: Embeddings) -> dict[str, str | int | float]:
+    """Return how many images are learned from, and which are scored, for a protocol."""
+    missing = len(np.setdiff1d(test.labels, train.labels))
+    unseen = {UNSEEN: missing} if missing else {}
+    return {"training images": len(train), **unseen, "of": "test images"}
+
+
+# Nearest neighbors
+
+
+def knn(train: Embeddings, test: Embeddings, *, device: torch.device = CPU) -> list[Metric]:
+    """Measure how often the vote of the nearest training images is right, at k 20 and 200.
+
+    The protocol of Wu et al. 2018, at the k and the temperature of DINO (Caron et al. 2021), for
+    any number of training images; k 200 where there are more. Of classes with equal votes, the
+    lowest number wins.
+    """
+    train, test, rows = _labeled(train, test, "kNN")
+    ks = [k for k in (K, LARGE_K) if k == K or k < len(train)]
+    votes = [(min(k, len(train)), TEMPERATURE) for k in ks]
+    bank, queries = train.tensor.to(device), test.tensor.to(device)
+    predicted = predict_each(bank, train.labels, queries, votes)
+    return [
+        share(
+            KNN if k == K else f"{KNN}, k {k}",
+            winner == test.labels,
+            {
+                "method": "weighted kNN by cosine",
+                "k": used,
+                "temperature": temperature,
+                **_sizes(train, test),
+            },
+            groups=test.groups,
+            rows=rows,
+            meaning="Accuracy of a weighted kNN classifier on held-out images. Nothing is "
+            "trained: it measures the features as they are.",
+        )
+        for k, winner, (used, temperature) in zip(ks, predicted, votes, strict=True)
+    ]
+
+
+def knn_grid(train: Embeddings, test: Embeddings) -> list[Metric]:
+    """Measure kNN at every `k` of `KS` and temperature of `TEMPERATURES`, and by plain majority.
+
+    All of them from one search. None of them is chosen: the best of several on test images would
+    be too good.
+    """
+    train, test, rows = _labeled(train, test, "kNN")
+    ks = [k for k in KS if k <= len(train)] or [len(train)]
+    kinds = [(t, f"t {t:g}", "weighted kNN by cosine") for t in TEMPERATURES]
+    kinds.append((float("inf"), "majority", "unweighted kNN by cosine"))
+    votes = [(k, temperature) for k in ks for temperature, _, _ in kinds]
+    predicted = predict_each(train.tensor, train.labels, test.tensor, votes)
+
+    def protocol(k: int, temperature: float, method: str) -> Protocol:
+        weights = {} if temperature == float("inf") else {"temperature": temperature}
+        return {"method": method, "k": k, **weights, **_sizes(train, test)}
+
+    return [
+        share(
+            f"kNN k {k}, {name}",
+            winner == test.labels,
+            protocol(k, temperature, method),
+            groups=test.groups,
+            rows=rows,
+            meaning="kNN at other k: neighbors weighted at temperature t, or counted alike. Every "
+            "paper has its own; none is chosen here.",
+        )
+        for winner, (k, (temperature, name, method)) in zip(
+            predicted, product(ks, kinds), strict=True
+        )
+    ]
+
+
+def knn_refits(train: Embeddings, test: Embeddings) -> Bool[np.ndarray, "folds n"]:
+    """Return which images `knn` gets right without a twentieth of the bank, each in turn.
+
+    They show how much the accuracy depends on which training images there are. Whole groups are
+    left out. Those that vote are the nearest `K` of what is left.
+    """
+    train, test = train.labeled(), test.labeled()
+    classes, numbers = np.unique(train.labels, return_inverse=True)
+    names, member = np.unique(
+        np.arange(len(train)) if train.groups is None else train.groups, return_inverse=True
+    )
+    fold = np.random.default_rng(0).permutation(len(names))[member] % FOLDS
+    predicted = predict_without(
+        train.tensor, numbers, test.tensor, fold, k=K, temperature=TEMPERATURE
+    )
+    return np.asarray(classes[predicted.cpu().numpy()] == test.labels)
+
+
+def predict(
+    bank: Float[Tensor, "bank dim"],
+    labels: Shaped[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+) -> Shaped[np.ndarray, " queries"]:
+    """Return the label that wins each query's vote as in `knn`; of equals, the first by order."""
+    return np.asarray(predict_each(bank, labels, queries, [(K, TEMPERATURE)])[0])
+
+
+def predict_each(
+    bank: Float[Tensor, "bank dim"],
+    labels: Shaped[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+    votes: Sequence[tuple[int, float]],
+) -> Shaped[np.ndarray, "votes queries"]:
+    """Predict by several `k` and temperatures, from one search of some queries at a time."""
+    classes, numbers = np.unique(labels, return_inverse=True)
+    most, voters, winners = max(k for k, _ in votes), torch.from_numpy(numbers), []
+    for some in queries.split(max(1, TALLIED // max(len(classes), most))):
+        similarity, index = nearest(bank, some, most)
+        voter = voters.to(index.device)[index]
+        scores = (
+            tally(similarity[:, :k], voter[:, :k], temperature=t, num_classes=len(classes))
+            for k, t in votes
+        )
+        winners.append(torch.stack([each.argmax(dim=1) for each in scores]).cpu())
+    return np.asarray(classes[torch.cat(winners, dim=1).numpy()])
+
+
+@lru_cache(maxsize=1)  # two parts of a page show them
+def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
+    """Predict the class name of each labeled test image from its nearest training images.
+
+    The predictions behind the kNN accuracy; empty for all other images.
+    """
+    names, labeled = embeddings.class_names, embeddings.labels != UNKNOWN
+    train, test = (np.flatnonzero(labeled & (embeddings.splits == s)) for s in ("train", "test"))
+    predicted = np.full(len(names), "", names.dtype)
+    if len(train) and len(test):
+        bank, queries = (torch.from_numpy(embeddings.vectors[rows]) for rows in (train, test))
+        predicted[test] = predict(bank, names[train], queries)
+    return predicted
+
+
+# Linear probe
+
+
+def linear_probe(
+    train: Embeddings, test: Embeddings, *, seed: int, device: torch.device = CPU
+) -> Metric:
+    """Measure the accuracy of a linear classifier on frozen features; see `train_probe`."""
+    train, test, rows = _labeled(train, test, "the linear probe")
+    probe = train_probe(train.tensor.to(device), train.labels, seed=seed, groups=train.groups)
+    reduced = {} if probe.basis is None else {"principal components": probe.basis.shape[1]}
+    stopped = {} if probe.converged else {"fit": "stopped before its optimum"}
+    return share(
+        "linear probe",
+        probe.predict(test.tensor.to(device)) == test.labels,
+        {
+            "method": "logistic regression on standardized features",
+            **reduced,
+            **_sizes(train, test),
+        },
+        groups=test.groups,
+        rows=rows,
+        chosen=probe.choice.described() | stopped,
+        meaning="Accuracy of a linear classifier, trained on frozen features, on held-out images.",
+    )
+
+
+# A few labels
+
+
+def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Metric]:
+    """Measure classifiers from 1, 2, 5 and 10 labeled training images per class.
+
+    Nearest class mean and logistic regression, on unit features minus the mean of all training
+    images, which needs no label. Their accuracy on all test images is averaged over `DRAWS` draws
+    of the training images. The interval is that of other test images, and of other draws from the
+    same training images.
+    """
+    mean = train.tensor.mean(dim=0)
+    train, test, _ = _labeled(train, test, "few-shot")
+    classes, numbers = np.unique(train.labels, return_inverse=True)
+    if len(classes) < 2:
+        raise DataError("few-shot needs labeled training images of two classes or more")
+    queries, y = centered(test.tensor, mean), torch.from_numpy(numbers)
+    kinds: dict[str, tuple[Callable[..., Tensor], str]] = {
+        "class mean": (nearest_class_mean, "nearest class mean"),
+        "logistic": (logistic_regression, f"logistic regression with C {STRENGTH:g}"),
+    }
+    metrics = []
+    for shots, (name, (classify, method)) in product(SHOTS, kinds.items()):
+        correct = []
+        for draw in range(DRAWS):
+            few = torch.from_numpy(draw_shots(numbers, shots, seed, draw))
+            x = centered(train.tensor[few], mean)  # of all would be a second copy of them
+            predicted = classify(x, y[few], len(classes), queries).numpy()
+            correct.append(classes[predicted] == test.labels)
+        fewer = int((np.bincount(numbers) < shots).sum())
+        protocol = {
+            "method": f"{method} of unit features minus the mean training image",
+            "training images per class": shots,
+            **({"classes that have fewer and give all": fewer} if fewer else {}),
+            "draws": DRAWS,
+            **_sizes(train, test),
+        }
+        metrics.append(_of_draws(f"{shots}-shot {name}", np.array(correct), protocol, test))
+    return metrics
+
+
+def _of_draws(
+    name: str, correct: Bool[np.ndarray, "draws n"], protocol: Protocol, test: Embeddings
+) -> Metric:
+    return with_interval(
+        name,
+        float(correct.mean()),
+        crossed_interval(correct, test.groups),
+        protocol,
+        kind="Wilson, of other images and other draws from these training images",
+        n=len(test),
+        groups=test.groups,
+        meaning="Accuracy with so many labeled images per class, mean of ten draws of these: "
+        "nearest class mean, or logistic regression.",
+    )
+
+
+# Retrieval
+
+
+def retrieval(train: Embeddings, test: Embeddings) -> list[Metric]:
+    """Measure how early a test image's class comes among all training images, by cosine.
+
+    mAP, mAP@R and recall@1; images of the query's own group are not ranked.
+    """
+    train, test, rows = _labeled(train, test, "retrieval")
+    result = retrieve(
+        train.tensor,
+        train.labels,
+        test.tensor,
+        test.labels,
+        bank_groups=train.groups,
+        query_groups=test.groups,
+    )
+    if not len(result.rows):
+        raise DataError("retrieval needs test images of the classes of training images")
+    without = len(test) - len(result.rows)
+    left_out = {"further ones without a training image of their class": without} if without else {}
+    groups = None if test.groups is None else test.groups[result.rows]
+
+    def protocol(kind: str) -> Protocol:
+        images = {"training images": len(train), **left_out}
+        return {"method": f"{kind} of rankings by cosine", **images, "of": "test images"}
+
+    def mean(name: str, kind: str, values: Float[np.ndarray, " n"], meaning: str) -> Metric:
+        return mean_score(name, values, protocol(kind), groups=groups, meaning=meaning)
+
+    return [
+        mean(
+            "retrieval mAP",
+            "mean average precision",
+            result.average_precision,
+            "Mean average precision: 1 if all training images of an image's class come before all "
+            "others.",
+        ),
+        mean(
+            "retrieval mAP@R",
+            "mAP@R (Musgrave et al. 2020)",
+            result.average_precision_at_r,
+            "Mean average precision over the first R images, R being the number of those of its "
+            "class.",
+        ),
+        share(
+            "retrieval recall@1",
+            result.first_correct,
+            protocol("first image"),
+            groups=groups,
+            rows=rows[result.rows],
+            meaning="Share of images whose most similar training image is of their class.",
+        ),
+    ]
+
+
+# Clusters
+
+
+def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
+    """Measure how well k-means, given the number of classes, separates the classes.
+
+    Accuracy under the best one-to-one match, normalized mutual information (arithmetic mean)
+    and adjusted Rand index. Their intervals are those of other images, clusters and match being
+    kept. Of many images k-means learns its centers from some.
+    """
+    rows, test = np.flatnonzero(test.labels != UNKNOWN), test.labeled()
+    k = len(np.unique(test.labels))
+    if k < 2:
+        raise DataError("clusters need labeled test images of two classes or more")
+    assigned, how = _kmeans(test.tensor, k, seed)
+    protocol: Protocol = {
+        "method": "k-means of unit features",
+        "clusters, as many as classes": k,
+        "dimensions": min(test.vectors.shape[1], WIDEST),
+        **how,
+        "of": "test images",
+    }
+    labels, groups = test.labels, test.groups
+
+    def compared(name: str, statistic: Callable[[Any], float], meaning: str) -> Metric:
+        value, interval = agreement(statistic, labels, assigned, groups, seed=seed)
+        return with_interval(
+            name, value, interval, protocol, kind="bootstrap", n=len(test), groups=groups,
+            meaning=meaning,
+        )  # fmt: skip
+
+    return [
+        share(
+            "cluster accuracy",
+            right(labels, assigned, match(labels, assigned)),
+            protocol,
+            groups=groups,
+            rows=rows,
+            meaning="Accuracy of k-means clusters on held-out images, under the best one-to-one "
+            "matching of clusters to classes.",
+        ),
+        compared(
+            "NMI",
+            normalized_mutual_information,
+            "Normalized mutual information of clusters and classes: 0 independent, 1 equal.",
+        ),
+        compared(
+            "ARI",
+            adjusted_rand_index,
+            "Adjusted Rand index of clusters and classes: 0 as by chance, 1 equal.",
+        ),
+    ]
+
+
+def _kmeans(
+    features: Float[Tensor, "n dim"], k: int, seed: int
+) -> tuple[Int[np.ndarray, " n"], Protocol]:
+    """Return the cluster of each row, and how it was found."""
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    x, starts = compact(features), STARTS if k <= MANY_CLUSTERS else 1
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(x))[:SAMPLE])
+    kmeans = KMeans(k, n_init=starts, random_state=seed)
+    with warnings.catch_warnings(), threads_for(x.size):
+        # Collapsed features have fewer points than clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        kmeans.fit(x[drawn])
+        assigned = kmeans.predict(x)
+    some = {"images that its centers are learned from": len(drawn)} if len(drawn) < len(x) else {}
+    return assigned.astype(np.int64), {"starts": starts, **some}
+
+
+# Without labels
+
+
+def view_retrieval(test: Embeddings) -> list[Metric]:
+    """Measure how often an image is the nearest of all to an augmented view of itself.
+
+    The task of instance discrimination (Wu et al. 2018) on images it was not trained on. Another
+    image of the same group, such as a near-duplicate, counts as right too. Where no second view
+    was drawn there is no metric.
+    """
+    view = test.second_view
+    if view is None or not len(view):
+        return []
+    if len(view) < 2:
+        raise DataError("view retrieval needs two images or more")
+    bank = test.tensor[torch.from_numpy(view.rows)]
+    first = nearest(bank, view.tensor, k=1)[1][:, 0].cpu().numpy()
+    groups = None if test.groups is None else test.groups[view.rows]
+    own = np.arange(len(view)) if groups is None else groups
+    return [
+        share(
+            "view retrieval",
+            own[first] == own,
+            {"method": "the image nearest to an augmented view by cosine is its own", **_of(test)},
+            groups=groups,
+            rows=view.rows,
+            meaning="Share of held-out images that are the nearest of all to an augmented view of "
+            "themselves. Contrastive methods are trained for this; it needs no labels, and tells "
+            "nothing about classes.",
+        )
+    ]
+
+
+def _of(test: Embeddings) -> dict[str, str | int | float]:
+    return {"of": f"of {len(test)} test images"}
+
+
+def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
+    """Return the rows, of `n`, whose geometry is measured."""
+    return np.arange(min(n, GEOMETRY_IMAGES)) * n // max(min(n, GEOMETRY_IMAGES), 1)
+
+
+def geometry(test: Embeddings) -> list[Metric]:
+    """Effective rank, spread and uniformity; with a second view also what both views share.
+
+    Numbers about a sample: no intervals. Effective rank and neighbor agreement depend on the
+    number of images, which their protocol says.
+    """
+    view = test.second_view
+    rows = geometry_rows(len(test)) if view is None else view.rows
+    if len(rows) < 2:
+        raise DataError("the geometry of features needs two images or more")
+    x = test.tensor[torch.from_numpy(rows)]
+
+    def metric(
+        name: str, value: Float[Tensor, ""], method: str, meaning: str, **more: int
+    ) -> Metric:
+        protocol = {"method": method, **more, **_of(test)}
+        return Metric(name, float(value), None, None, len(rows), None, protocol, meaning=meaning)
+
+    metrics = [
+        metric(
+            "effective rank",
+            effective_rank(x),
+            "centered features",
+            "Number of directions that the features use. A few mean a collapse.",
+            dimensions=x.shape[1],
+        ),
+        metric(
+            "feature std",
+            feature_std(x),
+            "unit features, times the root of the dimension",
+            "Scaled standard deviation of unit features: 1 spread evenly over the sphere, 0 "
+            "collapsed.",
+        ),
+        metric(
+            "mean cosine",
+            mean_cosine(x),
+            "pairs of different images",
+            "Mean cosine similarity of different images: 0 as by chance, 1 collapsed.",
+        ),
+        metric(
+            "uniformity",
+            uniformity(x),
+            "unit features, t 2, pairs of different images",
+            "Lower if features are spread more evenly over the sphere.",
+        ),
+    ]
+    if view is not None:
+        k = min(NEIGHBORS, len(rows) - 1)
+        metrics += [
+            metric(
+                "alignment",
+                alignment(x, view.tensor),
+                "squared distance of two views, unit features",
+                "Mean squared distance between the features of two views of an image.",
+            ),
+            metric(
+                "neighbor agreement",
+                neighbor_agreement(x, view.tensor, k),
+                "nearest images by cosine that two views have in common",
+                "Share of an image's nearest neighbors that another view of it has too.",
+                k=k,
+            ),
+        ]
+    return metrics
