@@ -13,6 +13,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.data.opening import open_images
+from nearkin.data.views import normalize
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
 from nearkin.report.image_map import thumbnails, tiles
@@ -77,15 +78,19 @@ def test_the_page_shows_the_first_three_channels_in_8_bits(data):
 
 
 def test_the_network_sees_unit_channels(run, data):
-    """Through both normalizations, as if each channel had been standardized."""
+    """As if each channel had been standardized; a training's views are rescaled to the same."""
     encoder = load(run)
     pixels = tifffile.imread(data / "field" / "00.tif")
-    seen = encoder.backbone.scaled(encoder.transform(pixels)[None])[0]
+    seen = encoder.transform(pixels)
     view = encoder.preprocessing
     low, high, mean, std = map(np.array, (view.low, view.high, view.mean, view.std))
     scaled = (((pixels - low) / (high - low)).clip(0, 1) - mean) / std
     expected = torch.from_numpy(scaled).movedim(-1, 0).float()
     torch.testing.assert_close(seen, expected, rtol=0, atol=1e-5)
+    white = torch.from_numpy(view.pixels(view.channels.scaled(pixels))).movedim(-1, 0)[None]
+    torch.testing.assert_close(
+        encoder.backbone.scaled(normalize(white))[0], seen, rtol=0, atol=1e-5
+    )
 
 
 def test_features_are_those_of_the_range_that_was_learned_whatever_is_embedded(

@@ -100,7 +100,9 @@ def test_two_processes_discover_what_one_discovers(data, both, tmp_path):
         theirs, ours = rows(alone.stage(name).metrics), rows(both.stage(name).metrics)
         for column in ("loss", "feature_std"):
             expected = [float(row[column] or 0) for row in theirs]
-            assert [float(row[column] or 0) for row in ours] == pytest.approx(expected, rel=1e-3)
+            # Kernels round otherwise for half a batch, which grows from step to step: to 2e-3 of
+            # the fourth loss on a CPU with AVX-512 and without bf16, to less than 1e-3 on others.
+            assert [float(row[column] or 0) for row in ours] == pytest.approx(expected, rel=5e-3)
         assert '"processes": 2' in both.stage(name).machine.read_text()
     ours, theirs = load_file(both.encoder), load_file(alone.encoder)
     x, y = (torch.cat([side[name].flatten().double() for name in ours]) for side in (ours, theirs))
