@@ -111,7 +111,7 @@ def test_two_processes_discover_what_one_discovers(data, both, tmp_path):
     assert [row["cluster"] for row in result] == [row["cluster"] for row in expected]
     for column in ("score", "margin", "entropy"):
         scores = [float(row[column]) for row in expected]
-        assert [float(row[column]) for row in result] == pytest.approx(scores, abs=1e-2)
+        assert [float(row[column]) for row in result] == pytest.approx(scores, abs=3e-2)
     assert len(result) == 32
 
 
