@@ -40,6 +40,9 @@ def pytest_configure(config):
     for name in [name for name in os.environ if name.startswith(left)]:
         del os.environ[name]
     os.environ.update(HOME=str(home), NEARKIN_REPORT="false", OMP_NUM_THREADS="1")
+    # The first backward pass starts a thread per accelerator, after which no fork can train. An
+    # export pretends that there is one, so the first pass is before any test.
+    torch.ones((), requires_grad=True).backward()
 
 
 def pytest_unconfigure(config):
