@@ -103,10 +103,7 @@ def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
     if name in SEVERAL or is_main_process():
         return True
     from nearkin.commands.embed import is_folder
-    from nearkin.evaluation.table import are_vectors
 
-    if name == "evaluate" and are_vectors(Path(given["run"])):
-        return True
     if name == "embed" and is_folder(str(given.get("output") or "")):
         return True
     print("this command takes one process; the first does it, this one ends", file=sys.stderr)
