@@ -7,8 +7,6 @@ a row has the seconds of each part by what the run reports of its progress, and 
 `thread` is the CPU time of the thread that waits for all others: what the part takes on a quiet
 machine, even if this one is busy. The last rows are the share of each stage in the whole run.
 
-- Run it twice: the first run also measures the floors, the second finds them in the cache of
-  the user. With `XDG_CACHE_HOME=$(mktemp -d)` a run is always a first one.
 - `--max-steps` ends the training early, for which the ends do not take any longer or shorter.
 """
 

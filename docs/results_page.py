@@ -114,7 +114,7 @@ def table(runs: Sequence[Run], rows: dict[str, Row], floors: Iterable[Run]) -> s
     for run in floors:
         shown = interval(rows[run.name]) if run.name in rows else NOT_RUN
         network = "" if run.method == "pixels" else f", {run.network}"
-        name = f"{FLOORS[run.method]}{network} (floor)"
+        name = f"{FLOORS[run.method]}{network} (baseline)"
         lines.append([name, shown, *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -246,7 +246,7 @@ def timed_line(runs: Sequence[Timed], rows: dict[str, Row]) -> list[str]:
 
 
 def timed_table(runs: Sequence[Timed], rows: dict[str, Row]) -> str:
-    """Return the table of one data set, with its floors."""
+    """Return the table of one data set, with its baselines."""
     header = ["run", "seeds", "epochs", "CPU minutes", *MEASURES]
     lines = [header, ["---"] * len(header)]
     alike: dict[tuple[str, str, int, int], list[Timed]] = {}
@@ -258,7 +258,7 @@ def timed_table(runs: Sequence[Timed], rows: dict[str, Row]) -> str:
     for table in FLOORS if done else ():
         values = next(row["measures"][table] for row in done if row["arm"] == "auto")
         cells = [timed_cell([values[measure]]) for measure in MEASURES]
-        lines.append([f"{FLOORS[table]} (floor)", "", "", "", *cells])
+        lines.append([f"{FLOORS[table]} (baseline)", "", "", "", *cells])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -292,8 +292,7 @@ runs, among others,
     nearkin train caltech99.tar --max-time 30m
 
 Nothing else is given than the time, and a method where it is not SimCLR. The time
-is that of the whole run with measures, planned at its start; floors, which are measured once per
-data set, come on top. `published` is recipe:cifar10/simclr (ResNet-18, LARS) as long as the same
+is that of the whole run with metrics, planned at its start; baselines come on top. `published` is recipe:cifar10/simclr (ResNet-18, LARS) as long as the same
 time allows, and `published, same network` has the network that `auto` takes. Other work ran on
 the machine, which makes a run longer than planned and its CPU time larger, but no better.
 
