@@ -100,7 +100,7 @@ AIMS = {
     "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
     "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *_rest: step == TOTAL, False),
     "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
-    "evaluation": Aim(EVALUATE, "nearkin.evaluation.evaluate._evaluation", "before", often=False),
+    "evaluation": Aim(EVALUATE, "nearkin.evaluation.evaluate._measured", "before", often=False),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
     "half a teacher": Aim(f"{TEACHER}.write_encoder", "pathlib.Path.open", "half", often=False),
     "half of its features": Aim(f"{TEACHER}.TeacherFiles.write", "pathlib.Path.open", "half"),

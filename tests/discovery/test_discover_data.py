@@ -3,6 +3,7 @@
 import shutil
 import tomllib
 from collections import Counter
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from nearkin_command import run
 from safetensors.numpy import load_file
 
 from nearkin.data.rng import permutation
+from nearkin.metrics.metric import Metric
 from nearkin.run import auto as build
 
 DIGITS = ["digit 0", "digit 1", "digit 2"]
@@ -32,7 +34,9 @@ def test_images_may_be_labeled_by_a_table_and_copies_are_sorted_into_the_classes
     assert names(discovery) == {path.name for path in flat.iterdir()} - labeled
     summary = strict_json(discovery / "summary.json")
     assert (summary["known"], summary["labeled"]) == (DIGITS, 24)
-    assert set(summary["scores"]["nearkin"][0]) == {"name", "value", "low", "high", "protocol"}
+    assert set(summary["scores"]["nearkin"][0]) == {field.name for field in fields(Metric)} - {
+        "outcome"
+    }
     copies = discovery.parent / "copies"
     sizes = Counter(row["cluster"] for row in rows(discovery / "assignments.csv"))
     written = {folder.name: len(list(folder.iterdir())) for folder in copies.iterdir()}

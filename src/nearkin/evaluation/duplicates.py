@@ -173,7 +173,8 @@ class EditTest:
 
 
 def _share(part: int, whole: int) -> tuple[float, float, float]:
-    return (part / whole if whole else 1.0, *wilson(part, whole))
+    value = part / whole if whole else 1.0
+    return (value, *wilson(value, whole))
 
 
 def edit_test(
