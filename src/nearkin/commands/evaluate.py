@@ -113,7 +113,9 @@ def evaluate(
     with resource_errors():
         computed = None
         if isinstance(config, TrainConfig):
-            tables |= encoders_beside(encoder, folder, config, split.train, where, backbone)
+            tables |= encoders_beside(
+                encoder, folder, config, split.train, where, processes, backbone
+            )
         else:
             config = resolved(config, encoder, split.images)
             computed = _in_one_go(tables, split.images, where, processes, log.progress)

@@ -230,6 +230,7 @@ def encoders_beside(
     config: TrainConfig,
     train: Images,
     device: torch.device,
+    workers: int,
     network: nn.Module | None,
 ) -> dict[str, Encoder]:
     """Return the encoders that a training's result stands beside, by the name of their table.
@@ -246,7 +247,7 @@ def encoders_beside(
         train,
         seed=config.seed,
         device=device,
-        workers=int(config.workers),
+        workers=workers,
         network=network,
     )
     return teacher | start | {"untrained": random}
@@ -293,7 +294,9 @@ def _evaluate(
     evaluation, embeddings = evaluate_split(
         encoder,
         split,
-        beside=encoders_beside(encoder, folder, config, split.train, batches.device, network),
+        beside=encoders_beside(
+            encoder, folder, config, split.train, batches.device, int(config.workers), network
+        ),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
