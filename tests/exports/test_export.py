@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -109,11 +110,31 @@ def test_the_code_of_the_card_gives_the_features_of_the_run(run_of, data, tmp_pa
     folders = [tmp_path / str(number) for number in range(len(cards))]
     for folder, (name, format, _, _) in zip(folders, cards, strict=True):
         nearkin.export(run_of(name), output=folder, format=format)
-    photo = data / "1.png"
+    photos = [data / "1.png", *kinds_of_images(tmp_path)]
     results = zip(folders, (result for _, _, result, _ in cards), strict=True)
-    for (name, format, _, tolerance), theirs in zip(cards, computed(results, photo), strict=True):
+    cases = product(cards, photos)
+    for (card, photo), theirs in zip(cases, computed(results, *photos), strict=True):
+        name, format, _, tolerance = card
         difference = unlike(own_features(run_of(name), photo), torch.from_numpy(theirs))
-        assert difference <= tolerance, (name, format)
+        assert difference <= tolerance, (name, format, photo.name)
+
+
+def kinds_of_images(folder: Path) -> list[Path]:
+    """Photographs that lie on their side, are cut out, and have 16 bits."""
+    rng = np.random.default_rng(5)
+    rgb = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((96, 72))
+    lying, cut_out, palette, deep = (
+        folder / name for name in ("1.png", "2.png", "3.png", "4.png")
+    )
+    exif = Image.Exif()
+    exif[274] = 6  # orientation: to be turned by a quarter
+    rgb.save(lying, exif=exif)  # a JPEG may be decoded at a smaller scale
+    clear = Image.fromarray(rng.integers(0, 256, (72, 96), dtype=np.uint8))
+    rgb.putalpha(clear)
+    rgb.save(cut_out)
+    rgb.convert("RGB").quantize(16).save(palette, transparency=3)
+    Image.fromarray(rng.integers(0, 2**16, (72, 96), dtype=np.uint16)).save(deep)
+    return [lying, cut_out, palette, deep]
 
 
 def test_outputs_are_equal_bit_by_bit(run_of, tmp_path):

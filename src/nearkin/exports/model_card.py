@@ -170,12 +170,14 @@ class ModelCard:
             features = tokens.get(body.pooling, "last_hidden_state[:, 0]")
         return [
             "import torch",
-            "from PIL import Image",
             "from transformers import AutoImageProcessor, AutoModel",
+            "",
+            *OPENING,
+            "",
             "",
             f'model = AutoModel.from_pretrained("."{arguments}).eval()',
             'processor = AutoImageProcessor.from_pretrained(".")',
-            'image = Image.open("photo.jpg").convert("RGB")',
+            'image = opened("photo.jpg")',
             "with torch.inference_mode():",
             '    outputs = model(processor(images=image, return_tensors="pt")["pixel_values"])',
             f"features = outputs.{features}",
@@ -240,12 +242,11 @@ class ModelCard:
                 "",
             ]
         return [
-            "import numpy as np",
-            "from PIL import Image, ImageOps",
+            *OPENING,
             "",
             "",
             "def pixels(path):",
-            '    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")',
+            "    image = opened(path)",
             *(f"    {line}" for line in _cut(view)),
             "    return np.asarray(image).transpose(2, 0, 1).copy()",
             "",
@@ -315,16 +316,36 @@ class ModelCard:
         return [*lines, f"- images, as given: {self.data_license or NOT_STATED}"]
 
 
+OPENING: Final = (
+    "import numpy as np",
+    "from PIL import Image, ImageOps",
+    "",
+    "",
+    "def opened(path):",
+    "    # Upright, 16 bits scaled to 8, transparency over white: as what it was trained on.",
+    "    image = ImageOps.exif_transpose(Image.open(path))",
+    '    if image.mode.startswith("I;16"):',
+    "        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))",
+    "    if image.has_transparency_data:",
+    '        white = Image.new("RGBA", image.size, "white")',
+    '        image = Image.alpha_composite(white, image.convert("RGBA"))',
+    '    return image.convert("RGB")',
+)
+"""How the code of a card opens an image, as `nearkin.data.decode.rgb` does."""
+
+
 def _timm() -> list[str]:
     return [
         "import timm",
         "import torch",
-        "from PIL import Image",
+        "",
+        *OPENING,
+        "",
         "",
         'model = timm.create_model("local-dir:.", pretrained=True).eval()',
         "config = timm.data.resolve_model_data_config(model)",
         "transform = timm.data.create_transform(**config)",
-        'image = Image.open("photo.jpg").convert("RGB")',
+        'image = opened("photo.jpg")',
         "with torch.inference_mode():",
         "    features = model(transform(image)[None])",
     ]
