@@ -303,7 +303,7 @@ def test_the_untrained_baseline_takes_images_as_the_trained_encoder_does(tmp_pat
     write_start(folder, start)
     trained = resized(start, 48)
     images = open_images(np.zeros((4, 48, 48, 3), np.uint8))
-    kept = encoders_beside(trained, folder, config, images, torch.device("cpu"), None)
+    kept = encoders_beside(trained, folder, config, images, torch.device("cpu"), 0, None)
     other = kept["untrained"]
     assert kept["start"].digest == start.digest
     assert other.preprocessing == trained.preprocessing == view.resized(48)
