@@ -292,8 +292,9 @@ runs, among others,
     nearkin train caltech99.tar --max-time 30m
 
 Nothing else is given than the time, and a method where it is not SimCLR. The time
-is that of the whole run with metrics, planned at its start; baselines come on top. `published` is recipe:cifar10/simclr (ResNet-18, LARS) as long as the same
-time allows, and `published, same network` has the network that `auto` takes. Other work ran on
+is that of the whole run with metrics, planned at its start; baselines come on top. `published` is
+recipe:cifar10/simclr (ResNet-18, LARS) as long as the same time allows, and `published, same
+network` has the network that `auto` takes. Other work ran on
 the machine, which makes a run longer than planned and its CPU time larger, but no better.
 
 Test part (digits and Omniglot: a fifth held out by `--val 0.2`), last epoch; kNN with temperature
