@@ -153,7 +153,7 @@ def test_a_row_of_a_given_time_says_seeds_mean_and_range_and_what_was_not_run():
     expected = ["2 of 3", "9", "2", *["0.550 (0.500 to 0.600)"] * 3]
     assert cells(text, "simclr, 2 min of 1 core", heading) == expected
     assert cells(text, "published, 2 min of 1 core", heading)[:2] == ["0 of 3", "not run"]
-    assert cells(text, "raw pixels (floor)", heading)[-1] == "0.500 [0.400, 0.600]"
+    assert cells(text, "raw pixels (baseline)", heading)[-1] == "0.500 [0.400, 0.600]"
 
 
 def test_the_committed_page_is_made_from_the_committed_rows():
