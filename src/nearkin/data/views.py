@@ -462,8 +462,12 @@ def input_statistics(num_channels: int) -> tuple[tuple[float, ...], tuple[float,
 
 def normalize(
     images: Float[Tensor, "batch channel height width"],
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Float[Tensor, "batch _ height width"]:
-    """Subtract `input_statistics` and divide by their deviation; one channel becomes three."""
-    statistics = torch.tensor(input_statistics(images.shape[1]), dtype=images.dtype)
-    mean, std = to_device(statistics, images.device)[..., None, None]
+    """Subtract a mean and divide by a deviation; of three numbers, one channel becomes three.
+
+    `statistics` are these two, by default `input_statistics`.
+    """
+    values = torch.tensor(statistics or input_statistics(images.shape[1]), dtype=images.dtype)
+    mean, std = to_device(values, images.device)[..., None, None]
     return images.sub(mean).div(std)

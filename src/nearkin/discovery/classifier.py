@@ -373,7 +373,7 @@ class Classifier:
         self._check_origin(encoder)
         fitting = encoder
         if self.pooling is not None:
-            tokens = encoder.tokens()
+            tokens = encoder.tokens
             if tokens.dim == len(self.pooling.mean):
                 pooled = Backbone(nn.Sequential(tokens, self.pooling), self.dim)
                 fitting = Encoder(pooled, encoder.preprocessing, encoder.details)

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -135,9 +136,10 @@ class Encoder(nn.Module):
         Raises:
             UsageError: If the network has no such place, as networks of one's own may.
         """
-        tokens: Tensor = self.tokens()(images)
+        tokens: Tensor = self.tokens(images)
         return tokens
 
+    @cached_property  # which network it is, is found by running it; no submodule of its own
     def tokens(self) -> TokenFeatures:
         """Return the network up to its pooling, with the same weights; see `forward_features`."""
         return TokenFeatures(Backbone(self.backbone.body, self.num_features), self.image_size)

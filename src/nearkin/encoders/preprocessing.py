@@ -16,7 +16,7 @@ from nearkin.data.batches import from_zero_to_one
 from nearkin.data.channels import Channels, named
 from nearkin.data.decode import CENTER, Pixels, as_image, center
 from nearkin.data.images import Images
-from nearkin.data.views import MEAN, STD, input_statistics
+from nearkin.data.views import MEAN, STD, input_statistics, normalize
 from nearkin.errors import DataError
 
 Crop = Literal["box", "center", "squash"]
@@ -169,9 +169,7 @@ class Preprocessing:
 
     def to_input(self, pixels: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
         """Normalize pixels, of 8 bits or from 0 to 1: what the network was trained on."""
-        images = from_zero_to_one(pixels)
-        mean, std = (images.new_tensor(each)[:, None, None] for each in (self.mean, self.std))
-        return images.sub(mean).div(std)
+        return normalize(from_zero_to_one(pixels), (self.mean, self.std))
 
     def pixels(self, source: bytes | Pixels) -> Pixels:
         """Cut the evaluation view out of an image, encoded or decoded; `BadImage` as `decode`."""
