@@ -35,7 +35,7 @@ cov: $(VENV)/developed
 # `pytest -p randomly --randomly-seed N` repeats the order of the seed that is printed first.
 nightly: check
 	$(PYTEST) -p randomly --types --timeout 3600 -rs
-	$(RUN)python tests/planted.py --named
+	$(RUN)python tests/planted.py
 	$(RUN)python tests/fuzz_images.py 2000 0
 	$(RUN)python tests/soak.py 5000
 
@@ -49,8 +49,7 @@ lint: $(VENV)/developed
 	$(RUN)lint-imports --no-cache
 	$(RUN)zizmor --quiet --offline .github
 
-# Apply one known bug at a time, and write into docs/planted.csv which tests catch it: hours at
-# first; stop it at any time. PLANTED=--named runs only the test that each bug names.
+# Apply one known bug at a time, and run the test that must catch it. PLANTED=moco takes some of them.
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py $(PLANTED)
 

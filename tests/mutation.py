@@ -5,8 +5,8 @@
 Mutants are made by the operators of cosmic-ray: another operator or comparison, a number that is one
 off, a condition negated, a loop left out. Of each place in a function there is at most one, and of each
 room a sample. Which ones follows from a digest of the line, so that the same lines have the same
-mutants before and after a change elsewhere. A mutant is killed if a test of its room fails that
-reaches the function; see `reached.py`. Rooms, numbers and the seed are in pyproject.toml.
+mutants before and after a change elsewhere. A mutant is killed if a test of its room fails. Rooms,
+numbers and the seed are in pyproject.toml.
 
 cosmic-ray itself starts a process for each mutant, which imports torch; mutmut leaves out functions
 with decorators, which are all objectives.
@@ -21,6 +21,7 @@ import csv
 import difflib
 import hashlib
 import json
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -28,10 +29,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from changed_copy import ROOT, copied, outcome
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.provider import OperatorProvider
-from reached import ROOT, Reach, changed, commit, copied, outcome, record, test_files
 from scipy.stats import binomtest
 
 TABLE = ROOT / "docs" / "mutation.csv"
@@ -58,7 +59,9 @@ class Place:
             same = after is None or meaning(before) == meaning(after)
         except SyntaxError:  # the `*` before keywords is no product
             return None
-        return None if same or "" in changed(before, after) else after
+        functions = [x for x in ast.walk(ast.parse(before)) if isinstance(x, ast.FunctionDef)]
+        inside = any(x.body[0].lineno <= self.line <= x.end_lineno for x in functions)
+        return None if same or not inside else after
 
 
 def meaning(text: str) -> str:
@@ -102,34 +105,40 @@ def sample(files: list[str], seed: int, most: int) -> Iterator[tuple[Place, str]
             most -= 1
 
 
-def killers(place: Place, text: str, root: Path, reach: Reach, tests: list[str]) -> list[str]:
-    """The first test of these files that fails with a mutant in the copy, if any."""
+def killers(place: Place, text: str, root: Path, tests: list[str]) -> list[str]:
+    """The first of these tests that fails with a mutant in the copy, if any."""
     before = (ROOT / place.file).read_text()
-    names = changed(before, text)
-    near = [test for test in reach.of(place.file, names) if test.partition("::")[0] in tests]
-    if not near:
-        return []
     (root / place.file).write_text(text)
-    found = outcome(root, near, reach.seconds, 1e9, "-x").caught
+    found = outcome(root, "-x", "-m", "not slow", *tests).failed
     (root / place.file).write_text(before)
     return found
 
 
-def measure(room: str, source: str, tests: str, seed: int, most: int) -> dict[str, object]:
+def commit() -> str:
+    """The last one that changed what is measured."""
+    command = ["git", "log", "-1", "--format=%h", "--", "src", "tests"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def modules(sources: list[str]) -> list[str]:
+    """The files of a room, by their paths in the repository."""
+    paths = [path for source in sources for path in ((ROOT / source).rglob("*.py"))]
+    alone = [source for source in sources if source.endswith(".py")]
+    return alone + sorted(str(path.relative_to(ROOT)) for path in paths)
+
+
+def measure(room: str, sources: list[str], tests: list[str], seed: int, most: int) -> dict:
     """The row of a room."""
-    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / source).rglob("*.py"))]
-    files = files or [source]
-    own = [file for file in test_files() if file.startswith((tests, source))]
-    reach = Reach(dict(record(own)).values())
     notes = ROOT / "build" / "mutation" / f"{room}-{commit()}.jsonl"
     notes.parent.mkdir(parents=True, exist_ok=True)
     lines = notes.read_text().splitlines() if notes.exists() else []
     done = {tuple(json.loads(line)["place"]): json.loads(line)["by"] for line in lines}
     with tempfile.TemporaryDirectory() as folder, notes.open("a") as file:
         root = copied(Path(folder))
-        for place, text in sample(files, seed, most):
+        for place, text in sample(modules(sources), seed, most):
             if (key := (place.digest, place.line)) not in done:
-                done[key] = killers(place, text, root, reach, own)
+                done[key] = killers(place, text, root, [*tests, *sources])
                 before = (ROOT / place.file).read_text().splitlines()
                 diff = difflib.unified_diff(before, text.splitlines(), lineterm="", n=2)
                 note = {"place": key, "by": done[key], "file": place.file, "diff": [*diff][2:]}
@@ -160,7 +169,8 @@ def main() -> int:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutation"]
     parser.add_argument("rooms", nargs="*", help=f"of {', '.join(settings['rooms'])}; all without")
     for room in parser.parse_args().rooms or settings["rooms"]:
-        row = measure(room, *settings["rooms"][room], settings["seed"], settings["mutants"])
+        sources, tests = settings["rooms"][room]
+        row = measure(room, sources, tests, settings["seed"], settings["mutants"])
         write(row)
         print(row, flush=True)
     return 0
