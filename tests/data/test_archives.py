@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import encoded, exchange, fill, tar, write_files
+from builders import encoded, exchange, fill, pack, write_files
 from loaders import batches, same
 from needs import SHARED
 
@@ -20,20 +20,6 @@ from nearkin.data.decode import BadImage
 from nearkin.data.members import DEFLATED, STORED, Place, read_member
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
-
-
-def pack(path, members):
-    """An archive of pairs of name and bytes; half the members of a .zip are compressed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix != ".zip":
-        path.write_bytes(tar(members, "w:gz" if path.name.endswith("gz") else "w"))
-        return path
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for row, (name, content) in enumerate(members):
-            kind = zipfile.ZIP_STORED if row % 2 else zipfile.ZIP_DEFLATED
-            archive.writestr(name, content, compress_type=kind)
-    return path
-
 
 KINDS = ("d.zip", "d.tar", "d.tar.gz", "d.tgz")
 
