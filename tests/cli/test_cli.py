@@ -283,12 +283,6 @@ def test_resuming_keeps_the_labels_and_the_split_of_the_run(tmp_path, capsys):
     assert json.loads((out / "summary.json").read_text())["sizes"] == {"train": 16, "test": 8}
 
 
-def test_unknown_keys_of_a_configuration_file_are_refused(images, tmp_path, refusal):
-    (tmp_path / "config.toml").write_text("epocs = 3\n")
-    line = refusal(2, "train", images, "--config", tmp_path / "config.toml", "-o", tmp_path / "r")
-    assert "unknown key epocs. Did you mean epochs?" in line
-
-
 def test_labels_do_not_change_one_bit_of_the_encoder(finished, images, tmp_path):
     """Nor does what is measured: `finished` has no labels."""
     rows = [f"{n:03d}.png,class{n * n % 3}" for n in range(40)]

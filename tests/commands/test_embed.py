@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import nearkin
 from nearkin.commands import embed as verb
-from nearkin.encoders.encoder import load, untrained_like
+from nearkin.encoders.encoder import load
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import open_table
 from nearkin.run.folder import RunFolder
@@ -300,18 +300,6 @@ def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
     assert call(*words, "--resume", "-q") == 0
     assert run.embeddings.stat().st_mtime_ns == before
     assert run.log.read_text().splitlines()[-2].endswith("already complete")
-
-
-def test_an_untrained_network_has_the_preprocessing_and_other_weights(source, images):
-    encoder = load(source)
-    others = [untrained_like(encoder, seed) for seed in (0, 0, 1)]
-    assert others[0].preprocessing == encoder.preprocessing
-    digests = [each.digest for each in (*others, encoder)]
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
-    pixels = torch.randn(2, 3, 32, 32)
-    others[0].backbone.body.load_state_dict(encoder.backbone.body.state_dict())
-    torch.testing.assert_close(others[0](pixels), encoder(pixels), rtol=0, atol=0)
 
 
 def test_a_run_is_named_after_its_encoder():

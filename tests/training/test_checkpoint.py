@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import pickle
-import re
 import resource
 import signal
 import sys
@@ -23,7 +22,6 @@ from processes import SECONDS, fork
 from small import same, small, spawn
 
 from nearkin import files
-from nearkin.data.rng import seeded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.files import whole, write_whole
 from nearkin.training import checkpoint
@@ -143,45 +141,17 @@ def test_a_state_that_is_not_finite_is_refused_and_the_older_checkpoints_stay(fo
         assert {path: path.read_bytes() for path in folder.iterdir()} == before, place
 
 
-def test_what_is_drawn_depends_on_the_seed_alone():
-    drawn = []
-    for seed in (1, 1, 2):
-        with seeded(seed, torch.device("cpu")):
-            drawn.append(torch.rand(5).tolist())
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-def damaged_versions(whole):
-    """Ways in which a file can be damaged, by name."""
-    size, seal = len(whole), len(whole) - files.SEAL_SIZE
-    for place in (*range(0, size, 1000), *range(seal, size)):
-        for bits in (0xFF, 0x01):
-            flipped = bytes([whole[place] ^ bits])
-            yield f"flipped at {place}", whole[:place] + flipped + whole[place + 1 :]
-    for length in (*range(0, size, size // 50), seal, size - 1):
-        yield f"cut to {length}", whole[:length]
-    middle = size // 2
-    yield "zeros in the middle", whole[:middle] + bytes(4096) + whole[middle + 4096 :]
-    yield "zeros at the end", whole[:-4096] + bytes(4096)
-    yield "nothing but zeros", bytes(size)
-    yield "bytes appended", whole + b"\n"
-    yield "bytes before", b"\n" + whole
-    yield "a seal alone", whole[seal:]
-
-
-def test_no_damage_goes_unnoticed(folder):
+def test_what_is_damaged_is_put_aside(folder):
+    """By the seal: tests/test_files.py has every damage."""
     newest, run = latest(folder), run_at(0)
     whole = newest.read_bytes()
     aside = newest.with_name("ckpt-00000020.pt.corrupt")
-    tried = 0
-    for name, damaged in damaged_versions(whole):
+    middle = len(whole) // 2
+    for damaged in (whole[:middle], whole[:middle] + bytes(4096) + whole[middle + 4096 :]):
         newest.write_bytes(damaged)
-        restored = load(folder, *run)
-        assert restored == Restored(10, folder / "ckpt-00000010.pt", (aside,)), name
+        assert load(folder, *run) == Restored(10, folder / "ckpt-00000010.pt", (aside,))
         assert aside.read_bytes() == damaged
         assert not newest.exists()
-        tried += 1
-    assert tried > 200
     assert same(memory_of(run), memory_of(run_at(10)))
 
 
@@ -292,14 +262,6 @@ def test_what_a_dead_writer_left_is_removed(folder):
         (folder / "ckpt-00000030.pt.partial.12345").write_bytes(b"half")
         act()
         assert names(folder) == ["ckpt-00000010.pt", "ckpt-00000020.pt"]
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    for folder in (tmp_path / "file", tmp_path / "file" / "checkpoints"):
-        path = re.escape(str(folder / "ckpt-00000001.pt"))
-        with pytest.raises(ResourceError, match=f"cannot write the checkpoint {path}"):
-            save(folder, 1, *run_at(1))
 
 
 def die_at_line(number):
