@@ -1,4 +1,4 @@
-"""Settings survive their file, and a resumed run keeps its own."""
+"""Settings survive their file, a resumed run keeps its own, and a run folder gives them back."""
 
 import re
 import subprocess
@@ -21,9 +21,9 @@ from nearkin.config import (
     defaults,
     seconds,
 )
-from nearkin.errors import UsageError
+from nearkin.errors import CheckpointError, UsageError
 from nearkin.report.encoder_report import command
-from nearkin.run.folder import run_folder
+from nearkin.run.folder import KINDS, RunFolder, run_folder
 from nearkin.schema import as_typed, option, parameter_docs
 from nearkin.toml import continued, read_toml, to_toml
 
@@ -220,3 +220,28 @@ def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_othe
     free = dict(devices=1, workers=1, max_bad=0.2, copy_to="other")
     config = replace(stored, **left, options={"queue_size": 64}, **free)
     assert continued(config, stored) == replace(stored, **free)
+
+
+def test_a_run_says_of_which_kind_it_is(tmp_path):
+    folder = RunFolder(tmp_path)
+    for kind, settings in KINDS.items():
+        folder.write_settings(settings(), "digits")
+        assert folder.kind == kind
+        assert folder.any_settings() == (settings(), "digits")
+        if kind != "training":
+            with pytest.raises(UsageError, match=f"is a {kind}; look at its report.html"):
+                folder.settings()
+            with pytest.raises(UsageError, match=f"of `nearkin {settings.verb}`, not of `nearkin"):
+                read_toml(folder.config, TrainConfig)
+    folder.config.write_text('data = "digits"\n')
+    with pytest.raises(UsageError, match="names no kind of run"):
+        folder.any_settings()
+
+
+def test_a_damaged_summary_is_named_with_what_to_do(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.read_summary() == {}
+    for damaged in ("{", "[]", "\0"):
+        folder.summary.write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"summary\.json cannot be used .*--resume"):
+            folder.read_summary()
