@@ -117,6 +117,19 @@ def refusal(capsys):
     return refuse
 
 
+@pytest.fixture
+def refuses(refusal):
+    """Give each command of a table, whose words in capitals stand for others, and see what is said."""
+
+    def check(table, **names):
+        for line, code, says in table:
+            words = [word.partition("/") for word in line.split()]
+            typed = [f"{names.get(head, head)}{slash}{rest}" for head, slash, rest in words]
+            assert says in refusal(code, *typed), line
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory):
     """A folder of twelve JPEGs of noise that no test changes."""

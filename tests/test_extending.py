@@ -1,7 +1,6 @@
 """docs/extending.md, followed to the letter: a method in a file of one's own."""
 
 import csv
-import json
 import tomllib
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from builders import digits
 from nearkin_command import run as call
 
-import nearkin
 from nearkin.testing import check_method
 
 ROOT = Path(__file__).parents[1]
@@ -60,18 +58,3 @@ def test_it_is_trained_with_its_own_options(run):
     with (run / "metrics.csv").open(newline="") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     assert all(0 < loss < 10 for loss in losses)
-
-
-def test_its_encoder_is_evaluated_and_loaded(run, capsys):
-    assert call("evaluate", run, "--json") == 0
-    measures = json.loads(capsys.readouterr().out)["metrics"]
-    assert 0 <= measures["encoder"]["kNN top-1"]["value"] <= 1
-    assert nearkin.load(run).num_features == 128
-
-
-def test_its_run_is_resumed_and_has_a_page(run, data, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    assert call(*command(data, run, "--resume")) == 0
-    assert "already complete" in capsys.readouterr().err
-    assert call("report", run) == 0
-    assert "ReSSL" in (run / "report.html").read_text(encoding="utf-8")

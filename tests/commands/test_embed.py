@@ -279,17 +279,11 @@ REFUSED = [
 ]
 
 
-def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refusal):
-    names = {
-        "SOURCE": source, "DATA": images, "FIRST": first, "OUT": tmp_path, "RUN": run.path,
-    }  # fmt: skip
+def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refuses, refusal):
     before = run.summary.read_bytes()
-    for line, code, message in REFUSED:
-        words = [word.partition("/") for word in line.split()]
-        arguments = [f"{names.get(head, head)}{slash}{rest}" for head, slash, rest in words]
-        assert message in refusal(code, *arguments), line
-        assert not (tmp_path / "r").exists(), line
-        assert run.summary.read_bytes() == before, line
+    refuses(REFUSED, SOURCE=source, DATA=images, FIRST=first, OUT=tmp_path, RUN=run.path)
+    assert not (tmp_path / "r").exists()
+    assert run.summary.read_bytes() == before
     for command in ("evaluate", "explore"):  # a run that is not there is looked for beside it
         assert f"Did you mean {run.path}?" in refusal(2, command, f"{run.path}n")
 

@@ -226,13 +226,14 @@ def test_a_table_may_list_files_anywhere(tmp_path):
     fill(tmp_path / "pool", "a/1.png", "b/2.png")
     fill(tmp_path / "list", "3.png")
     pool = tmp_path / "pool"
+    (tmp_path / "list" / "link").symlink_to(pool / "b")  # which a table follows wherever it leads
     rows = f"path,label\n{pool}/a/1.png,x\n../pool/b/2.png,y\n3.png,x\n{tmp_path}/list/./3.png,x\n"
-    (tmp_path / "list" / "t.csv").write_text(rows)
+    (tmp_path / "list" / "t.csv").write_text(rows + "link/2.png,y\n")
     images = open_images(tmp_path / "list" / "t.csv")
-    assert images.names == ("list/3.png", "pool/a/1.png", "pool/b/2.png")
-    assert images.labels.tolist() == [0, 0, 1]
-    assert images.read(1) == encoded(0)
-    assert f"renamed: 3 images by their paths below {tmp_path}" in str(noted(images, "renamed"))
+    assert images.names == ("list/3.png", "list/link/2.png", "pool/a/1.png", "pool/b/2.png")
+    assert images.labels.tolist() == [0, 1, 0, 1]
+    assert [images.read(row) for row in (1, 2)] == [encoded(1), encoded(0)]
+    assert f"renamed: 4 images by their paths below {tmp_path}" in str(noted(images, "renamed"))
 
 
 def test_names_are_composed_and_read_by_how_they_are_spelled(tmp_path):

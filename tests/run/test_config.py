@@ -64,17 +64,6 @@ def test_what_is_left_to_auto_is_taken_from_the_run_that_is_continued():
     assert continued(config, stored) == replace(stored, workers=1)
 
 
-def test_what_contradicts_the_run_that_is_continued_is_named():
-    stored = TrainConfig(epochs=12, options={"temperature": 0.1})
-    for changes, says in (
-        ({"epochs": 13}, "--epochs 12 became 13"),
-        ({"seed": 1}, "--seed 0 became 1"),
-        ({"options": {"temperature": 0.2}}, "'temperature': 0.2"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            continued(TrainConfig(**changes), stored)
-
-
 def test_durations_are_seconds_or_have_a_unit():
     for duration in ("", "0m", "-3m", "3 weeks", "m"):
         with pytest.raises(UsageError, match="not a duration"):

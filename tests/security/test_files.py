@@ -394,23 +394,6 @@ def test_a_chain_of_links_is_followed_as_far_as_the_system_does(tmp_path):
     assert len(images) + len(images.bad) == 101
 
 
-def test_a_table_leads_wherever_its_user_points(tmp_path):
-    folder_of(tmp_path / "outside", {"secret.png": image(0)})
-    data = folder_of(tmp_path / "data", {"own.png": image(1)})
-    (data / "folder").symlink_to(tmp_path / "outside")
-    (data / "inside").mkdir()
-    (data / "inside" / "back").symlink_to(tmp_path / "outside")
-    (data / "around").symlink_to("inside")
-    (data / "same").symlink_to(data)
-    folder_of(tmp_path / "outside" / "deep", {"secret.png": image(0)})
-    leaving = ["folder/secret.png", "folder/deep/secret.png", "around/back/secret.png",
-               "same/around/back/deep/secret.png"]  # fmt: skip
-    (data / "table.csv").write_text("\n".join(["path", "own.png", "same/own.png", *leaving]))
-    images = open_images(data / "table.csv")
-    assert {*images.names} == {"own.png", "same/own.png", *leaving}
-    assert images.bad == ()
-
-
 def steering(text):
     """What in a text would steer a terminal, or begin a line of its own."""
     forged = [line for line in text.splitlines() if line.startswith("FORGED")]
