@@ -6,16 +6,113 @@ Each patch in tests/planted/ is a bug that a public implementation has had, or n
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
 """
 
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from changed_copy import ROOT, copied, outcome
+import pytest
+import scipy.optimize  # noqa: F401  (imported before forking, as are the next three)
+import sklearn.linear_model  # noqa: F401
+import torch  # noqa: F401
+import torchvision  # noqa: F401
 
+ROOT = Path(__file__).parents[1]
 PATCHES = ROOT / "tests" / "planted"
+PATIENCE = 300
+"""Seconds without a test that begins or ends: then one hangs."""
+OPTIONS = (
+    *("-q", "--continue-on-collection-errors"),
+    *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
+)
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the checkout. It is in no repository, or patches would miss it."""
+    root = folder / "checkout"
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, root / name)
+    if (ROOT.parent / "shared").exists():
+        (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
+    return root
+
+
+class Watcher:
+    """A plugin of pytest that notes which tests begin, end and fail."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def note(self, kind: str, name: str) -> None:
+        with self.log.open("a") as file:
+            file.write(f"{kind}\t{name}\n")
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.note("begun", nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self.note("ended", nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.note("failed", report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of tests against a changed copy, by their names."""
+
+    begun: list[str]
+    failed: list[str]
+
+
+def outcome(root: Path, *arguments: str) -> Outcome:
+    """Give pytest these arguments in a copy, in a process of its own that has imported torch before.
+
+    A test that ends the process, or hangs, has failed.
+    """
+    log = root.with_name("outcome")
+    log.write_bytes(b"")
+    child = os.fork()
+    if not child:
+        _run(root, list(arguments), Watcher(log))
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        time.sleep(0.05)
+        if time.time() - log.stat().st_mtime > PATIENCE:
+            os.killpg(child, signal.SIGKILL)
+    notes = [line.split("\t", 1) for line in log.read_text().splitlines()]
+    named = {kind: [name for each, name in notes if each == kind] for kind in ("begun", "failed")}
+    done = {name for kind, name in notes if kind == "ended"}
+    failed = dict.fromkeys([*named["failed"], *(n for n in named["begun"] if n not in done)])
+    if os.waitstatus_to_exitcode(ended[1]) and not failed:
+        failed = {"all": None}  # there is no package that tests could import
+    return Outcome(named["begun"], [*failed])
+
+
+def _run(root: Path, arguments: list[str], plugin: object) -> None:
+    os.setsid()
+    os.chdir(root)
+    sys.path[:1] = [str(root), str(root / "src")]  # in place of this file's folder
+    os.environ["PYTHONPATH"] = str(root / "src")  # of processes that tests start
+    del sys.modules["__main__"].__file__  # interpreters that tests start do not import it
+    sys.dont_write_bytecode = True  # a change may come within the second of the last one
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    code = pytest.main([*OPTIONS, *arguments], [plugin])
+    os._exit(code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR))
 
 
 @dataclass(frozen=True)
