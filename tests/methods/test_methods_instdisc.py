@@ -80,8 +80,8 @@ def test_nce_asks_of_the_own_row_and_of_each_noise_row_whether_it_is_the_images_
     assert loss == pytest.approx(restated.nce(*lists(rows), 0.2, 90.0, NUM_IMAGES), rel=1e-12)
 
 
-def test_the_normalizer_is_the_mean_over_the_first_batch_and_its_noise_times_the_images():
-    """Equation 8."""
+def test_the_normalizer_is_that_of_the_first_batch_and_its_noise_and_stays():
+    """Equation 8: the mean over both, times the images."""
     method, batch = small("instdisc").double().eval(), double_at(0, 1)
     v = embeddings(method, batch)
     expected = (v @ drawn(method).T / 0.07).exp().mean() * NUM_IMAGES
@@ -90,12 +90,7 @@ def test_the_normalizer_is_the_mean_over_the_first_batch_and_its_noise_times_the
     assert method.normalizer == 0  # forward writes nothing
     method.commit(step.memo, 0.5)
     torch.testing.assert_close(method.normalizer, expected)
-
-
-def test_the_normalizer_is_estimated_once_and_used_from_then_on():
-    method = small("instdisc").double().eval()
-    method.commit(forward(method, double_at(0, 1)).memo, 0.5)
-    once = method.normalizer.clone()
+    once = method.normalizer.clone()  # estimated once, and used from then on
     for step in range(1, 5):
         method.commit(method(double_at(step, 1), 0.5).memo, 0.5)
         assert torch.equal(method.normalizer, once)

@@ -11,14 +11,13 @@ import pickle
 import resource
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hostile import PICKLE, Runs, zipped
-from processes import SECONDS, fork
+from processes import fork
 from small import same, small, spawn
 
 from nearkin import files
@@ -310,31 +309,6 @@ def kill_at_every_line(_, folder):
 
 def test_a_kill_at_any_line_leaves_the_newest_or_the_one_before(tmp_path):
     spawn(kill_at_every_line, tmp_path, processes=1)
-
-
-def kill_in_the_middle(_, folder):
-    met, big = 0, dict(queue_size=200_000)
-    run, new = run_at(0, **big), run_at(2, **big)
-    save(folder, 1, *run_at(1, **big))
-    for _ in range(50):
-        child = fork(lambda: [save(folder, step, *new) for step in itertools.repeat(2)])
-        deadline = time.monotonic() + SECONDS
-        while not list(folder.glob(f"*{files.PARTIAL}*")):
-            assert time.monotonic() < deadline, "nothing was written"
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        met += any(files.PARTIAL in name for name in names(folder))
-        result = load(folder, *run)
-        assert not result.damaged
-        content = run[0].state_dict()["queue.keys"]
-        assert torch.equal(content, torch.full_like(content, result.step))
-        if met == 5:
-            return
-    raise AssertionError(f"{met} of 50 kills met a file half written")
-
-
-def test_a_kill_in_the_middle_of_a_file_leaves_a_whole_one(tmp_path):
-    spawn(kill_in_the_middle, tmp_path, processes=1)
 
 
 def fill_the_disk(_, folder):
