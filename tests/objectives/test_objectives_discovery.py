@@ -112,6 +112,8 @@ def test_a_similarity_equal_to_the_threshold_is_not_above_it(dtype):
     features = rows((1, 0), (0.6, 0.8)).to(dtype)
     assert not close(features, 0.6)[0, 1]
     assert close(features, 0.599999)[0, 1]
+    features = rows((0, 0), (0, 0), (1, 0)).to(dtype)  # of which the first two are like none
+    assert close(features, 0.95).tolist() == [[False] * 3, [False] * 3, [False, False, True]]
 
 
 @pytest.mark.parametrize("seed", [0, 7, 16, 25, 39])
@@ -126,11 +128,6 @@ def test_pairs_are_the_papers_whatever_the_length_of_features(seed):
     top = 1 + seed % dim
     assert same_ranks(features, top).tolist() == restated.same_ranks(features.tolist(), top)
     assert torch.equal(same_ranks(features.exp(), top), same_ranks(features, top))
-
-
-def test_a_feature_of_zero_is_like_none():
-    features = rows((0, 0), (0, 0), (1, 0))
-    assert close(features, 0.95).tolist() == [[False] * 3, [False] * 3, [False, False, True]]
 
 
 def pairs_of(same):
@@ -185,14 +182,11 @@ def test_pairwise_bce_of_the_small_case_is_the_golden_value():
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_pairwise_bce_of_a_certain_mistake_is_finite(alike):
+def test_pairwise_bce_of_a_certain_mistake_and_in_half_precision_is_finite(alike):
     """-log(1e-7), about 16.1, for one class taken for two, and two for one."""
     a, b = rows((1, 0)), rows((0, 1) if alike else (1, 0))
     agree(pairwise_bce(a, b, torch.tensor([[alike]])), -math.log(1e-7), rtol=1e-12)
     agree(pairwise_bce(a, b, torch.tensor([[not alike]])), 0.0, rtol=0, atol=2e-7)
-
-
-def test_pairwise_bce_of_half_precision_probabilities_is_finite():
     p = torch.tensor([[6.3, 0.0]]).bfloat16().softmax(dim=1)
     assert pairwise_bce(p, p, torch.zeros(1, 1).bool()).isfinite()
 
