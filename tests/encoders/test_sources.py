@@ -19,7 +19,7 @@ from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encode
 from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import folder_license, origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.encoders.pretrained import license_of
+from nearkin.encoders.sources import license_of
 from nearkin.errors import CheckpointError, UsageError
 
 

@@ -17,8 +17,8 @@ from nearkin.data.notes import lines
 from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, is_own
-from nearkin.encoders.pretrained import unknown
 from nearkin.encoders.projector import embedding_encoder
+from nearkin.encoders.sources import unknown
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
