@@ -20,16 +20,16 @@ from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.data.labels import numbered
-from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import Inference, Precision
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.embeddings import Embeddings, embed_images, embeddings_of
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
 from nearkin.metrics.neighbors import nearest
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.schema import suggestion
+from nearkin.schema import Auto, suggestion
 from nearkin.tables import write_csv
 
 SUFFIX: Final = ".parquet"  # Of what is read
@@ -207,6 +207,7 @@ class Note:
     data: str  # The fingerprint of the images, their labels and their splits
     images: int
     shard: int  # Images of a part; the last may have fewer
+    precision: str = "fp32"  # Of the encoder
 
     @property
     def num_parts(self) -> int:
@@ -214,11 +215,13 @@ class Note:
         return -(-self.images // self.shard)
 
 
-def note_on(encoder: str, images: Images, shard: int) -> Note:
+def note_on(encoder: str, images: Images, shard: int, precision: Precision = "fp32") -> Note:
     """Return the note of a folder of the embeddings of these images, by that encoder."""
     labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
     labels.update("\0".join(names).encode(errors="surrogatepass"))
-    return Note(encoder, f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
+    return Note(
+        encoder, f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard, precision
+    )
 
 
 @dataclass(frozen=True)
@@ -261,10 +264,17 @@ class PartFolder:
             raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
         with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
             noted = json.loads((path / NOTE).read_text(encoding="utf-8"))
-            note = Note(**{name: kind(noted[name]) for name, kind in Note.__annotations__.items()})
+            kinds = Note.__annotations__.items()
+            note = Note(**{name: kind(noted[name]) for name, kind in kinds if name in noted})
             if min(note.shard, note.images) < 1 or note.num_parts > MOST:
                 raise ValueError("it speaks of impossible numbers")
         return cls(path, note)
+
+    @classmethod
+    def precision(cls, path: Path) -> Precision | Auto:
+        """The precision that the parts of a folder have; `auto` if it is new."""
+        begun = (path / NOTE).exists() and cls.open(path).note.precision
+        return "bf16" if begun == "bf16" else "fp32" if begun else "auto"
 
     @classmethod
     def claim(cls, path: Path, note: Note) -> "PartFolder":
@@ -281,7 +291,12 @@ class PartFolder:
                 replace_text(path / NOTE, json.dumps(asdict(note), indent=2) + "\n")
         earlier = cls.open(path).note
         if earlier != note:
-            kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {earlier.shard}"}
+            kinds = {
+                "encoder": "encoder",
+                "data": "data",
+                "shard": f"--shard, {earlier.shard}",
+                "precision": f"--precision, {earlier.precision}",
+            }
             then, now = vars(earlier), vars(note)
             changed = [kind for name, kind in kinds.items() if then[name] != now[name]]
             differs = " and another ".join(changed or ["number of images"])
@@ -315,10 +330,9 @@ class PartFolder:
     def compute(
         self,
         numbers: Sequence[int],
-        encoder: Encoder,
+        by: Inference,
         images: Images,
         *,
-        device: torch.device,
         workers: int,
         normalized: bool = True,
         on_progress: ProgressCallback = ignore_progress,
@@ -336,10 +350,9 @@ class PartFolder:
                 yield name, _read_footer(self.files[number])[0]
                 continue
             with resource_errors():
-                embeddings = encode_images(
-                    encoder,
+                embeddings = embed_images(
+                    by,
                     images.subset(self._rows(number)),
-                    device=device,
                     workers=workers,
                     on_progress=under(name, on_progress),
                     allow_none=True,
