@@ -25,7 +25,7 @@ from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
 from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
-from nearkin.encoders.inference import Inference, Precision, choose_precision, inference
+from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import evaluate_split
@@ -225,23 +225,33 @@ def _features(
     processes = available_cpus() if config.workers == "auto" else config.workers
     where = choose_device(config.device)
     with resource_errors():
-        by = prepared(config, encoder, images, where, processes, log)
+        config = with_precision(config, encoder, images, where, processes, log)
+        by = prepared(config, encoder, len(images), where, log)
         embeddings = embed_images(by, images, workers=processes, on_progress=log.progress)
     return encoder, embeddings.normalized()
 
 
-def prepared(
+def with_precision(
     config: EmbedConfig,
     encoder: Encoder,
     images: Images,
     device: torch.device,
     workers: int,
     log: Reporter,
-) -> Inference:
-    """Prepare an encoder to compute features as the settings say, and log what that changes."""
+) -> EmbedConfig:
+    """Replace the precision `auto`, and log what a lower one changes."""
     precision, lines = choose_precision(config.precision, encoder, images, device, workers)
-    by = inference(encoder, device, precision, config.batch_size, count=len(images))
-    for line in (*lines, *by.lines):
+    for line in lines:
+        log.info(line)
+    return replace(config, precision=precision)
+
+
+def prepared(
+    config: EmbedConfig, encoder: Encoder, count: int, device: torch.device, log: Reporter
+) -> Inference:
+    """Prepare an encoder to compute the features of so many images as the settings say."""
+    by = inference(encoder, device, config.precision, config.batch_size, count=count)
+    for line in by.lines:
         log.info(line)
     return by
 
@@ -353,8 +363,8 @@ def embed_parts(
     workers = cpus_per_process() if config.workers == "auto" else config.workers
     if config.precision == "auto":
         config = replace(config, precision=PartFolder.precision(Path(output)))
-    precision, lines = choose_precision(config.precision, loaded, images, device, workers)
-    note = note_on(loaded.digest, images, shard, precision)
+    config = with_precision(config, loaded, images, device, workers, log)
+    note = note_on(loaded.digest, images, shard, config.precision)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     folder = PartFolder.claim(Path(output), note)
@@ -362,11 +372,8 @@ def embed_parts(
     if engine == "ray":
         made = _made_on_ray(_job(config, data, output), own, shard, log)
     else:
-        by = inference(loaded, device, precision, config.batch_size, count=len(images))
-        lines += by.lines
+        by = prepared(config, loaded, len(images), device, log)
         made = folder.compute(own, by, images, workers=workers, on_progress=log.progress)
-    for line in lines:
-        log.info(line)
     for name, count in made:
         log.info(f"{name}: {count} images")
     return folder.finish(images, len(own))
@@ -466,24 +473,15 @@ def _embed_run(
             run.log.info("already complete")
         else:
             with resource_errors():
-                run = _with_precision(run, encoder, split.images)
-                folder.write_settings(run.config, data_name(data))
+                workers = int(run.config.workers)
+                config = with_precision(
+                    run.config, encoder, split.images, run.device, workers, run.log
+                )
+                run = replace(run, config=config)
+                folder.write_settings(config, data_name(data))
                 _write(run, encoder, split, network)
         _tidy(folder)
     return Run(folder)
-
-
-def _with_precision(
-    run: OpenRun[EmbedConfig], encoder: Encoder, images: Images
-) -> OpenRun[EmbedConfig]:
-    """Choose the precision of the run."""
-    config = run.config
-    precision, lines = choose_precision(
-        config.precision, encoder, images, run.device, int(config.workers)
-    )
-    for line in lines:
-        run.log.info(line)
-    return replace(run, config=replace(config, precision=precision))
 
 
 def resolved(config: EmbedConfig, encoder: Encoder, images: Images) -> EmbedConfig:
@@ -581,16 +579,13 @@ def _in_parts(run: OpenRun[EmbedConfig], encoder: Encoder, images: Images) -> Em
     """Compute the features of all images, continuing with the parts that are there."""
     run.folder.parts.mkdir(parents=True, exist_ok=True)
     config, shard = run.config, _by_device(RUN_SHARD, run.device)
-    precision: Precision = "bf16" if config.precision == "bf16" else "fp32"
-    note = note_on(encoder.digest, images, shard, precision)
+    note = note_on(encoder.digest, images, shard, config.precision)
     parts = PartFolder.claim(run.folder.parts / "encoder", note)
     missing = parts.missing()
     if len(missing) < note.num_parts:
         done = note.num_parts - len(missing)
         run.log.info(f"resuming after {done} of {note.num_parts} parts of the encoder's")
-    by = inference(encoder, run.device, precision, config.batch_size, count=len(images))
-    for line in by.lines:
-        run.log.info(line)
+    by = prepared(config, encoder, len(images), run.device, run.log)
     for part, count in parts.compute(
         missing, by, images, workers=int(config.workers),
         normalized=False, on_progress=under("encoder", run.log.progress),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.embed import load_source, prepared, resolved
+from nearkin.commands.embed import load_source, prepared, resolved, with_precision
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
@@ -201,15 +201,13 @@ def _in_one_go(
     log: Reporter,
 ) -> dict[str, Embeddings]:
     """Compute features of all images in one go, as a run does, so that numbers are the same."""
-    return {
-        name: embed_images(
-            prepared(config, encoder, images, device, workers, log),
-            images,
-            workers=workers,
-            on_progress=under(name, log.progress),
-        )
-        for name, encoder in tables.items()
-    }
+    computed = {}
+    for name, encoder in tables.items():
+        own = with_precision(config, encoder, images, device, workers, log)
+        by = prepared(own, encoder, len(images), device, log)
+        progress = under(name, log.progress)
+        computed[name] = embed_images(by, images, workers=workers, on_progress=progress)
+    return computed
 
 
 def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:

@@ -74,7 +74,7 @@ class Inference:
 def inference(
     encoder: Encoder,
     device: torch.device,
-    precision: Precision = "fp32",
+    precision: Precision | Auto = "fp32",
     batch_size: int | Auto = "auto",
     *,
     count: int = 0,
@@ -84,14 +84,15 @@ def inference(
     Args:
         encoder: Its preprocessing is that of the images.
         device: Where to compute.
-        precision: Of the products; features are float32.
+        precision: Of the products; features are float32. `auto` is that, too, for which
+            `choose_precision` has not been asked.
         batch_size: Images per pass; `auto`: see `images_at_once`.
         count: How many images there will be. Of `WORTH` and more, a CPU computes features by
             OpenVINO, if it is installed and they equal torch's.
     """
     size = images_at_once(encoder.image_size, device) if batch_size == "auto" else batch_size
     compiled = None
-    if device.type == "cpu" and precision == "fp32" and count >= WORTH and is_installed():
+    if device.type == "cpu" and precision != "bf16" and count >= WORTH and is_installed():
         compiled = by_openvino(encoder.to(device).backbone, _noise(encoder, 3))
     network = compiled or for_inference(encoder, device)
     if precision == "bf16":

@@ -111,7 +111,7 @@ class PartActor:
             inference(
                 encoder,
                 choose_device(self._job.device),
-                "bf16" if folder.note.precision == "bf16" else "fp32",
+                folder.note.precision,
                 self._job.batch_size,
                 count=len(images),
             ),

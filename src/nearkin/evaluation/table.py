@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -207,7 +208,7 @@ class Note:
     data: str  # The fingerprint of the images, their labels and their splits
     images: int
     shard: int  # Images of a part; the last may have fewer
-    precision: str = "fp32"  # Of the encoder
+    precision: Precision | Auto = "fp32"  # Of the encoder, as chosen
 
     @property
     def num_parts(self) -> int:
@@ -215,7 +216,7 @@ class Note:
         return -(-self.images // self.shard)
 
 
-def note_on(encoder: str, images: Images, shard: int, precision: Precision = "fp32") -> Note:
+def note_on(encoder: str, images: Images, shard: int, precision: Precision | Auto) -> Note:
     """Return the note of a folder of the embeddings of these images, by that encoder."""
     labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
     labels.update("\0".join(names).encode(errors="surrogatepass"))
@@ -263,18 +264,15 @@ class PartFolder:
         if not (path / NOTE).exists():
             raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
         with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
-            noted = json.loads((path / NOTE).read_text(encoding="utf-8"))
-            kinds = Note.__annotations__.items()
-            note = Note(**{name: kind(noted[name]) for name, kind in kinds if name in noted})
+            note = msgspec.json.decode((path / NOTE).read_bytes(), type=Note)
             if min(note.shard, note.images) < 1 or note.num_parts > MOST:
                 raise ValueError("it speaks of impossible numbers")
         return cls(path, note)
 
     @classmethod
     def precision(cls, path: Path) -> Precision | Auto:
-        """The precision that the parts of a folder have; `auto` if it is new."""
-        begun = (path / NOTE).exists() and cls.open(path).note.precision
-        return "bf16" if begun == "bf16" else "fp32" if begun else "auto"
+        """The precision that a folder was begun with; `auto` if it is new."""
+        return cls.open(path).note.precision if (path / NOTE).exists() else "auto"
 
     @classmethod
     def claim(cls, path: Path, note: Note) -> "PartFolder":
