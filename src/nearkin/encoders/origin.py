@@ -5,7 +5,6 @@ command gives the same features, with a network and without.
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from urllib.request import getproxies
 
 from nearkin.encoders.layout import DESCRIPTIONS, is_folder, weights_among
 from nearkin.errors import CheckpointError, NearkinError, UsageError
+from nearkin.files import sha256
 
 CONNECT_SECONDS: Final = 5.0  # that a server may take to answer before weights are out of reach
 HUB_NAMES: Final = ("model.safetensors", "pytorch_model.bin")
@@ -235,9 +235,3 @@ def folder_license(folder: Path) -> str:
     stated = (license_ == "other" and named.get("license_name")) or license_ or NOT_STATED
     gated = any(key.startswith("extra_gated") for key in named)
     return " ".join(str(stated).split())[:100] + (" (gated)" if gated else "")
-
-
-def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

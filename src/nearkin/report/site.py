@@ -23,7 +23,7 @@ from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import encode_pixels
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import read_embeddings
+from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import whole, write_whole, writing
 from nearkin.metrics.neighbors import nearest
 from nearkin.report.image_map import (
