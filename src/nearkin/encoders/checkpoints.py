@@ -24,7 +24,6 @@ from nearkin.errors import CheckpointError, UsageError
 from nearkin.files import check_unpacked, usable
 from nearkin.text import abridged
 
-SUFFIXES: Final = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
 REMEDY: Final = "get it again from where it came from"
 INERT: Final = re.compile(
     r"(addict|argparse|builtins\.(object|set|frozenset|slice|range|complex)$|collections|copyreg|"

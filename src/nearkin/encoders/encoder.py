@@ -400,11 +400,6 @@ def weight_bytes(source: str) -> int:
     return sum(parameter.nbytes for parameter in network.parameters())
 
 
-def initialize(backbone: Backbone, run: str | Path) -> None:
-    """Give a backbone of the same architecture the weights of a run's encoder, in place."""
-    _read(run).fill(backbone)
-
-
 @dataclass(frozen=True, eq=False)
 class _Stored:
     """The content of an encoder's file."""

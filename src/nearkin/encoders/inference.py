@@ -36,8 +36,8 @@ KEPT: Final = 0.999
 """Share of them whose nearest neighbor must stay, for bfloat16 to be taken unasked."""
 MANY: Final = 10 * SAMPLE
 """Images from which on the comparison takes less than is gained."""
-WORTH: Final = 1024
-"""Images from which on a network is compiled, which takes about as long as it then saves."""
+WORTH: Final = 1024 * 224**2
+"""Pixels from which on a network is compiled, which takes about as long as it then saves."""
 TIE: Final = 1e-6  # Between similarities of equal images, by the order of summation
 
 
@@ -87,12 +87,13 @@ def inference(
         precision: Of the products; features are float32. `auto` is that, too, for which
             `choose_precision` has not been asked.
         batch_size: Images per pass; `auto`: see `images_at_once`.
-        count: How many images there will be. Of `WORTH` and more, a CPU computes features by
-            OpenVINO, if it is installed and they equal torch's.
+        count: How many images there will be. If they have `WORTH` pixels, a CPU computes their
+            features by OpenVINO, where it is installed and they equal torch's.
     """
     size = images_at_once(encoder.image_size, device) if batch_size == "auto" else batch_size
+    many = count * encoder.image_size**2 >= WORTH
     compiled = None
-    if device.type == "cpu" and precision != "bf16" and count >= WORTH and is_installed():
+    if device.type == "cpu" and precision != "bf16" and many and is_installed():
         compiled = by_openvino(encoder.to(device).backbone, _noise(encoder, 3))
     network = compiled or for_inference(encoder, device)
     if precision == "bf16":
