@@ -83,7 +83,6 @@ def load_file(
     path: Path,
     image_size: int | None,
     *,
-    crop: float | None = None,
     allow_partial: bool,
 ) -> Pretrained:
     """Load the encoder of a checkpoint.
@@ -93,7 +92,6 @@ def load_file(
             empty if the file says it.
         path: The checkpoint.
         image_size: Side of the images, if not that of the architecture.
-        crop: Share of the resized image that is cut out, if not that of the architecture.
         allow_partial: Whether weights may be missing or left over.
 
     Raises:
@@ -111,7 +109,7 @@ def load_file(
     if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3(checkpoint.tensors):
         name += MOCO_V3_SMALL
     name, notes = _as_authors(name)
-    view, license_, assumed = _prepared(name, size, crop)
+    view, license_, assumed = _prepared(name, size)
     body = _network(name, view.image_size)
     match = find_encoder(checkpoint.tensors, body)
     if match is None:
@@ -164,15 +162,13 @@ def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> st
     )
 
 
-def _prepared(
-    name: str, size: int | None, crop: float | None
-) -> tuple[Preprocessing, str | None, str]:
+def _prepared(name: str, size: int | None) -> tuple[Preprocessing, str | None, str]:
     """Return the preprocessing of an architecture, its license, and why it is assumed if it is."""
     native_name = NATIVE.fullmatch(name)
     bare, _, tag = native_name[2].partition(".") if native_name else (name, "", "")
     if tag and name.startswith("timm:"):
         config = timm_weights(name)
-        view = timm_view(config.to_dict(), size or config.input_size[-1], crop)
+        view = timm_view(config.to_dict(), size or config.input_size[-1])
         return view, config.license, ""
     if tag:
         view = torchvision_view(torchvision_weights(name).transforms(), size)

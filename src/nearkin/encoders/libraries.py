@@ -131,7 +131,7 @@ def timm_weights(name: str) -> Any:
     return config
 
 
-def timm_view(config: Mapping[str, Any], size: int, crop: float | None = None) -> Preprocessing:
+def timm_view(config: Mapping[str, Any], size: int) -> Preprocessing:
     """Return the preprocessing that a configuration of timm describes, at a size of images.
 
     Raises:
@@ -145,7 +145,7 @@ def timm_view(config: Mapping[str, Any], size: int, crop: float | None = None) -
     return Preprocessing(
         image_size=size,
         crop="squash" if config.get("crop_mode") == "squash" else "center",
-        resize_to=math.floor(size / (crop or config["crop_pct"])),
+        resize_to=math.floor(size / config["crop_pct"]),
         interpolation=config["interpolation"],
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
@@ -157,8 +157,7 @@ def load_timm(
     image_size: int | None,
     *,
     allow_partial: bool,
-    crop: float | None = None,
-    label: str = "",
+    label: str,
 ) -> Pretrained:
     """Load an encoder of timm.
 
@@ -166,7 +165,6 @@ def load_timm(
         name: `timm:NAME` or `timm:NAME.TAG`.
         image_size: Side of the images, if not that of the weights.
         allow_partial: Whether weights may be missing or left over.
-        crop: Share of the resized image that is cut out, if not that of the weights.
         label: What the user calls it, for messages.
     """
     config = timm_weights(name)
@@ -174,14 +172,14 @@ def load_timm(
     size = image_size or config.input_size[-1]
     if image_size:
         check_size(name, size)
-    view = timm_view(config.to_dict(), size, crop)
+    view = timm_view(config.to_dict(), size)
     if config.hf_hub_id:
         where = f"https://huggingface.co/{config.hf_hub_id}"
-        file = hub_file(label or name, config.hf_hub_id, config.hf_hub_filename)
+        file = hub_file(label, config.hf_hub_id, config.hf_hub_filename)
         overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
     else:
         where = str(config.url)
-        file = torch_file(label or name, where)
+        file = torch_file(label, where)
         overlay = {"file": str(file)}  # or timm would read it without verifying it
     with fitting(name, where):
         body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)

@@ -123,18 +123,27 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
     if repository := "" if path.is_file() else hub_repository(source):
         return _of_hub(source, repository, image_size, allow_partial=allow_partial)
     architecture, at, file = ("", "@", source) if path.is_file() else source.partition("@")
-    crop = SIZE / RESIZE if architecture in DINOV2 else None
-    size = image_size or (SIZE if architecture in DINOV2 else None)
-    name = DINOV2.get(architecture, architecture)
     if at and not file:
         raise UsageError(f"{source} names no file; give ARCHITECTURE@FILE")
-    if at:
-        return load_file(name, Path(file), size, crop=crop, allow_partial=allow_partial)
-    if not is_name(source):
+    if not at and not is_name(source):
         raise unknown(source)
+    if architecture not in DINOV2:
+        return _of_library(architecture, file, image_size, source, allow_partial=allow_partial)
+    size, name = image_size or SIZE, DINOV2[architecture]
+    loaded = _of_library(name, file, size, source, allow_partial=allow_partial)
+    view = replace(loaded.preprocessing, resize_to=size * RESIZE // SIZE)
+    return replace(loaded, preprocessing=view)
+
+
+def _of_library(
+    name: str, file: str, size: int | None, label: str, *, allow_partial: bool
+) -> Pretrained:
+    """Load an architecture with the weights of a file, or with those of its library."""
+    if file:
+        return load_file(name, Path(file), size, allow_partial=allow_partial)
     if name.startswith("torchvision:"):
         return _of_torchvision(name, size, allow_partial=allow_partial)
-    return load_timm(name, size, allow_partial=allow_partial, crop=crop, label=source)
+    return load_timm(name, size, allow_partial=allow_partial, label=label)
 
 
 def _of_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -> Pretrained:
