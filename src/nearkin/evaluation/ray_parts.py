@@ -81,7 +81,7 @@ class PartJob:
     allow_partial: bool
     device: str
     workers: int | Auto
-    batch_size: int | Auto
+    batch_size: int | Auto = "auto"
     trust_remote_code: bool = False
 
 
