@@ -130,6 +130,35 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
     assert list(alone.paths) == list(made.paths) == table["path"].to_pylist()
 
 
+def test_a_lower_precision_is_said_kept_and_continued(source, images, tmp_path, capsys, refusal):
+    """Of a run and of a folder of parts, where `auto` takes what was begun."""
+    lower, said = (
+        ["--precision", "bf16", "--batch-size", "7"],
+        "images keep their nearest neighbor",
+    )
+    exact = nearkin.embed(source, images, workers=0).vectors
+    run, parts = RunFolder(tmp_path / "run"), tmp_path / "parts"
+    assert call("embed", source, images, "--out", run.path, *lower, "--no-report") == 0
+    assert "% of 59 " + said in capsys.readouterr().err
+    assert run.read_summary()["precision"] == "bf16"
+    assert 'precision = "bf16"' in run.config.read_text()
+    vectors = np.stack(parquet.read_table(run.embeddings)["vector"].to_pylist())
+    assert 1e-5 < np.abs(vectors - exact).max() < 0.05
+    assert (
+        call("embed", source, images, "-o", f"{parts}/", "--shard", "30", "--part=1/2", *lower)
+        == 0
+    )
+    begun = json.loads((parts / "_parts.json").read_text())
+    assert begun["precision"] == "bf16"
+    other = ["embed", source, images, "-o", f"{parts}/", "--shard", "30", "--precision", "fp32"]
+    assert "begun with another --precision, bf16" in refusal(4, *other)
+    capsys.readouterr()
+    assert call("embed", source, images, "-o", f"{parts}/", "--shard", "30") == 0
+    assert said in capsys.readouterr().err
+    vectors = open_table(parts).gather()
+    assert 1e-5 < np.abs(np.asarray(vectors) - exact).max() < 0.05
+
+
 def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
     run, source, images, first, tmp_path, refusal
 ):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nearkin.classification.data import LabeledData
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.encoders.encoder import Encoder
-from nearkin.evaluation.embeddings import encode, images_at_once
+from nearkin.encoders.inference import encode, images_at_once
 from nearkin.metrics.attentive import train_attentive_probe
 from nearkin.metrics.probe import LinearProbe, Validated, held_out_logits, train_probe
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures

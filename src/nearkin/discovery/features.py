@@ -24,8 +24,9 @@ from nearkin.data.samplers import BatchSampler, RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, read_tensors
+from nearkin.encoders.inference import encode, for_inference, images_at_once
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.embeddings import encode, for_inference, images_at_once, images_per_part
+from nearkin.evaluation.embeddings import images_per_part
 from nearkin.files import usable, whole
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone

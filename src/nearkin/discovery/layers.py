@@ -14,7 +14,7 @@ from nearkin.config import DiscoverConfig, Duration, seconds
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.stages import Stage
-from nearkin.evaluation.embeddings import encode
+from nearkin.encoders.inference import encode
 from nearkin.networks.blocks import network_parts
 from nearkin.networks.branch import Backbone
 from nearkin.run.auto import AUTO_TIME

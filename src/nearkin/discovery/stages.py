@@ -28,9 +28,9 @@ from nearkin.distributed import (
     worker_group,
 )
 from nearkin.encoders.encoder import Encoder, rescaled
+from nearkin.encoders.inference import encode
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
-from nearkin.evaluation.embeddings import encode
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.heads import Heads, MultiHead
