@@ -11,7 +11,8 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from builders import write_network
+import torchvision
+from builders import contents, write_files, write_network
 from cards import computed
 from nearkin_command import run as call
 from PIL import Image
@@ -268,42 +269,110 @@ def classified(run: Path, data: Path, heads: torch.nn.Module, disjoint: bool) ->
 
 
 def test_a_format_that_cannot_hold_the_network_is_refused(run_of, tmp_path, refusal):
-    for name, format, reason in (
-        ("tiny", "timm", "it is a network of nearkin's own"),
-        ("tiny", "torchvision", "it is a network of nearkin's own"),
-        ("tiny", "huggingface", "transformers takes models of timm and its own"),
-        (TIMM, "torchvision", "torchvision has no such network"),
-        ("transformers:vit", "timm", "is a network of transformers"),
+    """With the reason, and all formats that hold it."""
+    for name, format, reason, others in (
+        ("tiny", "timm", "it is a network of nearkin's own", ""),
+        ("tiny", "torchvision", "it is a network of nearkin's own", ""),
+        ("tiny", "huggingface", "transformers takes models of timm and its own", ""),
+        (TIMM, "torchvision", "torchvision has no such network", "timm, huggingface, "),
+        ("transformers:vit", "timm", "it is a network of transformers", "huggingface, "),
     ):
         refused = refusal(2, "export", run_of(name), "--format", format, "-o", tmp_path / "out")
         assert reason in refused
-        assert "--format onnx or torch-export" in refused
+        assert refused.endswith(f"; give --format, one of {others}onnx, torch-export")
     assert list(tmp_path.iterdir()) == []
     file = write_network(tmp_path / "encoder.safetensors", "resnet18", size=32)
-    small_stem = r"conv1.weight is 64x3x3x3, and 64x3x7x7 in .* small stem"
+    small_stem = r"conv1.weight.*\[64, 3, 3, 3\].*\[64, 3, 7, 7\]; below 64 px .* small stem"
     for format in ("timm", "torchvision"):
         with pytest.raises(UsageError, match=small_stem):
             nearkin.export(file, output=tmp_path / "out", format=format)
 
 
-def test_outputs_that_cannot_be_are_refused_and_what_exists_is_not_overwritten(run_of, tmp_path):
-    run, out, mine = run_of("tiny"), tmp_path / "out", tmp_path / "mine" / "README.md"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    with pytest.raises(UsageError, match=r"would be one file.* give -o .*model$"):
-        nearkin.export(run, output=tmp_path / "model.onnx", format="onnx")
+class Unlike(torch.nn.Module):
+    """What no graph can hold: where values decide how often a loop runs."""
+
+    def forward(self, images):
+        while images.max() > 1:
+            images = images / 2
+        return images.mean((2, 3))
+
+
+def test_a_network_that_is_no_graph_is_refused(tmp_path):
+    file = tmp_path / "encoder.safetensors"
+    write_encoder(file, as_backbone(Unlike(), 16), {"backbone": "custom", "image_size": 16})
+    for format in ("onnx", "torch-export"):
+        with pytest.raises(UsageError, match=r"into a graph \(.*\); no other format holds it"):
+            nearkin.export(file, output=tmp_path / "out", format=format, backbone=Unlike())
+
+
+def test_a_name_of_a_file_is_that_file_in_its_format(run_of, data, tmp_path, capsys):
+    run = run_of("resnet18")
+    photo, encoder = data / "1.png", load(run)
+    with Image.open(photo) as image:
+        pixels = torch.from_numpy(encoder.preprocessing.pixels(np.asarray(image)))
+    pixels, own = pixels.permute(2, 0, 1)[None], own_features(run, photo)
+    for name in ("e.onnx", "e.pt2", "e.pth"):
+        assert call("export", run, "-o", tmp_path / name) == 0
+        printed = capsys.readouterr()
+        assert printed.out.endswith(f": {tmp_path / name}\n")
+        assert f"images: {encoder.preprocessing}" in printed.err
+    session = onnxruntime.InferenceSession(str(tmp_path / "e.onnx"))
+    (by_onnx,) = session.run(None, {"images": pixels.numpy()})
+    assert unlike(own, torch.from_numpy(by_onnx)) < 1e-4
+    assert torch.equal(torch.export.load(tmp_path / "e.pt2").module()(pixels), own)
+    weights = torch.load(tmp_path / "e.pth", weights_only=True)
+    assert weights.keys() == torchvision.models.resnet18().state_dict().keys() - FC
+    assert contents(tmp_path).keys() == {"e.onnx", "e.pt2", "e.pth"}
+
+
+FC = {"fc.weight", "fc.bias"}
+
+
+def test_outputs_that_cannot_be_are_refused(run_of, tmp_path):
+    run, out = run_of("tiny"), tmp_path / "out"
+    for output, format, remedy in (
+        ("e.onnx", "torch-export", "give a folder or a name that ends in .pt2 as -o"),
+        ("e.pt2", "timm", "give a folder as -o"),
+        ("e.safetensors", "huggingface", "give a folder as -o"),
+        ("e.pt", "torch-export", "give a folder or a name that ends in .pt2 as -o"),
+        ("table", "atlas", "give a name that ends in .parquet as -o"),
+    ):
+        with pytest.raises(UsageError, match=f"{output} is no name for {format}; {remedy}$"):
+            nearkin.export(run, output=output, format=format)
+    for output in (None, out, tmp_path / "e.onnx/"):
+        named = output if output is None else f"{output}/"
+        with pytest.raises(UsageError, match=r"^give --format, one of onnx, .*, atlas; or a file"):
+            nearkin.export(run, output=named)
     with pytest.raises(UsageError, match="--dynamic-size is of graphs"):
         nearkin.export(run, output=out, format="timm", dynamic_size=True)
-    with pytest.raises(UsageError, match="is no run folder to export into; give a folder as -o"):
+    with pytest.raises(UsageError, match="is no run folder to export into; give -o"):
         nearkin.export(RunFolder(run).encoder, format="torch-export")
-    with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
-        nearkin.export(run, output=mine / "out", format="torch-export")
-    with pytest.raises(OutputError, match="exists; remove it, or choose another -o"):
-        nearkin.export(run, output=mine.parent, format="torch-export")
-    assert mine.read_text() == "mine"
     with pytest.raises(DataError, match="4 channels of uint8, and the encoder takes RGB"):
         nearkin.export(run, np.zeros((4, 16, 16, 4), np.uint8), output=out, format="onnx")
-    assert not out.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_exists_is_replaced_only_if_it_is_an_export_and_asked_for(run_of, tmp_path):
+    run, mine = run_of("tiny"), tmp_path / "mine" / "README.md"
+    folder, file = tmp_path / "out", tmp_path / "e.pt2"
+    write_files(tmp_path, {"mine/README.md": b"mine", "e.pt2": b"mine"})
+    nearkin.export(run, output=folder, format="torch-export")
+    before = contents(tmp_path)
+    for output in (folder, file, mine.parent):
+        with pytest.raises(OutputError, match=r"exists; give --overwrite to replace it, or"):
+            nearkin.export(run, output=output, format="torch-export")
+    for output in (mine.parent, mine):
+        with pytest.raises(OutputError, match="is no folder of an export, which --overwrite repl"):
+            nearkin.export(run, output=output, format="torch-export", overwrite=True)
+    with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
+        nearkin.export(run, output=mine / "out", format="torch-export", overwrite=True)
+    assert contents(tmp_path) == before
+    (folder / "model.pt2").unlink()
+    for output in (folder, file):
+        nearkin.export(run, output=output, format="torch-export", overwrite=True)
+        torch.export.load(folder / "model.pt2")
+    torch.export.load(file)
+    assert contents(tmp_path).keys() == before.keys()
 
 
 def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monkeypatch):
