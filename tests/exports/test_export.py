@@ -282,7 +282,7 @@ def test_a_format_that_cannot_hold_the_network_is_refused(run_of, tmp_path, refu
         assert refused.endswith(f"; give --format, one of {others}onnx, torch-export")
     assert list(tmp_path.iterdir()) == []
     file = write_network(tmp_path / "encoder.safetensors", "resnet18", size=32)
-    small_stem = r"conv1.weight.*\[64, 3, 3, 3\].*\[64, 3, 7, 7\]; below 64 px .* small stem"
+    small_stem = r"conv1.weight.*\[64, 3, 3, 3\].*\[64, 3, 7, 7\]\); below 64 px .* small stem"
     for format in ("timm", "torchvision"):
         with pytest.raises(UsageError, match=small_stem):
             nearkin.export(file, output=tmp_path / "out", format=format)

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +30,7 @@ from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.ray_parts import PartJob, check_ray, run_on_ray
+from nearkin.evaluation.ray_parts import Opener, compute_on_ray
 from nearkin.evaluation.table import (
     MOST,
     SHARD,
@@ -331,14 +333,11 @@ def embed_parts(
     log = reporter or Silent()
     if engine == "ray":
         _check_engine(encoder, data, part, backbone)
-    loaded, images = _opened(config, data, backbone, log)
-    note = note_on(loaded.digest, images, shard)
-    if note.num_parts > MOST:
-        raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
-    folder = PartFolder.claim(Path(output), note)
+    folder, loaded, images = open_parts(config, data, output, shard, backbone, log)
     own = [number for number in folder.missing() if number % step == first]
     if engine == "ray":
-        made = _made_on_ray(_job(config, data, output), own, shard, log)
+        opener = partial(open_parts, config, data, Path(output).resolve(), shard, None, Silent())
+        made = _made_on_ray(opener, own, shard, config, log)
     else:
         made = folder.compute(
             own,
@@ -353,12 +352,20 @@ def embed_parts(
     return folder.finish(images, len(own))
 
 
-def _job(config: EmbedConfig, data: Any, output: str | Path) -> PartJob:
-    """What the actors of a Ray cluster are told."""
-    names = ("encoder", "labels", "image_size", "allow_partial", TRUST, "device", "workers")
-    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
-    where: dict[str, Any] = {"output": str(Path(output).resolve()), "folder": str(Path.cwd())}
-    return PartJob(data=str(data), **where, **settings)
+def open_parts(
+    config: EmbedConfig,
+    data: Any,
+    output: str | Path,
+    shard: int,
+    network: nn.Module | None,
+    log: Reporter,
+) -> tuple[PartFolder, Encoder, Images]:
+    """Open an encoder, images, and the folder of their parts, which must be of the same."""
+    loaded, images = _opened(config, data, network, log)
+    note = note_on(loaded.digest, images, shard)
+    if note.num_parts > MOST:
+        raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
+    return PartFolder.claim(Path(output), note), loaded, images
 
 
 def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) -> None:
@@ -369,21 +376,21 @@ def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) ->
         raise UsageError(f"--engine ray and {what} both divide the parts; give one of them")
     if backbone is not None or not isinstance(run, str | Path) or not isinstance(data, str | Path):
         raise UsageError("--engine ray takes an encoder and images by names that all nodes know")
-    check_ray()
+    if find_spec("ray") is None:
+        raise UsageError("--engine ray needs Ray Data; pip install 'nearkin[ray]'")
 
 
 def _made_on_ray(
-    job: PartJob, parts: list[int], shard: int, log: Reporter
+    opener: Opener, parts: list[int], shard: int, config: EmbedConfig, log: Reporter
 ) -> Iterator[tuple[str, int]]:
     """Let the actors of a Ray cluster make parts; yield the name and the images of each."""
     if not parts:
         return
-    events = run_on_ray(job, parts, available_cpus())
-    log.info(next(events)["plan"])
+    workers = None if config.workers == "auto" else config.workers
     pace = Pace(len(parts), shard)
-    for done, event in enumerate(events, 1):
+    for done, made in enumerate(compute_on_ray(opener, parts, config.device, workers), 1):
         log.progress(done, len(parts), "  ".join(["parts", *pace.reach(done)]))
-        yield event["name"], event["images"]
+        yield made
 
 
 def _turn(part: str) -> tuple[int, int]:
