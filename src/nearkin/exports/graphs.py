@@ -124,7 +124,7 @@ def _write_onnx(
     def run(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {INPUT: images.numpy()})[0])
 
-    return run, f"onnxruntime {onnxruntime.__version__}"
+    return run, f"onnxruntime {onnxruntime.__version__}, opset {OPSET}"
 
 
 def _reason(error: Exception) -> str:
