@@ -12,7 +12,7 @@ from nearkin.classification.outcome import OURS, ClassFigures, Outcome
 from nearkin.discovery.assignments import COLUMNS, typical, unit_rows
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.evaluate import metric_rows
-from nearkin.evaluation.table import write_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.encoder_report import run_info

@@ -19,7 +19,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import NearkinError, ResourceError, WorkerError
-from nearkin.evaluation.table import PartFolder
+from nearkin.evaluation.parts import PartFolder
 
 Opener = Callable[[], tuple[PartFolder, Encoder, Images]]
 KEPT: Final = "the parts that are written stay, and the same command makes the others"
@@ -47,11 +47,8 @@ class PartActor:
             made = folder.compute(numbers, encoder, images, device=device, workers=self.workers)
             ((text, count),), error = made, ""
         except NearkinError as raised:
-            text, count, error = (
-                f"on node {os.uname().nodename}: {raised}",
-                0,
-                type(raised).__name__,
-            )
+            text, count, error = str(raised), 0, type(raised).__name__
+            text = f"on node {os.uname().nodename}: {text}"
         return {"text": [text], "images": [count], "error": [error]}
 
 
@@ -121,19 +118,14 @@ def _rows(opener: Opener, numbers: list[int], device: str, workers: int | None) 
 
     ray.init(os.environ.get("RAY_ADDRESS") or "local", log_to_driver=False)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    actors, cpus, gpus = actor_pool(nodes, device)
+    (actors, cpus, gpus), cwd = actor_pool(nodes, device), str(Path.cwd())
     ray.data.DataContext.get_current().execution_no_progress_timeout_s = -1  # a part may be long
     # Not `range`, which is read by tasks that wait for the CPUs of the actors.
     rows: Iterator[Any] = (
         ray.data.from_items(numbers, override_num_blocks=len(numbers))
         .map_batches(
             PartActor,
-            fn_constructor_args=(
-                opener,
-                device,
-                cpus if workers is None else workers,
-                str(Path.cwd()),
-            ),
+            fn_constructor_args=(opener, device, cpus if workers is None else workers, cwd),
             batch_size=1,
             # One part at a time, or some would wait for an actor while another has nothing to do.
             compute=ray.data.ActorPoolStrategy(
