@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders import contents, write_network
 from nearkin_command import run
-from processes import ended, environment, wait_until
+from processes import ended, environment, free_port, wait_until
 from pyarrow import parquet
 from ray_cluster import RayCluster
 from torch import nn
@@ -115,6 +115,21 @@ def test_without_ray_the_extra_is_named(folder, tmp_path, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "pip install 'nearkin[ray]'" in refusal(2, *arguments(folder, tmp_path / "v"))
     assert not (tmp_path / "v").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.needs("ray")
+def test_a_cluster_that_does_not_answer_or_has_no_address_is_one_line(
+    folder, tmp_path, monkeypatch, refusal
+):
+    address = f"127.0.0.1:{free_port()}"
+    for given, reason in (
+        (address, f"no Ray cluster answers at RAY_ADDRESS={address} (Connection refused)"),
+        ("here", "Ray failed (Invalid address format: here)"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", given)
+        assert reason in refusal(9, *arguments(folder, tmp_path / "v"))
+    assert contents(tmp_path / "v").keys() == {"_parts.json"}
 
 
 def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refusal):

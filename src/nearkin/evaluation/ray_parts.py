@@ -7,6 +7,7 @@ driver is a process of its own: Ray ends the process whose cluster loses its hea
 
 import multiprocessing
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -23,7 +24,7 @@ from nearkin.evaluation.parts import PartFolder
 
 Opener = Callable[[], tuple[PartFolder, Encoder, Images]]
 KEPT: Final = "the parts that are written stay, and the same command makes the others"
-SECONDS: Final = 10  # Within which a driver leaves the cluster
+SECONDS: Final = 10  # Within which a cluster answers, and a driver leaves it
 
 
 class PartActor:
@@ -116,7 +117,9 @@ def _rows(opener: Opener, numbers: list[int], device: str, workers: int | None) 
     import ray
     import ray.data
 
-    ray.init(os.environ.get("RAY_ADDRESS") or "local", log_to_driver=False)
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    _check_answer(address)
+    ray.init(address, log_to_driver=False)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     (actors, cpus, gpus), cwd = actor_pool(nodes, device), str(Path.cwd())
     ray.data.DataContext.get_current().execution_no_progress_timeout_s = -1  # a part may be long
@@ -137,6 +140,19 @@ def _rows(opener: Opener, numbers: list[int], device: str, workers: int | None) 
         .iter_rows()
     )
     yield from rows
+
+
+def _check_answer(address: str) -> None:
+    """Refuse an address where nobody listens, for which Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), SECONDS).close()
+        except OSError as error:
+            raise WorkerError(
+                f"no Ray cluster answers at RAY_ADDRESS={address} ({error.strerror or error}); "
+                "start it or give another address"
+            ) from error
 
 
 def actor_pool(nodes: Sequence[Mapping[str, float]], device: str) -> tuple[int, int, int]:

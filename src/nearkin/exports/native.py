@@ -188,10 +188,10 @@ def architecture(
     """
     name, body = str(encoder.details["backbone"]), encoder.backbone.body
     own, bare, options = _parsed(name)
-    _check_name(name, bare)
     stem = {"in_chans": options["in_chans"]} if "in_chans" in options else {}
     if stem and library == "torchvision":
         raise Unfit("its networks take RGB only")
+    _check_name(name, bare)
     names = timm_names() if library == "timm" else torchvision_names()
     if bare not in names or (options != stem and own != library):
         raise Unfit(f"{library} has no such network")
