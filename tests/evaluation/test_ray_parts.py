@@ -15,11 +15,10 @@ from pyarrow import parquet
 from ray_cluster import RayCluster
 from torch import nn
 
-from nearkin.commands.embed import embed_parts, open_parts
+from nearkin.commands.embed import embed_parts, open_on_node
 from nearkin.config import EmbedConfig
 from nearkin.errors import ResourceError, UsageError
 from nearkin.evaluation.ray_parts import PartActor, actor_pool
-from nearkin.run.reporter import Silent
 
 IMAGES, SHARD, PARTS = 40, 3, 14
 SLOW = """
@@ -77,7 +76,7 @@ def actor(folder, output, **changed):
     """An actor for the parts of an output, which finds relative names in the folder."""
     config = EmbedConfig(encoder="encoder.safetensors", device="cpu", workers=0)
     names = {"config": config, "data": "slow.py:load", "output": output} | changed
-    opener = partial(open_parts, shard=SHARD, network=None, log=Silent(), **names)
+    opener = partial(open_on_node, shard=SHARD, **names)
     return PartActor(opener, "cpu", 0, str(folder))
 
 
@@ -101,12 +100,12 @@ def test_an_actor_makes_the_bytes_of_one_process_and_no_part_twice(folder, tmp_p
 def test_an_actor_that_sees_other_files_says_on_which_node(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "other.npz", x=np.zeros((5, 8, 8, 3), np.uint8))
-    for output, data in (
-        (folder / "expected", tmp_path / "other.npz"),
-        (tmp_path, "slow.py:load"),
+    for output, data, kind in (
+        (folder / "expected", str(tmp_path / "other.npz"), "OutputError"),
+        (tmp_path, "slow.py:load", "UsageError"),  # the folder is not there
     ):
-        text, count, error = answer(actor(folder, output, data=str(data)), 0)
-        assert (count, error) == (0, "OutputError")
+        text, count, error = answer(actor(folder, output, data=data), 0)
+        assert (count, error) == (0, kind)
         assert text.startswith(f"on node {os.uname().nodename}: {output} ")
     assert contents(tmp_path).keys() == {"other.npz"}
 

@@ -324,10 +324,10 @@ def embed_parts(
     log = reporter or Silent()
     if engine == "ray":
         _check_engine(encoder, data, part, backbone)
-    folder, loaded, images = open_parts(config, data, output, shard, backbone, log)
+    folder, loaded, images = _opened_parts(config, data, output, shard, backbone, log)
     own = [number for number in folder.missing() if number % step == first]
     if engine == "ray":
-        opener = partial(open_parts, config, data, Path(output).resolve(), shard, None, Silent())
+        opener = partial(open_on_node, config, data, Path(output).resolve(), shard)
         made = _made_on_ray(opener, own, shard, config, log)
     else:
         made = folder.compute(
@@ -343,7 +343,7 @@ def embed_parts(
     return folder.finish(images, len(own))
 
 
-def open_parts(
+def _opened_parts(
     config: EmbedConfig,
     data: Any,
     output: str | Path,
@@ -357,6 +357,14 @@ def open_parts(
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     return PartFolder.claim(Path(output), note), loaded, images
+
+
+def open_on_node(
+    config: EmbedConfig, data: Any, output: Path, shard: int
+) -> tuple[PartFolder, Encoder, Images]:
+    """Open the same on a node of a cluster, which must see the folder that was begun."""
+    PartFolder.open(output)
+    return _opened_parts(config, data, output, shard, None, Silent())
 
 
 def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) -> None:

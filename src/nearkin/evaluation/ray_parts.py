@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from nearkin import errors
 from nearkin.data.images import Images
-from nearkin.distributed import choose_device
+from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import NearkinError, ResourceError, WorkerError
 from nearkin.evaluation.parts import PartFolder
@@ -119,7 +119,8 @@ def _rows(opener: Opener, numbers: list[int], device: str, workers: int | None) 
 
     address = os.environ.get("RAY_ADDRESS") or "local"
     _check_answer(address)
-    ray.init(address, log_to_driver=False)
+    own = {"num_cpus": available_cpus()} if address == "local" else {}
+    ray.init(address, log_to_driver=False, **own)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     (actors, cpus, gpus), cwd = actor_pool(nodes, device), str(Path.cwd())
     ray.data.DataContext.get_current().execution_no_progress_timeout_s = -1  # a part may be long
