@@ -220,8 +220,9 @@ def _reason(error: Exception) -> str:
     """Return what an error says in a line: of weights that do not fit, the first that does not."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if not line.endswith(":")), type(error).__name__)
-    small = "conv1.weight" in said and "; below 64 px it is trained with a small stem"
-    return said[:250].rstrip(".") + (small or "")
+    small = "; below 64 px it is trained with a small stem"
+    stem = said.startswith("size mismatch for conv1.weight")
+    return said[:250].rstrip(".") + (small if stem else "")
 
 
 def _parsed(name: str) -> tuple[str, str, dict[str, Any]]:
