@@ -77,7 +77,7 @@ def actor(folder, output, **changed):
     config = EmbedConfig(encoder="encoder.safetensors", device="cpu", workers=0)
     names = {"config": config, "data": "slow.py:load", "output": output} | changed
     opener = partial(open_on_node, shard=SHARD, **names)
-    return PartActor(opener, "cpu", 0, str(folder))
+    return PartActor(opener, 0, str(folder))
 
 
 def answer(actor, number):
