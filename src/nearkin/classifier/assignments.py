@@ -174,7 +174,7 @@ def _tiny(reference: Reference, predictions: Predictions) -> float:
     """Return the number of images below which a novel class is tiny."""
     sizes = reference.sizes[predictions.num_known :]
     usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
-    return max(MIN_SIZE, usual / 10)
+    return float(max(MIN_SIZE, usual / 10))
 
 
 def typical(assignments: Assignments, number: int) -> Int[np.ndarray, " members"]:

@@ -44,8 +44,9 @@ def fit_calibration(
     """Fit the temperature at which what is known of these images is most probable.
 
     It has the least log-loss from 0.05 to 20 (Guo et al. On calibration of modern neural networks.
-    ICML 2017, arXiv:1706.04599, section 4.2), drawn towards 1: few images that are all right
-    would otherwise ask for certainty. It is 1 unless temperatures that are fitted to other groups
+    ICML 2017, arXiv:1706.04599, section 4.2) of these images and of one more that is spread
+    evenly over the classes, and is drawn towards 1: few images that are all right would otherwise
+    ask for certainty. It is 1 unless temperatures that are fitted to other groups
     have clearly less log-loss: by more than the standard error of the sum over the groups.
 
     Args:
@@ -57,8 +58,8 @@ def fit_calibration(
     Raises:
         DataError: If there is no image.
 
-    >>> certain = np.array([[0.99, 0.01]] * 400)
-    >>> fitted = fit_calibration(certain, np.arange(400) % 4 // 3, np.arange(400))
+    >>> certain = np.array([[0.99, 0.01]] * 4000)
+    >>> fitted = fit_calibration(certain, np.arange(4000) % 4 // 3, np.arange(4000))
     >>> fitted.apply(certain)[0].round(2)
     array([0.75, 0.25])
     """
@@ -88,7 +89,8 @@ def _gains(
         out = folds == fold
         temperature = _best_temperature(probability[~out], target[~out])
         before, after = (
-            _log_likelihood(probability[out], target[out], each) for each in (1.0, temperature)
+            _log_likelihood(_rescale(probability[out], each), target[out])
+            for each in (1.0, temperature)
         )
         gain[out] = after - before
     return np.bincount(member, gain)
@@ -99,8 +101,9 @@ def _best_temperature(probability: Probability, target: Int[np.ndarray, " n"]) -
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
-        likelihood = _log_likelihood(probability, target, float(np.exp(log_temperature)))
-        return float(SHRINKAGE / 2 * log_temperature**2 - likelihood.sum())
+        rescaled = _rescale(probability, float(np.exp(log_temperature))).clip(min=EPSILON)
+        likelihood = _log_likelihood(rescaled, target).sum() + np.log(rescaled).mean()
+        return float(SHRINKAGE / 2 * log_temperature**2 - likelihood)
 
     bounds = (np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE))
     best = float(minimize_scalar(loss, bounds=bounds, method="bounded").x)
@@ -108,12 +111,11 @@ def _best_temperature(probability: Probability, target: Int[np.ndarray, " n"]) -
 
 
 def _log_likelihood(
-    probability: Probability, target: Int[np.ndarray, " n"], temperature: float
+    probability: Probability, target: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
     """Return the log-probability of each target, or that the most probable class is wrong."""
-    rescaled = _rescale(probability, temperature)
-    own = rescaled[np.arange(len(target)), target]
-    wrong = 1 - rescaled.max(axis=1)
+    own = probability[np.arange(len(target)), target]
+    wrong = 1 - probability.max(axis=1)
     return np.asarray(np.log(np.where(target == UNKNOWN, wrong, own).clip(min=EPSILON)))
 
 

@@ -23,6 +23,7 @@ OUTLIERS: Final = 0.01  # Share of them that would be outliers themselves
 MIN_IMAGES: Final = 20  # From which 99 % of them say something
 K: Final = 10  # The neighbor whose distance counts; fewer where classes are smaller
 
+Bank = Float[Tensor, "bank dim"]
 Features = Float[Tensor, "n dim"]
 Clusters = Int[np.ndarray, " n"]
 Numbers = Float[np.ndarray, " n"]
@@ -88,7 +89,7 @@ def reference_of(
     return Reference(bank, cluster[rows], labeled[rows], sizes, k, largest)
 
 
-def _distance(bank: Features, features: Features, k: int) -> Numbers:
+def _distance(bank: Bank, features: Features, k: int) -> Numbers:
     found = neighbors(bank, features, k)
     if not found.similarity.shape[1]:
         return np.full(len(features), np.nan)
@@ -103,7 +104,7 @@ class Neighbors(NamedTuple):
     own: Int[np.ndarray, " n"]  # The image's own row in the bank; -1 where it has none
 
 
-def neighbors(bank: Features, features: Features, k: int) -> Neighbors:
+def neighbors(bank: Bank, features: Features, k: int) -> Neighbors:
     """Return the k most similar images of a bank; fewer if it has no more than k.
 
     An image of the bank is known by its features, so that it is judged by the others alike,
@@ -154,7 +155,9 @@ def evenly(
     return np.sort(np.concatenate(chosen))
 
 
-def class_sums(features: Features, cluster: Clusters, num_classes: int) -> Features:
+def class_sums(
+    features: Features, cluster: Clusters, num_classes: int
+) -> Float[Tensor, "num_classes dim"]:
     """Return the sum of the features of each class; zeros for a class without images."""
     sums = features.new_zeros((num_classes, features.shape[1]))
     return sums.index_add_(0, torch.from_numpy(cluster), features)
@@ -170,7 +173,7 @@ class Means(NamedTuple):
 
 
 def compare_with_means(
-    bank: Features,
+    bank: Bank,
     reference: Reference,
     features: Features,
     cluster: Clusters,
