@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from discoveries import build_predictions, learned, softmax, unit
 
 from nearkin.classifier import assignments as module
