@@ -236,7 +236,8 @@ class DiscoverConfig(RunConfig):
     method: str = "simclr"
     """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
     train_layers: str = "top"
-    """What learns from labels: top, a layer on the frozen encoder; last:N, its blocks; all."""
+    """What learns from labels: top, a layer on the frozen encoder; last:N, its blocks, or all;
+    or these and the layer, as last:1,top."""
     known_epochs: AutoCount = "auto"
     """Epochs over the labeled images, in the second stage."""
     epochs: AutoCount = "auto"
@@ -271,7 +272,7 @@ class DiscoverConfig(RunConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         super().__post_init__()
-        _check_layers(self.train_layers, ("top",))
+        _check_layers(self.train_layers.removesuffix(",top"), ("top",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from nearkin.discovery.data import (
     check_sizes,
     open_discovery_data,
 )
+from nearkin.discovery.features import split_layers
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
@@ -134,7 +135,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         trust = config.trust_remote_code
         encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
         if config.train_layers != "top":
-            trained_parts(encoder.backbone, config.train_layers)
+            trained_parts(encoder.backbone, split_layers(config.train_layers)[0])
     return config
 
 

@@ -90,7 +90,10 @@ class FrozenEncoder:
 
 @dataclass(frozen=True, eq=False)
 class FinetunedEncoder:
-    """An encoder whose last blocks, or all of it, are trained, on new views at every step."""
+    """An encoder whose last blocks, or all of it, are trained, on new views at every step.
+
+    With `top` among `--train-layers`, they come below a layer like that on a frozen encoder.
+    """
 
     pretrained: Encoder
     images: Images
@@ -100,8 +103,12 @@ class FinetunedEncoder:
 
     def backbone(self, seed: int) -> Backbone:
         """Return a copy of the pretrained network, with all but the named layers fixed."""
-        del seed  # nothing is drawn
-        return trainable_copy(self.pretrained.backbone, self.config.train_layers)
+        part, has_top = split_layers(self.config.train_layers)
+        network = trainable_copy(self.pretrained.backbone, part)
+        if not has_top:
+            return network
+        layer = top_layer(network.feature_dim, seed)
+        return Backbone(nn.Sequential(network, layer.body), layer.feature_dim)
 
     def feed(
         self, sampler: BatchSampler, kind: type[Method[Any]], label: np.ndarray
@@ -124,21 +131,40 @@ class FinetunedEncoder:
     def features(
         self, method: Method[Any], *, with_views: bool
     ) -> tuple[CachedFeatures, nn.Module]:
-        """Return features by the method's network; nothing is on top of it."""
+        """Return features by the method's network, and the layer on top of it."""
         encoder = self.trained(method)
         num_views = self.config.num_views if with_views else 0
         drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
         every = Extraction(encoder, self.images, drawn, self.device, workers)
-        return every.compute().features, nn.Identity()
+        return every.compute().features, self._parts(method)[1]
 
     def trained(self, method: Method[Any]) -> Encoder:
-        """Return the encoder whose network a method has trained."""
+        """Return the encoder whose network a method has trained, without a layer on top."""
+        network, _ = self._parts(method)
         details = {**self.pretrained.details, "fine_tuned": self.config.train_layers}
-        return Encoder(method.backbone, self.pretrained.preprocessing, details)
+        return Encoder(network, self.pretrained.preprocessing, details)
+
+    def _parts(self, method: Method[Any]) -> tuple[Backbone, nn.Module]:
+        """Return a method's network, and the layer on top of it that its heads take."""
+        if not split_layers(self.config.train_layers)[1]:
+            return method.backbone, nn.Identity()
+        network, layer = method.backbone.body.children()
+        assert isinstance(network, Backbone)
+        return network, Backbone(layer, method.backbone.feature_dim)
 
 
 DiscoveryEncoder = FrozenEncoder | FinetunedEncoder
+
+
+def split_layers(layers: str) -> tuple[str, bool]:
+    """Return the part of the network that learns, and whether a layer on top of it does.
+
+    >>> split_layers("last:2,top"), split_layers("last:2")
+    (('last:2', True), ('last:2', False))
+    """
+    part = layers.removesuffix(",top")
+    return part, part != layers
 
 
 def top_layer(features: int, seed: int) -> Backbone:
