@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.classifier.kept import KeptFeatures, Pass, read_part, write_part
+from nearkin.classifier.kept import KeptFeatures, Pass, read_part
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.images import Images
@@ -28,7 +28,7 @@ from nearkin.evaluation.embeddings import (
     images_per_part,
 )
 from nearkin.pace import tracked
-from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.reporter import Reporter, Silent
 
 Passes = Float[Tensor, "passes images dim"]
 
@@ -86,7 +86,7 @@ class Extraction:
     drawn: ViewSettings
     device: torch.device
     workers: int
-    log: Reporter | Logger = Silent()
+    log: Reporter = field(default_factory=Silent)
 
     def compute(self) -> Extracted:
         """Return the features, those that are kept from an earlier run without computing them.
@@ -105,9 +105,9 @@ class Extraction:
         row = {name: number for number, name in enumerate(self.images.names)}
         bad = {row[name]: why for name, why in embeddings.bad.items()}
         kept = self._kept((None,))
-        for path, part in self._parts(kept.folder).items() if kept.folder else ():
+        for path, part in self._parts(kept.folder or Path()).items():
             own = {part.index(number): why for number, why in bad.items() if number in part}
-            write_part(path, vectors[None, part.start : part.stop], own)
+            kept.write(path, vectors[None, part.start : part.stop], own)
         kept.trim()
 
     def _parts(self, folder: Path) -> dict[Path, range]:
