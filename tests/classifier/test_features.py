@@ -182,6 +182,9 @@ def test_what_may_change_unseen_is_not_kept(encoder, files, cache, tmp_path):
     for other in (replace(own_views, encoder=coded), replace(own_views, images=large)):
         for _ in range(2):
             assert computed(replace(other, drawn=UNTOUCHED))[0]
+        in_run = replace(other, drawn=UNTOUCHED, aside=tmp_path / "run")
+        assert computed(in_run)[0]
+        assert not computed(in_run)[0]  # within a run code is taken to stay what it was
     assert len(list(cache.iterdir())) == 1
 
 

@@ -87,6 +87,8 @@ class Extraction:
     device: torch.device
     workers: int
     log: Reporter = field(default_factory=Silent)
+    aside: Path | None = None
+    """Where features are kept that cannot be in the user's cache folder; None: nowhere."""
 
     def compute(self) -> Extracted:
         """Return the features, those that are kept from an earlier run without computing them.
@@ -105,40 +107,37 @@ class Extraction:
         row = {name: number for number, name in enumerate(self.images.names)}
         bad = {row[name]: why for name, why in embeddings.bad.items()}
         kept = self._kept((None,))
-        for path, part in self._parts(kept.folder or Path()).items():
+        for part, path in self._parts(kept.folder).items():
             own = {part.index(number): why for number, why in bad.items() if number in part}
             kept.write(path, vectors[None, part.start : part.stop], own)
         kept.trim()
 
-    def _parts(self, folder: Path) -> dict[Path, range]:
-        """Return the rows of each file of a folder of features."""
+    def _parts(self, folder: Path | None) -> dict[range, Path | None]:
+        """Return the rows that are computed at a time, and the file of each in a folder."""
         rows = range(len(self.images))
         size = images_per_part(len(rows))
         return {
-            folder / f"{first:09d}.safetensors": rows[first : first + size]
+            rows[first : first + size]: folder and folder / f"{first:09d}.safetensors"
             for first in rows[::size]
         }
 
     def _kept(self, passes: Sequence[Pass]) -> KeptFeatures:
-        drawn = self.drawn
-        return KeptFeatures.of(
-            self.encoder, self.images, passes, drawn.augment, drawn.seed, self.device
-        )
+        how = self.drawn.augment, self.drawn.seed, self.device, self.aside
+        return KeptFeatures.of(self.encoder, self.images, passes, *how)
 
     def _passes(self, passes: Sequence[Pass]) -> tuple[Passes, dict[int, str]]:
         """Return the features of some passes over all images, and the unreadable ones."""
         kept = self._kept(passes)
-        parts = self._parts(kept.folder or Path())
+        parts = self._parts(kept.folder)
         shape = len(passes), self.encoder.num_features
-        found = {part: read_part(path, shape, len(part)) for path, part in parts.items()}
+        found = {part: read_part(path, shape, len(part)) for part, path in parts.items()}
         missing = [part for part, features in found.items() if features is None]
         if len(missing) < len(parts):
             which = "images" if passes == (None,) else "their views"
-            count = sum(map(len, parts.values())) - sum(map(len, missing))
+            count = len(self.images) - sum(map(len, missing))
             self.log.info(f"           features of {count} {which} were kept in {kept.folder}")
-        names = {part: path for path, part in parts.items()}
         for part, computed in zip(missing, self._compute(missing, passes), strict=True):
-            kept.write(names[part], *computed)
+            kept.write(parts[part], *computed)
             found[part] = computed
         if kept.problem:
             self.log.info(f"           features are not kept: {kept.problem}")

@@ -37,7 +37,7 @@ Pass = int | None
 
 @dataclass(eq=False)
 class KeptFeatures:
-    """The folder of some features; None where they cannot be kept."""
+    """The folder of some features; None where they are kept nowhere."""
 
     folder: Path | None
     problem: str = ""  # Why they could not be written
@@ -51,12 +51,15 @@ class KeptFeatures:
         augment: Augment,
         seed: int,
         device: torch.device,
+        aside: Path | None,
     ) -> "KeptFeatures":
-        """Return the folder for these features, by all that they depend on."""
+        """Return the folder for these features, by all that they depend on.
+
+        It is in the user's cache folder or, of features that may change unseen and where that
+        cannot be written, in `aside`, which is of one run alone.
+        """
         with_views = tuple(passes) != (None,)
         views = [augment, seed, len(passes)] if with_views else []
-        if _may_change(encoder, images, [augment] if with_views else []):
-            return cls(None)
         channels = encoder.preprocessing.applied(images).channels
         whole = hashlib.sha256()
         for column in (images.contents, images.num_bytes, images.modified):
@@ -66,11 +69,17 @@ class KeptFeatures:
             *("float32", torch.__version__, PIL.__version__),
         ]
         key = hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:32]
-        return cls(cache_folder("features") / key)
+        may_change = _may_change(encoder, images, [augment] if with_views else [])
+        shared = _writable(cache_folder("features"))
+        folder = aside if may_change or shared is None else shared
+        problem = "" if shared else f"{cache_folder('features')} cannot be written"
+        return cls(folder / key) if folder else cls(None, problem)
 
-    def write(self, path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:
+    def write(
+        self, path: Path | None, features: Float[Tensor, "_ _ _"], bad: dict[int, str]
+    ) -> None:
         """Keep a part of them; where that fails, features cost time again, nothing else."""
-        if self.folder is None or self.problem:
+        if path is None or self.problem:
             return
         try:
             write_part(path, features, bad)
@@ -79,11 +88,17 @@ class KeptFeatures:
 
     def trim(self) -> None:
         """Remove what has not been used for longest, until the rest fits into `LIMIT`."""
-        if self.folder is None or not self.folder.exists():
-            return
-        with suppress(OSError):
-            os.utime(self.folder)
-        make_room(self.folder, LIMIT)
+        if self.folder is not None and self.folder.parent == cache_folder("features"):
+            with suppress(OSError):
+                os.utime(self.folder)
+            make_room(self.folder, LIMIT)
+
+
+def _writable(folder: Path) -> Path | None:
+    """Return a folder that files can be written to, made if it is not there; None otherwise."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
 
 
 def _may_change(encoder: Encoder, images: Images, augment: Sequence[Augment]) -> bool:
@@ -105,13 +120,13 @@ def write_part(path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]
 
 
 def read_part(
-    path: Path, shape: tuple[int, int], num_images: int
+    path: Path | None, shape: tuple[int, int], num_images: int
 ) -> tuple[Float[Tensor, "_ _ _"], dict[int, str]] | None:
     """Return what `write_part` wrote, of so many passes, features and images; None if it did not.
 
     A damaged file counts as none: its features are computed again.
     """
-    if not path.exists():
+    if path is None or not path.exists():
         return None
     with suppress(CheckpointError), usable(path, "remove it"):
         metadata, tensors = read_tensors(path, "bad")

@@ -144,7 +144,7 @@ def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> Cl
 
 def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder: Encoder) -> None:
     """Train, classify all images, measure, and write everything."""
-    config, folder, device, log = run.config, run.folder, run.device, run.log
+    config, folder, log = run.config, run.folder, run.log
     workers = int(config.workers)
     features, dataset = _features(run, encoder, dataset)
     trained = _trained(run, encoder, features, dataset)
@@ -154,8 +154,7 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
         log.info("classifying all images")
         # What classifies is what `assign` will load, so what it takes is computed the same way.
         fitting = classifier.encoder(trained.encoder)
-        every = Extraction(fitting, dataset.images, UNTOUCHED, device, workers, log)
-        own = every.compute().features.center
+        own = _extraction(run, fitting, dataset).compute().features.center
     classifier = with_reference(classifier, own, dataset)
     write_encoder(
         folder.encoder,
@@ -195,13 +194,20 @@ def _features(
     run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
 ) -> tuple[torch.Tensor, LabeledData]:
     """Return the features of readable images, and the data without the others."""
-    images, workers = dataset.images, int(run.config.workers)
+    images = dataset.images
     run.log.info(f"features of {len(images)} images")
-    extracted = Extraction(encoder, images, UNTOUCHED, run.device, workers, run.log).compute()
+    extracted = _extraction(run, encoder, dataset).compute()
     write_bad_files(run.folder.bad_files, images, extracted.reasons(images))
     cached, _ = extracted.readable(images)
     encoder.backbone.cpu()
     return cached.center, dataset.without(set(extracted.bad))
+
+
+def _extraction(
+    run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
+) -> Extraction:
+    where = run.device, int(run.config.workers), run.log, run.folder.kept_features
+    return Extraction(encoder, dataset.images, UNTOUCHED, *where)
 
 
 def _trained(

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -100,6 +101,7 @@ class FinetunedEncoder:
     config: DiscoverConfig
     base: TrainConfig  # Resolved settings of all stages
     device: torch.device
+    aside: Path | None = None  # See `Extraction`
 
     def backbone(self, seed: int) -> Backbone:
         """Return a copy of the pretrained network, with all but the named layers fixed."""
@@ -136,7 +138,7 @@ class FinetunedEncoder:
         num_views = self.config.num_views if with_views else 0
         drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
-        every = Extraction(encoder, self.images, drawn, self.device, workers)
+        every = Extraction(encoder, self.images, drawn, self.device, workers, aside=self.aside)
         return every.compute().features, self._parts(method)[1]
 
     def trained(self, method: Method[Any]) -> Encoder:

@@ -123,7 +123,8 @@ class Pipeline:
         encoder: DiscoveryEncoder = frozen
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
-            encoder = FinetunedEncoder(pretrained, dataset.images, config, base, self.device)
+            where = self.device, self.folder.kept_features
+            encoder = FinetunedEncoder(pretrained, dataset.images, config, base, *where)
         return DiscoveryState(
             config=config,
             dataset=dataset,
@@ -210,8 +211,8 @@ class Pipeline:
         numbers = len(images) * pretrained.num_features * (1 + num_views)
         state_memory("           features", 4 * numbers, self.log)
         drawn = ViewSettings(base.augment, num_views, base.seed)
-        every = Extraction(pretrained, images, drawn, self.device, int(base.workers), self.log)
-        extracted = every.compute()
+        where = self.device, int(base.workers), self.log, self.folder.kept_features
+        extracted = Extraction(pretrained, images, drawn, *where).compute()
         write_bad_files(self.folder.bad_files, images, extracted.reasons(images))
         cached, _ = extracted.readable(images)
         if extracted.bad:  # decoding may leave too few, where headers promised enough

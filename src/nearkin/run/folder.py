@@ -86,6 +86,7 @@ class RunFolder:
 
         # Classes
         self.accepted = path / "accepted.csv"  # Labels that come from the discovery before
+        self.kept_features = stages / "kept-features"  # Those that cannot be outside of the run
         self.number = stages / "number.json"  # The estimate of the number of classes
         self.classifier = path / "classifier.safetensors"  # Assigns classes to features
         self.classes = path / "classes"  # The folder of sheets, one per class
