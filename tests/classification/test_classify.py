@@ -182,13 +182,19 @@ def few_labels(data: Path, path: Path, per_class: int, *stray: str) -> Path:
     return path
 
 
-def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, tmp_path):
+def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, encoder, tmp_path):
+    """They are the outliers that are known: how far away they are is scored."""
     table = few_labels(data, tmp_path / "labels.csv", 2)
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(x for x in lines if not re.match("train.*,d0", x)))
     opened = open_labeled_data(str(data), ClassifyConfig(labels=str(table)))
     assert opened.classes == tuple(f"d{digit}" for digit in range(1, 10))
     assert opened.images.classes[-1] == "d0"
+    out = classify(data, encoder, tmp_path / "run", "linear", labels=str(table))
+    stated = strict_json(out / "summary.json")["metrics"]["classifier"]["outliers, AUROC"]
+    labels = opened.images.labels[opened.parts.test_rows]
+    assert stated["protocol"]["outliers"] == (labels == 9).sum() > 0
+    assert 0.5 < stated["value"] <= 1
 
 
 def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):

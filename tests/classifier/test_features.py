@@ -86,11 +86,12 @@ def test_features_are_a_function_of_the_seed(encoder, images):
     assert torch.equal(none.center, one.center)
 
 
-def test_features_are_in_the_order_of_the_images(encoder, images):
+def test_features_are_in_the_order_of_the_images_and_depend_on_no_other(encoder, images):
     every = features(encoder, images, 2)
     rows = np.array([4, 17, 31])
     some = features(encoder, images.subset(rows), 2)
     torch.testing.assert_close(some.center, every.center[rows])
+    torch.testing.assert_close(some.views, every.views[:, rows])  # the views are the image's own
     unit = torch.nn.functional.normalize
     own = (unit(every.views, dim=2) * unit(every.center, dim=1)).sum(dim=2)
     others = (unit(every.views, dim=2) * unit(every.center.roll(1, 0), dim=1)).sum(dim=2)

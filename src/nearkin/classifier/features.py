@@ -162,6 +162,7 @@ class Extraction:
             sampler=RandomBatchSampler(len(self.images), 1, drawn.seed),
             device=self.device,
             workers=self.workers,
+            by_content=True,
         )
         crops = {part: self._crops(part, size) for part in parts}
 
@@ -171,8 +172,8 @@ class Extraction:
                     if epoch is None:
                         yield from (to_input(batch.to(self.device)) for batch in crops[part])
                         continue
-                    # View e is the view that epoch e of a training would draw, so it depends on
-                    # the seed and on the image alone: not on which other images there are.
+                    # View e is the view that epoch e of a training would draw, but by the content
+                    # of the image: it is the same whichever other images there are.
                     for first in range(0, len(part), size):
                         rows = np.asarray(part[first : first + size])
                         yield normalize(augmented.views(epoch, rows)[0])
