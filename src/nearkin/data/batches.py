@@ -46,8 +46,8 @@ class ViewDataset(Dataset[Crops]):
 
     Both are functions of the seed, the epoch and the image alone, so that they are the same with
     any number of workers, from memory and from files. The image counts by its row or, where it is
-    to have the same views among other images, by its content. Its items are the crops of a step, for the
-    workers of a `DataLoader`.
+    to have the same views among other images, by its content. The items are the crops of a step,
+    for the workers of a `DataLoader`.
     """
 
     images: Images
