@@ -24,7 +24,7 @@ from benchmarks.shared.memory import Watch, alone
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import Note, PartFolder
+from nearkin.evaluation.parts import Note, PartFolder
 
 CLASSES, DIM, SHARD = 100, 384, 65_536
 SPREAD = 2.5  # Of the images of a class, in the units that classes differ by

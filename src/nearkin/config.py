@@ -133,16 +133,8 @@ class TrainConfig(RunConfig):
     """Peak learning rate, used as it is (not scaled by the batch size)."""
     weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
     """Weight decay."""
-    lars_eta: Annotated[float, Meta(ge=1e-12, le=MAX)] = 0.001
-    """Trust coefficient of LARS."""
-    lars_clip: bool = False
-    """Whether LARS limits the rate of each layer to that of SGD."""
-    lars_vectors: bool = False
-    """Whether LARS adapts and decays biases and norms as well."""
-    lars_joint: bool = False
-    """Whether LARS divides by the norm of the decayed gradient, not by the sum of both norms."""
-    lars_inside: bool = False
-    """Whether LARS keeps the learning rate inside the momentum, as SimCLR's code."""
+    lars_form: Literal["you", "simclr", "byol", "swav", "solo-learn"] = "you"
+    """Form of LARS: the paper's (You et al. 2017), or that of the code of others."""
     warmup: Annotated[float, Meta(ge=0, le=0.99)] = 0.1
     """Fraction of the training over which the learning rate rises; a cosine follows."""
     warmup_start: Share = 0.0
@@ -353,8 +345,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Views": ("augment", "image_size", "view_sizes", "num_views"),
     "Optimization": (
         *("epochs", "known_epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
-        *("lars_eta", "lars_clip", "lars_vectors", "lars_joint", "lars_inside"),
-        *("warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
+        *("lars_form", "warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
         *("freeze_epochs", "objective", "start", "pair_rate", "entropy_weight"),
         *("num_seeds", "seed"),
     ),

@@ -16,6 +16,12 @@ SEAL: Final = b"nearkin\n"
 SEAL_SIZE: Final = len(SEAL) + 8 + hashlib.sha256().digest_size
 
 
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check_unpacked(file: Any, most: int) -> None:
     """Raise an error of any kind for a zip that is damaged, or unpacks to more bytes than `most`.
 

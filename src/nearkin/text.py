@@ -27,3 +27,8 @@ def abridged(names: Sequence[str], most: int) -> list[str]:
     """
     more = len(names) - most
     return [*names[:most], f"and {more} more"] if more > 0 else list(names)
+
+
+def as_text(name: str) -> str:
+    r"""Return a name that any file format takes: bytes that are not UTF-8 become `\xNN`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

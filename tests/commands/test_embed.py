@@ -194,7 +194,7 @@ def prepare(aim=None, nth=1):
     return change
 
 
-WRITE = "nearkin.evaluation.table.PartFolder.write"
+WRITE = "nearkin.evaluation.parts.PartFolder.write"
 AIMS = {
     "resuming after 1 of 4 parts of the encoder's": (Aim(WRITE, "os.fsync", "before"), 2),
     "resuming after 3 of 4 parts of the encoder's": (Aim(WRITE, WRITE, "after"), 3),

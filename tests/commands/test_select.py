@@ -10,7 +10,7 @@ import nearkin
 from nearkin.data.opening import open_images
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import write_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.tables import read_csv, write_csv
 
 UNLABELED = 100

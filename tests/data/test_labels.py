@@ -17,7 +17,8 @@ from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import open_table, read_all, write_embeddings
+from nearkin.evaluation.table import open_table
+from nearkin.evaluation.vectors import read_all, write_embeddings
 from nearkin.run.data import open_split
 
 

@@ -11,7 +11,8 @@ from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
 from nearkin.evaluation import metrics
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
-from nearkin.evaluation.table import Note, PartFolder, write_embeddings
+from nearkin.evaluation.parts import Note, PartFolder
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics import kmeans, probe
 from nearkin.metrics.probe import train_probe
 from nearkin.run import failures

@@ -20,8 +20,11 @@ from pyarrow import parquet
 import nearkin
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
+from nearkin.commands.neighbors import Neighbor
 from nearkin.errors import CheckpointError
-from nearkin.evaluation.table import BLOCK_SIZE, Note, PartFolder, most_similar, open_table
+from nearkin.evaluation.parts import Note, PartFolder
+from nearkin.evaluation.table import open_table
+from nearkin.evaluation.vectors import BLOCK_SIZE
 
 DIM = 128
 """Of the features of `tiny`."""
@@ -77,7 +80,12 @@ def brute_force(vectors, query, top):
 def search(table, queries, top):
     """What is found, by vectors of any length."""
     queries = torch.nn.functional.normalize(torch.tensor(np.asarray(queries, np.float32)))
-    return most_similar(table.blocks(), queries, top)
+    similarity, rows = table.nearest(queries, top)
+    paths, labels = table.texts("path"), table.texts("label")
+    return [
+        [Neighbor(cosine, paths[row], labels[row]) for cosine, row in zip(*found)]
+        for found in zip(similarity.tolist(), rows.tolist())
+    ]
 
 
 def neighbors_command(*arguments):
@@ -353,8 +361,7 @@ def test_a_large_index_finds_nine_of_ten_neighbors_and_is_the_same_every_time(la
     queries = torch.nn.functional.normalize(torch.from_numpy(clustered(50_000, 16, 0)[:100]))
     rows = shortlist(large / "x.faiss", table, queries, 10)
     exact, near = (
-        [{(n.path, n.similarity) for n in found} for found in most_similar(blocks, queries, 10)]
-        for blocks in (table.blocks(), table.blocks(rows))
+        [set(found) for found in table.nearest(queries, 10, of)[1].tolist()] for of in (None, rows)
     )
     assert np.mean([len(a & b) for a, b in zip(exact, near, strict=True)]) >= 9
     assert index(large / "parts", tmp_path / "x.faiss") == 0

@@ -22,7 +22,7 @@ from pyarrow import dataset, parquet
 import nearkin
 from nearkin.commands.embed import embed, embed_files, embed_parts
 from nearkin.errors import OutputError
-from nearkin.evaluation.table import SHARD
+from nearkin.evaluation.parts import SHARD
 from nearkin.files import whole, writing
 from nearkin.schema import parameter_docs
 
@@ -136,7 +136,7 @@ def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
     assert f"{SHARD:,}" in parameter_docs(embed_files)["shard"]
 
 
-WRITE = "nearkin.evaluation.table.PartFolder.write"
+WRITE = "nearkin.evaluation.parts.PartFolder.write"
 
 
 def test_a_command_that_was_killed_goes_on_and_ends_with_the_same_bytes(

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
-from nearkin.evaluation.metrics import knn, knn_refits, predict, view_retrieval
+from nearkin.evaluation.metrics import knn, knn_refits, view_retrieval
 from nearkin.evaluation.verdict import StartComparison, differences, kept
 from nearkin.metrics.metric import Difference, difference, share
-from nearkin.metrics.neighbors import predict_without
 
 
 def normal(*shape, seed=0):
@@ -194,14 +192,7 @@ def test_a_view_retrieves_its_own_image_or_one_of_its_group():
     assert view_retrieval(features(x, view=x))[0].value == 0.1
 
 
-def test_votes_without_a_fold_are_those_of_the_rest_of_the_bank_whole_groups_of_which_are_left_out():
-    bank, queries = map(torch.from_numpy, (normal(60, 5), normal(40, 5, seed=1)))
-    labels, fold = np.arange(60) % 3, np.random.default_rng(0).integers(4, size=60)
-    predicted = predict_without(bank, labels, queries, fold, k=20, temperature=0.07)
-    for left_out, row in enumerate(predicted):
-        rest = fold != left_out
-        of_rest = bank[torch.from_numpy(rest)], labels[rest], queries
-        assert (predict(*of_rest) == row.numpy()).all()
+def test_refits_are_those_of_banks_without_a_whole_group():
     x, y = clouds(1.5, 4)
     groups = np.arange(300) // 100
     train, test = features(x, y, groups=groups), features(*clouds(1.5, 5))

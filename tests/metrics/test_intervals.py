@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from scipy.stats import t as student
 
 from nearkin.metrics.intervals import (
     balanced_interval,
@@ -100,6 +101,40 @@ def test_draws_add_their_variance_to_that_of_the_images():
     low, high, _ = crossed_interval(apart)
     error = apart.mean(axis=1).std(ddof=1) / 10**0.5
     assert (high - low) / 2 > 1.9 * error
+
+
+def test_the_effective_number_of_draws_and_images_is_that_of_their_variances():
+    """One loop over draws and images, with the mean squares of a table of two ways."""
+    rng = np.random.default_rng(0)
+    ease, skill = rng.normal(size=30), rng.normal(size=6) * 0.5
+    correct = rng.random((6, 30)) < 1 / (1 + np.exp(-ease - skill[:, None]))
+    mean, rest = correct.mean(), 0.0
+    for d, i in np.ndindex(6, 30):
+        rest += (correct[d, i] - correct[d].mean() - correct[:, i].mean() + mean) ** 2
+    of_draws = sum((row.mean() - mean) ** 2 for row in correct) / 5
+    variance = (of_draws - rest / (5 * 29) / 30) / 6 * (student.ppf(0.975, 5) / 1.959964) ** 2
+    images = score_interval(correct.mean(axis=0)).effective_n
+    expected = 1 / (1 / images + variance / (mean * (1 - mean)))
+    assert expected < 0.9 * images
+    assert crossed_interval(correct).effective_n == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_balanced_accuracy_has_the_variance_of_its_classes():
+    """Where all classes are alike and large, it is that of a mean with weights (Kish)."""
+    sizes = np.array([4_000, 400, 100])
+    classes = np.repeat(np.arange(3), sizes)
+    correct = np.concatenate([np.arange(size) < 0.75 * size for size in sizes])
+    value, interval = balanced_interval(correct, classes)
+    variance = sum(0.75 * 0.25 / size for size in sizes) / 9
+    assert value == 0.75
+    assert interval.effective_n == pytest.approx(0.75 * 0.25 / variance, rel=0.02)
+
+
+def test_few_groups_tell_less_of_a_variance_by_the_quantile_of_student():
+    groups = np.arange(40) // 4
+    telling = groups < 6
+    expected = 40 / 1.7 * (1.959964 / student.ppf(0.975, 6)) ** 2
+    assert effective_number(1.7, groups, telling) == pytest.approx(expected, rel=1e-6)
 
 
 def plain_score(gained, lost, total, difference):
@@ -210,5 +245,6 @@ def test_the_ratio_of_two_accuracies_has_its_own_variance():
     same = outcomes(90, 0, 0, 10)
     low, high, _ = ratio_interval(*same)
     assert low < 1 < high
-    wider = ratio_interval(new, old, variance=0.05**2)
-    assert wider.low < low
+    base, wider = (ratio_interval(new, old, variance=v) for v in (0.0, 0.05**2))
+    squared = [((log(end.high) - log(end.low)) / (2 * 1.959964)) ** 2 for end in (base, wider)]
+    assert squared[1] - squared[0] == pytest.approx((0.05 / 0.2) ** 2, rel=0.01)

@@ -26,7 +26,7 @@ from nearkin.metrics.geometry import (
     mean_cosine,
     uniformity,
 )
-from nearkin.metrics.neighbors import nearest, neighbor_agreement, tally
+from nearkin.metrics.neighbors import nearest, neighbor_agreement, predict_without, tally
 from nearkin.objectives import unit
 
 
@@ -121,6 +121,24 @@ def test_votes_are_those_of_a_plain_count_whatever_the_length_of_the_features(
         assert row == pytest.approx(expected, abs=1e-4)
     coldest = vote(bank, labels, queries, temperature=1e-6, **how)
     assert torch.allclose(coldest.sum(dim=1), torch.ones(4))  # finite
+
+
+def test_votes_without_a_fold_are_those_of_the_nearest_that_are_left():
+    """Row by row, among the `k + k // 2 + 1` nearest; the last class is in one fold alone."""
+    bank, queries, k = normal(60, 4, seed=3), normal(25, 4, seed=4), 5
+    labels, fold = np.arange(60) % 7, np.arange(60) // 7 % 3
+    labels[fold == 1] = np.where(labels[fold == 1] == 6, 7, labels[fold == 1])
+    predicted = predict_without(bank, labels, queries, fold, k=k, temperature=0.2)
+    assert predicted.shape == (3, 25)
+    assert (predicted == 7).any()
+    cosine = unit(queries.double()) @ unit(bank.double()).T
+    for left_out, query in np.ndindex(3, 25):
+        near = cosine[query].argsort(descending=True)[: k + k // 2 + 1].tolist()
+        voters = [row for row in near if fold[row] != left_out][:k]
+        score = [0.0] * 8
+        for row in voters:
+            score[labels[row]] += math.exp(float(cosine[query, row]) / 0.2)
+        assert int(predicted[left_out, query]) == score.index(max(score))
 
 
 def test_agreement_is_the_mean_overlap_of_plain_neighbor_sets():

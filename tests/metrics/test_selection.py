@@ -62,6 +62,9 @@ def test_typical_rows_are_of_each_cluster_the_largest_first_and_the_least_certai
     middle = from_middle[order[:4].copy()].numpy()
     usual = np.array([from_middle[label == of].median().item() for of in label[order[:4]]])
     assert (middle < usual).all()
+    loose = torch.tensor([[1, 0.9], [1, 0.8], [1, 1.3], [1, 1.0], [1, 0.2], [1, -0.9]])
+    distance = torch.cdist(unit(loose), unit(loose)).sum(dim=1)  # of one cluster, the middle
+    assert typical(loose, np.zeros(0, np.int64), 1, seed=0)[0] == distance.argmin()
     labeled = np.flatnonzero(label == 0)[:1]  # clusters with labels come last
     order = typical(x, labeled, 3, seed=0)
     assert label[order[:3]].tolist() == [2, 3, 1]

@@ -12,7 +12,7 @@ from nearkin.commands.compare import compare
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import write_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics.metric import Metric, difference, share
 from nearkin.run.folder import RunFolder
 

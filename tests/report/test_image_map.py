@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.data.opening import open_images
 from nearkin.evaluation.embeddings import embeddings_of
-from nearkin.evaluation.table import read_embeddings, write_embeddings
+from nearkin.evaluation.vectors import read_embeddings, write_embeddings
 from nearkin.metrics.neighbors import nearest as similar
 from nearkin.report.image_map import (
     EarlyMap,

@@ -22,7 +22,7 @@ from nearkin.commands.vectors import images_of
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.metrics import knn_classes
-from nearkin.evaluation.table import read_embeddings
+from nearkin.evaluation.vectors import read_embeddings
 from nearkin.metrics.metric import Metric
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
 from nearkin.report.site import RunSite

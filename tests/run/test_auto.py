@@ -1,5 +1,6 @@
 """What is left to `auto` fits images, device and time."""
 
+import itertools
 from dataclasses import replace
 
 import builders
@@ -39,6 +40,38 @@ def test_what_is_left_to_itself_fits_what_is_asked_for():
     assert config.compile == "off"  # on a processor
     method, _ = build(config, images, CPU)
     assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
+
+
+def test_groups_of_batch_statistics_are_shared_evenly_by_any_number_of_processes():
+    images = open_images(np.zeros((512, 8, 8, 3), np.uint8))
+    found = {}
+    for devices, batch in itertools.product(range(1, 17), ("auto", 96, 240)):
+        if batch == "auto" or batch % devices == 0:
+            config = TrainConfig(method="moco", devices=devices, batch_size=batch, epochs=1)
+            config = resolve(config, images, CPU)
+            groups = found[devices, batch] = config.options["bn_groups"]
+            assert config.batch_size % groups == 0
+            assert groups % devices == 0 or devices % groups == 0, (devices, batch)
+    expected = {(1, "auto"): 8, (3, "auto"): 3, (6, "auto"): 6, (12, "auto"): 6, (4, 96): 4}
+    assert expected.items() <= found.items()
+    given = TrainConfig(method="moco", devices=3, batch_size=240, options={"bn_groups": 4})
+    with pytest.raises(UsageError, match="--bn-groups 4 cannot be shared evenly by 3 processes"):
+        resolve(given, images, CPU)
+
+
+def test_an_optimizer_that_is_not_the_methods_has_rates_of_its_own():
+    images = open_images(np.zeros((512, 8, 8, 3), np.uint8))
+    for method, optimizer, lr, decay in (
+        ("simclr", "auto", 4e-3, 0.05),
+        ("simclr", "adamw", 2e-3, 0.05),
+        ("simclr", "sgd", 0.03, 1e-4),
+        ("byol", "lars", 0.3, 1e-6),
+        ("supervised", "muon", 2e-3, 0.05),
+    ):
+        config = resolve(TrainConfig(method=method, optimizer=optimizer, epochs=1), images, CPU)
+        assert (config.lr, config.weight_decay) == (lr, decay), (method, optimizer)
+    half = resolve(TrainConfig(optimizer="lars", batch_size=128, epochs=1), images, CPU)
+    assert half.lr == pytest.approx(0.15)  # Goyal et al. 2017
 
 
 def test_the_length_that_auto_plans():

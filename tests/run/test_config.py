@@ -84,7 +84,7 @@ def test_durations_are_seconds_or_have_a_unit():
 REFUSED = [
     ("TrainConfig", "warmup_start", 1.5, "a number from 0 to 1"),
     ("TrainConfig", "cosine_end", -0.1, "a number from 0 to 1"),
-    ("TrainConfig", "lars_eta", 0.0, "a number of at least 1e-12"),
+    ("TrainConfig", "lars_form", "lamb", "you, simclr, byol, swav or solo-learn"),
     ("TrainConfig", "view_sizes", (16, 4), "auto or a list of whole numbers from 8 to 4096"),
     ("TrainConfig", "lr", inf, "a finite number"),
     ("TrainConfig", "lr", nan, "a finite number"),

@@ -24,7 +24,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.options import checked_options, method_options
 from nearkin.toml import read_toml
 from nearkin.training.fit import optimizer_for, training_steps
-from nearkin.training.optimizer import LARS
+from nearkin.training.optimizer import LARS, LARS_FORMS
 from nearkin.training.session import build
 from nearkin.training.teacher import open_teacher, with_teacher
 from nearkin.types import Batch
@@ -162,16 +162,12 @@ def test_the_mean_of_both_directions_takes_the_steps_of_the_symmetric_demonstrat
     torch.testing.assert_close(dict(method.state_dict()), dict(restated.state_dict()))
 
 
-FORMS = ("clip", "vectors", "joint", "inside")
-"""Of LARS, which a recipe sets by `lars_...`."""
-
-
 def test_views_and_lars_have_the_form_of_their_source():
     """Crops of solo-learn are bicubic; brightness is added by the code of BYOL and SimCLR's paper.
 
     LARS is TensorFlow's for SimCLR; JAX's and torch's for BYOL, Barlow Twins and others; or LARC.
     """
-    joint = {"simclr", "byol", "barlow_twins", "vicreg", "moco_v3", "dino"}
+    forms = {"simclr": "simclr", "swav": "swav", "nnclr": "you"}
     by_lars = 0
     for path in RECIPES:
         settings = read_toml(path)
@@ -183,9 +179,8 @@ def test_views_and_lars_have_the_form_of_their_source():
         assert {view.additive_brightness for view in views} == {additive}, path
         if settings["optimizer"] == "lars":
             by_lars += 1
-            by_authors = settings["method"] in joint and not from_solo
-            assert settings.get("lars_joint", False) == by_authors, path
-            assert settings.get("lars_inside", False) == (settings["method"] == "simclr"), path
+            form = "solo-learn" if from_solo else forms.get(settings["method"], "byol")
+            assert settings["lars_form"] == form, path
     assert by_lars > 10
 
 
@@ -303,9 +298,8 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     assert all(p.isfinite().all() for p in after.values())
     assert all(not torch.equal(after[name], value) for name, value in before.items())
     if isinstance(optimizer, LARS):
-        expected = {name: settings.get(f"lars_{name}", False) for name in FORMS}
-        expected["eta"] = settings["lars_eta"]
-        assert all(expected.items() <= group.items() for group in optimizer.param_groups)
+        expected = LARS_FORMS[settings["lars_form"]].items()
+        assert all(expected <= group.items() for group in optimizer.param_groups)
 
 
 def test_the_networks_of_the_recipes_take_images_of_their_size():

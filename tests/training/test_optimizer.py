@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from small import run, small
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR
 
+from nearkin.config import TrainConfig
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone, Branch, frozen_copy, mlp
@@ -131,16 +133,6 @@ def test_joint_lars_is_that_of_simclr_with_the_rate_inside_and_of_byol_with_it_o
     torch.testing.assert_close(walked, expected, rtol=1e-5, atol=1e-9)
 
 
-def test_a_checkpoint_from_before_the_forms_of_lars_had_names_is_read():
-    model = net()
-    state = LARS(model.parameters(), 0.3).state_dict()
-    for group in state["param_groups"]:
-        del group["joint"], group["inside"]
-    optimizer = LARS(model.parameters(), 0.3)
-    optimizer.load_state_dict(state)
-    train(model, optimizer, range(2), cosine)
-
-
 def one_step(weights, gradient, **options):
     parameter = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
     parameter.grad = torch.tensor(gradient, dtype=torch.float64)
@@ -247,13 +239,24 @@ def test_biases_and_norms_are_not_decayed_but_by_sgd_or_where_lars_is_told_so():
     everything = trained(Siamese())
     for name in ("lars", "adamw", "muon"):
         assert decayed(name) == {n for n, p in everything.items() if p.ndim > 1}, name
-    assert decayed("sgd") == decayed("lars", vectors=True) == everything.keys()
+    assert decayed("sgd") == decayed("lars", lars_form="swav") == everything.keys()
 
 
-def test_the_settings_of_lars_reach_it():
-    options = dict(eta=0.02, clip=True, vectors=True, joint=True, inside=True)
-    lars = build_optimizer(Siamese(), name="lars", lr=0.1, weight_decay=0.0, **options)
-    assert all(options.items() <= group.items() for group in lars.param_groups)
+def test_the_form_of_lars_is_that_of_the_paper_or_of_a_code():
+    def form(name):
+        optimizer = build_optimizer(
+            Siamese(), name="lars", lr=0.1, weight_decay=0.0, lars_form=name
+        )
+        (group, *_) = optimizer.param_groups
+        return {key for key in ("clip", "vectors", "joint", "inside") if group[key]}, group["eta"]
+
+    assert {name: form(name) for name in get_args(get_type_hints(TrainConfig)["lars_form"])} == {
+        "you": (set(), 1e-3),
+        "simclr": ({"joint", "inside"}, 1e-3),
+        "byol": ({"joint"}, 1e-3),
+        "swav": ({"vectors"}, 1e-3),
+        "solo-learn": ({"clip"}, 0.02),
+    }
 
 
 POLYNOMIALS = np.array([

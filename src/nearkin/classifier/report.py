@@ -13,7 +13,7 @@ from nearkin.classifier.calibration import Calibration
 from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import write_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.report.page.sections import ClassificationReport, ClassView, DiscoveryReport, Tile
 from nearkin.report.pages import store_report, write_page
 from nearkin.run.copies import copy_to

@@ -18,7 +18,7 @@ from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.duplicates import EditTest, Precision, edit_test
-from nearkin.evaluation.table import EmbeddingTable, as_text
+from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import replace_text, writing
 from nearkin.metrics.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
@@ -29,7 +29,7 @@ from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.schema import Auto
 from nearkin.tables import write_csv
-from nearkin.text import aligned
+from nearkin.text import aligned, as_text
 
 PRECISION: Final = 0.99  # Of the threshold that is chosen by default
 BY_FEATURES: Final = "similar features"

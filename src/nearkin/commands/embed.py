@@ -29,18 +29,9 @@ from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import evaluate_split
+from nearkin.evaluation.parts import MOST, SHARD, PartFolder, PartsWritten, note_on
 from nearkin.evaluation.ray_parts import PartJob, check_ray, run_on_ray
-from nearkin.evaluation.table import (
-    MOST,
-    SHARD,
-    PartFolder,
-    PartsWritten,
-    check_format,
-    note_on,
-    read_all,
-    read_embeddings,
-    write_embeddings,
-)
+from nearkin.evaluation.vectors import check_format, read_all, read_embeddings, write_embeddings
 from nearkin.files import check_new
 from nearkin.methods import METHODS
 from nearkin.pace import Pace, under

@@ -11,8 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.table import ROOM, EmbeddingTable, digest, open_table
-from nearkin.files import check_new, replace_text, usable, whole, writing
+from nearkin.evaluation.table import EmbeddingTable, open_table
+from nearkin.evaluation.vectors import ROOM
+from nearkin.files import check_new, replace_text, sha256, usable, whole, writing
 
 FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
 MOST_LISTS: Final = 65_536
@@ -85,7 +86,7 @@ def build_index(vectors: str | Path, *, output: str | Path) -> IndexWritten:
     with writing(path, ROOM):
         with whole(path) as partial, partial.open("wb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-        made = Made(kind, count, dim, table.fingerprint, digest(path))
+        made = Made(kind, count, dim, table.fingerprint, sha256(path))
         replace_text(_note(path), json.dumps(asdict(made), indent=2) + "\n")
     return IndexWritten(path.resolve(), kind, count)
 
@@ -132,7 +133,7 @@ def _open(path: Path, table: EmbeddingTable, dim: int) -> Any:
     if (made.vectors, made.dim) != (table.fingerprint, dim):
         raise CheckpointError(f"{path} is not of {table.path} as it is now; {again}")
     with usable(path, again), path.open("rb") as file:
-        if digest(path) != made.index:
+        if sha256(path) != made.index:
             raise ValueError("it is not the file that is noted beside it")
         index = faiss.read_index(faiss.PyCallbackIOReader(file.read))
         if hasattr(index, "nprobe"):

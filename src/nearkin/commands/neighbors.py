@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nearkin.commands.embed import load_source
@@ -19,17 +21,38 @@ from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.evaluation.table import (
-    EmbeddingTable,
-    Neighbors,
-    most_similar,
-    open_table,
-)
+from nearkin.evaluation.table import EmbeddingTable, open_table
 from nearkin.files import check_new
 from nearkin.objectives import unit
 from nearkin.report.plots import contact_sheet
 from nearkin.run.folder import RunFolder
 from nearkin.schema import Auto
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """An image of a table, and how similar it is."""
+
+    similarity: float  # The cosine
+    path: str
+    label: str  # Empty where unknown
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The images of a table that an image is most similar to."""
+
+    image: str
+    neighbors: list[Neighbor]  # The most similar first; equals in the order of the table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Lines of text: the image, then its neighbors."""
+        rows = [f"  {n.similarity:6.3f}  {n.path}  {n.label}".rstrip() for n in self.neighbors]
+        return [self.image, *rows]
 
 
 def neighbors(
@@ -85,11 +108,8 @@ def neighbors(
     )
     table = _table(run, encoder, vectors)
     queries = _features(encoder, files, choose_device(device))
-    if index is None:
-        blocks = table.blocks()
-    else:
-        blocks = table.blocks(shortlist(Path(index), table, queries, top))
-    nearest = most_similar(blocks, queries, top)
+    likely = None if index is None else shortlist(Path(index), table, queries, top)
+    nearest = _nearest(table, queries, top, likely)
     found = [Neighbors(str(name), near) for name, near in zip(files, nearest, strict=True)]
     if sheet is not None:
         _write_sheet(found, run, Path(sheet), data, trust_remote_code)
@@ -127,6 +147,23 @@ def _features(
         raise DataError(f"{name!r} cannot be read ({reason}); give images")
     rows = {name: row for row, name in enumerate(images.names)}
     return unit(embeddings.tensor[[rows[name] for name in names]])
+
+
+def _nearest(
+    table: EmbeddingTable,
+    queries: Float[Tensor, "queries dim"],
+    top: int,
+    likely: Int[np.ndarray, " rows"] | None,
+) -> list[list[Neighbor]]:
+    """Return the most similar rows to each query, of all or of these, with their names."""
+    similarity, rows = table.nearest(queries, top, likely)
+    found, position = np.unique(rows.numpy(), return_inverse=True)
+    columns = (table.texts(column, found) for column in ("path", "label"))
+    paths, labels = (np.array(column, np.object_)[position].tolist() for column in columns)
+    return [
+        [Neighbor(*values) for values in zip(*row, strict=True)]
+        for row in zip(similarity.tolist(), paths, labels, strict=True)
+    ]
 
 
 def _write_sheet(

@@ -18,12 +18,13 @@ from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.table import EmbeddingTable, are_vectors, as_text, open_table
+from nearkin.evaluation.table import EmbeddingTable, are_vectors, open_table
 from nearkin.extensions import check_trusted
 from nearkin.files import check_new
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
 from nearkin.schema import Auto
+from nearkin.text import as_text
 
 
 @dataclass(frozen=True)

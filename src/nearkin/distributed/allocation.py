@@ -33,7 +33,9 @@ def keep_freed_memory() -> Iterator[None]:
         yield
         return
     _Blocks.open += 1
-    libc.mallopt(M_MMAP_THRESHOLD, 1024 * MEGABYTE)
+    # glibc up to 2.32, at least, refuses more than 32 MB.
+    if not libc.mallopt(M_MMAP_THRESHOLD, 1024 * MEGABYTE):
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * MEGABYTE)
     libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
     try:
         yield

@@ -117,7 +117,7 @@ class PartActor:
         """The folder, the encoder and the images, if these are what the folder is of."""
         from nearkin.data.opening import open_images
         from nearkin.encoders.encoder import load
-        from nearkin.evaluation.table import PartFolder, note_on
+        from nearkin.evaluation.parts import PartFolder, note_on
 
         job = self._job
         with suppress(OSError):  # names need not be relative

@@ -14,7 +14,7 @@ from nearkin.data.batches import squares
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import read_embeddings
+from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import writing
 from nearkin.metrics.neighbors import nearest
 from nearkin.report.image_map import NEIGHBORS, coordinates, landmark_rows

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
-from nearkin.networks.drop_path import views_of_batch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
 
@@ -45,9 +44,7 @@ class RotNet(Method[None]):
     @override
     def encode(self, batch: Batch) -> Encoded:
         turned = [torch.rot90(batch.views[0], turn, dims=(2, 3)) for turn in range(QUARTERS)]
-        with views_of_batch(QUARTERS):  # one pass: shared batch-norm statistics
-            h = self.online(torch.cat(turned))
-        return torch.chunk(h, QUARTERS)
+        return self.online.by_size(turned)  # in one pass
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -16,14 +16,12 @@ Queries: online embeddings of all views. Keys: the same, less the query itself.
 
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
-from nearkin.networks.drop_path import views_of_batch
 from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.schema import Dim, DimOrZero, Temperature
 from nearkin.types import Batch, Encoded, Step
@@ -69,9 +67,7 @@ class SimCLR(Method[None]):
 
     @override
     def encode(self, batch: Batch) -> Encoded:
-        with views_of_batch(2):  # one pass: shared batch-norm statistics
-            z = unit(self.online(torch.cat(batch.views)))
-        return z.chunk(2)
+        return tuple(unit(z) for z in self.online.by_size(batch.views))  # in one pass
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -29,7 +29,6 @@ from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
-from nearkin.networks.drop_path import views_of_batch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
 from nearkin.schema import CountOrZero, Dim, DimOrZero, Fraction, Temperature, Weight
@@ -93,9 +92,7 @@ class SimGCD(Method[None]):
 
     @override
     def encode(self, batch: Batch) -> Encoded:
-        with views_of_batch(2):  # one pass: shared batch-norm statistics
-            h = self.online.features(torch.cat(batch.views))
-        return h.chunk(2)
+        return self.online.features_by_size(batch.views)  # in one pass
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -158,20 +158,25 @@ class Branch(nn.Module):
         """Return the features of the backbone, without the projector."""
         return _run_chunks(self, self.backbone, images)
 
-    def by_size(self, views: Sequence[Tensor]) -> list[Float[Tensor, "batch dim"]]:
-        """Return the embeddings of views of several sizes.
+    def by_size(self, views: Sequence[Tensor]) -> tuple[Float[Tensor, "batch dim"], ...]:
+        """Return the embeddings of views of one size or several, with batch statistics in common.
 
         Consecutive views of one size go through the backbone together, and all of them at once
-        through the projector, as in the official code of SwAV and DINO: batch statistics of the
-        projector are over all views.
+        through the projector, as in the official code of SwAV and DINO.
         """
-        groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
-        features = []
-        for group in groups:
-            with views_of_batch(len(group)):
-                features.append(self.features(torch.cat(group)))
-        projected = _run_chunks(self, self.projector, torch.cat(features))
-        return list(_full(projected).chunk(len(views)))
+        features = torch.cat(self.features_by_size(views))
+        return _full(_run_chunks(self, self.projector, features)).chunk(len(views))
+
+    def features_by_size(
+        self, views: Sequence[Tensor]
+    ) -> tuple[Float[Tensor, "batch features"], ...]:
+        """Return the features of views; consecutive ones of one size go through together."""
+        features: list[Tensor] = []
+        for _, group in groupby(views, key=lambda view: view.shape[-2:]):
+            alike = list(group)
+            with views_of_batch(len(alike)):
+                features += self.features(torch.cat(alike)).chunk(len(alike))
+        return tuple(features)
 
 
 def _full(embedding: Tensor) -> Tensor:

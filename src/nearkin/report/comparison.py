@@ -15,7 +15,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import KNN, knn
-from nearkin.evaluation.table import read_all
+from nearkin.evaluation.vectors import read_all
 from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric

@@ -7,10 +7,10 @@ import numpy as np
 
 from nearkin.data.images import Images
 from nearkin.evaluation.duplicates import Precision
-from nearkin.evaluation.table import as_text
 from nearkin.report.image_map import thumbnails
 from nearkin.report.page.html import BLOCKS, document
 from nearkin.report.page.sections import Table, Tile
+from nearkin.text import as_text
 
 MAX_PAIRS: Final = 24  # Pairs in each list
 SIDE: Final = 128

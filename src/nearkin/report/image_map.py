@@ -21,8 +21,8 @@ from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus, free_memory
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn_classes
-from nearkin.evaluation.table import digest, read_embeddings
-from nearkin.files import read_arrays, usable, write_whole
+from nearkin.evaluation.vectors import read_embeddings
+from nearkin.files import read_arrays, sha256, usable, write_whole
 from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.metrics.neighbors import nearest
 from nearkin.objectives.fused import blocks
@@ -289,7 +289,7 @@ def _stored_coordinates(
         stored = {name: arrays[name] for name in ("fingerprint", "rows", "xy")}
     fits = np.array_equal(stored["rows"], rows)
     return (
-        stored["xy"] if fits and str(stored["fingerprint"]) == digest(folder.embeddings) else None
+        stored["xy"] if fits and str(stored["fingerprint"]) == sha256(folder.embeddings) else None
     )
 
 
@@ -297,7 +297,7 @@ def _store(
     folder: RunFolder, rows: Int[np.ndarray, " n"], layout: "Layout", stop: Event | None = None
 ) -> Float[np.ndarray, "n 2"]:
     """Compute coordinates, and store them in the run folder if it can be written to."""
-    fingerprint, content = np.array(digest(folder.embeddings)), io.BytesIO()
+    fingerprint, content = np.array(sha256(folder.embeddings)), io.BytesIO()
     xy = layout.optimized(stop)
     np.savez(content, allow_pickle=False, fingerprint=fingerprint, rows=rows, xy=xy)
     with suppress(OSError):

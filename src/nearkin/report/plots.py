@@ -16,7 +16,6 @@ from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import as_text
 from nearkin.metrics.neighbors import nearest
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.html import Chart
@@ -24,6 +23,7 @@ from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.page.sections import Confusion, DiscoveryReport, Report, TrainingReport
 from nearkin.run.folder import RunFolder
 from nearkin.run.sheets import COLUMNS, class_sheet, save_sheet, shortened
+from nearkin.text import as_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_pixels
-from nearkin.evaluation.table import read_embeddings
+from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import whole, write_whole, writing
 from nearkin.metrics.neighbors import nearest
 from nearkin.report.image_map import (

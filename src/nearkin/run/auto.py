@@ -52,6 +52,13 @@ section 4).
 LAYER_DECAY = 0.75
 """Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
 ADAPTIVE = ("adamw", "muon")  # Optimizers whose steps do not depend on the loss's scale
+USUAL_RATES = {
+    "sgd": (0.03, 1e-4),  # InstDisc, MoCo, SEED
+    "lars": (0.3, 1e-6),  # SimCLR, MoCo v3, DINO
+    "adamw": (Defaults.lr, Defaults.weight_decay),
+    "muon": (Defaults.lr, Defaults.weight_decay),  # its steps are as long as AdamW's
+}
+"""Peak learning rate for a batch of 256, and weight decay, for a method of another optimizer."""
 FROZEN_SHARE = 20  # `auto` freezes the backbone for one epoch in so many, but for the last one
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -75,7 +82,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     check_batch(batch, len(images), processes)
     config = _planned(config, chosen, device)
     optimizer = _or(config.optimizer, lambda: usable_optimizer(chosen, config))
-    lr = chosen.lr if optimizer == chosen.optimizer else Defaults.lr
+    own = optimizer == chosen.optimizer
+    lr, decay = (chosen.lr, chosen.weight_decay) if own else USUAL_RATES[optimizer]
     growth = math.sqrt(batch / 256) if optimizer in ADAPTIVE else batch / 256
     continued = config.init_from and not config.lora  # LoRA's own weights are new
     backbone = _or(config.backbone, lambda: backbone_for(size, device))
@@ -88,14 +96,14 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         optimizer=optimizer,
         backbone=backbone,
         options=method_options(
-            config.method, config.options, len(images), batch, config.chunk_size
+            config.method, config.options, len(images), batch, config.chunk_size, processes
         ),
     )
     resolved = _chosen(
         resolved,
         view_sizes=lambda: (view_size_for(size, backbone),),
         lr=lambda: lr * growth * (CONTINUED_RATE if continued else 1.0),
-        weight_decay=lambda: chosen.weight_decay,
+        weight_decay=lambda: decay,
         layer_decay=lambda: LAYER_DECAY if continued else 1.0,
         augment=lambda: stored_views(augment_for(chosen, images, size)),
         workers=lambda: 0 if images.held_side(size) else cpus_per_process(config.devices),
@@ -307,6 +315,8 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
             if isinstance(mark, BatchGroups) and config.chunk_size:
                 why = "one for each chunk of the batch"
             elif isinstance(mark, BatchGroups):
-                why = f"equal parts of the batch, of {USUAL_GROUP} images or more"
+                why = (
+                    f"equal parts of the batch, of {USUAL_GROUP} images or more, for all processes"
+                )
             lines.append(f"note   {option(key)} {config.options[key]} for {usual[key]}: {why}")
     return lines

@@ -70,11 +70,12 @@ def method_options(
     num_images: int,
     batch_size: int,
     chunk_size: int = 0,
+    processes: int = 1,
 ) -> dict[str, Value]:
     """Return all options of a method: as requested, or its defaults, fitted to data and batch.
 
     Chunks of a batch, where it is run in some, are the groups of its batch statistics. A value
-    that does not fit is a UsageError.
+    that does not fit the data, the batch or the number of processes is a UsageError.
     """
     cls = method_class(name)
     options = default_options(cls) | checked_options(name, requested)
@@ -83,9 +84,9 @@ def method_options(
         value = options[key]
         if isinstance(mark, BatchGroups):
             if key in requested:
-                _check_groups(key, value, batch_size)
+                _check_groups(key, value, batch_size, processes)
             else:
-                options[key] = _fitting_groups(value, batch_size, chunk_size)
+                options[key] = _fitting_groups(value, batch_size, chunk_size, processes)
         elif key in requested:
             most = max(half, parameters(cls)[key].default)
             _check_memory(key, value, num_images, batch_size if mark.holds_batch else 0, most)
@@ -107,21 +108,31 @@ def _check_memory(key: str, size: int, num_images: int, batch_size: int, most: i
         )
 
 
-def _check_groups(key: str, groups: int, batch_size: int) -> None:
-    """Refuse groups that do not divide the batch, or hold a single image."""
+def _check_groups(key: str, groups: int, batch_size: int, processes: int) -> None:
+    """Refuse groups that do not divide the batch, hold a single image, or no process can have."""
     if batch_size % groups or batch_size // groups < SMALLEST_GROUP:
         raise UsageError(
             f"{option(key)} {groups} does not divide a batch of {batch_size} into equal parts of "
             f"{SMALLEST_GROUP} images or more; change one of them"
         )
+    if not _shared(groups, processes):
+        raise UsageError(
+            f"{option(key)} {groups} cannot be shared evenly by {processes} processes; give a "
+            f"multiple of {processes}, or a number that divides it"
+        )
 
 
-def _fitting_groups(groups: int, batch_size: int, chunk_size: int) -> int:
-    """The chunks of the batch, or the most groups of enough images that divide it."""
+def _fitting_groups(groups: int, batch_size: int, chunk_size: int, processes: int) -> int:
+    """The chunks of the batch, or the most groups of enough images that all processes can have."""
     if chunk_size:
         return max(1, batch_size // chunk_size)
-    fitting = [g for g in range(1, groups + 1) if batch_size % g == 0]
+    fitting = [g for g in range(1, groups + 1) if batch_size % g == 0 and _shared(g, processes)]
     return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
+
+
+def _shared(groups: int, processes: int) -> bool:
+    """Whether each process can have whole groups, or each group whole processes."""
+    return groups % processes == 0 or processes % groups == 0
 
 
 def known_classes(config: TrainConfig) -> list[str]:

@@ -58,11 +58,7 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
         weight_decay=float(config.weight_decay),
         layer_decay=layer_decay,
         separate_backbone=frozen_share(config) > 0,
-        eta=config.lars_eta,
-        clip=config.lars_clip,
-        vectors=config.lars_vectors,
-        joint=config.lars_joint,
-        inside=config.lars_inside,
+        lars_form=config.lars_form,
     )
 
 

@@ -17,6 +17,17 @@ from nearkin.networks.branch import Backbone
 
 MOMENTUM = 0.9  # Of SGD and LARS
 BETAS = (0.9, 0.999)  # Of AdamW, and of Muon for what is no matrix
+LARS_FORMS: Mapping[str, Mapping[str, Any]] = {
+    "you": {},
+    "simclr": {"joint": True, "inside": True},
+    "byol": {"joint": True},
+    "swav": {"vectors": True},
+    "solo-learn": {"eta": 0.02, "clip": True},
+}
+"""Arguments of `LARS` in the paper and in codes of others.
+
+That of BYOL is the form of Barlow Twins, VICReg, MoCo v3 and DINO too, that of SwAV is LARC.
+"""
 EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish
 
 
@@ -67,13 +78,6 @@ class LARS(Optimizer):
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta)
         forms = dict(clip=clip, vectors=vectors, joint=joint, inside=inside)
         super().__init__(params, defaults | forms)
-
-    @override
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:  # checkpoints from before there was a choice
-            group.setdefault("joint", False)
-            group.setdefault("inside", False)
 
     @override
     @torch.no_grad()
@@ -197,14 +201,14 @@ def build_optimizer(
     weight_decay: float,
     layer_decay: float = 1.0,
     separate_backbone: bool = False,
-    **lars: Any,
+    lars_form: str = "you",
 ) -> Optimizer:
     """Build an optimizer over the parameters of `method` that require gradients.
 
     Each prefix of `method.learning_rates` is a group of its own, which holds its `name` and
     `peak_lr`. SGD decays everything, as MoCo and SimSiam do. The others leave biases and norm
     parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
-    `vectors`, LARS decays everything too.
+    `vectors`, as in SwAV's form, LARS decays everything too.
 
     Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) moves matrices by steps with
     equal singular values, a convolution's weights as a matrix with a row per output channel, and
@@ -227,7 +231,7 @@ def build_optimizer(
         weight_decay: Weight decay.
         layer_decay: Rate of a layer of the backbone, as a share of that of the layer above it.
         separate_backbone: Whether the backbone has groups of its own, which can be frozen.
-        lars: Further arguments of `LARS`.
+        lars_form: Which of `LARS_FORMS` LARS has.
 
     Raises:
         UsageError: If the method names a learning rate for parameters that it does not have.
@@ -244,7 +248,8 @@ def build_optimizer(
         case "sgd":
             return torch.optim.SGD(groups, lr, MOMENTUM, weight_decay=weight_decay)
         case "lars":
-            return LARS(groups, lr, momentum=MOMENTUM, weight_decay=weight_decay, **lars)
+            form = LARS_FORMS[lars_form]
+            return LARS(groups, lr, momentum=MOMENTUM, weight_decay=weight_decay, **form)
         case "adamw":
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return torch.optim.AdamW(groups, lr, betas=BETAS, fused=True)

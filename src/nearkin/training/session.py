@@ -29,7 +29,7 @@ from nearkin.errors import DataError
 from nearkin.evaluation.baselines import untrained
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.table import write_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import label
 from nearkin.labels.known import labels_of
 from nearkin.method import Method

@@ -1,0 +1,229 @@
+"""A folder of files of features, each of which is there whole or not at all."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from nearkin.data.images import Images
+from nearkin.encoders.encoder import Encoder
+from nearkin.errors import DataError, OutputError, UsageError
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.vectors import ROOM, matrix, read_footer, write_parquet
+from nearkin.files import PARTIAL, replace_text, usable, whole, writing
+from nearkin.pace import ProgressCallback, ignore_progress, under
+from nearkin.run.data import write_bad_files
+from nearkin.run.failures import resource_errors
+
+# What a folder is of. Readers of Parquet folders pass over names that begin so.
+NOTE: Final = "_parts.json"
+BAD_FILES: Final = "_bad_files.csv"
+SHARD: Final = 65_536  # Images of a part
+MOST: Final = 1_000_000  # Parts; from there on, their names are not in the order of the images
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the parts of a folder are computed from."""
+
+    encoder: str  # Its digest
+    data: str  # The fingerprint of the images, their labels and their splits
+    images: int
+    shard: int  # Images of a part; the last may have fewer
+
+    @property
+    def num_parts(self) -> int:
+        """The number of files once all are written."""
+        return -(-self.images // self.shard)
+
+
+def note_on(encoder: str, images: Images, shard: int) -> Note:
+    """Return the note of a folder of the embeddings of these images, by that encoder."""
+    labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
+    labels.update("\0".join(names).encode(errors="surrogatepass"))
+    return Note(encoder, f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
+
+
+@dataclass(frozen=True)
+class PartsWritten:
+    """Progress of a folder of parts."""
+
+    path: Path
+    now: int  # Parts that were made just now
+    missing: int  # Parts that other processes have yet to make
+    num_parts: int
+    count: int = 0  # Images with features, once no part is missing
+    bad: int = 0  # Unreadable images, once no part is missing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    def lines(self) -> list[str]:
+        """Lines of text."""
+        lines = [f"{self.now} of {self.num_parts} parts written: {self.path}"]
+        if self.missing:
+            return [*lines, f"{self.missing} parts are still missing; others are to make them"]
+        lines.append(f"{self.count} images have features")
+        if self.bad:
+            lines.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
+        return lines
+
+
+@dataclass(frozen=True)
+class PartFolder:
+    """A folder of Parquet files, each of which is there whole or not at all."""
+
+    path: Path
+    note: Note
+
+    @classmethod
+    def open(cls, path: Path) -> "PartFolder":
+        """Open a folder of parts; CheckpointError if its note is damaged."""
+        if not (path / NOTE).exists():
+            raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
+        with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
+            noted = json.loads((path / NOTE).read_text(encoding="utf-8"))
+            note = Note(**{name: kind(noted[name]) for name, kind in Note.__annotations__.items()})
+            if min(note.shard, note.images) < 1 or note.num_parts > MOST:
+                raise ValueError("it speaks of impossible numbers")
+        return cls(path, note)
+
+    @classmethod
+    def claim(cls, path: Path, note: Note) -> "PartFolder":
+        """Write the note of a new folder, or refuse an old one that has another, or none."""
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            others = [file.name for file in path.iterdir() if PARTIAL not in file.name]
+        if not (path / NOTE).exists():  # checked last: other processes may have started meanwhile
+            if others:
+                raise OutputError(
+                    f"{path} is not empty and has no {NOTE}; choose a new folder with -o"
+                )
+            with writing(path / NOTE, ROOM):
+                replace_text(path / NOTE, json.dumps(asdict(note), indent=2) + "\n")
+        earlier = cls.open(path).note
+        if earlier != note:
+            kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {earlier.shard}"}
+            then, now = vars(earlier), vars(note)
+            changed = [kind for name, kind in kinds.items() if then[name] != now[name]]
+            differs = " and another ".join(changed or ["number of images"])
+            raise OutputError(
+                f"{path} was begun with another {differs}; choose a new folder with -o"
+            )
+        return cls(path, note)
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The file of each part, there or not. Names are in the order of the images."""
+        numbers = range(self.note.num_parts)
+        return tuple(self.path / f"part-{number:06}.parquet" for number in numbers)
+
+    def _rows(self, number: int) -> Int[np.ndarray, " rows"]:
+        """The images of a part."""
+        start = number * self.note.shard
+        return np.arange(start, min(self.note.images, start + self.note.shard))
+
+    def missing(self) -> list[int]:
+        """The parts that are not there yet."""
+        there = set(self.path.glob("part-*.parquet"))
+        return [number for number, file in enumerate(self.files) if file not in there]
+
+    def write(self, number: int, embeddings: Embeddings) -> None:
+        """Write one part, and in it which of its images could not be read."""
+        path = self.files[number]
+        with writing(path, ROOM), whole(path) as partial:
+            write_parquet(partial, embeddings, self.note.encoder)
+
+    def compute(
+        self,
+        numbers: Sequence[int],
+        encoder: Encoder,
+        images: Images,
+        *,
+        device: torch.device,
+        workers: int,
+        normalized: bool = True,
+        on_progress: ProgressCallback = ignore_progress,
+    ) -> Iterator[tuple[str, int]]:
+        """Write these parts of the embeddings of all images, with only one of them in memory.
+
+        A part that another process has written meanwhile is not made again.
+
+        Yields:
+            After each part, its name and how many images it has.
+        """
+        for number in numbers:
+            name = f"part {number + 1} of {self.note.num_parts}"
+            if self.files[number].exists():
+                yield name, read_footer(self.files[number])[0]
+                continue
+            with resource_errors():
+                embeddings = encode_images(
+                    encoder,
+                    images.subset(self._rows(number)),
+                    device=device,
+                    workers=workers,
+                    on_progress=under(name, on_progress),
+                    allow_none=True,
+                )
+            self.write(number, embeddings.normalized() if normalized else embeddings)
+            count = len(embeddings)
+            del embeddings  # or there would be two while the next is computed
+            yield name, count
+
+    def read(self, images: Images) -> Embeddings:
+        """Read all parts as one, with their vectors as they were written.
+
+        Raises:
+            CheckpointError: If a part is missing or damaged.
+            DataError: If no image could be read.
+        """
+        from pyarrow import parquet
+
+        bad, rows, vectors = dict[str, str](), list[np.ndarray](), list[np.ndarray]()
+        for number, path in enumerate(self.files):
+            with usable(path, "remove it, and the same command with --resume makes it again"):
+                count, unread = read_footer(path)
+                bad |= unread
+                inside = self._rows(number).tolist()
+                rows.append(np.array([i for i in inside if images.names[i] not in bad], np.int64))
+                if len(rows[-1]) != count:
+                    raise ValueError("it is of other images")
+                if count:
+                    with path.open("rb") as file:
+                        vectors.append(matrix(parquet.read_table(file)).numpy())
+        readable = np.concatenate(rows)
+        if not len(readable):
+            raise DataError(f"none of the {len(images)} images can be read; look at the files")
+        return embeddings_of(
+            images.subset(readable), np.concatenate(vectors), readable, dict(sorted(bad.items()))
+        )
+
+    def finish(self, images: Images, now: int) -> PartsWritten:
+        """Return the progress, with `now` new parts; whoever sees all parts lists bad images."""
+        if missing := len(self.missing()):
+            return PartsWritten(self.path.resolve(), now, missing, self.note.num_parts)
+        total, bad = 0, dict[str, str]()
+        for file in self.files:
+            count, unread = read_footer(file)
+            total += count
+            bad.update(unread)
+        if images.bad or bad:
+            path = self.path / BAD_FILES
+            with writing(path, ROOM), whole(path) as partial:
+                write_bad_files(partial, images, bad)
+        for partial in self.path.glob(f".part-*{PARTIAL}*"):  # of killed processes
+            partial.unlink(missing_ok=True)
+        if not total:
+            raise DataError(f"none of the {len(images)} images can be read; look at the files")
+        return PartsWritten(
+            self.path.resolve(), now, 0, self.note.num_parts, total, len(images.bad) + len(bad)
+        )
