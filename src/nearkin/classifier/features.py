@@ -133,9 +133,11 @@ class Extraction:
         found = {part: read_part(path, shape, len(part)) for part, path in parts.items()}
         missing = [part for part, features in found.items() if features is None]
         if len(missing) < len(parts):
-            which = "images" if passes == (None,) else "their views"
+            views = "" if passes == (None,) else "views of "
             count = len(self.images) - sum(map(len, missing))
-            self.log.info(f"           features of {count} {which} were kept in {kept.folder}")
+            self.log.info(
+                f"           features of {views}{count} images were kept in {kept.folder}"
+            )
         for part, computed in zip(missing, self._compute(missing, passes), strict=True):
             kept.write(parts[part], *computed)
             found[part] = computed
