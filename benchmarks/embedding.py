@@ -31,8 +31,9 @@ from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import images_at_once
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.evaluation.embeddings import encode_images, images_at_once
+from nearkin.evaluation.embeddings import encode_images
 from nearkin.networks.branch import as_backbone
 
 CPU = torch.device("cpu")

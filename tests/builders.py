@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -89,6 +90,19 @@ def tar(members: Iterable[tuple[str, bytes]], mode: str = "w") -> bytes:
             info.size = len(content)
             packed.addfile(info, io.BytesIO(content))
     return file.getvalue()
+
+
+def pack(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    """Write an archive of files by their names; half of those in a .zip are compressed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".zip":
+        path.write_bytes(tar(members, "w:gz" if path.name.endswith("gz") else "w"))
+        return path
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for row, (name, content) in enumerate(members):
+            kind = zipfile.ZIP_STORED if row % 2 else zipfile.ZIP_DEFLATED
+            archive.writestr(name, content, compress_type=kind)
+    return path
 
 
 def photographs(count: int, side: int = 64) -> list[Image.Image]:

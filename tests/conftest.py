@@ -19,7 +19,6 @@ from nearkin_command import run
 settings.register_profile("nearkin", deadline=None, derandomize=True)  # no test is timed
 settings.load_profile("nearkin")
 
-collect_ignore = ["mutation.py"]  # a program, of a package that tests do without
 HOMES = pytest.StashKey[Path]()
 
 
@@ -115,6 +114,19 @@ def refusal(capsys):
         return lines[0]
 
     return refuse
+
+
+@pytest.fixture
+def refuses(refusal):
+    """Give each command of a table, whose words in capitals stand for others, and see what is said."""
+
+    def check(table, **names):
+        for line, code, says in table:
+            words = [word.partition("/") for word in line.split()]
+            typed = [f"{names.get(head, head)}{slash}{rest}" for head, slash, rest in words]
+            assert says in refusal(code, *typed), line
+
+    return check
 
 
 @pytest.fixture(scope="session")

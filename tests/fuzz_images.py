@@ -5,7 +5,7 @@
 Starts from small images of every format and, where they are at hand, from the files that have
 crashed decoders in the past. Decodes as a run does, in processes with a limit on memory and time.
 Prints a JSON object: images, accepted, refused by reason, crashes, hangs. Of the last two each has
-a seed, and COUNT 1 with that SEED repeats it. Imports once and forks for every process.
+a seed, and COUNT 1 with that SEED repeats it. Imports once and forks for every image.
 """
 
 import json
@@ -20,9 +20,8 @@ import tempfile
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import IO
 
 import numpy as np
 from builders import as_bytes, soft
@@ -54,7 +53,6 @@ VARIANTS = {
 MEMORY = 6 << 30
 SECONDS = 5.0
 """Of computing, for one image. A machine that is busy elsewhere makes no hang."""
-PROCESSES = 2
 HUNG = "hung"
 
 Judge = Callable[[int], str]
@@ -184,59 +182,38 @@ def judge(seed: int) -> str:
     return "accepted"
 
 
-def serve(judge: Judge, seeds: Iterable[int], report: int, seconds: float) -> None:
-    """In a process of its own: announce every seed, and say what became of it."""
+def tell(judge: Judge, seed: int, report: int, seconds: float) -> None:
+    """In a process of its own: say what becomes of an image."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where decoders complain
     warnings.simplefilter("error")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the limit of the test is not for this process
-    for seed in seeds:
-        os.write(report, f"{seed} ".encode())
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
-        signal.alarm(round(20 * seconds) + 1)  # in case that it waits, and computes nothing
-        try:
-            verdict = judge(seed)
-        except Exception as error:
-            verdict = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
-        os.write(report, f"{verdict}\n".encode())
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
+    signal.alarm(round(20 * seconds) + 1)  # in case that it waits, and computes nothing
+    try:
+        verdict = judge(seed)
+    except Exception as error:
+        verdict = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+    os.write(report, verdict.encode())
 
 
-def start(judge: Judge, seeds: Iterable[int], seconds: float) -> tuple[int, IO[str]]:
-    """Fork a process for these seeds; returns its number and the file that it reports to."""
-    report = tempfile.TemporaryFile("r+", encoding="utf-8")  # noqa: SIM115  (finish closes it)
-    return fork(partial(serve, judge, seeds, report.fileno(), seconds)), report
-
-
-def finish(child: int, report: IO[str]) -> list[tuple[str, str]]:
-    """Wait for a process; returns the seeds that it came to, and what became of each."""
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    report.seek(0)
-    with report:
-        lines = [line.rstrip("\n").partition(" ") for line in report]
-    pairs = [(seed, verdict) for seed, _, verdict in lines]
-    if code:
-        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        pairs[-1] = (pairs[-1][0], HUNG if end in ("SIGPROF", "SIGALRM") else f"ended by {end}")
-    return pairs
-
-
-def verdicts(judge: Judge, seeds: range, seconds: float) -> dict[int, str]:
-    """What became of the image with each seed. A process that ends early is started anew."""
-    results = dict[int, str]()
-    waiting = [seeds[part::PROCESSES] for part in range(PROCESSES)]
-    while waiting := [part for part in waiting if part]:
-        children = [start(judge, part, seconds) for part in waiting]
-        for number, child in enumerate(children):
-            pairs = finish(*child)
-            results |= {int(seed): verdict for seed, verdict in pairs}
-            waiting[number] = waiting[number][len(pairs) :]
-    return results
+def verdict(judge: Judge, seed: int, seconds: float) -> str:
+    """What a process tells, or how it ends before."""
+    with tempfile.TemporaryFile() as report:
+        child = fork(partial(tell, judge, seed, report.fileno(), seconds))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        report.seek(0)
+        told = report.read().decode()
+    if -code in (signal.SIGPROF, signal.SIGALRM):
+        return HUNG
+    end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"ended by {end}" if code else told
 
 
 def fuzz(judge: Judge, seeds: range, seconds: float = SECONDS) -> dict[str, object]:
     """The verdicts on all seeds, counted."""
-    results = verdicts(judge, seeds, seconds)
+    results = {seed: verdict(judge, seed, seconds) for seed in seeds}
     hangs = sorted(seed for seed, verdict in results.items() if verdict == HUNG)
     crashes = {s: v for s, v in sorted(results.items()) if v.startswith(("raised", "ended"))}
     usual = Counter(v for s, v in results.items() if s not in hangs and s not in crashes)

@@ -47,8 +47,8 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
         name: module(name)
         for name in (
             "accelerate", "aiohttp", "datasets", "faiss", "imagecodecs", "lightly", "lightning",
-            "onnx", "peft", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
-            "trackio", "transformers", "wandb",
+            "onnx", "openvino", "peft", "pillow_heif", "playwright", "pyspark", "ray",
+            "tensorboard", "trackio", "transformers", "wandb",
         )
     },
 }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.__main__ import names
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/nearkin/**/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/nearkin/**/*.md")]
 PATH = re.compile(r"(?<![\w/.-])((?:benchmarks|docs|examples|src|tests)/[\w./-]*\w)")
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 STUDIES = "studies-1"

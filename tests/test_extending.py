@@ -1,16 +1,13 @@
 """docs/extending.md, followed to the letter: a method in a file of one's own."""
 
-import csv
-import json
 import tomllib
 from pathlib import Path
 
 import numpy as np
-import pytest
 from builders import digits
 from nearkin_command import run as call
 
-import nearkin
+from nearkin.tables import read_numbers
 from nearkin.testing import check_method
 
 ROOT = Path(__file__).parents[1]
@@ -29,49 +26,14 @@ def test_the_method_keeps_the_laws(monkeypatch):
     check_method(ReSSL, dim=8, hidden_dim=16, queue_size=40, momentum=0.9, processes=True)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Five digits, 16 images of each."""
-    path = tmp_path_factory.mktemp("data") / "digits.npz"
-    np.savez(path, **dict(zip("xy", digits(16, classes=5), strict=True)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
-    """A run of the command on the page, which no test changes."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        assert call(*command(data, out)) == 0
-    return out
-
-
-def command(data, out, *more):
-    settings = "--epochs 1 --batch-size 16 --backbone tiny --temperature 0.2 --device cpu"
-    reference = ["--method", "examples/ressl.py:ReSSL"]
-    return ["train", str(data), *reference, "-o", str(out), *settings.split(), *more]
-
-
-def test_it_is_trained_with_its_own_options(run):
-    settings = tomllib.loads((run / "config.toml").read_text())
-    assert settings["options"]["temperature"] == 0.2
-    assert settings["options"]["queue_size"] == 32  # fitted to the data
-    with (run / "metrics.csv").open(newline="") as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    assert all(0 < loss < 10 for loss in losses)
-
-
-def test_its_encoder_is_evaluated_and_loaded(run, capsys):
-    assert call("evaluate", run, "--json") == 0
-    measures = json.loads(capsys.readouterr().out)["metrics"]
-    assert 0 <= measures["encoder"]["kNN top-1"]["value"] <= 1
-    assert nearkin.load(run).num_features == 128
-
-
-def test_its_run_is_resumed_and_has_a_page(run, data, monkeypatch, capsys):
+def test_it_is_trained_by_the_command_with_its_own_options(tmp_path, monkeypatch):
+    np.savez(tmp_path / "digits.npz", **dict(zip("xy", digits(16, classes=5), strict=True)))
+    settings = "--method examples/ressl.py:ReSSL --temperature 0.2"
+    settings += " --epochs 1 --batch-size 16 --backbone tiny --device cpu"
     monkeypatch.chdir(ROOT)
-    assert call(*command(data, run, "--resume")) == 0
-    assert "already complete" in capsys.readouterr().err
-    assert call("report", run) == 0
-    assert "ReSSL" in (run / "report.html").read_text(encoding="utf-8")
+    out = tmp_path / "run"
+    assert call("train", tmp_path / "digits.npz", "-o", out, *settings.split()) == 0
+    options = tomllib.loads((out / "config.toml").read_text())["options"]
+    assert options["temperature"] == 0.2
+    assert options["queue_size"] == 32  # fitted to the data
+    assert all(0 < row["loss"] < 10 for row in read_numbers(out / "metrics.csv"))

@@ -3,7 +3,7 @@
 import pytest
 
 from nearkin.errors import CheckpointError, OutputError
-from nearkin.files import read_sealed, usable, write_sealed, writing
+from nearkin.files import SEAL_SIZE, read_sealed, usable, write_sealed, writing
 
 
 def test_a_sealed_file_is_given_back_whole_or_not_at_all(tmp_path):
@@ -11,11 +11,13 @@ def test_a_sealed_file_is_given_back_whole_or_not_at_all(tmp_path):
     write_sealed(path, b"content")
     assert read_sealed(path) == b"content"
     sealed = path.read_bytes()
-    for place in range(len(sealed)):
-        path.write_bytes(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :])
-        assert read_sealed(path) is None
-        path.write_bytes(sealed[:place])
-        assert read_sealed(path) is None
+    damaged = [sealed[:place] for place in range(len(sealed))]
+    for place, byte in enumerate(sealed):
+        damaged += [sealed[:place] + bytes([byte ^ k]) + sealed[place + 1 :] for k in (1, 255)]
+    damaged += [bytes(len(sealed)), sealed + b"\n", b"\n" + sealed, sealed[-SEAL_SIZE:]]
+    for content in damaged:
+        path.write_bytes(content)
+        assert read_sealed(path) is None, content
     assert read_sealed(tmp_path / "absent") is None
 
 

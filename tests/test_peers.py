@@ -1,7 +1,7 @@
 """nearkin beside lightly: plan, wiring, length of a run, and the sections of docs/results.md."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -111,49 +111,6 @@ def test_a_run_that_shared_its_core_is_refused_by_the_wall_clock_only():
     assert side.is_disturbed(timed, shared, "wall")
     for case in ((timed, alone, "wall"), (timed, shared, "cpu"), (run(), shared, "wall")):
         assert not side.is_disturbed(*case), case
-
-
-def made_up(each, knn):
-    return {
-        **vars(each), "name": each.name, "knn": knn, "low": knn - 0.01, "high": knn + 0.01,
-        "epochs": 1.5, "images_per_second": 100.0, "seconds": 600.0, "cpu_seconds": 590.0,
-        "cpu_share": 0.98, "clock": "wall", "machine": "a CPU", "versions": {"torch": "2"},
-        "commit": "abc",
-    }  # fmt: skip
-
-
-def cells(text, start, heading):
-    part = text.split(f"### {heading}")[1]
-    line = next(line for line in part.splitlines() if line.startswith(f"| {start} |"))
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
-
-def test_a_cell_says_mean_range_and_seeds_and_what_was_not_run():
-    ours = [plan.Run("nearkin", "small", "simclr", "cifar10", seed, 600.0) for seed in range(3)]
-    rows = [made_up(each, 0.5 + 0.1 * each.seed) for each in ours]
-    rows.append(made_up(replace(ours[0], side="lightly"), 0.4))
-    text = table.section({row["name"]: row for row in rows})
-    heading = "CIFAR-10, 600 seconds of one core each"
-    knn = ["0.600 (0.500 to 0.700), 3 seeds", "0.400 [0.390, 0.410], 1 seed", "+0.100"]
-    assert cells(text, "simclr, small", heading) == [*knn, "1.5; 1.5", "100; 100"]
-    assert cells(text, "moco, small", heading)[:2] == ["not run", "not run"]
-
-
-def timed(run, knn):
-    values = {name: [knn, knn - 0.1, knn + 0.1] for name in table.MEASURES}
-    measures = dict.fromkeys(("encoder", "pixels", "untrained"), values)
-    row = {"name": run.name, **asdict(run), "epochs": 9, "cpu_seconds": 120, "measures": measures}
-    return row | {"commit": "abc", "machine": "made up", "versions": {"torch": "2"}}
-
-
-def test_a_row_of_a_given_time_says_seeds_mean_and_range_and_what_was_not_run():
-    runs = [run for run in table.timed_plan() if (run.data, run.arm) == ("digits", "auto")]
-    text = table.timed_section({run.name: timed(run, 0.5 + 0.1 * run.seed) for run in runs[:2]})
-    heading = table.TIMED["digits"]
-    expected = ["2 of 3", "9", "2", *["0.550 (0.500 to 0.600)"] * 3]
-    assert cells(text, "simclr, 2 min of 1 core", heading) == expected
-    assert cells(text, "published, 2 min of 1 core", heading)[:2] == ["0 of 3", "not run"]
-    assert cells(text, "raw pixels (baseline)", heading)[-1] == "0.500 [0.400, 0.600]"
 
 
 def test_the_committed_page_is_made_from_the_committed_rows():

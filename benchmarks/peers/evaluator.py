@@ -8,8 +8,9 @@ from torch import nn
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Split
+from nearkin.encoders.inference import encode_pixels
 from nearkin.evaluation.baselines import pixel_features
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_pixels
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.metrics import predict_each
 from nearkin.metrics.metric import Metric, Protocol, share
 

@@ -326,6 +326,10 @@ class EmbedConfig(RunConfig):
     """Fraction of the images held out for evaluation, where the data have no test part."""
     image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
     """Side of the images in pixels; auto: that of the encoder."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the encoder; auto: fp32, or bf16 on a CPU that has it and if neighbors stay."""
+    batch_size: Annotated[int, Meta(ge=1, le=MAX)] | Auto = "auto"
+    """Images in one pass of the encoder; auto: by their size and the device."""
 
     verb: ClassVar[str] = "embed"
 

@@ -204,14 +204,22 @@ def option(name: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """` Did you mean x?`, where something known is close enough; else nothing.
+    """` Did you mean x?`, where something known begins like that or is close; else nothing.
+
+    What stands before a colon is not compared: all names of a library have it in common.
 
     >>> suggestion("epocs", ["epochs", "seed"])
     ' Did you mean epochs?'
+    >>> suggestion("timm: vit_tiny", ["timm:gcvit_tiny", "timm:vit_tiny_patch16_224"])
+    ' Did you mean timm:vit_tiny_patch16_224?'
     """
-    folded = {each.casefold(): each for each in known}
-    close = difflib.get_close_matches(name.casefold(), list(folded), n=1)
-    return f" Did you mean {folded[close[0]]}?" if close else ""
+    known = list(known)
+    library, _, bare = (part.strip().casefold() for part in name.rpartition(":"))
+    within = [each for each in known if each.startswith(library)] or known
+    own = {each.rpartition(":")[2].casefold(): each for each in reversed(within)}
+    longer = sorted((each for each in reversed(own) if each.startswith(bare)), key=len)
+    close = longer if len(bare) > 2 and longer else difflib.get_close_matches(bare, own, n=1)
+    return f" Did you mean {own[close[0]]}?" if close else ""
 
 
 def parameter_docs(described: Any) -> dict[str, str]:

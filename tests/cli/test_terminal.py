@@ -236,7 +236,7 @@ class Clock:
         return self.now
 
 
-def test_only_steps_made_now_and_no_pauses_count_for_speed():
+def test_only_the_last_steps_made_now_and_no_pauses_count_for_speed():
     clock = Clock()
     pace = Pace(1000, images=8, clock=clock)
     clock.now = 30.0  # the first step warms up
@@ -249,9 +249,6 @@ def test_only_steps_made_now_and_no_pauses_count_for_speed():
     assert texts == ["3:00 left", "4.0 img/s", "14:08 so far"]
     clock.now += 2.0
     assert pace.reach(911)[:2] == ["2:58 left", "4.0 img/s"]
-
-
-def test_speed_is_that_of_the_last_steps():
     clock = Clock()
     pace = Pace(10_000, clock=clock)
     for done in range(1, 101):

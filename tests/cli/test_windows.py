@@ -81,13 +81,8 @@ def test_a_run_folder_is_written_by_one_at_a_time(windows, tmp_path, refusal):
     train = [
         "train",
         "digits",
-        "--epochs",
-        "1",
-        "--backbone",
-        "tiny",
-        "--out",
+        *["--epochs", "1", "--backbone", "tiny", "-q", "--out"],
         str(run.path),
-        "-q",
     ]
     run.path.mkdir()
     with run.locked():

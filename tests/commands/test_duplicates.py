@@ -177,39 +177,29 @@ def test_the_page_shows_pairs_in_a_browser(found, browser):
 
 
 REFUSED = [
-    ("DATA --encoder RUN --threshold 1.5", 2, "not above 0 and at most 1"),
-    ("DATA --encoder RUN --precision 0", 2, "not above 0 and at most 1"),
-    ("DATA --encoder RUN --threshold .9 --precision .9", 2, "give one"),
-    ("DATA --threshold .9", 2, "give --encoder or --in, too"),
-    ("DATA --in VECTORS", 2, "or a --threshold"),
-    ("OTHER --in VECTORS --threshold .9", 3, "are not among these"),
-    ("DATA -o OLD", 4, "may have been edited"),
-    ("DATA --apply OLD", 4, "choose another"),
-    ("DATA -o copies.txt", 2, "ends in .csv"),
-    ("DATA --apply DATA/new", 2, "lies inside"),
-    ("DATA --in BROKEN --threshold .9", 5, "cannot be used"),
-    ("DATA --in none.parquet --threshold .9", 2, "does not exist"),
-    ("DATA --encoder VECTORS --in VECTORS --threshold .9", 2, "give one of them"),
-    ("none", 3, "none"),
+    ("duplicates DATA --encoder RUN --threshold 1.5", 2, "not above 0 and at most 1"),
+    ("duplicates DATA --encoder RUN --precision 0", 2, "not above 0 and at most 1"),
+    ("duplicates DATA --encoder RUN --threshold .9 --precision .9", 2, "give one"),
+    ("duplicates DATA --threshold .9", 2, "give --encoder or --in, too"),
+    ("duplicates DATA --in VECTORS", 2, "or a --threshold"),
+    ("duplicates other --in VECTORS --threshold .9", 3, "are not among these"),
+    ("duplicates DATA -o old.csv", 4, "may have been edited"),
+    ("duplicates DATA --apply old.csv", 4, "choose another"),
+    ("duplicates DATA -o copies.txt", 2, "ends in .csv"),
+    ("duplicates DATA --apply DATA/new", 2, "lies inside"),
+    ("duplicates DATA --in broken.parquet --threshold .9", 5, "cannot be used"),
+    ("duplicates DATA --in none.parquet --threshold .9", 2, "does not exist"),
+    ("duplicates DATA --encoder VECTORS --in VECTORS --threshold .9", 2, "give one of them"),
+    ("duplicates none", 3, "none"),
 ]
 
 
-@pytest.fixture
-def files(planted, encoder, vectors, tmp_path, monkeypatch):
-    """What the words of the table stand for."""
+def test_bad_input_is_one_line_and_writes_nothing(
+    planted, encoder, vectors, tmp_path, monkeypatch, refuses
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.csv").write_text("path,label\nsomebody.jpg,cat\n")
     (tmp_path / "broken.parquet").write_bytes(vectors.read_bytes()[:5000])
     builders.fill(tmp_path / "other", "one.png")
-    return {
-        "VECTORS": vectors, "RUN": encoder, "DATA": planted[0], "OLD": "old.csv",
-        "BROKEN": "broken.parquet", "OTHER": "other",
-    }  # fmt: skip
-
-
-def test_bad_input_is_one_line_and_writes_nothing(files, tmp_path, refusal):
-    for command, code, part in REFUSED:
-        words = [word.partition("/") for word in command.split()]
-        typed = [f"{files.get(head, head)}{slash}{rest}" for head, slash, rest in words]
-        assert part in refusal(code, "duplicates", *typed), command
+    refuses(REFUSED, VECTORS=vectors, RUN=encoder, DATA=planted[0])
     assert {path.name for path in tmp_path.iterdir()} == {"old.csv", "broken.parquet", "other"}

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import nearkin
 from nearkin.commands import embed as verb
-from nearkin.encoders.encoder import load, untrained_like
+from nearkin.encoders.encoder import load
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import open_table
 from nearkin.run.folder import RunFolder
@@ -128,6 +128,35 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
     np.testing.assert_array_equal(again.vectors, alone.vectors)
     np.testing.assert_allclose(alone.vectors, vectors, atol=1e-5)
     assert list(alone.paths) == list(made.paths) == table["path"].to_pylist()
+
+
+def test_a_lower_precision_is_said_kept_and_continued(source, images, tmp_path, capsys, refusal):
+    """Of a run and of a folder of parts, where `auto` takes what was begun."""
+    lower, said = (
+        ["--precision", "bf16", "--batch-size", "7"],
+        "images keep their nearest neighbor",
+    )
+    exact = nearkin.embed(source, images, workers=0).vectors
+    run, parts = RunFolder(tmp_path / "run"), tmp_path / "parts"
+    assert call("embed", source, images, "--out", run.path, *lower, "--no-report") == 0
+    assert "% of 59 " + said in capsys.readouterr().err
+    assert run.read_summary()["precision"] == "bf16"
+    assert 'precision = "bf16"' in run.config.read_text()
+    vectors = np.stack(parquet.read_table(run.embeddings)["vector"].to_pylist())
+    assert 1e-5 < np.abs(vectors - exact).max() < 0.05
+    assert (
+        call("embed", source, images, "-o", f"{parts}/", "--shard", "30", "--part=1/2", *lower)
+        == 0
+    )
+    begun = json.loads((parts / "_parts.json").read_text())
+    assert begun["precision"] == "bf16"
+    other = ["embed", source, images, "-o", f"{parts}/", "--shard", "30", "--precision", "fp32"]
+    assert "begun with another --precision, bf16" in refusal(4, *other)
+    capsys.readouterr()
+    assert call("embed", source, images, "-o", f"{parts}/", "--shard", "30") == 0
+    assert said in capsys.readouterr().err
+    vectors = open_table(parts).gather()
+    assert 1e-5 < np.abs(np.asarray(vectors) - exact).max() < 0.05
 
 
 def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
@@ -279,17 +308,11 @@ REFUSED = [
 ]
 
 
-def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refusal):
-    names = {
-        "SOURCE": source, "DATA": images, "FIRST": first, "OUT": tmp_path, "RUN": run.path,
-    }  # fmt: skip
+def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refuses, refusal):
     before = run.summary.read_bytes()
-    for line, code, message in REFUSED:
-        words = [word.partition("/") for word in line.split()]
-        arguments = [f"{names.get(head, head)}{slash}{rest}" for head, slash, rest in words]
-        assert message in refusal(code, *arguments), line
-        assert not (tmp_path / "r").exists(), line
-        assert run.summary.read_bytes() == before, line
+    refuses(REFUSED, SOURCE=source, DATA=images, FIRST=first, OUT=tmp_path, RUN=run.path)
+    assert not (tmp_path / "r").exists()
+    assert run.summary.read_bytes() == before
     for command in ("evaluate", "explore"):  # a run that is not there is looked for beside it
         assert f"Did you mean {run.path}?" in refusal(2, command, f"{run.path}n")
 
@@ -300,18 +323,6 @@ def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
     assert call(*words, "--resume", "-q") == 0
     assert run.embeddings.stat().st_mtime_ns == before
     assert run.log.read_text().splitlines()[-2].endswith("already complete")
-
-
-def test_an_untrained_network_has_the_preprocessing_and_other_weights(source, images):
-    encoder = load(source)
-    others = [untrained_like(encoder, seed) for seed in (0, 0, 1)]
-    assert others[0].preprocessing == encoder.preprocessing
-    digests = [each.digest for each in (*others, encoder)]
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
-    pixels = torch.randn(2, 3, 32, 32)
-    others[0].backbone.body.load_state_dict(encoder.backbone.body.state_dict())
-    torch.testing.assert_close(others[0](pixels), encoder(pixels), rtol=0, atol=0)
 
 
 def test_a_run_is_named_after_its_encoder():

@@ -1,11 +1,9 @@
 """The pages of the methods say what the code does, and are what is committed."""
 
 import copy
-import inspect
 import re
 import sys
 import tomllib
-import typing
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from small import run as run_steps
 
 from nearkin.commands.info import page
 from nearkin.methods import METHODS, parameters
-from nearkin.run.options import default_options
 from nearkin.toml import read_toml
 
 ROOT = Path(__file__).parents[2]
@@ -47,27 +44,6 @@ def test_the_committed_pages_are_made_from_the_code_as_it_is(tmp_path):
     (tmp_path / "docs" / "methods").mkdir(parents=True)
     write_pages(tmp_path)
     assert {path.name for path in (tmp_path / "docs" / "methods").iterdir()} == committed.keys()
-
-
-def typed(value):
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def test_every_option_has_a_row_with_its_meaning_and_its_defaults():
-    for name, cls in METHODS.items():
-        rows = [line for line in section(name, "Options").splitlines() if line.startswith("| `--")]
-        documented = " ".join((inspect.getdoc(cls) or "").split())
-        own = default_options(cls)
-        for row, (key, parameter) in zip(rows, parameters(cls).items(), strict=True):
-            option, meaning, default, here = (cell.strip() for cell in row.strip("|").split("|"))
-            assert option == "`--" + key.replace("_", "-") + "`", name
-            assert f"{key}: {meaning.split('. ')[0]}" in documented, name
-            assert default == typed(parameter.default), name
-            assert here == ("" if own[key] == parameter.default else typed(own[key])), name
-            if typing.get_origin(parameter.annotation) is typing.Literal:
-                choices = typing.get_args(parameter.annotation)
-                assert [each for each in choices if each not in meaning] == [], name
-    assert section("rotnet", "Options") == "None."
 
 
 def test_the_equation_is_on_the_page_as_it_stands_in_the_module_and_cited_papers_are_linked():
@@ -126,20 +102,6 @@ def test_every_recipe_is_linked_from_one_page_which_is_that_of_its_method():
         link = f"(../../{path.relative_to(ROOT).as_posix()})"
         assert everything.count(link) == 1, path
         assert link in made()[f"{read_toml(path)['method']}.md"], path
-
-
-def heading_anchors(text):
-    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_no_link_leads_nowhere():
-    targets = re.findall(r"\]\((?!https://)([^)]*)\)", "".join(made().values()))
-    assert targets
-    for target in set(targets):
-        path, _, anchor = target.partition("#")
-        assert (PAGES / path).is_file(), target
-        assert not anchor or anchor in heading_anchors((PAGES / path).read_text()), target
 
 
 def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about():

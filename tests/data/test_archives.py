@@ -12,28 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import encoded, exchange, fill, tar, write_files
-from loaders import batches, same
+from builders import encoded, exchange, fill, pack
 from needs import SHARED
 
 from nearkin.data.decode import BadImage
 from nearkin.data.members import DEFLATED, STORED, Place, read_member
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
-
-
-def pack(path, members):
-    """An archive of pairs of name and bytes; half the members of a .zip are compressed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix != ".zip":
-        path.write_bytes(tar(members, "w:gz" if path.name.endswith("gz") else "w"))
-        return path
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for row, (name, content) in enumerate(members):
-            kind = zipfile.ZIP_STORED if row % 2 else zipfile.ZIP_DEFLATED
-            archive.writestr(name, content, compress_type=kind)
-    return path
-
 
 KINDS = ("d.zip", "d.tar", "d.tar.gz", "d.tgz")
 
@@ -225,17 +210,6 @@ def test_a_shard_that_ends_early_is_named(tmp_path):
         (tmp_path / "1.tar").write_bytes(whole[: second + kept])
         with pytest.raises(DataError, match=says):
             open_images(tmp_path)
-
-
-def test_training_on_shards_is_training_on_their_files(shards, tmp_path):
-    packed = open_images(shards)
-    files = {name: PICTURES[name.partition("/")[2]] for name in packed.names}
-    loose = open_images(write_files(tmp_path / "files", files))
-    assert (packed.names, packed.fingerprint) == (loose.names, loose.fingerprint)
-    alone = list(batches(loose, 6).load(0, 9))
-    assert all(map(same, batches(packed, 6).load(0, 9), alone))
-    assert all(map(same, batches(packed, 6, workers=2).load(0, 9), alone))
-    assert all(map(same, batches(open_images(shards), 6, workers=1).load(5, 9), alone[5:]))
 
 
 def test_threads_read_many_shards_at_once_and_leave_none_open(shards):

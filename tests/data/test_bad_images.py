@@ -8,7 +8,6 @@ import stat
 import struct
 import tarfile
 import tempfile
-import unicodedata
 import zlib
 from contextlib import contextmanager
 from dataclasses import replace
@@ -296,23 +295,6 @@ def test_check_warns_of_more_than_one_exact_copy_in_twenty(tmp_path, capsys):
         answer = json.loads(capsys.readouterr().out)
         assert (answer["images"], answer["exact_duplicates"]) == (19 + copies, copies)
         assert any("exact duplicates" in each for each in answer["warnings"]) == (copies == 2)
-
-
-def test_names_that_differ_in_case_or_in_unicode_form_only_are_different_images(tmp_path):
-    composed, split = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
-    names = ["a.JPG", "a.jpg", "a.Jpeg", "A.jpg", composed, split]
-    files = {name: encoded(seed) for seed, name in enumerate(names)}
-    data = write_files(tmp_path / "data", files)
-    if len(list(data.iterdir())) < len(names):
-        pytest.skip("this file system takes some of the names for the same")
-    table = tmp_path / "labels.csv"
-    rows = [f"{name},class{seed}" for seed, name in enumerate(names)]
-    table.write_text("path,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
-    images = open_images(data, cache=False, labels=str(table))
-    assert list(images.names) == sorted(names, key=os.fsencode)
-    for row, name in enumerate(images.names):
-        assert images.read(row) == files[name]
-        assert images.classes[images.labels[row]] == f"class{names.index(name)}"
 
 
 def test_class_folders_without_images_are_no_classes(tmp_path):

@@ -8,12 +8,12 @@ import unicodedata
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from zipfile import ZipFile
 
+import builders
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders import as_bytes, encoded, fill, soft, tar, write_files
+from builders import as_bytes, encoded, fill, soft, tar, write_files, write_network
 from nearkin_command import run
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -36,16 +36,7 @@ PACKED = ("folder", "data.tar", "data.zip")
 
 def pack(files, path):
     """The same files as a folder or an archive."""
-    path.parent.mkdir(exist_ok=True)
-    if path.suffix == ".tar":
-        path.write_bytes(tar(files.items()))
-        return path
-    if path.suffix == ".zip":
-        with ZipFile(path, "w") as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-        return path
-    return write_files(path, files)
+    return builders.pack(path, files.items()) if path.suffix else write_files(path, files)
 
 
 @pytest.mark.parametrize("form", PACKED)
@@ -235,13 +226,14 @@ def test_a_table_may_list_files_anywhere(tmp_path):
     fill(tmp_path / "pool", "a/1.png", "b/2.png")
     fill(tmp_path / "list", "3.png")
     pool = tmp_path / "pool"
+    (tmp_path / "list" / "link").symlink_to(pool / "b")  # which a table follows wherever it leads
     rows = f"path,label\n{pool}/a/1.png,x\n../pool/b/2.png,y\n3.png,x\n{tmp_path}/list/./3.png,x\n"
-    (tmp_path / "list" / "t.csv").write_text(rows)
+    (tmp_path / "list" / "t.csv").write_text(rows + "link/2.png,y\n")
     images = open_images(tmp_path / "list" / "t.csv")
-    assert images.names == ("list/3.png", "pool/a/1.png", "pool/b/2.png")
-    assert images.labels.tolist() == [0, 0, 1]
-    assert images.read(1) == encoded(0)
-    assert f"renamed: 3 images by their paths below {tmp_path}" in str(noted(images, "renamed"))
+    assert images.names == ("list/3.png", "list/link/2.png", "pool/a/1.png", "pool/b/2.png")
+    assert images.labels.tolist() == [0, 1, 0, 1]
+    assert [images.read(row) for row in (1, 2)] == [encoded(1), encoded(0)]
+    assert f"renamed: 4 images by their paths below {tmp_path}" in str(noted(images, "renamed"))
 
 
 def test_names_are_composed_and_read_by_how_they_are_spelled(tmp_path):
@@ -401,3 +393,28 @@ def test_a_folder_that_two_links_lead_to_is_read_once_and_said_so(tmp_path, monk
     images = open_images(tmp_path / "data")
     assert images.names == ("a/1.png", "a/2.png")
     assert noted(images, "left out").examples == ("b",)
+
+
+def test_commands_take_a_folder_as_people_have_it(tmp_path, capsys):
+    """Formats, modes and turns of all kinds by any names, with what systems leave behind."""
+    exif, modes = Image.Exif(), ("RGB", "L", "P", "RGBA", "1")
+    exif[0x0112] = 6
+    kinds = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")
+    files = {f"cat/{n}.jpg": as_bytes(soft(n, (80, 70)), kind) for n, kind in enumerate(kinds)}
+    files |= {f"dog/{m}.png": as_bytes(soft(9, (60, 20)).convert(m)) for m in modes}
+    files |= {f"dog/{n}.HEIC": as_bytes(soft(n, (80, 70)), "JPEG", exif=exif) for n in (20, 21)}
+    odd = ("-d.jpg", "e'\"f.jpg", "\U0001f408.jpg", "%41.jpg", "line\nbreak.jpg", "cafe\u0301.jpg")
+    odd += (os.fsdecode(b"\xff.jpg"),)
+    files |= {f"cat/{name}": encoded(30 + n) for n, name in enumerate(odd)}
+    litter = ("cat/._0.jpg", "dog/Thumbs.db", "desktop.ini", "cat/@eaDir/0.jpg/T_M.jpg")
+    files |= {"preview.jpg": encoded(50)} | dict.fromkeys(litter, bytes(80))
+    data = write_files(tmp_path / "data", files)
+    (data / "latest").symlink_to("/gone")
+    (data / "loop").symlink_to(data)
+    encoder = write_network(tmp_path / "encoder.safetensors")
+    assert run("check", data) == 0
+    tiny = "--backbone tiny --image-size 16 --batch-size 2 --epochs 1 -q"
+    assert run("train", data, *tiny.split(), "-o", tmp_path / "run") == 0
+    assert run("embed", encoder, data, "-o", tmp_path / "features.npz") == 0
+    assert len(np.load(tmp_path / "features.npz")["path"]) == len(files) - len(litter)
+    assert "a bug in nearkin" not in capsys.readouterr().err

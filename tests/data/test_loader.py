@@ -1,6 +1,5 @@
 """Loader workers that die or hang: replaced once, from the same step, with the same batches."""
 
-import math
 import multiprocessing
 import os
 import signal
@@ -8,15 +7,12 @@ import signal
 import loaders
 import pytest
 import torch
-from builders import write_files
 from loaders import same
 
 from nearkin.data import loader
 from nearkin.data.batches import CenterCrops, ViewDataset
 from nearkin.data.loader import workers_that_fit
 from nearkin.data.opening import open_images
-from nearkin.distributed import available_cpus, cpus_per_process
-from nearkin.distributed.devices import cpu_quota
 from nearkin.errors import ResourceError, WorkerError
 from nearkin.run.failures import resource_errors
 
@@ -141,42 +137,3 @@ def test_an_error_in_a_worker_is_no_lost_worker(photographs, monkeypatch):
     monkeypatch.setattr(ViewDataset, "sample", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(broken.load(0, STEPS))
-
-
-def version_1(group, quota):
-    """The files of a control group of Linux's first version."""
-    return {f"{group}/cpu.cfs_quota_us": f"{quota}\n", f"{group}/cpu.cfs_period_us": "100000\n"}
-
-
-def test_the_quota_is_that_of_the_tightest_control_group(tmp_path):
-    inf = math.inf
-    cases = (
-        ("0::/\n", {}, inf),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, inf),
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
-        ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
-        ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as containers see theirs
-        ("5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n", version_1("cpu/job", 250000), 2.5),
-        ("1:cpu:/\n", version_1("cpu", -1), inf),
-        ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, inf),
-        ("0::/odd\n", {"odd/cpu.max": "what\n"}, inf),
-    )
-    for number, (listed, limits, expected) in enumerate(cases):
-        system = tmp_path / str(number)
-        write_files(system, {place: text.encode() for place, text in limits.items()})
-        (tmp_path / "cgroup").write_text(listed)
-        assert cpu_quota(tmp_path / "cgroup", system) == expected, (listed, limits)
-    assert cpu_quota(tmp_path / "nothing", tmp_path) == inf
-
-
-def test_processes_on_one_machine_share_its_processors(monkeypatch):
-    cpus = available_cpus()
-    assert 1 <= cpus <= len(os.sched_getaffinity(0))
-    for count in (1, 2, cpus, cpus + 1):
-        assert cpus_per_process(count) == max(1, cpus // count), count
-    for name, value in {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": str(cpus)}.items():
-        monkeypatch.setenv(name, value)  # as torchrun does on each of several machines
-    assert cpus_per_process() == 1
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")  # as srun does, which gives each its own
-    assert cpus_per_process() == cpus

@@ -12,8 +12,6 @@ from builders import encoded
 from nearkin_command import run
 from PIL import Image
 
-from nearkin.commands.train import train
-from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError, DataError
 
@@ -152,12 +150,3 @@ def test_every_command_takes_a_source_from_a_file(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["sizes"]["train"] == 15
     file.with_name("seed.txt").write_text("1")
     assert run(*train, "--resume") == CheckpointError.exit_code
-
-
-def test_a_source_from_python_trains_and_gives_the_same_bits_with_any_workers(tmp_path):
-    settings = {"backbone": "tiny", "image_size": 16, "batch_size": 4, "epochs": 1}
-    settings |= {"val": 0.0, "max_bad": 0.2, "evaluate_every": 0, "report": False}
-    first, second = (
-        train(Scans(), TrainConfig(**settings, workers=n), out=tmp_path / str(n)) for n in (0, 2)
-    )
-    assert first.folder.encoder.read_bytes() == second.folder.encoder.read_bytes()

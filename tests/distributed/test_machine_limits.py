@@ -1,12 +1,21 @@
-"""What the machine and its control groups leave to a process."""
+"""What the machine and its control groups leave to a process, and memory that it keeps."""
 
-from nearkin.distributed import free_memory
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from builders import write_files
+
+from nearkin.distributed import available_cpus, cpus_per_process, free_memory
+from nearkin.distributed.devices import cpu_quota
 
 
 def test_free_memory_is_that_of_the_tightest_control_group(tmp_path):
     def write(path, text):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+        write_files(tmp_path, {path: text.encode()})
 
     assert free_memory() > 2**20  # of this machine
     assert free_memory(tmp_path) == 0
@@ -18,3 +27,74 @@ def test_free_memory_is_that_of_the_tightest_control_group(tmp_path):
     assert free_memory(tmp_path) == 3_000_000
     write("sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "2000000\n")
     assert free_memory(tmp_path) == 2_000_000
+
+
+def version_1(group, quota):
+    """The files of a control group of Linux's first version."""
+    return {f"{group}/cpu.cfs_quota_us": f"{quota}\n", f"{group}/cpu.cfs_period_us": "100000\n"}
+
+
+def test_the_quota_is_that_of_the_tightest_control_group(tmp_path):
+    inf = math.inf
+    cases = (
+        ("0::/\n", {}, inf),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, inf),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
+        ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as containers see theirs
+        ("5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n", version_1("cpu/job", 250000), 2.5),
+        ("1:cpu:/\n", version_1("cpu", -1), inf),
+        ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, inf),
+        ("0::/odd\n", {"odd/cpu.max": "what\n"}, inf),
+    )
+    for number, (listed, limits, expected) in enumerate(cases):
+        system = tmp_path / str(number)
+        write_files(system, {place: text.encode() for place, text in limits.items()})
+        (tmp_path / "cgroup").write_text(listed)
+        assert cpu_quota(tmp_path / "cgroup", system) == expected, (listed, limits)
+    assert cpu_quota(tmp_path / "nothing", tmp_path) == inf
+
+
+def test_processes_on_one_machine_share_its_processors(monkeypatch):
+    cpus = available_cpus()
+    assert 1 <= cpus <= len(os.sched_getaffinity(0))
+    for count in (1, 2, cpus, cpus + 1):
+        assert cpus_per_process(count) == max(1, cpus // count), count
+    for name, value in {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": str(cpus)}.items():
+        monkeypatch.setenv(name, value)  # as torchrun does on each of several machines
+    assert cpus_per_process() == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")  # as srun does, which gives each its own
+    assert cpus_per_process() == cpus
+
+
+# In a process of its own: how a heap behaves depends on all that was ever in it.
+PROGRAM = """
+import json, resource, torch
+from nearkin.distributed.allocation import keep_freed_memory
+
+def pages_of_a_large_tensor():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(16 * 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+
+usual = min(pages_of_a_large_tensor() for _ in range(5))
+with keep_freed_memory():
+    with_reuse = min(pages_of_a_large_tensor() for _ in range(20))
+    held = resident()
+print(json.dumps([usual, with_reuse, held - resident()]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator alone is told")
+@pytest.mark.slow
+def test_large_tensors_get_the_same_pages_again_and_give_them_back_in_the_end():
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    usual, with_reuse, given_back = json.loads(output)
+    assert with_reuse < 16
+    assert usual > with_reuse  # 32 if they are huge ones, else 16,384
+    assert given_back > 12_000  # of 16,384 pages of the last tensor

@@ -166,10 +166,8 @@ CROPPED = {"size": {"shortest_edge": 83}, "crop_size": {"height": 64, "width": 6
 BOTH = {"vision_config": VIT, "text_config": TEXT}
 
 FOLDERS = {
-    "beit": ("Beit", VIT, "BeitImageProcessorPil", {**SQUARE, "do_center_crop": False}),
     "clip": ("CLIP", BOTH, "CLIPImageProcessorPil", CROPPED),
-    "convnext": ("ConvNext", STAGES, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
-    "deit": ("DeiT", VIT, "DeiTImageProcessorPil", {**CROPPED, "size": {"height": 73, "width": 73}}),
+    "convnext v2": ("ConvNextV2", STAGES, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
     "dinov2": ("Dinov2", {**TINY, "patch_size": 14, "image_size": 98}, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
     "mae": ("ViTMAE", {**VIT, "mask_ratio": 0.75}, "ViTImageProcessorPil", SQUARE),
     "swin": ("Swin", SWIN, "ViTImageProcessorPil", SQUARE),
@@ -206,7 +204,7 @@ def of_transformers(kind, model, processor, folder):
             order = torch.arange(16.0).expand(len(pixels), 16)
             return model(pixel_values=pixels, noise=order).last_hidden_state[:, 0]
         output = (model.vit if kind == "vit" else model)(pixel_values=pixels)
-    pooled = kind in ("beit", "convnext", "swin")
+    pooled = kind in ("convnext v2", "swin")
     return output.pooler_output.flatten(1) if pooled else output.last_hidden_state[:, 0]
 
 

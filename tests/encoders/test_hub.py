@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from sources import offline, refusal, varied
 
 from nearkin.encoders.encoder import load
-from nearkin.encoders.pretrained import hub_repository
+from nearkin.encoders.sources import hub_repository
 from nearkin.errors import CheckpointError
 
 

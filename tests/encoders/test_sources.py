@@ -19,7 +19,7 @@ from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encode
 from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import folder_license, origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.encoders.pretrained import license_of
+from nearkin.encoders.sources import license_of
 from nearkin.errors import CheckpointError, UsageError
 
 
@@ -179,6 +179,18 @@ def test_code_of_a_folder_is_not_run(folder, tmp_path):
     encoder = load(folder)
     assert not marker.exists()
     assert not {"auto_map", *hub_kernel} & set(encoder.details["config"])
+
+
+def test_what_timm_has_or_nobody_is_refused_with_what_to_give(folder):
+    """The names that are listed for timm's are there."""
+    for kind, start in folders.IN_TIMM.items():
+        change(folder, model_type=kind)
+        says = f"is a {kind} of transformers, which nearkin does not read; give timm's weights"
+        assert says in refusal(folder)
+        assert f"`nearkin backbones --pretrained timm:{start}`" in refusal(folder)
+        assert any(name.startswith(start) for name in timm.list_pretrained()), start
+    change(folder, model_type="dinov4")
+    assert "Did you mean dinov" in refusal(folder)
 
 
 def test_an_index_does_not_lead_out_of_its_folder(folder):

@@ -16,10 +16,11 @@ from sklearn.preprocessing import normalize
 from torch import nn
 
 from nearkin.data.opening import open_images
+from nearkin.encoders.inference import encode
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation import metrics as taken
 from nearkin.evaluation.baselines import pixel_features
-from nearkin.evaluation.embeddings import Embeddings, encode
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.metrics import clusters, geometry, knn, linear_probe
 from nearkin.metrics.metric import Metric, share

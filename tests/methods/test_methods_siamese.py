@@ -29,12 +29,9 @@ def test_the_momentum_rises_to_one_along_half_a_cosine(name):
     methods = [small(name, momentum=0.99).double() for _ in range(5)]
     measured = [measured_momentum(method, quarter / 4) for quarter, method in enumerate(methods)]
     assert measured == pytest.approx([0.99, 0.9914645, 0.995, 0.9985355, 1.0], abs=1e-7)
-
-
-def test_a_momentum_that_does_not_rise_stays():
-    for progress in (0.0, 0.4, 1.0):
-        method = small("byol", momentum=0.9, rising_momentum=False).double()
-        assert measured_momentum(method, progress) == pytest.approx(0.9)
+    if name == "byol":  # where it may be told to stay
+        method = small(name, momentum=0.9, rising_momentum=False).double()
+        assert measured_momentum(method, 0.5) == pytest.approx(0.9)
 
 
 # BYOL

@@ -55,13 +55,10 @@ class Twice(nn.Module):
         return (self.norm(first) + other).mean((2, 3))
 
 
-def test_what_is_used_twice_is_left_alone():
+def test_what_is_used_twice_is_left_alone_and_a_network_without_norms():
     for shared in (False, True):
         torch.manual_seed(0)
         network = varied(Twice(shared), 64)
         assert fold_batch_norms(network, IMAGES[:1]) is network
-
-
-def test_a_network_without_norms_is_itself():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
     assert fold_batch_norms(network, IMAGES) is network

@@ -87,23 +87,6 @@ def test_official_targets_are_those_of_the_authors_code():
         agree(target, expected, rtol=1e-12)
 
 
-@given(st.integers(0, 9), st.integers(1, 12), st.floats(0, 1, width=32))
-def test_targets_are_the_weight_and_even_shares_of_the_rest_on_what_may_be_a_neighbor(
-    seed, k, own
-):
-    logits = vectors(4, 10, seed)
-    usable = torch.rand(4, 9, generator=torch.Generator().manual_seed(seed)) < 0.5
-    usable[0] = False
-    target = targets(logits, usable, own_weight=own, num_neighbors=k)
-    assert torch.equal(target[0], rows((1, *[0] * 9))[0])  # no neighbor: all on the own key
-    agree(target.sum(dim=1), [1.0] * 4, rtol=1e-12)
-    for row, may, found_row in zip(logits.tolist(), usable.tolist(), target.tolist()):
-        best = sorted((j + 1 for j in range(9) if may[j]), key=lambda j: -row[j])[:k]
-        shared = [(1 - own) / len(best) if j in best else 0.0 for j in range(1, 10)]
-        assert found_row[1:] == pytest.approx(shared, abs=1e-15)
-        assert found_row[0] == (own if best else 1)
-
-
 @pytest.mark.parametrize("k", [1, 5, 19])
 def test_of_equally_near_neighbors_any_will_do(k):
     """Duplicates in the queue, and more neighbors than entries: the loss is that of the paper."""
@@ -129,6 +112,8 @@ def test_a_similarity_equal_to_the_threshold_is_not_above_it(dtype):
     features = rows((1, 0), (0.6, 0.8)).to(dtype)
     assert not close(features, 0.6)[0, 1]
     assert close(features, 0.599999)[0, 1]
+    features = rows((0, 0), (0, 0), (1, 0)).to(dtype)  # of which the first two are like none
+    assert close(features, 0.95).tolist() == [[False] * 3, [False] * 3, [False, False, True]]
 
 
 @pytest.mark.parametrize("seed", [0, 7, 16, 25, 39])
@@ -145,11 +130,6 @@ def test_pairs_are_the_papers_whatever_the_length_of_features(seed):
     assert torch.equal(same_ranks(features.exp(), top), same_ranks(features, top))
 
 
-def test_a_feature_of_zero_is_like_none():
-    features = rows((0, 0), (0, 0), (1, 0))
-    assert close(features, 0.95).tolist() == [[False] * 3, [False] * 3, [False, False, True]]
-
-
 def pairs_of(same):
     """The pairs that are held to be of one class; the matrix has two mirrored halves."""
     assert torch.equal(same, same.T)
@@ -157,7 +137,7 @@ def pairs_of(same):
     return {(i, j) for i, j in same.nonzero().tolist() if i < j}
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize("size", [0, 1, 8])
 def test_at_rate_zero_no_pair_is_closest_and_at_rate_one_all_are(size):
     features = vectors(size, 3) if size else torch.zeros(0, 3)
     assert torch.equal(closest(features, 0.0), torch.eye(size).bool())
@@ -202,14 +182,11 @@ def test_pairwise_bce_of_the_small_case_is_the_golden_value():
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_pairwise_bce_of_a_certain_mistake_is_finite(alike):
+def test_pairwise_bce_of_a_certain_mistake_and_in_half_precision_is_finite(alike):
     """-log(1e-7), about 16.1, for one class taken for two, and two for one."""
     a, b = rows((1, 0)), rows((0, 1) if alike else (1, 0))
     agree(pairwise_bce(a, b, torch.tensor([[alike]])), -math.log(1e-7), rtol=1e-12)
     agree(pairwise_bce(a, b, torch.tensor([[not alike]])), 0.0, rtol=0, atol=2e-7)
-
-
-def test_pairwise_bce_of_half_precision_probabilities_is_finite():
     p = torch.tensor([[6.3, 0.0]]).bfloat16().softmax(dim=1)
     assert pairwise_bce(p, p, torch.zeros(1, 1).bool()).isfinite()
 
@@ -230,41 +207,11 @@ def test_the_ramp_is_the_papers_and_never_falls(early, late, until):
     assert math.exp(-5) * 0.999999 <= ramp(early, until) <= ramp(late, until) <= 1
 
 
-@given(st.lists(st.lists(st.floats(-30, 30), min_size=4, max_size=4), min_size=1, max_size=6))
-def test_entropy_is_largest_where_all_classes_get_as_much(logits):
-    """Which every row does, if each comes once in every rotation."""
-    entropy = mean_entropy(rows(*logits).softmax(1)).item()
-    evened = torch.cat([rows(*logits).roll(k, 1) for k in range(4)])
-    assert -1e-12 <= entropy <= math.log(4) + 1e-12
-    agree(mean_entropy(evened.softmax(1)), math.log(4), rtol=1e-6)
-
-
 def test_entropy_of_sure_predictions_is_that_of_their_classes():
     certain = torch.eye(3).double()[[0, 0, 1]]
     agree(mean_entropy(certain), math.log(3) - 2 / 3 * math.log(2), rtol=1e-6)
     assert gradients(mean_entropy, [certain])[0].isfinite().all()
     assert mean_entropy(torch.eye(3)[[1, 1]]) == 0
-
-
-def mixing(seed, uniform=False):
-    """Queries, both queues, and what is mixed with what: with keys drawn twice."""
-    generator = torch.Generator().manual_seed(seed)
-    keys = vectors(4, 5, seed), vectors(12, 5, seed + 100), vectors(7, 5, seed + 200)
-    easy = torch.randint(12, (4, 3), generator=generator)
-    drawn = torch.randint(7, (4, 2, 3), generator=generator)
-    mix = torch.rand(4, 2, 3, 1, generator=generator).double() if uniform else THIRDS
-    return keys, easy, drawn, mix
-
-
-@pytest.mark.parametrize("uniform", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_hard_negatives_are_the_hardest_of_all_mixtures_built_one_by_one(seed, uniform):
-    keys, easy, drawn, mix = mixing(seed, uniform)
-    everything = lists([*keys, easy, drawn, mix.expand(4, 2, 3, -1)])
-    for num_hard in (0, 1, 5, 12, 100):
-        expected = restated.mixed_negatives(*everything, num_hard)
-        negatives = mixed_negatives(*keys, easy, drawn, mix, num_hard)
-        agree(negatives, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_what_is_left_of_opposite_keys_is_finite_and_no_longer_than_one():

@@ -84,13 +84,6 @@ def test_nce_of_an_untrained_network_is_the_golden_value():
             agree(loss, expected, rtol=1e-10)
 
 
-def test_a_low_temperature_leaves_nothing_to_learn_once_the_key_is_nearest():
-    query, negatives = vectors(5, 8), vectors(9, 8, seed=2)
-    values = [info_nce(query, query, negatives, t).item() for t in (1.0, 0.1, 0.01, 0.001)]
-    assert values == sorted(values, reverse=True)
-    assert values[-1] < 1e-80
-
-
 def test_a_masked_entry_has_no_effect_and_no_gradient_at_all():
     query, key = vectors(4, 8).requires_grad_(), vectors(4, 8, seed=1)
     same = torch.zeros(4, 6, dtype=torch.bool)
@@ -147,16 +140,12 @@ def test_a_positive_that_wins_by_far_leaves_digits_even_in_float32():
         assert query.grad[0, 1].item() == pytest.approx(rest / 5 / (1 + rest) / t, rel=1e-4)
 
 
-def test_sup_con_of_two_classes_and_of_one_has_the_golden_values():
+def test_sup_con_of_two_classes_of_one_and_of_no_image_has_the_golden_values():
     """Two images at right angles, in two views each: e + 2 is all there is besides oneself."""
     z, log_sum = torch.eye(2).double(), math.log(math.e + 2)
     for label, expected in (((0, 1), log_sum - 1), ((5, 5), log_sum - 1 / 3)):
         agree(sup_con(z, z, torch.tensor(label), 1.0), expected, rtol=1e-12)
-
-
-def test_sup_con_of_no_images_costs_nothing():
-    z = torch.zeros(0, 3)
-    assert sup_con(z, z, torch.zeros(0, dtype=torch.long), 0.07) == 0
+    assert sup_con(z[:0], z[:0], torch.zeros(0, dtype=torch.long), 0.07) == 0
 
 
 def test_a_teacher_that_is_sure_of_itself_gives_the_golden_value():

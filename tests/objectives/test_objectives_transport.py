@@ -52,16 +52,13 @@ def test_the_match_of_no_image_is_exactly_zero_with_an_empty_gradient():
     assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
 
 
-def test_the_golden_codes_of_two_images():
+def test_the_golden_codes_of_two_and_of_six_images():
     pair = rows((1, 0), (0.5, 0))
     three = [[0.6223578796, 0.3776421204], [0.3774392279, 0.6225607721]]
     one = [[0.5938454850, 0.4061545150], [0.3497554091, 0.6502445910]]
     agree(sinkhorn(pair, 0.5, 3), three, rtol=0, atol=1e-10)
     agree(sinkhorn(pair, 0.5, 1), one, rtol=0, atol=2e-10)
     agree(sinkhorn(pair, 0.5, 200)[0, 0], 0.6224593312, rtol=0, atol=1e-10)
-
-
-def test_the_golden_codes_of_six_images():
     expected = [
         [0.778391, 0.004634, 0.216975],
         [0.271690, 0.652577, 0.075733],

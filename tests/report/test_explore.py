@@ -213,23 +213,6 @@ def labels_of(run):
     return {row["path"]: row["label"] for row in read_csv(RunFolder(run).to_label) if row["label"]}
 
 
-def test_images_are_labeled_for_the_next_round(page, explored):
-    run, _ = explored
-    page.post("/label", {"numbers": [3, 4], "name": HOSTILE})
-    assert labels_of(run) == {"02.png": HOSTILE, "03.png": HOSTILE}
-    page.post("/label", {"numbers": [4], "name": ""})
-    assert labels_of(run) == {"02.png": HOSTILE}
-    assert "from 0 to 13" in page.refused("/label", {"numbers": [14], "name": "x"}, 400)
-    assert labels_of(run) == {"02.png": HOSTILE}
-
-
-def test_nothing_is_changed_while_another_command_writes(page, explored):
-    before = page.get("/classes")
-    with RunFolder(explored[0]).locked():
-        assert "in use by" in page.refused("/name", {"clusters": ["new-1"], "name": "x"}, 409)
-    assert page.get("/classes") == before
-
-
 def test_images_are_copied_by_class_into_the_run_and_nowhere_else(page, explored, data):
     exports = explored[0] / "exports"
     copied = page.post("/export", {"folder": "all", "numbers": None})

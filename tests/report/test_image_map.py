@@ -57,18 +57,15 @@ def mapped():
     return features, group, tsne(features)
 
 
-def test_the_same_features_lie_at_the_same_places_to_the_bit(mapped):
+def test_the_same_features_lie_at_the_same_places_to_the_bit_and_nothing_is_said(mapped, capfd):
     features, _, places = mapped
     before = features.copy()
     np.testing.assert_array_equal(Layout(features, threads=2).optimized(), places)
     np.testing.assert_array_equal(features, before)
-
-
-def test_random_numbers_of_the_caller_are_neither_used_nor_spent(mapped):
-    features, _, places = mapped
-    np.random.seed(1)
+    np.random.seed(1)  # the numbers of the caller are neither used nor spent
     np.testing.assert_array_equal(tsne(features), places)
     assert np.random.random() == np.random.RandomState(1).random()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_groups_that_are_far_apart_stay_apart(mapped):
@@ -79,14 +76,10 @@ def test_groups_that_are_far_apart_stay_apart(mapped):
     assert places.mean(axis=0) == pytest.approx([0, 0], abs=1e-6)
 
 
-def test_only_directions_count(mapped):
+def test_lengths_change_nothing_and_turning_the_features_nothing_but_rounding(mapped):
     features, group, places = mapped
     lengths = np.random.default_rng(0).choice([0.25, 1, 8], (len(group), 1)).astype(np.float32)
     np.testing.assert_array_equal(tsne(features * lengths), places)
-
-
-def test_turning_the_features_changes_nothing_but_rounding(mapped):
-    features, _, places = mapped
     turn = np.linalg.qr(np.random.default_rng(3).normal(size=(16, 16)))[0].astype(np.float32)
     turned = tsne(features @ turn)
     apart = np.corrcoef(distances(places).ravel(), distances(turned).ravel())[0, 1]
@@ -179,11 +172,6 @@ def test_what_is_close_follows_each_other_along_the_curve():
     pieces = xy[z_order(xy)].reshape(64, 64, 2)
     assert np.ptp(pieces, axis=1).mean() < 0.25  # 64 squares of a side of an eighth
     np.testing.assert_array_equal(z_order(np.zeros((3, 2))), [0, 1, 2])
-
-
-def test_nothing_is_printed(mapped, capfd):
-    tsne(mapped[0][:50])
-    assert capfd.readouterr() == ("", "")
 
 
 def test_sheets_have_their_images_in_the_order_that_is_asked_for():

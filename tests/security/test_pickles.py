@@ -58,7 +58,7 @@ def sources(place):
         yield f"weights: {name}", {}, f"embed {name} images -o x.npz --overwrite", {5}, says
     old = zipped({"x": Runs()}, _use_new_zipfile_serialization=False)
     timms = json.dumps({"architecture": "resnet18", "num_classes": 0})
-    theirs = json.dumps({"model_type": "resnet", "depths": [1], "hidden_sizes": [8]})
+    theirs = json.dumps({"model_type": "convnextv2", "depths": [1], "hidden_sizes": [8]})
     index = json.dumps({"metadata": {}, "weight_map": {"x": "part.bin"}})
     folders = {
         f"{name}-{kind}": {"config.json": config, "pytorch_model.bin": content}

@@ -1,4 +1,4 @@
-"""A training is given images that are opened and split, and opens nothing itself."""
+"""A training as a whole: images that are opened once, networks of any kind, batches in chunks."""
 
 import pytest
 import torch
@@ -10,7 +10,9 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.data import split as splitting
 from nearkin.encoders.encoder import load
+from nearkin.errors import UsageError
 from nearkin.run import data as opening
+from nearkin.tables import read_numbers
 
 
 @pytest.fixture
@@ -61,3 +63,18 @@ def test_a_network_with_a_layer_used_twice_is_trained_stored_and_loaded(tmp_path
     assert encoder.backbone.body.second is encoder.backbone.body.third
     assert encoder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
     train(pixels(32), config, out=tmp_path / "run", backbone=Tied(), resume=True)
+
+
+def test_a_batch_goes_through_in_chunks(tmp_path):
+    images = pixels(32)
+    settings = {"backbone": "tiny", "image_size": 16, "batch_size": 8, "epochs": 2, "val": 0.0}
+    settings |= {"method": "moco", "options": {"queue_size": 16, "bn_groups": 4}}
+    settings |= {"precision": "fp32", "evaluate_every": 0, "report": False}
+    whole = train(images, TrainConfig(**settings), out=tmp_path / "whole")
+    chunks = train(images, TrainConfig(**settings, chunk_size=2), out=tmp_path / "chunks")
+    losses, expected = (
+        [row["loss"] for row in read_numbers(run.folder.metrics)] for run in (chunks, whole)
+    )
+    assert losses == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(UsageError, match="chunks of 3 images do not divide a batch of 8"):
+        train(images, TrainConfig(**settings, chunk_size=3), out=tmp_path / "odd")

@@ -20,8 +20,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View, normalize
-from nearkin.encoders.encoder import load
-from nearkin.encoders.weights import weight_bytes
+from nearkin.encoders.encoder import load, weight_bytes
 from nearkin.errors import DataError, ResourceError, UsageError
 from nearkin.files import read_sealed
 from nearkin.networks.backbone import build_backbone

@@ -1,7 +1,7 @@
-"""A step never asks a GPU for a number in the middle: it would have to be waited for.
+"""What keeps a GPU busy: few operations, of which none asks it for a number in the middle.
 
-There is no GPU here, so operations are watched that would ask one, and tensors that would reach it.
-`tests/training/test_cuda.py` lets CUDA watch by itself.
+There is no GPU here, so operations are watched that would ask one, and tensors that would reach it;
+others are on the device "meta". `tests/training/test_cuda.py` lets CUDA watch by itself.
 """
 
 from dataclasses import fields
@@ -10,7 +10,10 @@ import pytest
 import torch
 from builders import pixels
 from small import PARTED, Observed, batch_for, run, small
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.data.batches import Batches
@@ -19,6 +22,8 @@ from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View
 from nearkin.methods import METHODS
 from nearkin.metrics.neighbors import nearest
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Branch
 
 ASKS_PROCESSORS = ("nnclr",)
 """Whose search for neighbors looks for equals, on a processor only."""
@@ -121,3 +126,36 @@ def test_views_are_given_to_a_gpu_without_waiting(preset):
             batch = next(batches.load(0, 1))
     assert {x.device for x in (*batch.views, batch.index, batch.label)} == {gpu}
     assert waited == []
+
+
+MOST_NODES = 2_000  # of a graph that is compiled in seconds; MoCo once had 11,000
+
+
+@pytest.mark.slow
+def test_groups_of_batch_statistics_add_few_nodes_to_what_is_compiled():
+    """Forward and backward of the encoder of MoCo's CIFAR-10 recipe, as the compiler gets them."""
+    network = Branch(build_backbone("resnet18", 32), 0, 128, bn_groups=8)
+    network.to("meta").train()
+    parameters, buffers = dict(network.named_parameters()), dict(network.named_buffers())
+    images = torch.empty(16, 3, 32, 32, device="meta").to(memory_format=torch.channels_last)
+
+    def gradients(parameters, buffers, images):
+        embedding = functional_call(network, {**parameters, **buffers}, (images,))
+        return torch.autograd.grad(embedding.square().sum(), list(parameters.values()))
+
+    traced = make_fx(gradients, select_decomp_table(), "fake")(parameters, buffers, images)
+    assert 1_000 < len(traced.graph.nodes) <= MOST_NODES
+
+
+MOST_OPERATIONS = 500  # for the two views of a step, the copies from the CPU included
+
+
+@pytest.mark.parametrize("preset", ["simclr_cifar", "moco_cifar", "asymmetric_cifar"])
+def test_views_of_a_step_take_few_operations(preset):
+    images, device = open_images(pixels(512, 32)), torch.device("cpu")
+    order = RandomBatchSampler(len(images), 64, seed=0)
+    batches = Batches.of(images, views_of(preset), image_size=32, sampler=order, device=device)
+    given = []  # operations that a GPU would be given: all but views of memory
+    with Observed(lambda operation, *_: given.append(not operation.is_view)):
+        next(batches.load(0, 1))
+    assert 100 < sum(given) <= MOST_OPERATIONS

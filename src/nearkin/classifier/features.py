@@ -19,14 +19,9 @@ from nearkin.data.images import Images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import encode, for_inference, images_at_once
 from nearkin.errors import DataError
-from nearkin.evaluation.embeddings import (
-    Embeddings,
-    encode,
-    for_inference,
-    images_at_once,
-    images_per_part,
-)
+from nearkin.evaluation.embeddings import Embeddings, images_per_part
 from nearkin.pace import tracked
 from nearkin.run.reporter import Reporter, Silent
 

@@ -26,8 +26,9 @@ from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
 from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
+from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import Embeddings, encode_images
+from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.parts import MOST, SHARD, PartFolder, PartsWritten, note_on
 from nearkin.evaluation.ray_parts import PartJob, check_ray, run_on_ray
@@ -49,7 +50,8 @@ from nearkin.training.health import health
 RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
 """Images whose features a killed run loses at most, by device: about a minute's on a CPU."""
 USED_ALONE: Final = (
-    "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "workers", "report",
+    "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "precision", "batch_size",
+    "workers", "report",
 )  # fmt: skip
 """Settings that have an effect without a run folder."""
 
@@ -215,10 +217,35 @@ def _features(
     processes = available_cpus() if config.workers == "auto" else config.workers
     where = choose_device(config.device)
     with resource_errors():
-        embeddings = encode_images(
-            encoder, images, device=where, workers=processes, on_progress=log.progress
-        )
+        config = with_precision(config, encoder, images, where, processes, log)
+        by = prepared(config, encoder, len(images), where, log)
+        embeddings = embed_images(by, images, workers=processes, on_progress=log.progress)
     return encoder, embeddings.normalized()
+
+
+def with_precision(
+    config: EmbedConfig,
+    encoder: Encoder,
+    images: Images,
+    device: torch.device,
+    workers: int,
+    log: Reporter,
+) -> EmbedConfig:
+    """Replace the precision `auto`, and log what a lower one changes."""
+    precision, lines = choose_precision(config.precision, encoder, images, device, workers)
+    for line in lines:
+        log.info(line)
+    return replace(config, precision=precision)
+
+
+def prepared(
+    config: EmbedConfig, encoder: Encoder, count: int, device: torch.device, log: Reporter
+) -> Inference:
+    """Prepare an encoder to compute the features of so many images as the settings say."""
+    by = inference(encoder, device, config.precision, config.batch_size, count=count)
+    for line in by.lines:
+        log.info(line)
+    return by
 
 
 def _opened(
@@ -324,7 +351,12 @@ def embed_parts(
     if engine == "ray":
         _check_engine(encoder, data, part, backbone)
     loaded, images = _opened(config, data, backbone, log)
-    note = note_on(loaded.digest, images, shard)
+    device = choose_device(config.device)
+    workers = cpus_per_process() if config.workers == "auto" else config.workers
+    if config.precision == "auto":
+        config = replace(config, precision=PartFolder.precision(Path(output)))
+    config = with_precision(config, loaded, images, device, workers, log)
+    note = note_on(loaded.digest, images, shard, config.precision)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     folder = PartFolder.claim(Path(output), note)
@@ -332,14 +364,8 @@ def embed_parts(
     if engine == "ray":
         made = _made_on_ray(_job(config, data, output), own, shard, log)
     else:
-        made = folder.compute(
-            own,
-            loaded,
-            images,
-            device=choose_device(config.device),
-            workers=cpus_per_process() if config.workers == "auto" else config.workers,
-            on_progress=log.progress,
-        )
+        by = prepared(config, loaded, len(images), device, log)
+        made = folder.compute(own, by, images, workers=workers, on_progress=log.progress)
     for name, count in made:
         log.info(f"{name}: {count} images")
     return folder.finish(images, len(own))
@@ -347,7 +373,10 @@ def embed_parts(
 
 def _job(config: EmbedConfig, data: Any, output: str | Path) -> PartJob:
     """What the actors of a Ray cluster are told."""
-    names = ("encoder", "labels", "image_size", "allow_partial", TRUST, "device", "workers")
+    names = (
+        *("encoder", "labels", "image_size", "allow_partial", TRUST),
+        *("device", "batch_size", "workers"),
+    )
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     where: dict[str, Any] = {"output": str(Path(output).resolve()), "folder": str(Path.cwd())}
     return PartJob(data=str(data), **where, **settings)
@@ -435,15 +464,20 @@ def _embed_run(
         if folder.summary.exists() and (folder.report.exists() or not run.config.report):
             run.log.info("already complete")
         else:
-            folder.write_settings(run.config, data_name(data))
             with resource_errors():
+                workers = int(run.config.workers)
+                config = with_precision(
+                    run.config, encoder, split.images, run.device, workers, run.log
+                )
+                run = replace(run, config=config)
+                folder.write_settings(config, data_name(data))
                 _write(run, encoder, split, network)
         _tidy(folder)
     return Run(folder)
 
 
 def resolved(config: EmbedConfig, encoder: Encoder, images: Images) -> EmbedConfig:
-    """Replace every `auto`, and check the augmentation."""
+    """Replace `auto` by what suits the images, and check the augmentation."""
     augment: Any = config.augment
     if augment == "auto":
         # As a training on these images would choose it, whatever the encoder enlarges them to.
@@ -497,7 +531,8 @@ def _measure(
     folder, config, device, log = run.folder, run.config, run.device, run.log
     features = {"encoder": _in_parts(run, encoder, split.images)}
     every = Extraction(encoder, split.images, UNTOUCHED, device, int(config.workers), log)
-    every.keep(features["encoder"])
+    if config.precision == "fp32":  # as a classification would compute them
+        every.keep(features["encoder"])
 
     def encoded(embeddings: Embeddings) -> None:
         write_embeddings(folder.embeddings, embeddings, encoder.digest)
@@ -524,6 +559,7 @@ def _measure(
         "encoder": config.encoder,
         "digest": encoder.digest,
         "seed": config.seed,
+        "precision": config.precision,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "health": health(embeddings.tensor),
@@ -537,14 +573,16 @@ def _measure(
 def _in_parts(run: OpenRun[EmbedConfig], encoder: Encoder, images: Images) -> Embeddings:
     """Compute the features of all images, continuing with the parts that are there."""
     run.folder.parts.mkdir(parents=True, exist_ok=True)
-    note = note_on(encoder.digest, images, _by_device(RUN_SHARD, run.device))
+    config, shard = run.config, _by_device(RUN_SHARD, run.device)
+    note = note_on(encoder.digest, images, shard, config.precision)
     parts = PartFolder.claim(run.folder.parts / "encoder", note)
     missing = parts.missing()
     if len(missing) < note.num_parts:
         done = note.num_parts - len(missing)
         run.log.info(f"resuming after {done} of {note.num_parts} parts of the encoder's")
+    by = prepared(config, encoder, len(images), run.device, run.log)
     for part, count in parts.compute(
-        missing, encoder, images, device=run.device, workers=int(run.config.workers),
+        missing, by, images, workers=int(config.workers),
         normalized=False, on_progress=under("encoder", run.log.progress),
     ):  # fmt: skip
         run.log.debug(f"encoder: {part}, {count} images")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.embed import load_source, resolved
+from nearkin.commands.embed import load_source, prepared, resolved, with_precision
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
@@ -17,15 +17,15 @@ from nearkin.data.notes import lines
 from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, is_own
-from nearkin.encoders.pretrained import unknown
 from nearkin.encoders.projector import embedding_encoder
+from nearkin.encoders.sources import unknown
 from nearkin.errors import OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, encode_images
+from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.protocols import chosen
 from nearkin.evaluation.table import are_vectors
 from nearkin.extensions import check_trusted
-from nearkin.pace import ProgressCallback, under
+from nearkin.pace import under
 from nearkin.run.data import changed_data, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
@@ -118,7 +118,7 @@ def evaluate(
             )
         else:
             config = resolved(config, encoder, split.images)
-            computed = _in_one_go(tables, split.images, where, processes, log.progress)
+            computed = _in_one_go(config, tables, split.images, where, processes, log)
         (table, measured), *compared = tables.items()
         evaluation, _ = evaluate_split(
             measured,
@@ -193,19 +193,21 @@ def _run_of(
 
 
 def _in_one_go(
+    config: EmbedConfig,
     tables: Mapping[str, Encoder],
     images: Images,
     device: torch.device,
     workers: int,
-    on_progress: ProgressCallback,
+    log: Reporter,
 ) -> dict[str, Embeddings]:
     """Compute features of all images in one go, as a run does, so that numbers are the same."""
-    return {
-        name: encode_images(
-            encoder, images, device=device, workers=workers, on_progress=under(name, on_progress)
-        )
-        for name, encoder in tables.items()
-    }
+    computed = {}
+    for name, encoder in tables.items():
+        own = with_precision(config, encoder, images, device, workers, log)
+        by = prepared(own, encoder, len(images), device, log)
+        progress = under(name, log.progress)
+        computed[name] = embed_images(by, images, workers=workers, on_progress=progress)
+    return computed
 
 
 def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:

@@ -19,8 +19,7 @@ from rich.markdown import Markdown
 
 from nearkin.config import GROUPS, TRUST, TrainConfig, defaults
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
-from nearkin.encoders.libraries import nearest
-from nearkin.encoders.pretrained import DINOV2, license_of
+from nearkin.encoders.sources import DINOV2, license_of
 from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults, Method
@@ -36,6 +35,7 @@ from nearkin.schema import (
     metadata,
     option,
     parameter_docs,
+    suggestion,
 )
 from nearkin.text import aligned
 from nearkin.toml import RECIPE, recipe_files, settings_file, toml_value
@@ -288,7 +288,7 @@ def list_backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
     names += [prefix + name for prefix, library in libraries.items() for name in library]
     matching = [name for name in names if pattern in name]
     if not matching:
-        hint = nearest(pattern, names)
+        hint = suggestion(pattern, names)
         raise UsageError(f"no name contains {pattern}.{hint} `nearkin backbones` lists them")
     return matching
 

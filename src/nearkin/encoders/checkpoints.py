@@ -24,7 +24,6 @@ from nearkin.errors import CheckpointError, UsageError
 from nearkin.files import check_unpacked, usable
 from nearkin.text import abridged
 
-SUFFIXES: Final = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
 REMEDY: Final = "get it again from where it came from"
 INERT: Final = re.compile(
     r"(addict|argparse|builtins\.(object|set|frozenset|slice|range|complex)$|collections|copyreg|"
@@ -308,70 +307,6 @@ def taken(match: Match) -> list[str]:
     lines = [f"of {match.prefix.rstrip('.')}"] if match.prefix else []
     left = ", ".join(abridged(match.left, 4))
     return [*lines, f"without {left}"] if left else lines
-
-
-# ---------------------------------------------------------------- what a file looks like
-
-
-RESNETS: Final = {
-    (2, 2, 2, 2, False): "18",
-    (3, 4, 6, 3, False): "34",
-    (3, 4, 6, 3, True): "50",
-    (3, 4, 23, 3, True): "101",
-    (3, 8, 36, 3, True): "152",
-}
-"""Blocks of the four stages, and whether they are bottlenecks (He et al. 2016, table 1)."""
-TRANSFORMERS: Final = {
-    (192, 12): "tiny", (384, 12): "small", (768, 12): "base", (1024, 24): "large",
-    (1280, 32): "huge", (1536, 40): "giant",
-}  # fmt: skip
-"""Width and depth of vision transformers."""
-
-
-def looks_like(tensors: Mapping[str, Tensor]) -> str:
-    """Return the architecture that names and shapes belong to, as in ARCHITECTURE@FILE; or ''."""
-    return _resnet(tensors) or _transformer(tensors)
-
-
-def _resnet(tensors: Mapping[str, Tensor]) -> str:
-    for first in ("layer1.0.conv1.weight", "4.0.conv1.weight"):
-        prefix = next((key[: -len(first)] for key in tensors if key.endswith(first)), None)
-        if prefix is None:
-            continue
-        numbered = not first.startswith("layer")
-        stages = [f"{prefix}{n + 3}" if numbered else f"{prefix}layer{n}" for n in (1, 2, 3, 4)]
-        depths = tuple(_depth(tensors, stage) for stage in stages)
-        bottleneck = f"{stages[0]}.0.conv3.weight" in tensors
-        name = RESNETS.get((*depths, bottleneck), "")  # type: ignore[arg-type]  # four of them
-        wide = bottleneck and len(tensors[prefix + first]) == 128
-        return name and (f"wide_resnet{name}_2" if wide else f"resnet{name}")
-    return ""
-
-
-def _transformer(tensors: Mapping[str, Tensor]) -> str:
-    end = "patch_embed.proj.weight"
-    embedding = next(
-        ((key[: -len(end)], t) for key, t in tensors.items() if key.endswith(end)), None
-    )
-    if embedding is None or embedding[1].ndim != 4:
-        return ""
-    prefix, weight = embedding
-    names = [BLOCK.sub(r"\1blocks.\2.", name) for name in tensors]
-    depth = len({name.split(".")[0] for name in _under(names, f"{prefix}blocks.")})
-    size = TRANSFORMERS.get((len(weight), depth), "")
-    registers = "_reg4" if f"{prefix}register_tokens" in tensors else ""
-    scaled = any(name.endswith("ls1.gamma") for name in names)
-    kind = f"{registers}_dinov2" if scaled else "_224"
-    return size and f"vit_{size}_patch{weight.shape[-1]}{kind}"
-
-
-def _under(names: list[str], prefix: str) -> list[str]:
-    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-
-
-def _depth(tensors: Mapping[str, Tensor], stage: str) -> int:
-    """Return the number of blocks of a stage."""
-    return len({name.split(".")[0] for name in _under(list(tensors), f"{stage}.")})
 
 
 def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:

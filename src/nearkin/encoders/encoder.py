@@ -19,7 +19,8 @@ from nearkin.data.channels import stored_channels
 from nearkin.data.decode import BadImage, Pixels, rgb_pixels
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
-from nearkin.encoders import folders, pretrained
+from nearkin.encoders import folders, sources
+from nearkin.encoders.files import SIZE
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
@@ -44,6 +45,7 @@ FORMATS: Final = ("1", "2", "3")
 AGAIN = "train it again"
 ARCHITECTURE = ("backbone", "config", "pooling")
 """Details that say what network it is; the last two, of networks of transformers."""
+WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 CUSTOM = "custom"  # Name of a backbone that was passed from Python
 
 
@@ -251,13 +253,11 @@ def load(
     """
     if not is_own(source):
         with torch.random.fork_rng(devices=[]):
-            weights = pretrained.load(
-                str(source), image_size=image_size, allow_partial=allow_partial
-            )
-        view = weights.preprocessing
-        check_patches(weights.body, view.image_size, weights.backbone)
-        network = as_backbone(weights.body, view.image_size, name=weights.backbone)
-        return Encoder(network, view, weights.details)
+            found = sources.load(str(source), image_size=image_size, allow_partial=allow_partial)
+        name, view = str(found.details["backbone"]), found.preprocessing
+        check_patches(found.body, view.image_size, name)
+        network = as_backbone(found.body, view.image_size, name=name)
+        return Encoder(network, view, found.details)
     stored = _read(source)
     check_trusted({"backbone": stored.backbone}, stored.path, trust_remote_code)
     encoder = _own(stored, backbone)
@@ -337,8 +337,8 @@ def is_own(source: str | Path) -> bool:
     if path.is_dir():
         return not (path / "config.json").exists()  # as folders of Hugging Face have
     if not path.is_file():
-        return not pretrained.is_name(str(source))
-    return path.suffix == ".safetensors" and not pretrained.is_foreign(path)
+        return not sources.is_name(str(source))
+    return path.suffix == ".safetensors" and not sources.is_foreign(path)
 
 
 def untrained(details: Mapping[str, Any], image_size: int) -> Backbone:
@@ -379,9 +379,25 @@ def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None
     return Encoder(backbone, view, {**described, "backbone": backbone.name})
 
 
-def initialize(backbone: Backbone, run: str | Path) -> None:
-    """Give a backbone of the same architecture the weights of a run's encoder, in place."""
-    _read(run).fill(backbone)
+def weight_bytes(source: str) -> int:
+    """Return the size of an encoder's weights, from its file or its architecture; 0 if unknown.
+
+    `source` is what `load` takes. Nothing of it is read.
+    """
+    path = Path(source.rpartition("@")[2])
+    if path.is_dir() and is_own(path):
+        path = encoder_file(path)
+    if path.is_file():
+        return path.stat().st_size
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.iterdir() if file.suffix in WEIGHTS)
+    name = sources.DINOV2.get(source, source)
+    try:
+        with torch.device("meta"):  # no parameters are made
+            network = native(name, SIZE)
+    except Exception:  # not to be built there, or no such name, which loading says
+        return 0
+    return sum(parameter.nbytes for parameter in network.parameters())
 
 
 @dataclass(frozen=True, eq=False)
@@ -426,7 +442,7 @@ def _read(run: str | Path) -> _Stored:
                 f"{run} is neither a run that is done (there is no encoder.safetensors) nor a "
                 "folder of Hugging Face (config.json and weights); give an encoder"
             )
-        raise pretrained.unknown(str(run))
+        raise sources.unknown(str(run))
     with usable(path, AGAIN):
         details, state = read_tensors(path, "nearkin")
         check_format(details["format"], FORMATS)

@@ -2,7 +2,8 @@
 
 Another pooling or another activation than in pretraining costs accuracy without any error. What is
 changed is printed when the encoder is loaded. DINOv2 with and without registers, MAE, I-JEPA,
-AIMv2 and ConvNeXt V2 need no entry: tests/encoders/test_families.py compares them.
+AIMv2, ConvNeXt V2, EVA-02 and Perception Encoder need no entry: tests/encoders/test_families.py
+and test_rotary_families.py compare them.
 """
 
 import re

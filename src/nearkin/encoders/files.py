@@ -8,9 +8,12 @@ statistics, 224 of 256 px.
 """
 
 import re
+from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from nearkin.data.views import MEAN, STD
@@ -20,21 +23,18 @@ from nearkin.encoders.checkpoints import (
     find_encoder,
     has_small_stem,
     is_moco_v3,
-    looks_like,
     read_checkpoint,
     taken,
 )
 from nearkin.encoders.families import OWN_STATISTICS, as_authors
 from nearkin.encoders.libraries import (
+    TORCHVISION_TERMS,
     Pretrained,
     check_size,
+    described,
     differences,
-    fill,
-    fitted_positions,
-    nearest,
-    pooling,
     timm_body,
-    timm_match,
+    timm_default,
     timm_view,
     timm_weights,
     torchvision_view,
@@ -53,6 +53,7 @@ from nearkin.networks.backbone import (
     timm_names,
     torchvision_names,
 )
+from nearkin.schema import suggestion
 from nearkin.text import abridged
 
 SIZE: Final = 224
@@ -62,6 +63,13 @@ MOCO_V3_SMALL: Final = "?num_heads=12"
 SMALL_SIZE: Final = 32  # of images that networks with a 3x3 stem were trained on
 SHORT: Final = ("vit_tiny", "vit_small", "vit_base", "vit_large")
 """What trainings call vision transformers whose patches are of a size that they do not say."""
+USUAL: Final = (
+    *(f"torchvision:resnet{depth}" for depth in (18, 34, 50, 101, 152)),
+    *(f"timm:vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")),
+    *(f"timm:vit_{size}_patch8_224" for size in ("small", "base")),
+    *(f"timm:vit_{size}_patch14_dinov2" for size in ("small", "base", "large", "giant")),
+)
+"""Architectures that are tried on a checkpoint whose own is not known."""
 RESIZED: Final = re.compile(r"pos_emb|rel_pos|relative_|attn_mask|rope|freqs")
 """Weights that belong to a size of images, which the libraries interpolate."""
 DIFFERENCES: Final = re.compile(
@@ -75,7 +83,6 @@ def load_file(
     path: Path,
     image_size: int | None,
     *,
-    crop: float | None,
     allow_partial: bool,
 ) -> Pretrained:
     """Load the encoder of a checkpoint.
@@ -85,7 +92,6 @@ def load_file(
             empty if the file says it.
         path: The checkpoint.
         image_size: Side of the images, if not that of the architecture.
-        crop: Share of the resized image that is cut out, if not that of the architecture.
         allow_partial: Whether weights may be missing or left over.
 
     Raises:
@@ -103,39 +109,40 @@ def load_file(
     if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3(checkpoint.tensors):
         name += MOCO_V3_SMALL
     name, notes = _as_authors(name)
-    view, license_, assumed = _prepared(name, size, crop)
+    view, license_, assumed = _prepared(name, size)
     body = _network(name, view.image_size)
     match = find_encoder(checkpoint.tensors, body)
     if match is None:
         raise UsageError(f"{path} holds no {name}.{_hint(checkpoint, name)}")
-    _check_shapes(match, body, checkpoint, name)
+    if key := _other_shape(match, body):
+        theirs, own = (
+            "x".join(map(str, state[key].shape)) for state in (match.state, body.state_dict())
+        )
+        raise UsageError(
+            f"{path} is of another architecture than {name}: its {key} is {theirs}, not {own}."
+            f"{_hint(checkpoint, name)}"
+        )
     if assumed and architecture.startswith("timm:") and not small:
         view, assumed = _assumed(name, image_size, view, match)
     body, lines = _filled(body, match, checkpoint, name, view, allow_partial=allow_partial)
-    details: dict[str, Any] = {
-        "backbone": name,
-        "pooling": pooling(body),
-        "origin": origin(str(path.resolve()), license_, path),
-        "weights": [*taken(match), *lines],
-    }
-    remarks = {"notes": notes, "assumed": assumed}
-    details |= {key: value for key, value in remarks.items() if value}
-    return Pretrained(body, name, view, details)
+    source = origin(str(path.resolve()), license_, path)
+    weights = [*taken(match), *lines]
+    return described(body, name, view, source, weights=weights, notes=notes, assumed=assumed)
 
 
 def _as_authors(name: str) -> tuple[str, list[str]]:
     """Return a name as the authors of its weights use them, and what differs from timm."""
     if not name.startswith("timm:"):
         return name, []
-    return as_authors(name, timm_weights(name) if "." in timm_match(name)[2] else None)
+    return as_authors(name, timm_weights(name) if "." in name.partition("?")[0] else None)
 
 
 def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
     """Return the full name of an architecture: as its library builds it, from 64 px on."""
-    likely = looks_like(checkpoint.tensors)
     if architecture in SHORT:  # as MoCo v3 calls them
-        architecture = likely
+        architecture = looks_like(checkpoint)
     if not architecture:
+        likely = looks_like(checkpoint)
         hint = f"it looks like {likely}@{checkpoint.path}" if likely else "such as resnet50@FILE"
         raise UsageError(
             f"{checkpoint.path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
@@ -150,23 +157,22 @@ def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> st
             return f"{each}:{bare}"
     known = [*torchvision_names(), *timm_names()]
     raise UsageError(
-        f"unknown architecture {architecture}.{nearest(bare, known)} `nearkin backbones` lists "
-        "them"
+        f"unknown architecture {architecture}.{suggestion(bare, known)} `nearkin backbones` "
+        "lists them"
     )
 
 
-def _prepared(
-    name: str, size: int | None, crop: float | None
-) -> tuple[Preprocessing, str | None, str]:
+def _prepared(name: str, size: int | None) -> tuple[Preprocessing, str | None, str]:
     """Return the preprocessing of an architecture, its license, and why it is assumed if it is."""
     native_name = NATIVE.fullmatch(name)
     bare, _, tag = native_name[2].partition(".") if native_name else (name, "", "")
     if tag and name.startswith("timm:"):
         config = timm_weights(name)
-        view = timm_view(config.to_dict(), size or config.input_size[-1], crop)
+        view = timm_view(config.to_dict(), size or config.input_size[-1])
         return view, config.license, ""
     if tag:
-        return torchvision_view(torchvision_weights(name).transforms(), size), None, ""
+        view = torchvision_view(torchvision_weights(name).transforms(), size)
+        return view, TORCHVISION_TERMS, ""
     size = size or (_default_size(name) if native_name else SIZE)
     is_transformer = bool(re.search(r"vit|deit|beit|eva|swin|cait", bare))
     view = Preprocessing(
@@ -188,9 +194,7 @@ def _assumed(
     Under a prefix, weights are of another training: then only where all weights of the family
     have the same.
     """
-    import timm
-
-    config = timm.get_pretrained_cfg(timm_match(name)[2])
+    config = timm_default(name)
     if config is None or (match.prefix and not OWN_STATISTICS.search(name)):
         return otherwise, "the file does not say"
     own = otherwise.image_size if config.fixed_input_size else config.input_size[-1]
@@ -201,9 +205,7 @@ def _default_size(name: str) -> int:
     """Return the side of the images of an architecture without a tag of weights."""
     if name.startswith("torchvision:") or "dinov2" in name:
         return SIZE  # DINOv2's were trained at 518 px in the end, and evaluated at 224 px
-    import timm
-
-    config = timm.get_pretrained_cfg(timm_match(name)[2])
+    config = timm_default(name)
     return config.input_size[-1] if config and config.fixed_input_size else SIZE
 
 
@@ -212,25 +214,39 @@ def _network(name: str, size: int) -> nn.Module:
     return native(name, size) if NATIVE.fullmatch(name) else build_backbone(name, size).body
 
 
+def looks_like(checkpoint: Checkpoint) -> str:
+    """Return the usual architecture whose weights a checkpoint holds, by its bare name; or ''."""
+    for name in USUAL:
+        with torch.device("meta"):
+            body = native(name, SIZE)
+        match = find_encoder(checkpoint.tensors, body)
+        names = match.state.keys() - {"mask_token"} if match else set()
+        if match and names == body.state_dict().keys() and not _other_shape(match, body):
+            return name.partition(":")[2]
+    return ""
+
+
 def _hint(checkpoint: Checkpoint, name: str) -> str:
     """Return what to give instead of a wrong architecture."""
-    likely = looks_like(checkpoint.tensors)
+    likely = looks_like(checkpoint)
     if likely and likely not in name:
         return f" It looks like {likely}: give {likely}@{checkpoint.path}"
     return f" Its weights are {', '.join(abridged(list(checkpoint.tensors), 3))}"
 
 
-def _check_shapes(match: Match, body: nn.Module, checkpoint: Checkpoint, name: str) -> None:
-    """Refuse weights of another width or of other patches, which libraries would interpolate."""
+def _other_shape(match: Match, body: nn.Module) -> str:
+    """Return the first weight of another width or of other patches than the network's; or ''.
+
+    Libraries would interpolate it.
+    """
     own = body.state_dict()
-    for key, tensor in match.state.items():
-        same = key not in own or tensor.shape == own[key].shape
-        if not same and tensor.ndim == own[key].ndim and not RESIZED.search(key):
-            raise UsageError(
-                f"{checkpoint.path} is of another architecture than {name}: its {key} is "
-                f"{'x'.join(map(str, tensor.shape))}, not {'x'.join(map(str, own[key].shape))}."
-                f"{_hint(checkpoint, name)}"
-            )
+    differing = (
+        key
+        for key, tensor in match.state.items()
+        if key in own and tensor.shape != own[key].shape
+        if tensor.ndim == own[key].ndim and not RESIZED.search(key)
+    )
+    return next(differing, "")
 
 
 def _filled(
@@ -248,8 +264,7 @@ def _filled(
         state.pop("mask_token", None)  # for images that are masked while training
     fits = state.keys() == own.keys() and all(state[k].shape == own[k].shape for k in own)
     if fits or not name.startswith("timm:"):
-        state = fitted_positions(body, state, view.image_size)
-        differing = fill(body, state, name)
+        differing = _copied(state, body, name, view.image_size)
     else:
         body, differing = _converted(state, name, view.image_size)
     if differing and not allow_partial:
@@ -260,6 +275,20 @@ def _filled(
     if not all(tensor.isfinite().all() for tensor in body.state_dict().values()):
         raise CheckpointError(f"{checkpoint.path} has weights that are not finite; get another")
     return body, [differing] if differing else []
+
+
+def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) -> str:
+    """Copy weights into a network, as far as they are its own; return what differs, or ''."""
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    if isinstance(body, VisionTransformer):
+        state = interpolate_embeddings(size, body.patch_size, OrderedDict(state))
+    try:
+        report = body.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2]) or str(error)
+        raise UsageError(f"the weights do not fit {name}: {reason[:200]}") from error
+    return differences(report.missing_keys, report.unexpected_keys)
 
 
 def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Module, str]:

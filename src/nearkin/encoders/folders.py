@@ -1,18 +1,15 @@
-"""Encoders in folders of Hugging Face's layout: config.json and weights, of timm or transformers.
+"""Encoders in folders of transformers: config.json, preprocessor_config.json and weights.
 
 The folder is read as it lies there: no code of it is run, nothing is downloaded, and no file
 outside of it is opened.
 """
 
 import inspect
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import torch
 from jaxtyping import Float
@@ -20,11 +17,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.encoders.layout import read_json, weights_file
-from nearkin.encoders.libraries import differences
+from nearkin.encoders.libraries import Pretrained, described, differences
+from nearkin.encoders.origin import folder_license, origin
 from nearkin.encoders.preprocessing import Crop, Interpolation, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.files import usable
-from nearkin.networks.backbone import RESERVED
 from nearkin.schema import suggestion
 
 PREFIX: Final = "transformers:"
@@ -34,34 +31,22 @@ parameter-free pooling; the average of all tokens."""
 
 POOLING: Final = {
     "aimv2_vision_model": POOLED,
-    "beit": POOLED,
-    "bit": POOLED,
     "clip_vision_model": POOLED,
-    "convnext": POOLED,
     "convnextv2": POOLED,
-    "data2vec-vision": POOLED,
-    "deit": CLASS_TOKEN,
     "dinov2": CLASS_TOKEN,
     "dinov2_with_registers": CLASS_TOKEN,
     "dinov3_convnext": POOLED,
     "dinov3_vit": CLASS_TOKEN,
-    "efficientnet": POOLED,
     "ijepa": AVERAGE,
-    "mobilenet_v1": POOLED,
-    "mobilenet_v2": POOLED,
-    "regnet": POOLED,
-    "resnet": POOLED,
     "siglip2_vision_model": POOLED,
     "siglip_vision_model": POOLED,
     "swin": POOLED,
-    "swinv2": POOLED,
     "vit": CLASS_TOKEN,
     "vit_mae": CLASS_TOKEN,
-    "vit_msn": CLASS_TOKEN,
 }
 """What makes one vector of an image, by the model type of transformers; as the authors evaluate.
 
-The pooling layers of `vit` and `deit` are trained for classification only, and are left away.
+The pooling layer of `vit` is trained for classification only, and is left away.
 """
 TOWERS: Final = {
     "aimv2": "aimv2_vision_model",
@@ -70,11 +55,24 @@ TOWERS: Final = {
     "siglip2": "siglip2_vision_model",
 }
 """Models of images and text, and the model type of the part that sees images."""
+IN_TIMM: Final = {
+    "beit": "beit",
+    "bit": "resnetv2_50x1_bit",
+    "convnext": "convnext",
+    "deit": "deit",
+    "efficientnet": "tf_efficientnet",
+    "mobilenet_v1": "mobilenetv1",
+    "mobilenet_v2": "mobilenetv2",
+    "regnet": "regnet",
+    "resnet": "resnet",
+    "swinv2": "swinv2",
+}
+"""Model types whose weights timm has, and how their names begin there."""
 
 UNUSED: Final = (
-    "classifier", "cls_classifier", "distillation_classifier", "decoder", "head", "lm_head",
-    "logit_bias", "logit_scale", "pooler", "text_model", "text_projection", "visual_projection",
-    "vit.pooler", "deit.pooler", "embeddings.mask_token",
+    "classifier", "cls_classifier", "decoder", "head", "lm_head", "logit_bias", "logit_scale",
+    "pooler", "text_model", "text_projection", "visual_projection", "vit.pooler",
+    "embeddings.mask_token",
 )  # fmt: skip
 """What other parts of a model are called: heads, text, what is for masked images."""
 FORBIDDEN: Final = (
@@ -82,52 +80,6 @@ FORBIDDEN: Final = (
     "torch_dtype", "transformers_version",
 )  # fmt: skip
 """Keys of a configuration that would choose code from elsewhere, or a precision."""
-
-
-@dataclass(frozen=True, eq=False)
-class Network:
-    """A network with the weights of a folder, and how it wants its images."""
-
-    body: nn.Module
-    preprocessing: Preprocessing
-    details: dict[str, Any]
-    """What `untrained_network` needs, and `pooling`."""
-    file: Path
-    """The weights, or the first part of them."""
-
-
-# ---------------------------------------------------------------- timm
-
-
-def timm_name(config: Mapping[str, Any]) -> str:
-    """Return the architecture that a config.json of timm describes: `timm:NAME?option=value`."""
-    options = dict(config.get("model_args") or {})
-    bad = sorted(set(options) & set(RESERVED))
-    if bad or options.pop("in_chans", 3) != 3:
-        raise ValueError(f"its model_args set {', '.join(bad) or 'in_chans'}")
-    options.pop("num_classes", None)
-    query = urlencode({key: json.dumps(value) for key, value in sorted(options.items())})
-    return f"timm:{config['architecture']}" + (f"?{query}" if query else "")
-
-
-def timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's configuration of weights in a config.json, which old ones do not nest.
-
-    The classes of the weights' classifier (0: they have none) are those at the top of the file,
-    as timm reads it: what is nested may still be of the weights that a training started from.
-    """
-    from timm.models import PretrainedCfg
-
-    nested = config.get("pretrained_cfg")
-    stored = dict(nested if isinstance(nested, Mapping) else config)
-    for place in (config.get("model_args") or {}, config):
-        if place.get("num_classes") is not None:
-            stored["num_classes"] = place["num_classes"]
-    known = {each.name for each in fields(PretrainedCfg)}
-    return {key: value for key, value in stored.items() if key in known}
-
-
-# ---------------------------------------------------------------- transformers
 
 
 class TransformersNetwork(nn.Module):
@@ -207,7 +159,7 @@ def untrained_network(details: Mapping[str, Any]) -> nn.Module:
 
 def load_transformers(
     folder: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
-) -> Network:
+) -> Pretrained:
     """Load the part of a folder of transformers that sees images.
 
     Args:
@@ -226,11 +178,7 @@ def load_transformers(
     kind = str(config["model_type"])
     tower = TOWERS.get(kind, kind)
     if tower not in POOLING:
-        known = sorted([*POOLING, *TOWERS])
-        raise UsageError(
-            f"{folder} is a {kind} of transformers, which is no encoder of images that nearkin "
-            f"knows.{suggestion(kind, known)} It knows {', '.join(known)}"
-        )
+        raise _other_kind(folder, kind)
     part = config.get("vision_config", {}) if kind in TOWERS else config
     file = weights_file(folder)
     remedy = "download it again, or save it with save_pretrained"
@@ -241,17 +189,30 @@ def load_transformers(
         view = _view(folder, kind, image_size)
     _check_patches(view.image_size, settings.get("patch_size"))
     with usable(folder, remedy):
-        model, report, pooling = _weights(folder, tower, settings)
-    details = {"backbone": f"{PREFIX}{tower}", "pooling": pooling, "config": settings}
+        body, report = _with_weights(folder, tower, settings)
     missing, unexpected = _differences(report)
-    if missing or unexpected:
-        details["weights"] = [differences(missing, unexpected)]
-        if not allow_partial:
-            raise UsageError(
-                f"{folder} does not fit its config.json: {differences(missing, unexpected)}; give "
-                "a whole folder, or --allow-partial"
-            )
-    return Network(TransformersNetwork(model, tower, pooling), view, details, file)
+    differing = differences(missing, unexpected)
+    if differing and not allow_partial:
+        raise UsageError(
+            f"{folder} does not fit its config.json: {differing}; give a whole folder, or "
+            "--allow-partial"
+        )
+    source = origin(str(folder.resolve()), folder_license(folder), file)
+    return described(
+        body, f"{PREFIX}{tower}", view, source, pooling=body.pooling, config=settings,
+        weights=[differing] if differing else [],
+    )  # fmt: skip
+
+
+def _other_kind(folder: Path, kind: str) -> UsageError:
+    what = f"{folder} is a {kind} of transformers, which nearkin does not read"
+    if start := IN_TIMM.get(kind):
+        return UsageError(
+            f"{what}; give timm's weights of the same model, timm:NAME as listed by `nearkin "
+            f"backbones --pretrained timm:{start}`"
+        )
+    known = sorted([*POOLING, *TOWERS])
+    return UsageError(f"{what}.{suggestion(kind, known)} It reads {', '.join(known)}")
 
 
 def _check_patches(image_size: int, side: Any) -> None:
@@ -294,20 +255,25 @@ def construction(model_class: type[nn.Module], pooling: str) -> dict[str, Any]:
     return {}
 
 
-def _weights(
+def _with_weights(
     folder: Path, kind: str, config: Mapping[str, Any]
-) -> tuple[nn.Module, dict[str, Any], str]:
-    """Return a model with the weights of a folder, which names do not fit, and its pooling."""
-    model_class, described = _described(kind, config)
-    pooling = POOLING[kind]
-    if not getattr(described, "use_head", True):
-        pooling = AVERAGE  # AIMv2 without the pooling that is trained for texts
-    model, report = _from_folder(folder, model_class, described, pooling)
-    missing = list(report["missing_keys"])
-    if missing and all(name.startswith("pooler.") for name in missing):
-        pooling = CLASS_TOKEN  # the pooling layer was never trained, nor saved
-        model, report = _from_folder(folder, model_class, described, pooling)
-    return aligned(model).eval(), report, pooling
+) -> tuple[TransformersNetwork, dict[str, Any]]:
+    """Return the network of a folder, and which names of its weights do not fit."""
+    model_class, settings = _described(kind, config)
+    # AIMv2 may come without the pooling that is trained for texts.
+    pooling = POOLING[kind] if getattr(settings, "use_head", True) else AVERAGE
+    load_model: Any = model_class
+    with quiet():
+        model, report = load_model.from_pretrained(
+            folder,
+            config=settings,
+            local_files_only=True,
+            weights_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **construction(model_class, pooling),
+        )
+    return TransformersNetwork(aligned(model).eval(), kind, pooling), report
 
 
 def aligned(model: nn.Module) -> nn.Module:
@@ -319,22 +285,6 @@ def aligned(model: nn.Module) -> nn.Module:
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     return model
-
-
-def _from_folder(
-    folder: Path, model_class: Any, config: Any, pooling: str
-) -> tuple[nn.Module, dict[str, Any]]:
-    with quiet():
-        model, report = model_class.from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            weights_only=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **construction(model_class, pooling),
-        )
-    return model, report
 
 
 def _differences(report: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -454,11 +404,9 @@ def _statistics(processor: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     std: tuple[float, ...] = (1.0,) * 3
     if processor.get("do_normalize"):
         mean, std = (_three(processor[key]) for key in ("image_mean", "image_std"))
-    offset = 1.0 if processor.get("rescale_offset") else 0.0
-    spread = tuple(s * s for s in std) if processor.get("include_top") else std
     return {
-        "mean": tuple((m + offset) / factor for m in mean),
-        "std": tuple(s / factor for s in spread),
+        "mean": tuple(m / factor for m in mean),
+        "std": tuple(s / factor for s in std),
     }
 
 

@@ -1,23 +1,31 @@
-"""Encoders of timm and torchvision, by name, with the weights that those libraries load."""
+"""Encoders of timm and torchvision: names, preprocessing, and weights by timm's own loading."""
 
-import difflib
+import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import torch
 from torch import nn
 
-from nearkin.encoders.checkpoints import read_checkpoint
-from nearkin.encoders.downloads import hub_file, need_torch_file, to_stderr
 from nearkin.encoders.families import as_authors
-from nearkin.encoders.origin import origin
+from nearkin.encoders.layout import weights_file
+from nearkin.encoders.origin import (
+    NOT_STATED,
+    folder_license,
+    hub_file,
+    origin,
+    to_stderr,
+    torch_file,
+)
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError
-from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
+from nearkin.files import usable
+from nearkin.networks.backbone import NATIVE, RESERVED, native, timm_names, torchvision_names
 from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
 from nearkin.schema import suggestion
@@ -29,102 +37,35 @@ class Pretrained:
     """A network with its weights, and all that is needed to use it right."""
 
     body: nn.Module
-    backbone: str  # How `untrained` builds it again
     preprocessing: Preprocessing
     details: dict[str, Any]
+    """What an encoder's file keeps: `backbone`, how to build it again; pooling, origin, notes."""
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """` Did you mean x?`, where a name begins like that or is close; else nothing.
-
-    What stands before the colon is not compared: all names of a library have it in common.
-
-    >>> nearest("timm: vit_tiny", ["timm:gcvit_tiny", "timm:vit_tiny_patch16_224"])
-    ' Did you mean timm:vit_tiny_patch16_224?'
-    """
-    library, _, bare = (part.strip().casefold() for part in name.rpartition(":"))
-    within = [each for each in known if each.startswith(library)] or known
-    own = {each.rpartition(":")[2].casefold(): each for each in reversed(within)}
-    longer = sorted((each for each in reversed(own) if each.startswith(bare)), key=len)
-    close = longer if len(bare) > 2 and longer else difflib.get_close_matches(bare, own, n=1)
-    return f" Did you mean {own[close[0]]}?" if close else ""
-
-
-# ---------------------------------------------------------------- timm
-
-
-def timm_match(name: str) -> "re.Match[str]":
-    """Take `timm:NAME.TAG?options` apart.
-
-    Raises:
-        UsageError: If timm does not have that architecture.
-    """
-    match, untagged = NATIVE.fullmatch(name), name.partition(".")[0]
-    if match is None or match[2].partition(".")[0] not in timm_names():
-        names = [f"timm:{each}" for each in timm_names()]
-        raise UsageError(
-            f"timm has no architecture {untagged.removeprefix('timm:').strip()}."
-            f"{nearest(untagged, names)} `nearkin backbones --pretrained` lists what has weights"
-        )
-    return match
-
-
-def timm_weights(name: str) -> Any:
-    """Return timm's configuration of the weights that a name means.
-
-    Raises:
-        UsageError: If there are none.
-    """
-    import timm
-
-    bare, _, tag = timm_match(name)[2].partition(".")
-    tags = timm.list_pretrained(f"{bare}.*")
-    known = bool(tags) if not tag else f"{bare}.{tag}" in tags  # timm raises if not
-    config = timm.get_pretrained_cfg(f"{bare}.{tag}".rstrip(".")) if known else None
-    if config is None or not config.has_weights:
-        names = [f"timm:{each}" for each in tags]
-        listed = f" It has {', '.join(names[:6])}" if names else ""
-        raise UsageError(
-            f"timm has no weights {name}.{nearest(name, names)}{listed}; "
-            f"`nearkin backbones --pretrained {bare}` lists all"
-        )
-    return config
-
-
-def load_timm(
-    name: str,
-    image_size: int | None,
-    *,
-    allow_partial: bool,
-    crop: float | None = None,
-    label: str = "",
+def described(
+    body: nn.Module, name: str, view: Preprocessing, source: Mapping[str, str], **remarks: Any
 ) -> Pretrained:
-    """Load an encoder of timm.
+    """Return a network of a library with what is kept of it; empty remarks are left out."""
+    details: dict[str, Any] = {"backbone": name, "pooling": pooling(body), "origin": dict(source)}
+    return Pretrained(body, view, details | {key: text for key, text in remarks.items() if text})
 
-    Args:
-        name: `timm:NAME` or `timm:NAME.TAG`.
-        image_size: Side of the images, if not that of the weights.
-        allow_partial: Whether weights may be missing or left over.
-        crop: Share of the resized image that is cut out, if not that of the weights.
-        label: What the user calls it, for messages.
-    """
-    config = timm_weights(name)
-    name, notes = as_authors(name, config)
-    size = image_size or config.input_size[-1]
-    if image_size:
-        check_size(name, size)
-    view = timm_view(config.to_dict(), size, crop)
-    if config.hf_hub_id:
-        where = f"https://huggingface.co/{config.hf_hub_id}"
-        file = hub_file(label or name, config.hf_hub_id, config.hf_hub_filename)
-        overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
-    else:
-        where = str(config.url)
-        file = need_torch_file(label or name, where)
-        overlay = {"file": str(file)}  # or timm would read it without verifying it
-    with fitting(name, where):
-        body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
-    return described(body, name, view, origin(where, config.license, file), notes)
+
+def pooling(body: nn.Module) -> str:
+    """Name how a network makes one vector of an image."""
+    kind = getattr(body, "global_pool", None)
+    if isinstance(kind, str):
+        return {"token": "class token", "avg": "average", "map": "attention"}.get(kind, kind)
+    return "class token" if hasattr(body, "class_token") else "average"
+
+
+def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """Name the first of what is missing and what is left over, and how many there are."""
+    parts = ((missing, "missing"), (unexpected, "left over"))
+    return "; ".join(
+        f"{len(names)} {what}: {', '.join(abridged(list(names), 4))}"
+        for names, what in parts
+        if names
+    )
 
 
 def check_size(name: str, image_size: int) -> None:
@@ -139,6 +80,162 @@ def check_size(name: str, image_size: int) -> None:
     except (RuntimeError, AssertionError, ValueError) as error:
         raise size_error(name, image_size, error) from error
     check_patches(body, image_size, name)
+
+
+# ---------------------------------------------------------------- timm
+
+
+def timm_architecture(name: str) -> str:
+    """Return NAME.TAG of `timm:NAME.TAG?options`.
+
+    Raises:
+        UsageError: If timm does not have that architecture.
+    """
+    match, untagged = NATIVE.fullmatch(name), name.partition(".")[0]
+    if match is None or match[2].partition(".")[0] not in timm_names():
+        names = [f"timm:{each}" for each in timm_names()]
+        raise UsageError(
+            f"timm has no architecture {untagged.removeprefix('timm:').strip()}."
+            f"{suggestion(untagged, names)} `nearkin backbones --pretrained` lists what has "
+            "weights"
+        )
+    return match[2]
+
+
+def timm_default(name: str) -> Any:
+    """Return timm's configuration of an architecture's default weights; None if it has none."""
+    import timm
+
+    return timm.get_pretrained_cfg(timm_architecture(name))
+
+
+def timm_weights(name: str) -> Any:
+    """Return timm's configuration of the weights that a name means.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    import timm
+
+    bare, _, tag = timm_architecture(name).partition(".")
+    tags = timm.list_pretrained(f"{bare}.*")
+    known = bool(tags) if not tag else f"{bare}.{tag}" in tags  # timm raises if not
+    config = timm.get_pretrained_cfg(f"{bare}.{tag}".rstrip(".")) if known else None
+    if config is None or not config.has_weights:
+        names = [f"timm:{each}" for each in tags]
+        listed = f" It has {', '.join(names[:6])}" if names else ""
+        raise UsageError(
+            f"timm has no weights {name}.{suggestion(name, names)}{listed}; "
+            f"`nearkin backbones --pretrained {bare}` lists all"
+        )
+    return config
+
+
+def timm_view(config: Mapping[str, Any], size: int) -> Preprocessing:
+    """Return the preprocessing that a configuration of timm describes, at a size of images.
+
+    Raises:
+        UsageError: If it pads images with a border, which is not supported.
+    """
+    if config.get("crop_mode") == "border":
+        raise UsageError(
+            f"the images of {config.get('architecture')} are padded with a border, which nearkin "
+            "does not do; choose another encoder"
+        )
+    return Preprocessing(
+        image_size=size,
+        crop="squash" if config.get("crop_mode") == "squash" else "center",
+        resize_to=math.floor(size / config["crop_pct"]),
+        interpolation=config["interpolation"],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+    )
+
+
+def load_timm(
+    name: str,
+    image_size: int | None,
+    *,
+    allow_partial: bool,
+    label: str,
+) -> Pretrained:
+    """Load an encoder of timm.
+
+    Args:
+        name: `timm:NAME` or `timm:NAME.TAG`.
+        image_size: Side of the images, if not that of the weights.
+        allow_partial: Whether weights may be missing or left over.
+        label: What the user calls it, for messages.
+    """
+    config = timm_weights(name)
+    name, notes = as_authors(name, config)
+    size = image_size or config.input_size[-1]
+    if image_size:
+        check_size(name, size)
+    view = timm_view(config.to_dict(), size)
+    if config.hf_hub_id:
+        where = f"https://huggingface.co/{config.hf_hub_id}"
+        file = hub_file(label, config.hf_hub_id, config.hf_hub_filename)
+        overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
+    else:
+        where = str(config.url)
+        file = torch_file(label, where)
+        overlay = {"file": str(file)}  # or timm would read it without verifying it
+    with fitting(name, where):
+        body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
+    return described(body, name, view, origin(where, config.license, file), notes=notes)
+
+
+def load_timm_folder(
+    path: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
+) -> Pretrained:
+    """Load a folder that timm has written, with what its config.json holds."""
+    remedy, file = "give a folder that timm has written", weights_file(path)
+    with usable(path / "config.json", remedy):
+        name, stored = _architecture_of(config), _weights_of(config)
+    default = timm_default(name)
+    values = {**(default.to_dict() if default else {}), **stored}
+    with usable(path / "config.json", remedy):
+        size = image_size or int(values["input_size"][-1])
+        classes = int(values["num_classes"])
+        view = timm_view(values, size)
+    with fitting(name, str(path)):
+        overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
+        body = timm_body(name, size, overlay, classes, strict=not allow_partial)
+    named = folder_license(path)
+    license_ = stored.get("license") if named == NOT_STATED else named
+    source = origin(str(path.resolve()), license_, file)
+    # What a folder describes may have been trained on in that way, so it is not changed.
+    notes = [f"as the folder says; its authors: {note}" for note in as_authors(name)[1]]
+    return described(body, name, view, source, notes=[*notes, *(stored.get("notes") or ())])
+
+
+def _architecture_of(config: Mapping[str, Any]) -> str:
+    """Return the architecture that a config.json of timm describes: `timm:NAME?option=value`."""
+    options = dict(config.get("model_args") or {})
+    bad = sorted(set(options) & set(RESERVED))
+    if bad or options.pop("in_chans", 3) != 3:
+        raise ValueError(f"its model_args set {', '.join(bad) or 'in_chans'}")
+    options.pop("num_classes", None)
+    query = urlencode({key: json.dumps(value) for key, value in sorted(options.items())})
+    return f"timm:{config['architecture']}" + (f"?{query}" if query else "")
+
+
+def _weights_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return timm's configuration of weights in a config.json, which old ones do not nest.
+
+    The classes of the weights' classifier (0: they have none) are those at the top of the file,
+    as timm reads it: what is nested may still be of the weights that a training started from.
+    """
+    from timm.models import PretrainedCfg
+
+    nested = config.get("pretrained_cfg")
+    stored = dict(nested if isinstance(nested, Mapping) else config)
+    for place in (config.get("model_args") or {}, config):
+        if place.get("num_classes") is not None:
+            stored["num_classes"] = place["num_classes"]
+    known = {each.name for each in fields(PretrainedCfg)}
+    return {key: value for key, value in stored.items() if key in known}
 
 
 def timm_body(
@@ -170,112 +267,52 @@ def timm_body(
     return body
 
 
-def timm_view(config: Mapping[str, Any], size: int, crop: float | None = None) -> Preprocessing:
-    """Return the preprocessing that a configuration of timm describes, at a size of images.
-
-    Raises:
-        UsageError: If it pads images with a border, which is not supported.
-    """
-    if config.get("crop_mode") == "border":
-        raise UsageError(
-            f"the images of {config.get('architecture')} are padded with a border, which nearkin "
-            "does not do; choose another encoder"
-        )
-    return Preprocessing(
-        image_size=size,
-        crop="squash" if config.get("crop_mode") == "squash" else "center",
-        resize_to=math.floor(size / (crop or config["crop_pct"])),
-        interpolation=config["interpolation"],
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-    )
+@contextmanager
+def fitting(name: str, where: str) -> Iterator[None]:
+    """Turn what timm says of weights that it cannot use into one line."""
+    try:
+        yield
+    except NearkinError:
+        raise
+    except Exception as error:  # of many kinds, by timm's version
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if "state_dict" in reason or "size mismatch" in reason:
+            raise UsageError(f"the weights of {where} do not fit {name}: {reason}") from error
+        remedy = "get them again from where they came from"
+        if "://" in where:
+            remedy = f"remove them where they are kept, so that {where} is downloaded again"
+        raise CheckpointError(
+            f"the weights of {name} cannot be read ({reason}); {remedy}"
+        ) from error
 
 
 # ---------------------------------------------------------------- torchvision
 
 
+TORCHVISION_TERMS: Final = (
+    "BSD-3-Clause as torchvision; trained on ImageNet, whose terms are its own"
+)
+
+
 def torchvision_weights(name: str) -> Any:
-    """Return torchvision's weights of that name.
+    """Return torchvision's weights of `torchvision:NAME` or `torchvision:NAME.WEIGHTS`.
 
     Raises:
         UsageError: If there are none.
     """
     from torchvision.models import get_model_weights
 
-    match = NATIVE.fullmatch(name)
-    if match is None or match[2].partition(".")[0] not in torchvision_names():
+    bare, _, tag = name.removeprefix("torchvision:").partition("?")[0].partition(".")
+    if bare not in torchvision_names():
         names = [f"torchvision:{each}" for each in torchvision_names()]
-        bare = name.removeprefix("torchvision:").partition(".")[0].strip()
-        raise UsageError(
-            f"torchvision has no model {bare}.{nearest(f'torchvision:{bare}', names)}"
-        )
-    bare, _, tag = match[2].partition(".")
+        hint = suggestion(f"torchvision:{bare}", names)
+        raise UsageError(f"torchvision has no model {bare.strip()}.{hint}")
     known = get_model_weights(bare)
     if tag not in ("", *known.__members__):
-        listed = ", ".join(known.__members__)
         hint = suggestion(tag, known.__members__)
+        listed = ", ".join(known.__members__)
         raise UsageError(f"torchvision has no weights {tag} of {bare}.{hint} It has {listed}")
     return known[tag] if tag else known.DEFAULT
-
-
-def load_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -> Pretrained:
-    """Load an encoder of torchvision: `torchvision:NAME` or `torchvision:NAME.WEIGHTS`."""
-    weights = torchvision_weights(name)
-    if image_size:
-        check_size(name, image_size)
-    view = torchvision_view(weights.transforms(), image_size)
-    file = need_torch_file(name, weights.url)
-    state = read_checkpoint(file).tensors  # torchvision's own reading unpickles anything
-    bare = NATIVE.fullmatch(name)[2].partition(".")[0]  # type: ignore[index]  # matched above
-    whole = f"torchvision:{bare}.{weights.name}"
-    body = native(whole, view.image_size)
-    state = {key: value for key, value in state.items() if not key.startswith(CLASSIFIERS)}
-    differing = fill(body, fitted_positions(body, state, view.image_size), whole)
-    if differing and not allow_partial:
-        raise UsageError(f"the weights of {weights.url} do not fit {whole}: {differing}")
-    source = origin(weights.url, TORCHVISION_TERMS, file)
-    return described(body, whole, view, source)
-
-
-TORCHVISION_TERMS: Final = (
-    "BSD-3-Clause as torchvision; trained on ImageNet, whose terms are its own"
-)
-CLASSIFIERS: Final = ("fc.", "classifier.", "head.", "heads.")
-"""Parts of torchvision's networks that `native` takes off."""
-
-
-def fill(body: nn.Module, state: Mapping[str, Any], name: str) -> str:
-    """Copy weights into a network, as far as they are its own; return what differs, or ''.
-
-    Raises:
-        UsageError: If a tensor has another shape.
-    """
-    try:
-        report = body.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split("\n\t")[1:2]) or str(error)
-        raise UsageError(f"the weights do not fit {name}: {reason[:200]}") from error
-    return differences(report.missing_keys, report.unexpected_keys)
-
-
-def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """Name the first of what is missing and what is left over, and how many there are."""
-    parts = ((missing, "missing"), (unexpected, "left over"))
-    return "; ".join(
-        f"{len(names)} {what}: {', '.join(abridged(list(names), 4))}"
-        for names, what in parts
-        if names
-    )
-
-
-def fitted_positions(body: nn.Module, state: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Return torchvision's weights with position embeddings for another size of images."""
-    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
-
-    if not isinstance(body, VisionTransformer):
-        return dict(state)
-    fitted = interpolate_embeddings(size, body.patch_size, {**state})
-    return dict(fitted)
 
 
 def torchvision_view(transforms: Any, image_size: int | None = None) -> Preprocessing:
@@ -289,45 +326,3 @@ def torchvision_view(transforms: Any, image_size: int | None = None) -> Preproce
         std=tuple(transforms.std),
     )
     return view.resized(image_size) if image_size else view
-
-
-# ---------------------------------------------------------------- both
-
-
-def described(
-    body: nn.Module,
-    name: str,
-    view: Preprocessing,
-    source: Mapping[str, str],
-    notes: Sequence[str] = (),
-) -> Pretrained:
-    """Return a network of a library with what is kept of it."""
-    details: dict[str, Any] = {"backbone": name, "pooling": pooling(body), "origin": dict(source)}
-    return Pretrained(body, name, view, details | ({"notes": list(notes)} if notes else {}))
-
-
-def pooling(body: nn.Module) -> str:
-    """Name how a network makes one vector of an image."""
-    kind = getattr(body, "global_pool", None)
-    if isinstance(kind, str):
-        return {"token": "class token", "avg": "average", "map": "attention"}.get(kind, kind)
-    return "class token" if hasattr(body, "class_token") else "average"
-
-
-@contextmanager
-def fitting(name: str, where: str) -> Iterator[None]:
-    """Turn what a library says of weights that it cannot use into one line."""
-    try:
-        yield
-    except NearkinError:
-        raise
-    except Exception as error:  # of many kinds, by the library and its version
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if "state_dict" in reason or "size mismatch" in reason:
-            raise UsageError(f"the weights of {where} do not fit {name}: {reason}") from error
-        remedy = "get them again from where they came from"
-        if "://" in where:
-            remedy = f"remove them where they are kept, so that {where} is downloaded again"
-        raise CheckpointError(
-            f"the weights of {name} cannot be read ({reason}); {remedy}"
-        ) from error

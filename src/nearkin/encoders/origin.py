@@ -1,12 +1,28 @@
-"""Where weights come from and what their license allows: kept in the file, printed with it."""
+"""Where weights come from: the caches of other libraries, filled on request; license and checksum.
+
+What is in a cache is taken as it is, without asking whether there is something newer: the same
+command gives the same features, with a network and without.
+"""
 
 import contextlib
-import hashlib
+import logging
+import os
 import re
-from collections.abc import Mapping
+import socket
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlparse
+from urllib.request import getproxies
 
+from nearkin.encoders.layout import DESCRIPTIONS, is_folder, weights_among
+from nearkin.errors import CheckpointError, NearkinError, UsageError
+from nearkin.files import sha256
+
+CONNECT_SECONDS: Final = 5.0  # that a server may take to answer before weights are out of reach
+HUB_NAMES: Final = ("model.safetensors", "pytorch_model.bin")
+"""Files of weights in a repository of timm's on the Hugging Face hub, in the order it tries."""
 NOT_STATED: Final = "not stated"
 RESTRICTED: Final = re.compile(
     r"(^|\W)nc(\W|$)|non-?commercial|research|dinov3|seer|(^|\W)fair-|apple-am|gated|gemma", re.I
@@ -18,19 +34,170 @@ RESTRICTION: Final = (
 MAX_CARD: Final = 1_000_000  # bytes of a README that is read
 
 
-def origin(source: str, license_: str | None, file: Path | None) -> dict[str, str]:
+# ---------------------------------------------------------------- downloads
+
+
+def hub_file(name: str, repository: str, filename: str | None = None) -> Path:
+    """Return a file of weights on the Hugging Face hub, downloaded into the hub's own cache.
+
+    Args:
+        name: The encoder, for messages.
+        repository: `owner/name`, or `owner/name@revision`.
+        filename: If not one of `HUB_NAMES`.
+
+    Raises:
+        UsageError: If it is not there and cannot be downloaded.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repository, _, revision = repository.partition("@")
+    names = (filename,) if filename else HUB_NAMES
+    for each in names:
+        cached = try_to_load_from_cache(repository, each, revision=revision or None)
+        if isinstance(cached, str):
+            return Path(cached)
+    with fetching(name, f"{ENDPOINT}/{repository}/resolve/{revision or 'main'}/{names[0]}"):
+        for each in names:
+            try:
+                return Path(hf_hub_download(repository, each, revision=revision or None))
+            except LocalEntryNotFoundError:
+                raise
+            except EntryNotFoundError:
+                continue
+    raise UsageError(f"{ENDPOINT}/{repository} has no weights that nearkin reads")
+
+
+def hub_folder(name: str, repository: str) -> Path:
+    """Return a repository of the Hugging Face hub as a folder: config.json, model card, weights.
+
+    Of several formats of the same weights, one is downloaded. Arguments and errors are those of
+    `hub_file`.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    repository, _, revision = repository.partition("@")
+    at = revision or "main"
+    with contextlib.suppress(LocalEntryNotFoundError):
+        cached = Path(snapshot_download(repository, revision=at, local_files_only=True))
+        if is_folder(cached) and weights_among([file.name for file in cached.iterdir()]):
+            return cached
+    with fetching(name, f"{ENDPOINT}/{repository}/tree/{at}"):
+        files = HfApi().list_repo_files(repository, revision=at)
+        wanted = [*DESCRIPTIONS, *weights_among(files)]
+        folder = Path(snapshot_download(repository, revision=at, allow_patterns=wanted))
+    if not is_folder(folder):
+        raise UsageError(
+            f"{ENDPOINT}/{repository} has no config.json: it is of neither timm nor transformers"
+        )
+    return folder
+
+
+def torch_file(name: str, url: str) -> Path:
+    """Return torch's copy of the file at an address, downloaded if there is none.
+
+    torch verifies what it downloads. What is there already may be of anybody, in a shared cache
+    or put there by hand, so it is verified here.
+
+    Raises:
+        UsageError: If it cannot be had, with what to download, and where to put it.
+        CheckpointError: If its SHA-256 does not begin as its name says.
+    """
+    from torch.hub import download_url_to_file  # noqa: TID251  (it reads nothing)
+
+    file = _torch_cache() / Path(urlparse(url).path).name
+    digest = re.search(r"-([0-9a-f]{8,64})\.", file.name)
+    if not file.is_file():
+        with fetching(name, url):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            download_url_to_file(url, str(file), digest and digest[1])
+    if digest and not sha256(file).startswith(digest[1]):
+        raise CheckpointError(
+            f"{file} is not the file of its name: its SHA-256 does not begin with {digest[1]}; "
+            f"remove it, so that {url} is downloaded again"
+        )
+    return file
+
+
+def _torch_cache() -> Path:
+    from torch.hub import get_dir  # noqa: TID251  (it reads nothing)
+
+    return Path(get_dir()) / "checkpoints"
+
+
+@contextlib.contextmanager
+def fetching(name: str, url: str) -> Iterator[None]:
+    """Turn what goes wrong in a library's download into one line: what to do instead."""
+    _reach(name, url)
+    try:
+        with to_stderr():
+            yield
+    except NearkinError:
+        raise
+    except Exception as error:  # of many kinds, by the library and its version
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise _missing(name, url, reason) from error
+
+
+@contextlib.contextmanager
+def to_stderr() -> Iterator[None]:
+    """Send what a library prints, such as the start of a download, where progress goes.
+
+    What timm warns of, nearkin says itself, in one line.
+    """
+    logger = logging.getLogger("timm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _reach(name: str, url: str) -> None:
+    """Refuse, within seconds, what no network leads to; the libraries try for a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise _missing(name, url, "HF_HUB_OFFLINE is set")
+    if getproxies():  # then names are resolved elsewhere
+        return
+    host = urlparse(url)
+    port = host.port or (80 if host.scheme == "http" else 443)
+    try:
+        socket.create_connection((str(host.hostname), port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _missing(name, url, f"no connection to {host.hostname}") from error
+
+
+def _missing(name: str, url: str, reason: str) -> UsageError:
+    gated = " (its license has to be accepted there first)" if "gated" in reason.lower() else ""
+    missing = f"the weights of {name} are not on this computer and cannot be downloaded ({reason})"
+    if "/tree/" in url:
+        return UsageError(f"{missing}; download {url}{gated} elsewhere, and give the folder")
+    cache_hint = f"put it into {_torch_cache()}, or " if "/resolve/" not in url else ""
+    return UsageError(
+        f"{missing}; download {url}{gated} elsewhere, and {cache_hint}give it as {name}@FILE"
+    )
+
+
+# ---------------------------------------------------------------- origin and license
+
+
+def origin(source: str, license_: str | None, file: Path) -> dict[str, str]:
     """Return what an encoder's file keeps of where its weights come from: no path of this machine.
 
     Args:
         source: An address, or the path of a file or folder, whose name is kept.
         license_: The license that the source names.
-        file: The weights, whose checksum is kept; None if it is not known which file was read.
+        file: The weights, whose checksum is kept.
     """
-    checksum = sha256(file) if file else ""
     return {
         "source": without_folder(source),
         "license": license_ or NOT_STATED,
-        "sha256": checksum,
+        "sha256": sha256(file),
     }
 
 
@@ -68,9 +235,3 @@ def folder_license(folder: Path) -> str:
     stated = (license_ == "other" and named.get("license_name")) or license_ or NOT_STATED
     gated = any(key.startswith("extra_gated") for key in named)
     return " ".join(str(stated).split())[:100] + (" (gated)" if gated else "")
-
-
-def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -10,9 +10,10 @@ from torch import Tensor
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import encode_pixels, images_at_once
 from nearkin.encoders.projector import Projected
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, encode_pixels, images_at_once
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.views import ImageViews
 from nearkin.metrics.attentive import HEADS, AttentiveProbe, train_attentive_probe
 from nearkin.metrics.metric import Metric, Protocol, share

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nearkin.data.batches import CenterCrops, from_zero_to_one, to_input
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder, untrained_like
-from nearkin.evaluation.embeddings import images_at_once
+from nearkin.encoders.inference import images_at_once
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 

@@ -1,23 +1,20 @@
-"""Images into features: encode networks' inputs, and `Embeddings`, the table of what comes out."""
+"""`Embeddings`, the table of features of images, and how it is computed by an encoder."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearkin.data.batches import CenterCrops, to_input
+from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
-from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import Inference, encode_pixels, inference
 from nearkin.errors import DataError
-from nearkin.networks.backbone import SMALL_IMAGE
-from nearkin.networks.branch import eval_mode
-from nearkin.networks.folding import fold_batch_norms
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNKNOWN
@@ -113,53 +110,6 @@ def embeddings_of(
     )
 
 
-def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Float[Tensor, "n d"]:
-    """Compute the features of all images, in float32 on the CPU; the encoder's state stays.
-
-    Batch norm uses its running statistics, so no image's features depend on another image.
-    """
-    features = []
-    with keep_freed_memory(), eval_mode(encoder):
-        for batch in batches:
-            with torch.inference_mode():
-                # A copy: a class token is a view, and would keep all tokens of its batch.
-                features.append(encoder(batch).flatten(1).to("cpu", torch.float32, copy=True))
-    if not features:
-        raise DataError("no image to encode; name a folder or a split that has some")
-    return torch.cat(features)  # outside of inference mode, so that a probe can learn from it
-
-
-def encode_pixels(
-    network: nn.Module, batches: Iterable[Shaped[Tensor, "_ _ _ _"]], device: torch.device
-) -> Float[Tensor, "n d"]:
-    """Compute the features of decoded images, by a network on that device."""
-    return encode(network, (to_input(batch.to(device)) for batch in batches))
-
-
-def for_inference(encoder: Encoder, device: torch.device) -> nn.Module:
-    """Return the network of an encoder on a device, as it is fastest there; the encoder moves.
-
-    On a CPU its batch norms are folded: features differ by rounding, 2e-6 of the largest.
-    """
-    network = encoder.to(device).to(memory_format=torch.channels_last).backbone
-    if device.type != "cpu":
-        return network
-    view = encoder.preprocessing
-    shape = 1, network.num_channels, view.image_size, view.image_size
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return fold_batch_norms(network, images.contiguous(memory_format=torch.channels_last))
-
-
-def images_at_once(image_size: int, device: torch.device) -> int:
-    """Return how many images one pass of an encoder takes: 256, or of larger ones fewer on a CPU.
-
-    There, activations that stay in its cache are worth more than large products: of a ViT-S/14 at
-    224 px, 16 images take an eighth less time per image than 64, and a fifth of their memory.
-    """
-    fitting = 256 * SMALL_IMAGE**2 // image_size**2 if device.type == "cpu" else 256
-    return min(256, 1 << max(2, fitting.bit_length() - 1))
-
-
 def images_per_part(count: int) -> int:
     """Return how many images a file of features holds: what a kill loses at most.
 
@@ -178,16 +128,32 @@ def encode_images(
     on_progress: ProgressCallback = ignore_progress,
     allow_none: bool = False,
 ) -> Embeddings:
-    """Compute the features of those images that can be read. The encoder moves to the device.
+    """Compute the features of those images that can be read, in float32.
 
     Raises:
         DataError: If there are no images, or none that can be read and not `allow_none`.
     """
-    network = for_inference(encoder, device)
-    size = images_at_once(encoder.image_size, device)
-    pixels = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
+    return embed_images(
+        inference(encoder, device),
+        images,
+        workers=workers,
+        on_progress=on_progress,
+        allow_none=allow_none,
+    )
+
+
+def embed_images(
+    by: Inference,
+    images: Images,
+    *,
+    workers: int,
+    on_progress: ProgressCallback = ignore_progress,
+    allow_none: bool = False,
+) -> Embeddings:
+    """Compute the features of those images that can be read, in the way that was chosen."""
+    pixels = CenterCrops(images, by.preprocessing, batch_size=by.batch_size, workers=workers)
     pieces = tracked(pixels, len(images), "features", on_progress)
-    features = encode_pixels(network, pieces, device)
+    features = encode_pixels(by.network, pieces, by.device)
     if len(pixels.bad) == len(images) and not allow_none:
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
     rows = np.delete(np.arange(len(images)), sorted(pixels.bad))

@@ -8,19 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
-import torch
 from jaxtyping import Int
 
 from nearkin.data.images import Images
-from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import Inference, Precision
 from nearkin.errors import DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.embeddings import Embeddings, embed_images, embeddings_of
 from nearkin.evaluation.vectors import ROOM, matrix, read_footer, write_parquet
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
+from nearkin.schema import Auto
 
 # What a folder is of. Readers of Parquet folders pass over names that begin so.
 NOTE: Final = "_parts.json"
@@ -37,6 +38,7 @@ class Note:
     data: str  # The fingerprint of the images, their labels and their splits
     images: int
     shard: int  # Images of a part; the last may have fewer
+    precision: Precision | Auto = "fp32"  # Of the encoder, as chosen
 
     @property
     def num_parts(self) -> int:
@@ -44,11 +46,12 @@ class Note:
         return -(-self.images // self.shard)
 
 
-def note_on(encoder: str, images: Images, shard: int) -> Note:
+def note_on(encoder: str, images: Images, shard: int, precision: Precision | Auto) -> Note:
     """Return the note of a folder of the embeddings of these images, by that encoder."""
     labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
     labels.update("\0".join(names).encode(errors="surrogatepass"))
-    return Note(encoder, f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
+    data = f"{images.fingerprint}-{labels.hexdigest()}"
+    return Note(encoder, data, len(images), shard, precision)
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,15 @@ class PartFolder:
         if not (path / NOTE).exists():
             raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
         with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
-            noted = json.loads((path / NOTE).read_text(encoding="utf-8"))
-            note = Note(**{name: kind(noted[name]) for name, kind in Note.__annotations__.items()})
+            note = msgspec.json.decode((path / NOTE).read_bytes(), type=Note)
             if min(note.shard, note.images) < 1 or note.num_parts > MOST:
                 raise ValueError("it speaks of impossible numbers")
         return cls(path, note)
+
+    @classmethod
+    def precision(cls, path: Path) -> Precision | Auto:
+        """The precision that a folder was begun with; `auto` if it is new."""
+        return cls.open(path).note.precision if (path / NOTE).exists() else "auto"
 
     @classmethod
     def claim(cls, path: Path, note: Note) -> "PartFolder":
@@ -111,7 +118,12 @@ class PartFolder:
                 replace_text(path / NOTE, json.dumps(asdict(note), indent=2) + "\n")
         earlier = cls.open(path).note
         if earlier != note:
-            kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {earlier.shard}"}
+            kinds = {
+                "encoder": "encoder",
+                "data": "data",
+                "shard": f"--shard, {earlier.shard}",
+                "precision": f"--precision, {earlier.precision}",
+            }
             then, now = vars(earlier), vars(note)
             changed = [kind for name, kind in kinds.items() if then[name] != now[name]]
             differs = " and another ".join(changed or ["number of images"])
@@ -145,10 +157,9 @@ class PartFolder:
     def compute(
         self,
         numbers: Sequence[int],
-        encoder: Encoder,
+        by: Inference,
         images: Images,
         *,
-        device: torch.device,
         workers: int,
         normalized: bool = True,
         on_progress: ProgressCallback = ignore_progress,
@@ -166,10 +177,9 @@ class PartFolder:
                 yield name, read_footer(self.files[number])[0]
                 continue
             with resource_errors():
-                embeddings = encode_images(
-                    encoder,
+                embeddings = embed_images(
+                    by,
                     images.subset(self._rows(number)),
-                    device=device,
                     workers=workers,
                     on_progress=under(name, on_progress),
                     allow_none=True,

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from nearkin import errors
 from nearkin.errors import DataError, NearkinError, ResourceError, UsageError, WorkerError
 from nearkin.pace import count
+from nearkin.schema import Auto
 
 ADDRESS: Final = "RAY_ADDRESS"  # The variable by which Ray's own commands find a cluster
 INSTALL: Final = "--engine ray needs Ray Data; pip install 'nearkin[ray]'"
@@ -76,10 +77,11 @@ class PartJob:
     output: str
     folder: str  # Where relative names begin
     labels: str
-    image_size: int | str
+    image_size: int | Auto
     allow_partial: bool
     device: str
-    workers: int | str
+    workers: int | Auto
+    batch_size: int | Auto = "auto"
     trust_remote_code: bool = False
 
 
@@ -100,14 +102,20 @@ class PartActor:
 
     def _made(self, number: int) -> Iterator[tuple[str, int]]:
         from nearkin.distributed import choose_device
+        from nearkin.encoders.inference import inference
 
         folder, encoder, images = self._opened
         workers = self._job.workers
         made: Iterator[tuple[str, int]] = folder.compute(
             [number],
-            encoder,
+            inference(
+                encoder,
+                choose_device(self._job.device),
+                folder.note.precision,
+                self._job.batch_size,
+                count=len(images),
+            ),
             images,
-            device=choose_device(self._job.device),
             workers=self._cpus if workers == "auto" else int(workers),
         )
         return made
@@ -131,7 +139,8 @@ class PartActor:
             trust_remote_code=job.trust_remote_code,
         )
         images = open_images(job.data, labels=job.labels)
-        if note_on(encoder.digest, images, folder.note.shard) != folder.note:
+        note = folder.note
+        if note_on(encoder.digest, images, note.shard, note.precision) != note:
             raise DataError(
                 f"{job.encoder} or {job.data} is another one there; all nodes need the same files "
                 "and versions"

@@ -15,7 +15,8 @@ from nearkin.data.images import Images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode, images_at_once
+from nearkin.encoders.inference import encode, images_at_once
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.pace import ProgressCallback, ignore_progress
 
 

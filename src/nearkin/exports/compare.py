@@ -15,8 +15,8 @@ from nearkin.data.images import Images
 from nearkin.data.rng import seeded
 from nearkin.distributed import available_cpus
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import images_at_once
 from nearkin.errors import CheckpointError, DataError
-from nearkin.evaluation.embeddings import images_at_once
 from nearkin.exports.graphs import OPSET, Run
 from nearkin.exports.native import Native
 from nearkin.exports.network import PixelNetwork

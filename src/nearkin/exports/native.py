@@ -21,10 +21,9 @@ from typing_extensions import override
 
 from nearkin.choices import NativeFormat
 from nearkin.encoders import folders
-from nearkin.encoders.downloads import to_stderr
 from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights
 from nearkin.encoders.libraries import differences, timm_view
-from nearkin.encoders.origin import NOT_STATED
+from nearkin.encoders.origin import NOT_STATED, to_stderr
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import names_code

@@ -20,8 +20,9 @@ from nearkin.data.decode import BadImage, center, decode
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
+from nearkin.encoders.inference import encode_pixels
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, encode_pixels
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import whole, write_whole, writing
 from nearkin.metrics.neighbors import nearest

@@ -11,9 +11,16 @@ from torch import nn
 from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.distributed import free_memory
-from nearkin.encoders.encoder import CUSTOM, Encoder, load, rescaled, resized, write_encoder
+from nearkin.encoders.encoder import (
+    CUSTOM,
+    Encoder,
+    load,
+    rescaled,
+    resized,
+    weight_bytes,
+    write_encoder,
+)
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class
 from nearkin.networks.backbone import NATIVE, build_backbone

@@ -25,11 +25,11 @@ from nearkin.data.batches import Batches, BatchLoader
 from nearkin.data.samplers import BatchSampler, SequentialBatchSampler
 from nearkin.data.views import normalize
 from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
-from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.encoder import Encoder, load, weight_bytes, write_encoder
+from nearkin.encoders.inference import images_at_once
 from nearkin.encoders.origin import without_folder
-from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, OutputError, ResourceError
-from nearkin.evaluation.embeddings import images_at_once, images_per_part
+from nearkin.evaluation.embeddings import images_per_part
 from nearkin.files import read_sealed, write_sealed
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit

@@ -2,7 +2,7 @@
 
     dinov2-small | dinov2-base | dinov2-large   recommended (Oquab et al. 2024), Apache-2.0
     timm:NAME[.TAG], timm:local-dir:FOLDER      timm, by its own loading
-    torchvision:NAME[.WEIGHTS]                  torchvision, by its own loading
+    torchvision:NAME[.WEIGHTS]                  torchvision
     FOLDER                                      config.json and weights: of timm or transformers
     OWNER/NAME, hf-hub:OWNER/NAME[@REVISION]    such a folder on the Hugging Face hub
     ARCHITECTURE@FILE                           a checkpoint; the architecture is one of the above
@@ -12,34 +12,27 @@ cache; with HF_HUB_OFFLINE=1 nothing is.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from nearkin.encoders import folders
-from nearkin.encoders.downloads import hub_folder
-from nearkin.encoders.families import as_authors
 from nearkin.encoders.files import RESIZE, SIZE, load_file
-from nearkin.encoders.layout import is_folder, read_config, weights_file
+from nearkin.encoders.folders import load_transformers
+from nearkin.encoders.layout import is_folder, read_config
 from nearkin.encoders.libraries import (
     TORCHVISION_TERMS,
     Pretrained,
-    described,
-    fitting,
+    check_size,
     load_timm,
-    load_torchvision,
-    nearest,
-    timm_body,
-    timm_match,
-    timm_view,
+    load_timm_folder,
     timm_weights,
+    torchvision_weights,
 )
-from nearkin.encoders.origin import NOT_STATED, folder_license, origin
+from nearkin.encoders.origin import NOT_STATED, hub_folder, torch_file
 from nearkin.errors import UsageError
-from nearkin.files import usable
 from nearkin.networks.backbone import timm_names, torchvision_names
 from nearkin.run.folder import neighboring_runs
+from nearkin.schema import suggestion
 
 DINOV2: Final = {
     f"dinov2-{size}": f"timm:vit_{size}_patch14_dinov2.lvd142m"
@@ -96,7 +89,7 @@ def unknown(source: str) -> UsageError:
     exact = [f"{library}:{word}" for library, names in libraries.items() if word in names]
     known = [*neighboring_runs(Path(source)), *DINOV2]
     known += [f"{library}:{name}" for library, names in libraries.items() for name in names]
-    hint = f" Did you mean {' or '.join(exact)}?" if exact else nearest(source, known)
+    hint = f" Did you mean {' or '.join(exact)}?" if exact else suggestion(source, known)
     return UsageError(
         f"{source} does not exist; `nearkin train` makes a run when it is done.{hint} An encoder "
         f"is a run folder, {', '.join(DINOV2)}, timm:NAME, torchvision:NAME, OWNER/NAME on the "
@@ -126,22 +119,43 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
     """
     source, path = _canonical(source), Path(source.removeprefix(LOCAL_DIR))
     if source.startswith(LOCAL_DIR) or path.is_dir():
-        return _folder(path, image_size, allow_partial=allow_partial)
+        return _of_folder(path, image_size, allow_partial=allow_partial)
     if repository := "" if path.is_file() else hub_repository(source):
         return _of_hub(source, repository, image_size, allow_partial=allow_partial)
     architecture, at, file = ("", "@", source) if path.is_file() else source.partition("@")
-    crop = SIZE / RESIZE if architecture in DINOV2 else None
-    size = image_size or (SIZE if architecture in DINOV2 else None)
-    name = DINOV2.get(architecture, architecture)
     if at and not file:
         raise UsageError(f"{source} names no file; give ARCHITECTURE@FILE")
-    if at:
-        return load_file(name, Path(file), size, crop=crop, allow_partial=allow_partial)
-    if not is_name(source):
+    if not at and not is_name(source):
         raise unknown(source)
+    if architecture not in DINOV2:
+        return _of_library(architecture, file, image_size, source, allow_partial=allow_partial)
+    size, name = image_size or SIZE, DINOV2[architecture]
+    loaded = _of_library(name, file, size, source, allow_partial=allow_partial)
+    view = replace(loaded.preprocessing, resize_to=size * RESIZE // SIZE)
+    return replace(loaded, preprocessing=view)
+
+
+def _of_library(
+    name: str, file: str, size: int | None, label: str, *, allow_partial: bool
+) -> Pretrained:
+    """Load an architecture with the weights of a file, or with those of its library."""
+    if file:
+        return load_file(name, Path(file), size, allow_partial=allow_partial)
     if name.startswith("torchvision:"):
-        return load_torchvision(name, size, allow_partial=allow_partial)
-    return load_timm(name, size, allow_partial=allow_partial, crop=crop, label=source)
+        return _of_torchvision(name, size, allow_partial=allow_partial)
+    return load_timm(name, size, allow_partial=allow_partial, label=label)
+
+
+def _of_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -> Pretrained:
+    """Load weights of torchvision: a checkpoint that torch keeps."""
+    weights = torchvision_weights(name)
+    if image_size:
+        check_size(name, image_size)
+    # Not by torchvision's own reading, which unpickles anything.
+    architecture = f"{name.partition('.')[0]}.{weights.name}"
+    file = torch_file(name, weights.url)
+    loaded = load_file(architecture, file, image_size, allow_partial=allow_partial)
+    return _from_address(loaded, weights.url)
 
 
 def _of_hub(
@@ -154,44 +168,20 @@ def _of_hub(
         if source != repository:
             raise
         raise UsageError(f"{source} is no path here, and on Hugging Face {error}") from error
-    loaded = _folder(folder, image_size, allow_partial=allow_partial)
-    found = {**loaded.details["origin"], "source": f"https://huggingface.co/{repository}"}
+    loaded = _of_folder(folder, image_size, allow_partial=allow_partial)
+    return _from_address(loaded, f"https://huggingface.co/{repository}")
+
+
+def _from_address(loaded: Pretrained, address: str) -> Pretrained:
+    """Name the address that a file was downloaded from, not its place in a cache."""
+    found = {**loaded.details["origin"], "source": address}
     return replace(loaded, details={**loaded.details, "origin": found})
 
 
-def _folder(path: Path, image_size: int | None, *, allow_partial: bool) -> Pretrained:
+def _of_folder(path: Path, image_size: int | None, *, allow_partial: bool) -> Pretrained:
     """Load a folder of the Hugging Face layout, of timm or transformers."""
     if not is_folder(path):
         raise UsageError(f"{path} is no folder with a config.json and weights")
     config = read_config(path)
-    if "architecture" not in config:
-        network = folders.load_transformers(path, config, image_size, allow_partial=allow_partial)
-        source = origin(str(path.resolve()), folder_license(path), network.file)
-        details = {**network.details, "origin": source}
-        return Pretrained(network.body, details["backbone"], network.preprocessing, details)
-    return _timm_folder(path, config, image_size, allow_partial=allow_partial)
-
-
-def _timm_folder(
-    path: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
-) -> Pretrained:
-    import timm
-
-    remedy, file = "give a folder that timm has written", weights_file(path)
-    with usable(path / "config.json", remedy):
-        name, stored = folders.timm_name(config), folders.timm_config(config)
-    default = timm.get_pretrained_cfg(timm_match(name)[2])
-    values = {**(default.to_dict() if default else {}), **stored}
-    with usable(path / "config.json", remedy):
-        size = image_size or int(values["input_size"][-1])
-        classes = int(values["num_classes"])
-        view = timm_view(values, size)
-    with fitting(name, str(path)):
-        overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
-        body = timm_body(name, size, overlay, classes, strict=not allow_partial)
-    named = folder_license(path)
-    license_ = stored.get("license") if named == NOT_STATED else named
-    source = origin(str(path.resolve()), license_, file)
-    # What a folder describes may have been trained on in that way, so it is not changed.
-    notes = [f"as the folder says; its authors: {note}" for note in as_authors(name)[1]]
-    return described(body, name, view, source, [*notes, *(stored.get("notes") or ())])
+    load_folder = load_timm_folder if "architecture" in config else load_transformers
+    return load_folder(path, config, image_size, allow_partial=allow_partial)

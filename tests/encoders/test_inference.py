@@ -1,0 +1,107 @@
+"""How features are computed: precision, images per pass, and what is said of either."""
+
+import numpy as np
+import pytest
+import torch
+from builders import digits
+from torch import nn
+
+from nearkin.data.opening import open_images
+from nearkin.encoders import inference as by
+from nearkin.encoders.encoder import Encoder
+from nearkin.evaluation.embeddings import embed_images, encode_images
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Backbone
+
+CPU = torch.device("cpu")
+NUMBER = 60
+
+
+@pytest.fixture(scope="module")
+def images():
+    return open_images(digits(20, classes=3)[0])
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    return Encoder(build_backbone("tiny", 16), 16, {"backbone": "tiny"})
+
+
+def features(encoder, images, *options, **counted):
+    return embed_images(by.inference(encoder, CPU, *options, **counted), images, workers=0).vectors
+
+
+def nearest(vectors):
+    """The place of each vector's nearest one, by plain loops."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return [
+        max((j for j in range(len(unit)) if j != i), key=lambda j: unit[i] @ unit[j])
+        for i in range(len(unit))
+    ]
+
+
+def test_bfloat16_is_computed_where_it_is_asked_for_and_its_neighbors_are_counted(encoder, images):
+    exact, lower = (features(encoder, images, precision) for precision in ("fp32", "bf16"))
+    assert np.array_equal(exact, encode_images(encoder, images, device=CPU, workers=0).vectors)
+    assert lower.dtype == np.float32
+    difference = np.abs(lower - exact).max() / np.abs(exact).max()
+    assert 1e-4 < difference < 0.05  # eight bits of a number, over some layers
+    share = np.mean([a == b for a, b in zip(nearest(exact), nearest(lower), strict=True)])
+    assert by.neighbors_kept(encoder, images, CPU, 0) == (share, NUMBER)
+    precision, [line] = by.choose_precision("bf16", encoder, images, CPU, 0)
+    assert precision == "bf16"
+    assert f"{100 * share:.1f} % of 60 images keep their nearest neighbor of fp32" in line
+    assert all(weight.dtype == torch.float32 for weight in encoder.parameters())
+
+
+def test_the_neighbors_of_one_image_are_no_reason_to_fail(encoder, images):
+    assert by.neighbors_kept(encoder, images.spread(1), CPU, 0) == (1.0, 0)
+
+
+def test_auto_is_exact_unless_many_images_keep_their_neighbors(encoder, images, monkeypatch):
+    """On a processor with bfloat16, which this one need not be."""
+    assert by.choose_precision("fp32", encoder, images, CPU, 0) == ("fp32", [])
+    for native in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr(by, "native_precision", lambda _, native=native: native)
+        assert by.choose_precision("auto", encoder, images, CPU, 0) == ("fp32", []), "few images"
+    monkeypatch.setattr(by, "MANY", NUMBER)
+    monkeypatch.setattr(by, "KEPT", 0.5)
+    precision, [line] = by.choose_precision("auto", encoder, images, CPU, 0)
+    assert precision == "bf16"
+    assert line.endswith(" of 60 images keep their nearest neighbor of fp32")
+    monkeypatch.setattr(by, "KEPT", 1.1)
+    precision, [line] = by.choose_precision("auto", encoder, images, CPU, 0)
+    assert precision == "fp32"
+    assert line.endswith("; fp32 is used")
+
+
+class Counted(nn.Module):
+    """Means of channels, and how many images each call has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, images):
+        self.seen.append(len(images))
+        return images.mean((2, 3))
+
+
+def test_a_pass_takes_as_many_images_as_are_said(images):
+    network = Counted()
+    encoder = Encoder(Backbone(network, 3), 16, {"backbone": "custom"})
+    features(encoder, images, "fp32", 25)
+    assert network.seen[-3:] == [25, 25, 10]
+    features(encoder, images)
+    assert network.seen[-1] == NUMBER  # of small images, up to 256
+
+
+@pytest.mark.needs("openvino")
+def test_many_images_are_left_to_openvino_which_is_said(encoder, images, monkeypatch):
+    monkeypatch.setattr(by, "WORTH", NUMBER * 16**2)
+    assert by.inference(encoder, CPU, count=NUMBER - 1).lines == []
+    assert by.inference(encoder, CPU, "bf16", count=NUMBER).lines == []
+    assert by.inference(encoder, CPU, count=NUMBER).lines == ["features are computed by OpenVINO"]
+    exact, compiled = features(encoder, images), features(encoder, images, count=NUMBER)
+    assert np.abs(compiled - exact).max() <= 1e-5 * np.abs(exact).max()
