@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/
 # More than eight processes only wait for the longest file of tests.
 PYTEST = $(RUN)python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test tests quick cov nightly check lint planted faults format docs site links dist lock clean
+.PHONY: demo test tests quick cov nightly check lint planted mutation faults format docs site links dist lock clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
@@ -52,6 +52,11 @@ lint: $(VENV)/developed
 # Apply one known bug at a time, and run the test that must catch it. PLANTED=moco takes some of them.
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py $(PLANTED)
+
+# Share of random changes that the tests of a room notice, in docs/mutation.csv. Stop it at any time.
+mutation: $(VENV)/developed
+	$(RUN)python -m pip install --quiet cosmic-ray
+	$(RUN)python tests/mutation.py $(ROOMS)
 
 # Slow tests, then a thousand kills of runs of every method. Stop it at any time; the same command
 # continues.

@@ -19,6 +19,7 @@ from nearkin_command import run
 settings.register_profile("nearkin", deadline=None, derandomize=True)  # no test is timed
 settings.load_profile("nearkin")
 
+collect_ignore = ["mutation.py"]  # a program, of a package that tests do without
 HOMES = pytest.StashKey[Path]()
 
 

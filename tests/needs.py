@@ -10,6 +10,7 @@ A test says `@pytest.mark.needs("chromium")`, a module or a line within a test `
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -35,12 +36,31 @@ def program(name: str) -> tuple[Callable[[], bool], str]:
     return lambda: shutil.which(name) is not None, f"no {name} on the PATH"
 
 
+def node_environment() -> dict[str, str]:
+    """The environment of Node.js, which finds what npm has installed into this checkout."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "node_modules"), os.environ.get("NODE_PATH")]))
+    return {**os.environ, "NODE_PATH": path}
+
+
+def package(name: str) -> tuple[Callable[[], bool], str]:
+    """A package of npm: `npm install --no-save --ignore-scripts NAME`."""
+    find = ["node", "-e", f"require.resolve('{name}')"]
+
+    def present() -> bool:
+        if shutil.which("node") is None:
+            return False
+        return subprocess.run(find, env=node_environment(), capture_output=True).returncode == 0
+
+    return present, f"no Node.js with {name}; npm install --no-save --ignore-scripts {name}"
+
+
 THINGS: dict[str, tuple[Callable[[], bool], str]] = {
     "bash": program("bash"),
     "chromium": program("chromium"),
     "compiler": program("c++"),
     "cuda": (torch.cuda.is_available, "no CUDA device"),
     "java": program("java"),
+    "onnxruntime-node": package("onnxruntime-node"),
     "s3": module("s3fs", "moto"),
     "shared": (SHARED.is_dir, "no ../shared/data beside the repository"),
     **{

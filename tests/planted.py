@@ -1,11 +1,17 @@
 """Plant known bugs, one at a time, and see that tests notice: `make planted`.
 
     python tests/planted.py [NAME...]
+    python tests/planted.py --all [NAME...]    # writes docs/planted.csv: many hours
 
 Each patch in tests/planted/ is a bug that a public implementation has had, or nearkin. Its first lines
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
+
+With `--all`, all tests that could notice are run: those of the room that is changed, of the rooms above
+it, and of no room. A row of the table says how many there were, and which failed. Stop it at any time:
+rows of this commit are kept. A test that catches no bug, or none alone, may be superfluous.
 """
 
+import csv
 import os
 import re
 import shutil
@@ -14,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +32,8 @@ import torchvision  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 PATCHES = ROOT / "tests" / "planted"
+TABLE = ROOT / "docs" / "planted.csv"
+COLUMNS = ("bug", "room", "tests", "failed", "commit", "by")
 PATIENCE = 300
 """Seconds without a test that begins or ends: then one hangs."""
 OPTIONS = (
@@ -127,6 +136,12 @@ class Bug:
         assert match, f"{self.path.name} has no line '{what}: ...'"
         return match[1].strip()
 
+    @property
+    def room(self) -> str:
+        """The part of the package that it changes."""
+        match = re.search(r"^\+\+\+ b/src/nearkin/(\w+)", self.path.read_text(), re.MULTILINE)
+        return match[1] if match else ""
+
     def apply(self, root: Path, *options: str) -> None:
         """Plant it in a copy, or with `--reverse` pull it out."""
         command = ["git", "apply", *options, str(self.path)]
@@ -148,8 +163,53 @@ def caught(bug: Bug, root: Path) -> bool:
     return bool(found.failed)
 
 
+def commit() -> str:
+    """The last one that changed what is run."""
+    command = ["git", "log", "-1", "--format=%h", "--", "src", "tests"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def near(bug: Bug) -> list[str]:
+    """The tests of its room, of the rooms above it, and of no room."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    layers = [layer.replace(" ", "").split("|") for layer in contracts[0]["layers"]]
+    own = next((number for number, layer in enumerate(layers) if bug.room in layer), len(layers))
+    far = {room for number, layer in enumerate(layers) for room in layer if number >= own}
+    tests = [*(ROOT / "tests").glob("*/"), *(ROOT / "tests").glob("test_*.py")]
+    names = {path: path.stem.removeprefix("test_") for path in tests}
+    return sorted(f"tests/{p.name}" for p, n in names.items() if n == bug.room or n not in far)
+
+
+def write_row(bug: Bug, root: Path) -> None:
+    """Put into the table which tests notice a bug, unless it is there from this commit."""
+    rows = list(csv.DictReader(TABLE.open(newline=""))) if TABLE.exists() else []
+    if any((row["bug"], row["commit"]) == (bug.path.stem, commit()) for row in rows):
+        return
+    bug.apply(root)
+    found = outcome(root, "-m", "not slow", *near(bug))
+    bug.apply(root, "--reverse")
+    counts = len(found.begun), len(found.failed)
+    values = (bug.path.stem, bug.room, *counts, commit(), " ".join(found.failed))
+    row = dict(zip(COLUMNS, values, strict=True))
+    with TABLE.open("w", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows([*(each for each in rows if each["bug"] != row["bug"]), row])
+    print(*values[:4], flush=True)
+
+
 def main() -> int:
-    bugs = planted(sys.argv[1:])
+    names = [name for name in sys.argv[1:] if name != "--all"]
+    bugs = planted(names)
+    if len(names) + 1 < len(sys.argv):
+        with tempfile.TemporaryDirectory() as folder:
+            root = copied(Path(folder))
+            for bug in bugs:
+                write_row(bug, root)
+        rows = csv.DictReader(TABLE.open(newline=""))
+        return int(any(row["failed"] == "0" for row in rows))
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))

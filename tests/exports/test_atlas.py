@@ -82,16 +82,19 @@ def test_of_a_discovery_the_table_has_classes_as_they_are_called(run, images, tm
 
 def test_without_a_name_the_table_is_in_the_run_folder(run, capsys, refusal):
     try:
-        assert call("export", run.path) == 0
+        assert call("export", run.path, "--format", "atlas") == 0
         assert capsys.readouterr().out == f"19 images: {run.atlas.resolve()}\n"
         assert parquet.read_metadata(run.atlas).num_rows == 19
-        assert f"{run.atlas} exists; remove it" in refusal(4, "export", run.path)
+        refused = refusal(4, "export", run.path, "-o", run.atlas)  # of the same format
+        assert f"{run.atlas} exists; give --overwrite" in refused
+        assert call("export", run.path, "-o", run.atlas, "--overwrite") == 0
+        assert parquet.read_metadata(run.atlas).num_rows == 19
     finally:
         run.atlas.unlink()
 
 
 def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
-    with pytest.raises(UsageError, match=r"does not end in \.parquet"):
+    with pytest.raises(UsageError, match=r"give a name that ends in \.parquet"):
         export(run.path, output=tmp_path / "atlas.csv", format="atlas")
     with pytest.raises(OutputError, match="cannot write"):
         export(run.path, output=tmp_path / "absent" / "atlas.parquet", format="atlas")

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -11,10 +13,14 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from builders import write_network
+import torchvision
+from builders import contents, write_files, write_network
 from cards import computed
 from nearkin_command import run as call
+from needs import node_environment
 from PIL import Image
+from processes import SECONDS, environment
+from sklearn.datasets import load_sample_images
 from sources import photographs, varied
 
 import nearkin
@@ -90,16 +96,52 @@ def unlike(own: torch.Tensor, other: torch.Tensor) -> float:
     return float((own - other).abs().max() / own.abs().max())
 
 
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """Photographs: upright, on their side, cut out, with a palette, of 16 bits, and a large JPEG."""
+    folder = tmp_path_factory.mktemp("kinds")
+    china, flower = (Image.fromarray(pixels) for pixels in load_sample_images().images)
+    small = flower.resize((160, 107))  # no JPEG: those may be decoded at a smaller scale
+    small.save(folder / "flower.png")
+    exif = Image.Exif()
+    exif[274] = 6  # orientation: to be turned by a quarter
+    small.save(folder / "lying.png", exif=exif)
+    small.quantize(16).save(folder / "palette.png", transparency=3)
+    deep = np.asarray(small.convert("L")).astype(np.uint16) * 257
+    Image.fromarray(deep).save(folder / "deep.png")
+    small.putalpha(china.resize(small.size).convert("L"))
+    small.save(folder / "cut-out.png")
+    china.resize((1920, 1281)).save(folder / LARGE, quality=90)
+    return folder
+
+
+LARGE = "large.jpg"
+
+
+def embedded(run, images):
+    """The vectors of `nearkin embed`, by the names of files."""
+    table = nearkin.embed(run, images, device="cpu", workers=0)
+    return dict(zip(table.paths, np.asarray(table.vectors), strict=True))
+
+
+def assert_alike(theirs, own, tolerance, what):
+    """Features are the vectors of `nearkin embed`; near them of a JPEG that it decodes smaller."""
+    theirs = theirs.ravel() / np.linalg.norm(theirs)
+    if LARGE in what:
+        assert theirs @ own > 0.95, what
+    else:
+        np.testing.assert_allclose(theirs, own, atol=tolerance, err_msg=str(what))
+
+
 CARDS = [
-    ("resnet18", "torchvision", "features", 0),
-    (TIMM, "timm", "features", 1e-5),
-    ("tiny", "torch-export", "outputs", 0),
+    ("resnet18", "torchvision", "features", 1e-6),
+    (TIMM, "timm", "features", 1e-6),
+    ("tiny", "torch-export", "outputs", 1e-6),
 ]
 NIGHTLY = [
-    # Statistics that are not nearkin's are folded into the input there, which rounds.
     ("torchvision:resnet18", "torchvision", "features", 1e-5),
-    (TIMM, "huggingface", "features", 1e-5),
-    (TIMM, "onnx", "outputs", 1e-4),
+    (TIMM, "huggingface", "features", 1e-6),
+    (TIMM, "onnx", "outputs", 1e-5),
     ("transformers:vit", "huggingface", "features", 2e-3),  # which does not resize by Pillow
 ]
 
@@ -107,36 +149,67 @@ NIGHTLY = [
 @pytest.mark.parametrize(
     "cards", [CARDS, pytest.param(NIGHTLY, marks=pytest.mark.slow)], ids=["most", "others"]
 )
-def test_the_code_of_the_card_gives_the_features_of_the_run(run_of, data, tmp_path, cards):
+def test_the_code_of_the_card_gives_the_vectors_of_embed(run_of, kinds, tmp_path, cards):
     """From the file to the vector, by each format's own library."""
     folders = [tmp_path / str(number) for number in range(len(cards))]
     for folder, (name, format, _, _) in zip(folders, cards, strict=True):
         nearkin.export(run_of(name), output=folder, format=format)
-    photos = [data / "1.png", *kinds_of_images(tmp_path)]
+    photos = sorted(kinds.iterdir())
+    own = {name: embedded(run_of(name), kinds) for name, *_ in cards}
     results = zip(folders, (result for _, _, result, _ in cards), strict=True)
     cases = product(cards, photos)
     for (card, photo), theirs in zip(cases, computed(results, *photos), strict=True):
         name, format, _, tolerance = card
-        difference = unlike(own_features(run_of(name), photo), torch.from_numpy(theirs))
-        assert difference <= tolerance, (name, format, photo.name)
+        assert_alike(theirs, own[name][photo.name], tolerance, (name, format, photo.name))
 
 
-def kinds_of_images(folder: Path) -> list[Path]:
-    """Photographs that lie on their side, are cut out, and have 16 bits."""
-    rng = np.random.default_rng(5)
-    rgb = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((96, 72))
-    lying, cut_out, palette, deep = (
-        folder / name for name in ("1.png", "2.png", "3.png", "4.png")
+@pytest.mark.slow
+@pytest.mark.needs("transformers")
+def test_a_pipeline_of_transformers_gives_the_vectors_of_embed(run_of, kinds, tmp_path):
+    """Of a path, it turns photographs itself."""
+    import transformers
+
+    command = ["export", run_of(TIMM), "-o", tmp_path / "out", "--format", "huggingface"]
+    said = subprocess.run(
+        [sys.executable, "-m", "nearkin", *map(str, command)],
+        env=environment(), capture_output=True, text=True, check=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert "[transformers]" not in said.stderr  # its advice on packages reads like an error
+    extract = transformers.pipeline(
+        "image-feature-extraction", model=str(tmp_path / "out"), pool=True
     )
-    exif = Image.Exif()
-    exif[274] = 6  # orientation: to be turned by a quarter
-    rgb.save(lying, exif=exif)  # a JPEG may be decoded at a smaller scale
-    clear = Image.fromarray(rng.integers(0, 256, (72, 96), dtype=np.uint8))
-    rgb.putalpha(clear)
-    rgb.save(cut_out)
-    rgb.convert("RGB").quantize(16).save(palette, transparency=3)
-    Image.fromarray(rng.integers(0, 2**16, (72, 96), dtype=np.uint16)).save(deep)
-    return [lying, cut_out, palette, deep]
+    own = embedded(run_of(TIMM), kinds)
+    for name in ("flower.png", "lying.png", LARGE):
+        assert_alike(np.array(extract(str(kinds / name))), own[name], 1e-6, name)
+
+
+NODE = """
+const fs = require("fs"), ort = require("onnxruntime-node");
+const [model, pixels, size, result] = process.argv.slice(2);
+async function main() {
+  const session = await ort.InferenceSession.create(model);
+  const images = new ort.Tensor("uint8", fs.readFileSync(pixels), [1, 3, +size, +size]);
+  const { features } = await session.run({ images });
+  fs.writeFileSync(result, JSON.stringify(Array.from(features.data)));
+}
+main();
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("onnxruntime-node")
+def test_node_gives_the_vectors_of_embed(run_of, kinds, tmp_path):
+    """From the pixels that `preprocessing.json` describes, in a runtime without Python."""
+    nearkin.export(run_of(TIMM), output=tmp_path / "e.onnx")
+    (tmp_path / "run.js").write_text(NODE)
+    encoder, own = load(run_of(TIMM)), embedded(run_of(TIMM), kinds)
+    for photo in sorted(kinds.iterdir()):
+        pixels = encoder.preprocessing.pixels(photo.read_bytes()).transpose(2, 0, 1)
+        (tmp_path / "pixels").write_bytes(pixels.tobytes())
+        command = ["node", "run.js", "e.onnx", "pixels", str(encoder.image_size), "result.json"]
+        subprocess.run(command, cwd=tmp_path, env=node_environment(), check=True, timeout=60)
+        theirs = np.array(json.loads((tmp_path / "result.json").read_text()))
+        assert_alike(theirs, own[photo.name], 1e-5, photo.name)
 
 
 def test_outputs_are_equal_bit_by_bit(run_of, tmp_path):
@@ -264,42 +337,110 @@ def classified(run: Path, data: Path, heads: torch.nn.Module) -> Path:
 
 
 def test_a_format_that_cannot_hold_the_network_is_refused(run_of, tmp_path, refusal):
-    for name, format, reason in (
-        ("tiny", "timm", "it is a network of nearkin's own"),
-        ("tiny", "torchvision", "it is a network of nearkin's own"),
-        ("tiny", "huggingface", "transformers takes models of timm and its own"),
-        (TIMM, "torchvision", "torchvision has no such network"),
-        ("transformers:vit", "timm", "is a network of transformers"),
+    """With the reason, and all formats that hold it."""
+    for name, format, reason, others in (
+        ("tiny", "timm", "it is a network of nearkin's own", ""),
+        ("tiny", "torchvision", "it is a network of nearkin's own", ""),
+        ("tiny", "huggingface", "transformers takes models of timm and its own", ""),
+        (TIMM, "torchvision", "torchvision has no such network", "timm, huggingface, "),
+        ("transformers:vit", "timm", "it is a network of transformers", "huggingface, "),
     ):
         refused = refusal(2, "export", run_of(name), "--format", format, "-o", tmp_path / "out")
         assert reason in refused
-        assert "--format onnx or torch-export" in refused
+        assert refused.endswith(f"; give --format, one of {others}onnx, torch-export")
     assert list(tmp_path.iterdir()) == []
     file = write_network(tmp_path / "encoder.safetensors", "resnet18", size=32)
-    small_stem = r"conv1.weight is 64x3x3x3, and 64x3x7x7 in .* small stem"
+    small_stem = r"conv1.weight.*\[64, 3, 3, 3\].*\[64, 3, 7, 7\]\); below 64 px .* small stem"
     for format in ("timm", "torchvision"):
         with pytest.raises(UsageError, match=small_stem):
             nearkin.export(file, output=tmp_path / "out", format=format)
 
 
-def test_outputs_that_cannot_be_are_refused_and_what_exists_is_not_overwritten(run_of, tmp_path):
-    run, out, mine = run_of("tiny"), tmp_path / "out", tmp_path / "mine" / "README.md"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    with pytest.raises(UsageError, match=r"would be one file.* give -o .*model$"):
-        nearkin.export(run, output=tmp_path / "model.onnx", format="onnx")
+class Unlike(torch.nn.Module):
+    """What no graph can hold: where values decide how often a loop runs."""
+
+    def forward(self, images):
+        while images.max() > 1:
+            images = images / 2
+        return images.mean((2, 3))
+
+
+def test_a_network_that_is_no_graph_is_refused(tmp_path):
+    file = tmp_path / "encoder.safetensors"
+    write_encoder(file, as_backbone(Unlike(), 16), {"backbone": "custom", "image_size": 16})
+    for format in ("onnx", "torch-export"):
+        with pytest.raises(UsageError, match=r"into a graph \(.*\); no other format holds it"):
+            nearkin.export(file, output=tmp_path / "out", format=format, backbone=Unlike())
+
+
+def test_a_name_of_a_file_is_that_file_in_its_format(run_of, data, tmp_path, capsys):
+    run = run_of("resnet18")
+    photo, encoder = data / "1.png", load(run)
+    with Image.open(photo) as image:
+        pixels = torch.from_numpy(encoder.preprocessing.pixels(np.asarray(image)))
+    pixels, own = pixels.permute(2, 0, 1)[None], own_features(run, photo)
+    for name in ("e.onnx", "e.pt2", "e.pth"):
+        assert call("export", run, "-o", tmp_path / name) == 0
+        printed = capsys.readouterr()
+        assert printed.out.endswith(f": {tmp_path / name}\n")
+        assert f"images: {encoder.preprocessing}" in printed.err
+    session = onnxruntime.InferenceSession(str(tmp_path / "e.onnx"))
+    (by_onnx,) = session.run(None, {"images": pixels.numpy()})
+    assert unlike(own, torch.from_numpy(by_onnx)) < 1e-4
+    assert torch.equal(torch.export.load(tmp_path / "e.pt2").module()(pixels), own)
+    weights = torch.load(tmp_path / "e.pth", weights_only=True)
+    assert weights.keys() == torchvision.models.resnet18().state_dict().keys() - FC
+    assert contents(tmp_path).keys() == {"e.onnx", "e.pt2", "e.pth"}
+
+
+FC = {"fc.weight", "fc.bias"}
+
+
+def test_outputs_that_cannot_be_are_refused(run_of, tmp_path):
+    run, out = run_of("tiny"), tmp_path / "out"
+    for output, format, remedy in (
+        ("e.onnx", "torch-export", "give a folder or a name that ends in .pt2 as -o"),
+        ("e.pt2", "timm", "give a folder as -o"),
+        ("e.safetensors", "huggingface", "give a folder as -o"),
+        ("e.pt", "torch-export", "give a folder or a name that ends in .pt2 as -o"),
+        ("table", "atlas", "give a name that ends in .parquet as -o"),
+    ):
+        with pytest.raises(UsageError, match=f"{output} is no name for {format}; {remedy}$"):
+            nearkin.export(run, output=output, format=format)
+    for output in (None, out, tmp_path / "e.onnx/"):
+        named = output if output is None else f"{output}/"
+        with pytest.raises(UsageError, match=r"^give --format, one of onnx, .*, atlas; or a file"):
+            nearkin.export(run, output=named)
     with pytest.raises(UsageError, match="--dynamic-size is of graphs"):
         nearkin.export(run, output=out, format="timm", dynamic_size=True)
-    with pytest.raises(UsageError, match="is no run folder to export into; give a folder as -o"):
+    with pytest.raises(UsageError, match="is no run folder to export into; give -o"):
         nearkin.export(RunFolder(run).encoder, format="torch-export")
-    with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
-        nearkin.export(run, output=mine / "out", format="torch-export")
-    with pytest.raises(OutputError, match="exists; remove it, or choose another -o"):
-        nearkin.export(run, output=mine.parent, format="torch-export")
-    assert mine.read_text() == "mine"
     with pytest.raises(DataError, match="4 channels of uint8, and the encoder takes RGB"):
         nearkin.export(run, np.zeros((4, 16, 16, 4), np.uint8), output=out, format="onnx")
-    assert not out.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_exists_is_replaced_only_if_it_is_an_export_and_asked_for(run_of, tmp_path):
+    run, mine = run_of("tiny"), tmp_path / "mine" / "README.md"
+    folder, file = tmp_path / "out", tmp_path / "e.pt2"
+    write_files(tmp_path, {"mine/README.md": b"mine", "e.pt2": b"mine"})
+    nearkin.export(run, output=folder, format="torch-export")
+    before = contents(tmp_path)
+    for output in (folder, file, mine.parent):
+        with pytest.raises(OutputError, match=r"exists; give --overwrite to replace it, or"):
+            nearkin.export(run, output=output, format="torch-export")
+    for output in (mine.parent, mine):
+        with pytest.raises(OutputError, match="is no folder of an export, which --overwrite repl"):
+            nearkin.export(run, output=output, format="torch-export", overwrite=True)
+    with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
+        nearkin.export(run, output=mine / "out", format="torch-export", overwrite=True)
+    assert contents(tmp_path) == before
+    (folder / "model.pt2").unlink()
+    for output in (folder, file):
+        nearkin.export(run, output=output, format="torch-export", overwrite=True)
+        torch.export.load(folder / "model.pt2")
+    torch.export.load(file)
+    assert contents(tmp_path).keys() == before.keys()
 
 
 def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monkeypatch):
@@ -321,6 +462,28 @@ def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monke
         with pytest.raises(CheckpointError, match=r"computes other features .* nothing was kept"):
             nearkin.export(run_of(name), output=tmp_path / "out", format=format)
         assert list(tmp_path.iterdir()) == [], format
+
+
+NAMED = [
+    ("tiny", 16), ("small", 32), ("torchvision/resnet18", 32), ("torchvision/resnet50", 64),
+    ("timm/resnet50", 64), ("torchvision:vit_b_16", 224), ("timm:vit_base_patch16_224.mae", 224),
+    ("timm:vit_small_patch14_dinov2.lvd142m", 224),
+    ("timm:vit_small_patch14_reg4_dinov2.lvd142m", 224),
+    ("timm:vit_small_patch16_dinov3.lvd1689m", 224), ("timm:vit_base_patch32_clip_224.openai", 224),
+    ("timm:vit_base_patch16_siglip_224.v2_webli", 224), ("timm:tf_efficientnet_lite0.in1k", 224),
+    ("timm:efficientnet_b0.ra_in1k", 224), ("timm:mobilenetv3_large_100.ra_in1k", 224),
+    ("timm:swin_tiny_patch4_window7_224.ms_in1k", 224), ("timm:convnext_tiny.fb_in22k", 224),
+    ("timm:convnextv2_tiny.fcmae_ft_in22k_in1k", 224),
+]  # fmt: skip
+"""The networks that recipes and documentation name; base sizes stand for large ones."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), NAMED)
+def test_every_network_that_we_name_is_a_graph(name, size, data, tmp_path):
+    encoder = write_network(tmp_path / "encoder.safetensors", name, size=size)
+    for file in ("e.onnx", "e.pt2"):
+        nearkin.export(encoder, data, output=tmp_path / file)
 
 
 def test_a_network_of_ones_own_is_a_graph(tmp_path, data):
@@ -347,10 +510,11 @@ def test_what_the_page_says_is_what_happens(data, tmp_path, monkeypatch, refusal
     made(Path("runs/photos-simclr"), data, "resnet18")
     commands = re.findall("^    nearkin (export .*)$", page, re.MULTILINE)
     python = re.findall(r"^    (exported.*)$", page, re.MULTILINE)
-    assert (len(commands), len(python)) == (2, 2)
+    assert (len(commands), len(python)) == (3, 2)
     for each in commands:
         assert call(*shlex.split(each)) == 0, each
     assert (tmp_path / "runs/photos-simclr/exports/onnx/model.onnx").exists()
+    assert (tmp_path / "photos.onnx").is_file()
     exec("\n".join(python), {"nearkin": nearkin})
     assert (tmp_path / "photos-encoder" / "model.pth").exists()
     write_network(tmp_path / "encoder.safetensors", "small", size=32)

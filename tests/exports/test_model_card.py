@@ -3,12 +3,13 @@
 import json
 import tomllib
 
+import huggingface_hub
 import pytest
 from builders import write_network
 
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load
-from nearkin.exports.model_card import ModelCard
+from nearkin.exports.model_card import Card
 from nearkin.metrics.metric import Metric
 from nearkin.run.folder import RunFolder
 
@@ -41,7 +42,7 @@ def card_of(encoder, out, folder=None, *checks, **changes):
         "folder": folder, "license": "", "data_license": "",
     }  # fmt: skip
     out.mkdir(exist_ok=True)
-    ModelCard(**parts | changes).write(out, checks)
+    Card(**parts | changes).write(out, checks)
     return (out / "README.md").read_text()
 
 
@@ -49,7 +50,11 @@ def test_the_card_of_a_run_says_what_is_known(folder, tmp_path):
     out = tmp_path / "out"
     licenses = {"license": "cc-by-4.0", "data_license": "public domain"}
     card = card_of(folder.path, out, folder, "equal, bit by bit", **licenses)
-    assert card.startswith('---\nlicense: "cc-by-4.0"\n')
+    stated = huggingface_hub.ModelCard(card).data
+    assert (stated.license, stated.pipeline_tag) == ("cc-by-4.0", "image-feature-extraction")
+    (result,) = stated.eval_results  # of the encoder, not of its baselines
+    assert (result.metric_type, result.metric_value) == ("kNN top-1", "0.910 [0.880, 0.930]")
+    assert (result.dataset_name, result.metric_args) == ("birds", {"method": HOW})
     assert "to 128 features, by `tiny`. Exported as torch-export by nearkin." in card
     assert "| metric | encoder | raw pixels |" in card
     assert "| kNN top-1 | 0.910 [0.880, 0.930] | 0.420 [0.380, 0.460] |" in card
@@ -61,6 +66,8 @@ def test_the_card_of_a_run_says_what_is_known(folder, tmp_path):
     assert "- these weights, as given: cc-by-4.0\n" in card
     assert "- images, as given: public domain\n" in card
     assert "equal, bit by bit" in card
+    assert "not of unit length" in card
+    assert "OpenVINO" not in card  # which reads ONNX
     settings = tomllib.loads((out / "settings.toml").read_text())
     assert (settings["data"], settings["init_from"]) == ("birds", "start.pth")
     written = json.loads((out / "preprocessing.json").read_text())
@@ -71,7 +78,7 @@ def test_the_card_of_a_run_says_what_is_known(folder, tmp_path):
 
 def test_the_card_of_an_encoder_of_no_run_leaves_out_what_is_not_known(folder, tmp_path):
     card = card_of(folder.encoder, tmp_path / "out")
-    assert "| measure |" not in card
+    assert "| metric |" not in card
     assert "- images:" not in card
     assert not (tmp_path / "out" / "settings.toml").exists()
 
@@ -79,5 +86,6 @@ def test_the_card_of_an_encoder_of_no_run_leaves_out_what_is_not_known(folder, t
 def test_the_card_of_a_classifier_names_its_classes_in_order(folder, tmp_path):
     card = card_of(folder.path, tmp_path / "out", folder, classes=("cat", "dog", "new-1"))
     assert "to the probabilities of 3 classes, by `tiny`" in card
+    assert "of unit length" not in card
     listed = card.split("Classes, in order: ")[1].splitlines()[0]
     assert listed.index("cat") < listed.index("dog") < listed.index("new-1")

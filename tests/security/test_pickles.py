@@ -91,7 +91,7 @@ def runs(place):
         yield f"run: {file}", {**run, f"{file}.safetensors": PICKLE}, command, REFUSED, says
     for file in ("summary.json", "map.npz", "data.json", "embeddings.parquet"):
         run[file] = PICKLE
-    for verb in ("report", "replay", "export"):
+    for verb in ("report", "replay", "export --format atlas"):
         yield f"run: {verb}", run, f"{verb} HERE", REFUSED, "error: "
     train = f"train {place}/images -o {place}/resumed --epochs 1 --batch-size 4 --val 0"
     train += " --backbone tiny -q"

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +33,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.parts import MOST, SHARD, PartFolder, PartsWritten, note_on
-from nearkin.evaluation.ray_parts import PartJob, check_ray, run_on_ray
+from nearkin.evaluation.ray_parts import Opener, compute_on_ray
 from nearkin.evaluation.vectors import check_format, read_all, read_embeddings, write_embeddings
 from nearkin.files import check_new
 from nearkin.methods import METHODS
@@ -350,36 +352,58 @@ def embed_parts(
     log = reporter or Silent()
     if engine == "ray":
         _check_engine(encoder, data, part, backbone)
-    loaded, images = _opened(config, data, backbone, log)
-    device = choose_device(config.device)
-    workers = cpus_per_process() if config.workers == "auto" else config.workers
-    if config.precision == "auto":
-        config = replace(config, precision=PartFolder.precision(Path(output)))
-    config = with_precision(config, loaded, images, device, workers, log)
-    note = note_on(loaded.digest, images, shard, config.precision)
-    if note.num_parts > MOST:
-        raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
-    folder = PartFolder.claim(Path(output), note)
+    folder, config, loaded, images = _opened_parts(config, data, output, shard, backbone, log)
     own = [number for number in folder.missing() if number % step == first]
     if engine == "ray":
-        made = _made_on_ray(_job(config, data, output), own, shard, log)
+        opener = partial(open_on_node, config, data, Path(output).resolve(), shard)
+        made = _made_on_ray(opener, own, shard, config, log)
     else:
-        by = prepared(config, loaded, len(images), device, log)
-        made = folder.compute(own, by, images, workers=workers, on_progress=log.progress)
+        by = prepared(config, loaded, len(images), choose_device(config.device), log)
+        made = folder.compute(own, by, images, workers=_workers(config), on_progress=log.progress)
     for name, count in made:
         log.info(f"{name}: {count} images")
     return folder.finish(images, len(own))
 
 
-def _job(config: EmbedConfig, data: Any, output: str | Path) -> PartJob:
-    """What the actors of a Ray cluster are told."""
-    names = (
-        *("encoder", "labels", "image_size", "allow_partial", TRUST),
-        *("device", "batch_size", "workers"),
+def _opened_parts(
+    config: EmbedConfig,
+    data: Any,
+    output: str | Path,
+    shard: int,
+    network: nn.Module | None,
+    log: Reporter,
+) -> tuple[PartFolder, EmbedConfig, Encoder, Images]:
+    """Open an encoder, images, and the folder of their parts, which must be of the same.
+
+    The settings are returned with the precision of the folder.
+    """
+    loaded, images = _opened(config, data, network, log)
+    if config.precision == "auto":
+        config = replace(config, precision=PartFolder.precision(Path(output)))
+    where, workers = choose_device(config.device), _workers(config)
+    config = with_precision(config, loaded, images, where, workers, log)
+    note = note_on(loaded.digest, images, shard, config.precision)
+    if note.num_parts > MOST:
+        raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
+    return PartFolder.claim(Path(output), note), config, loaded, images
+
+
+def _workers(config: EmbedConfig) -> int:
+    return cpus_per_process() if config.workers == "auto" else config.workers
+
+
+def open_on_node(
+    config: EmbedConfig, data: Any, output: Path, shard: int
+) -> tuple[PartFolder, Inference, Images]:
+    """Open the same on a node of a cluster, which must see the folder that was begun."""
+    PartFolder.open(output)
+    log = Silent()
+    folder, config, encoder, images = _opened_parts(config, data, output, shard, None, log)
+    return (
+        folder,
+        prepared(config, encoder, len(images), choose_device(config.device), log),
+        images,
     )
-    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
-    where: dict[str, Any] = {"output": str(Path(output).resolve()), "folder": str(Path.cwd())}
-    return PartJob(data=str(data), **where, **settings)
 
 
 def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) -> None:
@@ -390,21 +414,21 @@ def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) ->
         raise UsageError(f"--engine ray and {what} both divide the parts; give one of them")
     if backbone is not None or not isinstance(run, str | Path) or not isinstance(data, str | Path):
         raise UsageError("--engine ray takes an encoder and images by names that all nodes know")
-    check_ray()
+    if find_spec("ray") is None:
+        raise UsageError("--engine ray needs Ray Data; pip install 'nearkin[ray]'")
 
 
 def _made_on_ray(
-    job: PartJob, parts: list[int], shard: int, log: Reporter
+    opener: Opener, parts: list[int], shard: int, config: EmbedConfig, log: Reporter
 ) -> Iterator[tuple[str, int]]:
     """Let the actors of a Ray cluster make parts; yield the name and the images of each."""
     if not parts:
         return
-    events = run_on_ray(job, parts, available_cpus())
-    log.info(next(events)["plan"])
+    workers = None if config.workers == "auto" else config.workers
     pace = Pace(len(parts), shard)
-    for done, event in enumerate(events, 1):
+    for done, made in enumerate(compute_on_ray(opener, parts, config.device, workers), 1):
         log.progress(done, len(parts), "  ".join(["parts", *pace.reach(done)]))
-        yield event["name"], event["images"]
+        yield made
 
 
 def _turn(part: str) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """`nearkin export`: the encoder or the classifier of a run, or its images, for other programs."""
 
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,10 +11,8 @@ from uuid import uuid4
 
 from torch import nn
 
-from nearkin.choices import ExportFormat, GraphFormat
-from nearkin.classifier.classifier import (
-    read_classifier,
-)
+from nearkin.choices import ExportFormat, GraphFormat, NativeFormat
+from nearkin.classifier.classifier import read_classifier
 from nearkin.commands.vectors import images_of
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -22,7 +21,7 @@ from nearkin.errors import DataError, NearkinError, OutputError, UsageError
 from nearkin.exports.atlas import write_atlas
 from nearkin.exports.compare import Sample, compare_graph, compare_native, noise, sample_of
 from nearkin.exports.graphs import write_graph
-from nearkin.exports.model_card import ModelCard
+from nearkin.exports.model_card import PREPROCESSING, Card
 from nearkin.exports.native import write_native
 from nearkin.exports.network import PixelNetwork
 from nearkin.files import PARTIAL, writing
@@ -30,7 +29,16 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
 
-SUFFIXES: Final = (".onnx", ".pt", ".pt2", ".pth", ".safetensors")
+FILES: Final[Mapping[ExportFormat, str]] = {
+    "onnx": "model.onnx",
+    "torch-export": "model.pt2",
+    "torchvision": "model.pth",
+    "atlas": "atlas.parquet",
+}
+"""The formats that are one file, by their names and suffixes; the others are folders."""
+BY_SUFFIX: Final = {Path(name).suffix: format for format, name in FILES.items()}
+FORMATS: Final = (*get_args(GraphFormat), *get_args(NativeFormat), "atlas")
+OF_FILES: Final = (*BY_SUFFIX, ".pt", ".safetensors", ".bin")  # Suffixes that no folder has
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,9 @@ def export(
     data: Any = None,
     *,
     output: str | Path | None = None,
-    format: ExportFormat = "atlas",
+    format: ExportFormat | None = None,
     dynamic_size: bool = False,
+    overwrite: bool = False,
     license: str = "",
     data_license: str = "",
     backbone: nn.Module | None = None,
@@ -67,18 +76,21 @@ def export(
 
     `onnx` and `torch-export` are one file from images of 8 bits to features or, of a
     classification or discovery, to the probabilities of its classes. `timm`, `torchvision` and
-    `huggingface` are the encoder's weights, as that library reads them. All come in a folder, with
-    preprocessing, settings and a model card. What was written is read back and compared on
-    images: bit by bit, or within 1e-4 for `onnx`. If it differs, nothing stays. The file
+    `huggingface` are the encoder's weights, as that library reads them. A folder has
+    preprocessing, settings and a model card as well. What was written is read back and compared
+    on images: bit by bit, a graph within 1e-4. If it differs, nothing stays. The file
     encoder.safetensors of a run needs no export.
 
     Args:
         run: A run folder, or another encoder that `load` takes.
-        output: A folder that does not exist; of a run, `exports/FORMAT` in it if None. For
-            `atlas`, a name that ends in .parquet; `atlas.parquet` in the run folder if None.
+        output: A folder; or one file, whose suffix is that of its format: .onnx, .pt2
+            (torch-export), .pth (torchvision) or .parquet (atlas). If None, `exports/FORMAT` in
+            the run folder, or `atlas.parquet`.
         data: The images of the run, if they have moved; or images to compare outputs on.
-        format: `atlas` is the table of images that Embedding Atlas reads.
+        format: What to write, if the suffix of `output` does not tell. `atlas` is the table of
+            images that Embedding Atlas reads.
         dynamic_size: Whether a graph takes images of any size, not only the encoder's.
+        overwrite: Replace the file or the export that is there.
         license: The license that you give these weights, for the model card.
         data_license: The license of the images, for the model card.
         backbone: The run's network, if it was given one from Python; untrained.
@@ -86,96 +98,110 @@ def export(
         reporter: Receives progress.
 
     Raises:
-        UsageError: If the format cannot hold the network, with the reason.
+        UsageError: If the format is not named, or cannot hold the network, with the reason.
         DataError: If `data` are no images.
         OutputError: If the output exists or cannot be written.
         CheckpointError: If the run's files are damaged, or what was written differs.
     """
-    folder = RunFolder(Path(run))
-    trust = trust_remote_code
+    folder, trust, log = RunFolder(Path(run)), trust_remote_code, reporter or Silent()
+    format, path, is_file = _destination(folder, output, format)
+    _check_replaceable(path, is_file, overwrite)
     if format == "atlas":
-        return _export_table(folder, data, Path(output or folder.atlas), trust)
+        images = images_of(folder, data, trust_remote_code=trust)
+        return Exported(path, f"{write_atlas(folder, images, path)} images")
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
-    path = _destination(folder, output, format)
-    log = reporter or Silent()
     encoder, classifier = load(run, backbone=backbone, trust_remote_code=trust), None
     if folder.classifier.exists() and format in get_args(GraphFormat):
         classifier = read_classifier(folder.classifier)
         encoder = classifier.encoder(encoder)
     elif folder.classifier.exists():
         log.info(f"without its classifier, which {format} does not hold; onnx and torch-export do")
-    with resource_errors(), _whole_folder(path) as partial:
+    if is_file:  # without a card that has it
+        log.info(f"images: {encoder.preprocessing}")
+    card = Card(
+        name=folder.path.resolve().name,
+        encoder=encoder,
+        format=format,
+        classes=classifier.classes if classifier else (),
+        folder=folder if folder.config.exists() else None,
+        license=license,
+        data_license=data_license,
+    )
+    with resource_errors(), _whole(path, is_file) as partial:
         sample = _sample(folder, data, encoder, log, trust)
-        card = ModelCard(
-            name=folder.path.resolve().name,
-            encoder=encoder,
-            format=format,
-            classes=classifier.classes if classifier else (),
-            folder=folder if folder.config.exists() else None,
-            license=license,
-            data_license=data_license,
-        )
+        file = partial / (path.name if is_file else FILES.get(format, ""))
         if format == "onnx" or format == "torch-export":
             network = PixelNetwork(encoder, classifier)
             theirs, program = write_graph(
                 format,
-                partial,
+                file,
                 network,
                 sample.pixels[:2],
                 dynamic_size=dynamic_size,
                 description=card.description(),
-                output=network.output,
             )
-            exact = format == "torch-export"
-            checks = compare_graph(
-                theirs, program, network, sample, exact=exact, any_size=dynamic_size
-            )
+            checks = compare_graph(theirs, program, network, sample, any_size=dynamic_size)
         else:
-            written = write_native(format, partial, encoder)
-            checks = compare_native(written, encoder, sample)
-        card.write(partial, checks)
+            checks = compare_native(write_native(format, file, encoder), encoder, sample)
+        if not is_file:
+            card.write(partial, checks)
     what = f"{len(card.classes)} classes" if classifier else f"{encoder.num_features} features"
     return Exported(path, f"{what} as {format}", tuple(checks))
 
 
-def _export_table(folder: RunFolder, data: Any, path: Path, trust: bool) -> Exported:
-    if _new(path).suffix != ".parquet":
-        raise UsageError(f"{path} does not end in .parquet; give such a name")
-    images = images_of(folder, data, trust_remote_code=trust)
-    return Exported(path, f"{write_atlas(folder, images, path)} images")
-
-
-def _destination(folder: RunFolder, output: str | Path | None, format: str) -> Path:
-    """Return the folder to write, which must not be there."""
-    if output is None and not folder.path.is_dir():
-        raise UsageError(f"{folder.path} is no run folder to export into; give a folder as -o")
-    path = Path(output) if output is not None else folder.exports / format
-    if path.suffix in SUFFIXES:
+def _destination(
+    folder: RunFolder, output: str | Path | None, format: ExportFormat | None
+) -> tuple[ExportFormat, Path, bool]:
+    """Return the format, the path to write to, and whether that is one file."""
+    suffix = "" if output is None or str(output).endswith(("/", os.sep)) else Path(output).suffix
+    chosen = format or BY_SUFFIX.get(suffix)
+    if chosen is None:
         raise UsageError(
-            f"{path} would be one file, and an export is a folder with a model card; give "
-            f"-o {path.with_suffix('')}"
+            f"give --format, one of {', '.join(FORMATS)}; or a file whose name ends in "
+            f"{', '.join(BY_SUFFIX)} as -o"
         )
-    return _new(path)
+    is_file = BY_SUFFIX.get(suffix) == chosen
+    if output is None:
+        if not folder.path.is_dir():
+            raise UsageError(f"{folder.path} is no run folder to export into; give -o")
+        path = folder.atlas if chosen == "atlas" else folder.exports / chosen
+        return chosen, path, chosen == "atlas"
+    if not is_file and (suffix in OF_FILES or chosen == "atlas"):
+        names = ["a folder"] * (chosen != "atlas")
+        names += [f"a name that ends in {end}" for end, of in BY_SUFFIX.items() if of == chosen]
+        raise UsageError(f"{output} is no name for {chosen}; give {' or '.join(names)} as -o")
+    return chosen, Path(output), is_file
 
 
-def _new(path: Path) -> Path:
-    """Return a path, unless there is something already."""
-    if path.exists():
-        raise OutputError(f"{path} exists; remove it, or choose another -o")
-    return path
+def _check_replaceable(path: Path, is_file: bool, overwrite: bool) -> None:
+    """Refuse to replace what is there, unasked; and ever what is no export."""
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise OutputError(f"{path} exists; give --overwrite to replace it, or another -o")
+    if not (path.is_file() if is_file else (path / PREPROCESSING).is_file()):
+        kind = "file" if is_file else "folder of an export"
+        raise OutputError(f"{path} is no {kind}, which --overwrite replaces; choose another -o")
 
 
 @contextmanager
-def _whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder to write to, then rename it; it is removed if anything fails."""
+def _whole(path: Path, is_file: bool) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path`, or whose files do; nothing if that fails."""
     partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
+    new = partial / "new"
     with writing(path):
-        partial.mkdir(parents=True)
+        new.mkdir(parents=True)
     try:
-        yield partial
+        yield new
         with writing(path):
-            partial.rename(path)
+            if is_file:  # a large graph has its weights beside it, which come first
+                for file in sorted(new.iterdir(), reverse=True):
+                    file.replace(path.with_name(file.name))
+                return
+            if path.exists():
+                path.rename(partial / "old")
+            new.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

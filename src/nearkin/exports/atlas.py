@@ -15,7 +15,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import read_embeddings
-from nearkin.files import writing
+from nearkin.files import whole, writing
 from nearkin.metrics.neighbors import nearest
 from nearkin.report.image_map import NEIGHBORS, coordinates, landmark_rows
 from nearkin.report.site import class_names
@@ -48,8 +48,8 @@ def write_atlas(folder: RunFolder, images: Images, path: Path) -> int:
     embeddings = read_embeddings(folder.embeddings, images)
     rows = landmark_rows(embeddings.class_names)
     table = _atlas_table(folder, embeddings.subset(rows), images, rows)
-    with writing(path), path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-        parquet.write_table(table, file)
+    with writing(path), whole(path) as partial, partial.open("wb") as file:
+        parquet.write_table(table, file)  # which takes no path that is not UTF-8
     return len(table)
 
 

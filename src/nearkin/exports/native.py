@@ -1,6 +1,6 @@
 """An encoder in the files of the library that has its network, which reads them without nearkin.
 
-    torchvision    model.pth: the state_dict of the model of that name, without its classifier
+    torchvision    a .pth: the state_dict of the model of that name, without its classifier
     timm           config.json and model.safetensors, for `timm.create_model("local-dir:FOLDER")`
     huggingface    the same, or a model of transformers, for `AutoModel.from_pretrained("FOLDER")`
 
@@ -8,21 +8,21 @@ Each is read back by its library as soon as it is written, so that its features 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.choices import NativeFormat
+from nearkin.choices import GraphFormat, NativeFormat
 from nearkin.encoders import folders
 from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights
-from nearkin.encoders.libraries import differences, timm_view
+from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import NOT_STATED, to_stderr
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 WEIGHTS: Final = "model.safetensors"
-STATE: Final = "model.pth"
 CONFIG: Final = "config.json"
-ANY_NETWORK: Final = "--format onnx or torch-export"
 PATCHES_OF_ITS_OWN: Final = "siglip2_vision_model"  # takes patches, not images
 RESAMPLING: Final = {name: number for number, name in folders.INTERPOLATIONS.items()}
 
@@ -61,28 +59,57 @@ class Native:
     """The library's own preprocessing by these files, if it has one."""
 
 
-def write_native(format: NativeFormat, folder: Path, encoder: Encoder) -> Native:
-    """Write an encoder into a folder, and read it back by the library of that format.
+class Unfit(Exception):  # noqa: N818  (an answer, which `write_native` gives as an error)
+    """Why a library does not have a network."""
+
+
+def write_native(format: NativeFormat, path: Path, encoder: Encoder) -> Native:
+    """Write an encoder, and read it back by the library of that format.
+
+    Args:
+        format: Of the library.
+        path: An empty folder; of `torchvision`, a file.
+        encoder: What is written.
 
     Raises:
         UsageError: If the library does not have the network, with the reason.
     """
-    with torch.random.fork_rng(devices=[]):
-        written = WRITERS[format](folder, encoder)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            written = WRITERS[format](path, encoder)
+    except Unfit as error:
+        others = ", ".join([*holding(encoder), *get_args(GraphFormat)])
+        raise UsageError(
+            f"{encoder.details['backbone']} is no model for {format}: {error}; give --format, one "
+            f"of {others}"
+        ) from error
     written.network.eval().requires_grad_(False)
     return written
+
+
+def holding(encoder: Encoder) -> list[NativeFormat]:
+    """Return the formats of libraries that have the network of an encoder."""
+    formats: list[NativeFormat] = []
+    for format in get_args(NativeFormat):
+        with suppress(Unfit), torch.random.fork_rng(devices=[]):
+            if format != "huggingface":
+                architecture(encoder, format)
+            else:
+                _check_transformers(encoder)
+            formats.append(format)
+    return formats
 
 
 # ---------------------------------------------------------------- torchvision, timm
 
 
-def _write_torchvision(folder: Path, encoder: Encoder) -> Native:
+def _write_torchvision(file: Path, encoder: Encoder) -> Native:
     import torchvision
 
     bare, options = architecture(encoder, "torchvision")
-    torch.save(encoder.backbone.body.state_dict(), folder / STATE)
+    torch.save(encoder.backbone.body.state_dict(), file)
     network = _torchvision(bare, options)
-    network.load_state_dict(torch.load(folder / STATE, weights_only=True))
+    network.load_state_dict(torch.load(file, weights_only=True))
     return Native(network, f"torchvision {torchvision.__version__}")
 
 
@@ -156,35 +183,45 @@ def architecture(
     """Return the name and the options by which a library builds an encoder's network.
 
     Raises:
-        UsageError: If it does not have that very network, with the reason.
+        Unfit: If it does not have that very network, with the reason.
     """
     name, body = str(encoder.details["backbone"]), encoder.backbone.body
     own, bare, options = _parsed(name)
     stem = {"in_chans": options["in_chans"]} if "in_chans" in options else {}
     if stem and library == "torchvision":
-        raise _refusal(name, library, "its networks take RGB only")
+        raise Unfit("its networks take RGB only")
+    _check_name(name, bare)
     names = timm_names() if library == "timm" else torchvision_names()
-    if name == CUSTOM or bare in SMALL or names_code(name):
-        whose = "nearkin's own" if bare in SMALL else "your own"
-        raise _refusal(name, library, f"it is a network of {whose}")
-    if name.startswith(folders.PREFIX):
-        raise UsageError(
-            f"{name} is a network of transformers, and none of {library}; give --format "
-            f"huggingface, or {ANY_NETWORK}"
-        )
     if bare not in names or (options != stem and own != library):
-        raise _refusal(name, library, f"{library} has no such network")
+        raise Unfit(f"{library} has no such network")
     if library == "timm":
         options |= _patch_options(body, encoder.image_size, named=own == "timm")
     elif bare.startswith("vit_"):
         options["image_size"] = encoder.image_size
     try:
         fresh = _timm(bare, options) if library == "timm" else _torchvision(bare, options)
+        fresh.load_state_dict(body.state_dict())
     except (TypeError, RuntimeError, ValueError, AssertionError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _refusal(name, library, f"{library} does not build it: {reason[:200]}") from error
-    _check_weights(body, fresh, name, bare, library)
+        raise Unfit(f"{library} builds another one: {_reason(error)}") from error
     return bare, options
+
+
+def _check_name(name: str, bare: str) -> None:
+    """Refuse a network that neither timm nor torchvision has a name for."""
+    if name.startswith(folders.PREFIX):
+        raise Unfit("it is a network of transformers")
+    if name == CUSTOM or bare in SMALL or names_code(name):
+        whose = "nearkin's own" if bare in SMALL else "your own"
+        raise Unfit(f"it is a network of {whose}")
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says in a line: of weights that do not fit, the first that does not."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in lines if not line.endswith(":")), type(error).__name__)
+    small = "; below 64 px it is trained with a small stem"
+    stem = said.startswith("size mismatch for conv1.weight")
+    return said[:250].rstrip(".") + (small if stem else "")
 
 
 def _parsed(name: str) -> tuple[str, str, dict[str, Any]]:
@@ -225,28 +262,6 @@ def _torchvision(bare: str, options: Mapping[str, Any]) -> nn.Module:
     return native(f"torchvision:{bare}", size, **others)
 
 
-def _check_weights(body: nn.Module, fresh: nn.Module, name: str, bare: str, library: str) -> None:
-    """Refuse a library's network whose weights have other names or shapes."""
-    own = {key: tuple(tensor.shape) for key, tensor in body.state_dict().items()}
-    its = {key: tuple(tensor.shape) for key, tensor in fresh.state_dict().items()}
-    missing, more = sorted(its.keys() - own.keys()), sorted(own.keys() - its.keys())
-    if missing or more:
-        why = f"its {bare} has other weights ({differences(missing, more)})"
-        raise _refusal(name, library, why)
-    other = next((key for key in own if own[key] != its[key]), None)
-    if other is not None:
-        mine, theirs = ("x".join(map(str, shapes[other])) for shapes in (own, its))
-        small = (
-            "; it was trained below 64 px, with a small stem" if other == "conv1.weight" else ""
-        )
-        why = f"its {other} is {mine}, and {theirs} in {library}{small}"
-        raise _refusal(name, library, why)
-
-
-def _refusal(name: str, library: str, why: str) -> UsageError:
-    return UsageError(f"{name} is no model of {library}: {why}; give {ANY_NETWORK}")
-
-
 # ---------------------------------------------------------------- transformers
 
 
@@ -263,24 +278,34 @@ class _Pooled(nn.Module):
         return pooled.flatten(1)
 
 
-def _write_huggingface(folder: Path, encoder: Encoder) -> Native:
+def _check_transformers(encoder: Encoder) -> None:
+    """Refuse what transformers can neither build nor wrap."""
     if encoder.preprocessing.low:
-        raise UsageError(f"transformers prepares RGB of 8 bits only; give {ANY_NETWORK}")
+        raise Unfit("transformers prepares RGB of 8 bits only")
+    body = encoder.backbone.body
+    if not isinstance(body, folders.TransformersNetwork):
+        try:
+            architecture(encoder, "timm")
+        except Unfit as error:
+            raise Unfit(f"transformers takes models of timm and its own, and {error}") from error
+    elif body.kind == PATCHES_OF_ITS_OWN:
+        raise Unfit("it takes patches in place of images, and its files would not say which")
+
+
+def _write_huggingface(folder: Path, encoder: Encoder) -> Native:
     folders.require_transformers()
+    _check_transformers(encoder)
     import transformers
     from transformers import AutoImageProcessor, AutoModel
 
     body: Any = encoder.backbone.body
-    if isinstance(body, folders.TransformersNetwork):
-        network: nn.Module = _written_transformers(folder, body, encoder.preprocessing)
-    else:  # which transformers wraps
-        try:
+    with folders.quiet(), to_stderr():
+        if isinstance(body, folders.TransformersNetwork):
+            network: nn.Module = _written_transformers(folder, body, encoder.preprocessing)
+        else:  # which transformers wraps
             _write_timm_files(folder, encoder)
-        except UsageError as error:
-            raise UsageError(f"transformers takes models of timm and its own: {error}") from error
-        with _quiet():
             network = _Pooled(folders.aligned(AutoModel.from_pretrained(folder)))
-    processor: Any = AutoImageProcessor.from_pretrained(folder)
+        processor: Any = AutoImageProcessor.from_pretrained(folder)
 
     def transform(image: "Image.Image") -> Tensor:
         inputs: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
@@ -294,19 +319,12 @@ def _written_transformers(
 ) -> nn.Module:
     from transformers import AutoModel
 
-    if body.kind == PATCHES_OF_ITS_OWN:
-        raise UsageError(
-            f"{folders.PREFIX}{body.kind} takes patches in place of images, so its files would "
-            f"not give the same features; give {ANY_NETWORK}"
-        )
     model: Any = body.model
-    with _quiet():
-        model.save_pretrained(folder)
+    model.save_pretrained(folder)
     processor = json.dumps(_processor(view), indent=2) + "\n"
     (folder / "preprocessor_config.json").write_text(processor, encoding="utf-8")
-    with _quiet():
-        options = folders.construction(type(model), body.pooling)
-        read = folders.aligned(AutoModel.from_pretrained(folder, **options))
+    options = folders.construction(type(model), body.pooling)
+    read = folders.aligned(AutoModel.from_pretrained(folder, **options))
     return folders.TransformersNetwork(read, body.kind, body.pooling)
 
 
@@ -330,12 +348,6 @@ def _processor(view: Preprocessing) -> dict[str, Any]:
         "image_mean": list(view.mean),
         "image_std": list(view.std),
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with folders.quiet(), to_stderr():
-        yield
 
 
 WRITERS: Final[Mapping[NativeFormat, Callable[[Path, Encoder], Native]]] = {
