@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
 from nearkin_command import run
 from PIL import Image
 
@@ -14,7 +15,7 @@ def words(text: str) -> list[str]:
 
 
 SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 10 --train-layers top")
-FEW = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2")]
+FEW = [*SHORT, *words("--num-seeds 1 --epochs 2 --classes 2")]
 LEAST = [*FEW, *words("--objective simgcd --entropy-weight 1")]
 LEAST_NCD = [*FEW, *words("--objective ncl --pair-rate 1")]
 
@@ -109,7 +110,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 def build_predictions(features, probability, label, num_known=2, *, by_view=None, num_views=8):
     """Of images 0.png, 1.png and so on; all their views agree, if none are given."""
-    from nearkin.discovery.classifier import Predictions  # see nearkin_command.py
+    from nearkin.classifier.classifier import Predictions  # see nearkin_command.py
 
     probability = np.asarray(probability, float)
     count, classes = probability.shape
@@ -124,3 +125,14 @@ def build_predictions(features, probability, label, num_known=2, *, by_view=None
         classes=(*known, *(f"new-{c + 1}" for c in range(classes - num_known))),
         num_known=num_known,
     )
+
+
+def learned(predictions, rows=None):
+    """The reference that a discovery of these images has, or of some of them."""
+    from nearkin.classifier.reference import reference_of  # see nearkin_command.py
+
+    rows = np.arange(len(predictions.label)) if rows is None else rows
+    labeled = predictions.label >= 0
+    own = np.where(labeled, predictions.label, predictions.cluster)
+    features = torch.from_numpy(predictions.features[rows])
+    return reference_of(features, own[rows], labeled[rows], len(predictions.classes))

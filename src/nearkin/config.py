@@ -227,35 +227,31 @@ class DiscoverConfig(RunConfig):
     """Whether that encoder may lack some weights, or have others left over."""
     method: str = "simclr"
     """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
-    train_layers: str = "auto"
-    """What learns from labels: top, a layer on the frozen encoder; all, or a part by its name;
-    or that part and the layer, as layer4,top."""
+    train_layers: str = "top"
+    """What learns from labels: top, a layer on the frozen encoder; last:N, its blocks, or all;
+    or these and the layer, as last:1,top."""
     known_epochs: AutoCount = "auto"
     """Epochs over the labeled images, in the second stage."""
     epochs: AutoCount = "auto"
     """Epochs over the unlabeled images, in the third stage."""
     max_time: Duration = ""
-    """Length of the whole run, such as 45m or 2h; decides what is trained, and how long."""
+    """Length of the training of an encoder, such as 45m or 2h; as `nearkin train` if empty."""
     batch_size: Annotated[int, Meta(ge=4, le=MAX)] | Auto = "auto"
     """Images per step, half of them labeled."""
     lr_milestones: Sequence[Milestone] = ()
     """Fractions of the last stage, such as 0.6,0.8, at which the rate drops to a tenth."""
     objective: Literal["auto", "uno", "ncl", "joint_ncl", "simgcd"] = "auto"
-    """Objective of the last stage; auto: chosen by hiding known classes."""
+    """Objective of the last stage; auto: simgcd, or joint_ncl in mode ncd."""
     start: Literal["clusters", "random"] = "clusters"
     """Initial class weights of the last stage: clusters of the features, or random."""
     pair_rate: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
     """NCL: positive pairs, relative to those of equally large classes; auto: tuned."""
     entropy_weight: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
-    """SimGCD: weight of the mean-entropy term; auto: tuned by hiding known classes."""
-    balance: Annotated[float, Meta(ge=0, le=1)] | Auto = "auto"
-    """UNO: how equal classes are kept in size, up to 1; auto: tuned by hiding known classes."""
+    """SimGCD: weight of the mean-entropy term; auto: tuned by holding known classes out."""
     num_seeds: AutoCount = "auto"
     """Repetitions of the last stage, to see which classes are found again."""
-    baselines: bool = True
-    """Whether to train the baselines that the result is compared with."""
     devices: Devices = 1
-    """Processes on this machine that share each batch; torchrun starts its own."""
+    """Processes on this machine that train an encoder together; torchrun starts its own."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where decoded image files are kept."""
     copy_to: str = ""
@@ -264,6 +260,11 @@ class DiscoverConfig(RunConfig):
     """Options of the method of the objective: of uno, ncl or simgcd."""
 
     verb: ClassVar[str] = "discover"
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be carried out, before anything is read."""
+        super().__post_init__()
+        _check_layers(self.train_layers.removesuffix(",top"), ("top",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,10 +303,13 @@ class ClassifyConfig(RunConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         super().__post_init__()
-        if not re.fullmatch(r"linear|attentive|all|last:[1-9]\d{0,4}", self.train_layers):
-            raise UsageError(
-                f"--train-layers {self.train_layers} is not linear, attentive, last:N or all"
-            )
+        _check_layers(self.train_layers, ("linear", "attentive"))
+
+
+def _check_layers(layers: str, frozen: Sequence[str]) -> None:
+    """Refuse what is neither a way to learn on a frozen encoder nor a part of the encoder."""
+    if layers not in (*frozen, "all") and not re.fullmatch(r"last:[1-9]\d{0,4}", layers):
+        raise UsageError(f"--train-layers {layers} is not {', '.join(frozen)}, last:N or all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +350,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Optimization": (
         *("epochs", "known_epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
         *("lars_form", "warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
-        *("freeze_epochs", "objective", "start", "pair_rate", "entropy_weight", "balance"),
+        *("freeze_epochs", "objective", "start", "pair_rate", "entropy_weight"),
         *("num_seeds", "seed"),
     ),
     "Evaluation": ("evaluate_every", "on_collapse", "baselines"),

@@ -18,16 +18,14 @@ from builders import write_network
 from discoveries import rows, strict_json
 from kills import Aim
 from nearkin_command import run
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import nearkin
 from nearkin.classification.data import open_labeled_data
 from nearkin.classification.report import lines
+from nearkin.classifier.classifier import read_classifier
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
-from nearkin.discovery.classifier import read_classifier
-from nearkin.encoders.encoder import load
 from nearkin.metrics import attentive, probe
 from nearkin.run.folder import RunFolder
 
@@ -145,7 +143,7 @@ def test_low_layers_learn_the_more_slowly_the_smaller_the_decay(trained, data, e
     ("layers", "at", "nth"),
     [
         pytest.param("linear", "nearkin.commands.classify.write_encoder", 1, marks=SLOW),
-        ("attentive", "nearkin.classification.report.write_embeddings", 1),
+        ("attentive", "nearkin.classifier.report.write_embeddings", 1),
         ("last:1", kills.SAVE, 2),
         pytest.param("all", kills.SAVE, 5, marks=SLOW),
     ],
@@ -168,7 +166,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(trained, data, encoder, tmp_path
     for file in RESULT:
         assert (out / file).read_bytes() == (trained(layers) / file).read_bytes(), file
     log = (out / "train.log").read_text()
-    assert log.count("features of 180 images") == 1, "features were computed again"
+    assert "features of 180 images were kept in" in log, "features were computed again"
     resumed = re.findall(r"resuming after step (\d+) of (\d+)", log)
     assert [step for step, total in resumed if step != total] == (["2"] if tuned else [])
 
@@ -184,13 +182,19 @@ def few_labels(data: Path, path: Path, per_class: int, *stray: str) -> Path:
     return path
 
 
-def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, tmp_path):
+def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, encoder, tmp_path):
+    """They are the outliers that are known: how far away they are is scored."""
     table = few_labels(data, tmp_path / "labels.csv", 2)
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(x for x in lines if not re.match("train.*,d0", x)))
     opened = open_labeled_data(str(data), ClassifyConfig(labels=str(table)))
     assert opened.classes == tuple(f"d{digit}" for digit in range(1, 10))
     assert opened.images.classes[-1] == "d0"
+    out = classify(data, encoder, tmp_path / "run", "linear", labels=str(table))
+    stated = strict_json(out / "summary.json")["metrics"]["classifier"]["outliers, AUROC"]
+    labels = opened.images.labels[opened.parts.test_rows]
+    assert stated["protocol"]["outliers"] == (labels == 9).sum() > 0
+    assert 0.5 < stated["value"] <= 1
 
 
 def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
@@ -292,27 +296,14 @@ def test_another_encoder_is_refused(trained, data, tmp_path, refusal):
         assert not (tmp_path / "a.csv").exists()
 
 
-def test_a_classifier_that_names_no_encoder_is_read(linear, data, tmp_path):
-    """As those of format 1; it may be applied to any that has as many features."""
-    out = shutil.copytree(linear, tmp_path / "run")
-    path = out / "classifier.safetensors"
-    with safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()["nearkin"])
-    assert header.pop("encoder") == load(linear).digest
-    save_file(load_file(path), path, {"nearkin": json.dumps(header)})
-    assert read_classifier(path).digest == ""
-    now, before = (nearkin.assign(each, str(data), workers=0) for each in (out, linear))
-    assert now.to_dict()["images"] == before.to_dict()["images"]
-
-
 def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_read_back(linear):
     noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
     flags = [row["flag"] for row in nearkin.assign(linear, noise, workers=0).to_dict()["images"]]
     own = [row["flag"] for row in rows(linear / "assignments.csv")]
-    assert flags.count("unlike") > 30
-    assert own.count("unlike") < 10
-    counted = strict_json(linear / "summary.json") | {"flags": {"unlike": 1, "border": 2}}
-    assert {"unlike: 1 image", "border: 2 images"} <= {*lines(counted)}
+    assert flags.count("outlier") > 30
+    assert own.count("outlier") < 10
+    counted = strict_json(linear / "summary.json") | {"flags": {"outlier": 1, "border": 2}}
+    assert {"outlier: 1 image", "border: 2 images"} <= {*lines(counted)}
     config, _ = RunFolder(linear).any_settings()
     assert isinstance(config, ClassifyConfig)
     assert (config.train_layers, RunFolder(linear).kind) == ("linear", "classification")

@@ -269,7 +269,7 @@ def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
     source, images, hidden, tmp_path
 ):
     settings = "--known 0,1 --classes 2 --num-views 2 --epochs 1 --known-epochs 1 --num-seeds 1"
-    settings += " --no-baselines --val 0 --device cpu --workers 0 --objective simgcd"
+    settings += " --val 0 --device cpu --workers 0 --objective simgcd"
     settings += " --entropy-weight 1 --resume -q"
     out = tmp_path / "run"
     words = ["discover", str(images), "--from", source, "-o", str(out), *settings.split()]

@@ -8,7 +8,7 @@ from nearkin_command import run
 
 import nearkin
 from nearkin.data.opening import open_images
-from nearkin.discovery.assignments import LABEL_COLUMNS
+from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.tables import read_csv, write_csv

@@ -12,8 +12,9 @@ from PIL import Image
 from scipy.optimize import linear_sum_assignment
 
 from nearkin.choices import OBJECTIVE_METHODS
-from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
-from nearkin.discovery.trials import OBJECTIVES, TRIED, Candidate
+from nearkin.classifier.assignments import COLUMNS
+from nearkin.discovery.clusters import CLUSTER_COLUMNS
+from nearkin.discovery.trials import DEFAULT, OBJECTIVES, Candidate
 
 KNOWN, EACH = 5, 16
 LEFT = {
@@ -24,8 +25,7 @@ LEFT = {
 MODES = {
     "gcd": words("--epochs 5 --num-seeds 2"),
     "ncd": words(
-        "--epochs 8 --num-seeds 1 --mode ncd --classes 3 --no-baselines "
-        "--objective joint_ncl --pair-rate 1"
+        "--epochs 8 --num-seeds 1 --mode ncd --classes 3 --objective joint_ncl --pair-rate 1"
     ),
 }
 
@@ -56,8 +56,8 @@ def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
     assert (finished / "plots" / "class_count.png").exists() == (mode == "gcd")
     stages = {path.name for path in (finished / "stages").iterdir()}
     method = OBJECTIVE_METHODS[strict_json(finished / "summary.json")["objective"]]
-    assert stages >= {"cached-features.safetensors", "known", "trials", f"{method}-0"}
-    assert {"base-loss", "rank-statistics", f"{method}-1"} <= stages or mode == "ncd"
+    assert stages >= {"known", "trials", f"{method}-0"}
+    assert f"{method}-1" in stages or mode == "ncd"
 
 
 def test_all_images_without_a_label_are_assigned_once_and_columns_hold_what_they_say(
@@ -71,14 +71,14 @@ def test_all_images_without_a_label_are_assigned_once_and_columns_hold_what_they
     novel = {f"new-{number + 1}" for number in range(count)}
     assert {row["cluster"] for row in assignments} <= novel | (known if mode == "gcd" else set())
     for row in assignments:
-        shares = [float(row[name]) for name in ("score", "margin", "entropy", "agreement")]
+        shares = [float(row[name]) for name in ("score", "margin", "entropy", "view_agreement")]
         assert all(0 <= share <= 1 for share in shares)
-        assert 0 <= float(row["purity"]) <= 1
+        assert 0 <= float(row["neighbor_agreement"]) <= 1
         assert float(row["margin"]) <= float(row["score"])
-        assert float(row["agreement"]) in (0, 0.5, 1)  # two views
+        assert float(row["view_agreement"]) in (0, 0.5, 1)  # two views
         assert row["nearest_known"] in known
         assert -1 <= float(row["similarity"]) <= 1
-        assert row["flag"] in ("", "core", "border", "maybe-known", "tiny-cluster", "unlike")
+        assert row["flag"] in ("", "core", "border", "maybe-known", "tiny-cluster", "outlier")
 
 
 def test_the_table_of_classes_counts_the_assignments_and_has_room_for_names(finished):
@@ -137,15 +137,14 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
         assert 1 <= number["low"] <= number["chosen"] <= number["high"]
         assert set(number["estimates"]) == {"linkage", "silhouette"}
     assert summary["trials"][chosen(summary)] == max(summary["trials"].values())
-    tried = {"joint_ncl"} if mode == "ncd" else set(TRIED[mode])
-    assert {name.partition("-")[0] for name in summary["trials"]} == tried
-    baselines = {"base loss", "rank statistics"} if mode == "gcd" else set()
-    assert set(summary["scores"]) >= {"nearkin", "k-means"} | baselines
+    assert {name.partition("-")[0] for name in summary["trials"]} == {DEFAULT[mode]}
+    assert len(summary["trials"]) == {"gcd": 3, "ncd": 1}[mode]
+    assert set(summary["scores"]) == {"nearkin", "k-means", "k-means, pixels"}
     for scores in summary["scores"].values():
         for each in scores:
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
             assert each["n"] > 0
-    assert set(summary["agreement"]) == set(summary["scores"]) - {"nearkin"}
+    assert set(summary["baseline_ari"]) == set(summary["scores"]) - {"nearkin"}
 
 
 def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like_no_class(
@@ -154,14 +153,14 @@ def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like
     summary, table = strict_json(finished / "summary.json"), rows(finished / "assignments.csv")
     flags = Counter(row["flag"] for row in table if row["flag"])
     assert summary["flags"] == dict(flags)
-    assert -1 < summary["min_similarity"] < 1
-    stated, test = summary["unlike"], held_out(encoder)
+    assert 0 < summary["outliers"]["max_distance"] < 1
+    stated, test = summary["outliers"]["held_out"], held_out(encoder)
     assert (stated["n"], stated["protocol"]["of"]) == (summary["held_out"], "held-out images")
-    counted = sum(row["path"] in test for row in table if row["flag"] == "unlike")
+    counted = sum(row["path"] in test for row in table if row["flag"] == "outlier")
     assert counted <= round(stated["value"] * summary["held_out"])  # some have a label
     assert 0 <= stated["low"] <= stated["value"] <= stated["high"] < 1
     text = text_of((finished / "report.html").read_text(encoding="utf-8"))
-    assert f"{flags['unlike']} of {len(table)} unlabeled images are flagged as unlike" in text
+    assert f"{flags['outlier']} of {len(table)} unlabeled images are flagged as outliers" in text
 
 
 def chosen(summary):
@@ -217,7 +216,7 @@ def test_scores_follow_from_the_table_and_the_truth(finished, mode, truth, encod
 def test_the_configuration_repeats_a_discovery_to_the_bit_whatever_the_hidden_labels(
     finished, mode, arrays, tmp_path
 ):
-    """Other labels for all that is hidden, and no baselines: the same assignments."""
+    """Other labels for all that is hidden: the same assignments."""
     stored = dict(np.load(arrays))
     labels = stored["y"].copy()
     hidden = np.flatnonzero(labels >= KNOWN)
@@ -225,7 +224,7 @@ def test_the_configuration_repeats_a_discovery_to_the_bit_whatever_the_hidden_la
     assert (labels != stored["y"]).sum() > 20
     other, out = tmp_path / "digits.npz", tmp_path / "run"
     np.savez(other, **stored | {"y": labels})
-    settings = ["--config", finished / "config.toml", "--no-baselines", "--no-report", "-q"]
+    settings = ["--config", finished / "config.toml", "--no-report", "-q"]
     assert discover(other, "-o", out, *settings) == 0
     for name in ("assignments.csv", "classifier.safetensors"):
         assert (out / name).read_bytes() == (finished / name).read_bytes(), name

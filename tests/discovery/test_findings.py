@@ -9,6 +9,8 @@ from sklearn.datasets import load_digits
 
 from nearkin.discovery import findings as module
 from nearkin.discovery.findings import early_findings, late_findings
+from nearkin.encoders.encoder import Encoder
+from nearkin.networks.backbone import build_backbone
 from nearkin.types import UNKNOWN
 
 
@@ -17,7 +19,7 @@ def warning(check):
     return lambda *values: next(check(*values), None)
 
 
-few_images, hidden, unrelated = map(warning, (module.few_images, module.hidden, module.unrelated))
+few_images, unlabeled_known = map(warning, (module.few_images, module.unlabeled_known))
 
 
 def spread(n, dim=16, seed=0):
@@ -44,7 +46,7 @@ def texts(sizes, *, num_known=2, mode="gcd", features=None, **options):
 
 def test_a_good_discovery_warns_of_nothing():
     for mode, known in (("ncd", [0, 0]), ("gcd", [30, 30]), ("gcd", [0, 0])):
-        sizes, options = [*known, 40, 60, 50], dict(positive_rate=0.3, silhouettes=(0.2, 0.3))
+        sizes, options = [*known, 40, 60, 50], dict(positive_rate=0.3)
         assert texts(sizes, mode=mode, **options) == {}
 
 
@@ -104,15 +106,25 @@ def test_pairs_that_never_or_always_agree_teach_nothing():
     )  # all pairs of a single class agree rightly
 
 
-def test_known_classes_that_blur_the_others_may_be_unrelated():
-    assert unrelated(0.31, 0.12).text == (
-        "learning the known classes lowered the silhouette of clusters of unlabeled images from "
-        "0.31 to 0.12, so the two may have little in common; label classes more like the novel "
-        "ones, or learn the known ones for fewer epochs"
-    )
-    assert unrelated(0.2, 0.16) is None
-    assert unrelated(-0.1, 0.2) is None
-    assert list(texts([30, 30, 40, 40], silhouettes=(0.31, 0.12))) == ["unrelated"]
+def test_an_encoder_that_has_seen_labels_is_told_and_others_are_not():
+    for details, says in (
+        ({"method": "supervised"}, "it was trained by supervised"),
+        ({"method": "simclr", "fine_tuned": "last:1"}, "its layers last:1 were fine-tuned"),
+        ({"method": "simclr"}, None),
+        ({}, None),
+    ):
+        found = list(module.labels_seen(Encoder(build_backbone("tiny", 8), 8, details)))
+        assert [finding.kind for finding in found] == ["labels seen"] * (says is not None)
+        assert says is None or says in found[0].text
+
+
+def test_a_number_at_the_limit_of_what_can_be_counted_is_told():
+    assert [f.kind for f in module.number_capped(300, 300)] == ["number capped"]
+    assert "show at most 300" in next(module.number_capped(310, 300)).text
+    assert not list(module.number_capped(299, 300))
+    assert not list(
+        module.number_capped(20, 20)
+    )  # few images: more classes would have fewer than 4
 
 
 def test_few_images_are_fewer_than_twenty_for_each_novel_class():
@@ -148,16 +160,16 @@ def test_digits_raise_a_warning_if_half_of_the_known_ones_are_hidden_and_none_if
     known,
 ):
     images, label, names, _ = digits(known, 0, hidden_share=0)
-    assert hidden(images, label, names) is None
+    assert unlabeled_known(images, label, names) is None
     for seed in range(3):  # fewer labels, and still no known digit among the others
         mask = (label == UNKNOWN) | (np.random.default_rng(seed).random(len(label)) < 0.3)
-        assert hidden(images[mask], label[mask], names) is None
+        assert unlabeled_known(images[mask], label[mask], names) is None
     for seed in range(3):
         images, label, names, truth = digits(known, seed, hidden_share=0.5)
-        warning = hidden(images, label, names)
+        warning = unlabeled_known(images, label, names)
         match = re.search(r"about (\d+)% .* \(most of all (.*)\), but", warning.text)
         share, likeliest = match.groups()
-        assert warning.kind == "hidden"
+        assert warning.kind == "unlabeled-known"
         assert int(share) / 100 == pytest.approx(truth, abs=0.15)
         assert set(likeliest.split(", ")) <= set(names)
 
@@ -168,40 +180,40 @@ def test_the_likeliest_class_is_the_one_that_is_hidden_and_all_may_be():
     novel = np.flatnonzero(label == UNKNOWN)[:300]
     subset = np.union1d(np.flatnonzero(label != UNKNOWN), novel)
     label[rows] = UNKNOWN
-    text = hidden(images[subset], label[subset], names).text
+    text = unlabeled_known(images[subset], label[subset], names).text
     assert text.startswith("about 2")
     assert "(most of all digit 3" in text
     assert text.endswith("look at them, and if they are of known classes, use --mode gcd")
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
     images, label = images[label != UNKNOWN], label[label != UNKNOWN]
     label[::2] = UNKNOWN
-    assert re.match("about (9.|100)% ", hidden(images, label, names).text)
+    assert re.match("about (9.|100)% ", unlabeled_known(images, label, names).text)
 
 
 def test_one_known_class_alone_can_be_hidden():
     images, label, _, _ = digits((0,), 0, hidden_share=0.7)
-    assert hidden(images, label, ["digit 0"]) is None
+    assert unlabeled_known(images, label, ["digit 0"]) is None
     keep = (label == 0) | (np.random.default_rng(0).random(len(label)) < 0.3)
     keep |= (load_digits().target == 0) & (label == UNKNOWN)
-    assert hidden(images[keep], label[keep], ["digit 0"]).kind == "hidden"
+    assert unlabeled_known(images[keep], label[keep], ["digit 0"]).kind == "unlabeled-known"
 
 
 def test_the_length_of_features_does_not_matter_and_many_images_are_thinned_out(monkeypatch):
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
     length = np.geomspace(0.01, 100, len(images), dtype=np.float32)[:, None]
-    assert hidden(images * length, label, names) == hidden(images, label, names)
+    assert unlabeled_known(images * length, label, names) == unlabeled_known(images, label, names)
     monkeypatch.setattr(module, "MAX_IMAGES", 700)
-    thinned = hidden(images, label, names)
+    thinned = unlabeled_known(images, label, names)
     monkeypatch.undo()
-    assert thinned == hidden(images[::3], label[::3], names)
-    assert thinned.kind == "hidden"
+    assert thinned == unlabeled_known(images[::3], label[::3], names)
+    assert thinned.kind == "unlabeled-known"
 
 
 def test_too_few_labels_or_features_that_tell_no_classes_apart_raise_no_warning():
-    assert hidden(spread(600), np.arange(600) % 6 - 1, list("abcde")) is None
+    assert unlabeled_known(spread(600), np.arange(600) % 6 - 1, list("abcde")) is None
     few = [-1] * 30, [0, 1] * 15, [0] + [-1] * 29, [0, 1] + [-1] * 28, [0, -1]
     for label in few:
-        assert hidden(spread(len(label)), np.array(label), ["a", "b"]) is None
+        assert unlabeled_known(spread(len(label)), np.array(label), ["a", "b"]) is None
 
 
 def test_only_ncd_warns_of_hidden_classes():
@@ -209,5 +221,7 @@ def test_only_ncd_warns_of_hidden_classes():
     cluster = np.where(label == UNKNOWN, 5 + np.arange(len(label)) % 2, label)
     table = build_predictions(images, np.eye(7)[cluster], label, num_known=5, num_views=1)
     inputs = table.features, table.label, table.classes[:5]
-    assert [f.kind for f in early_findings(*inputs, num_novel=1, mode="ncd")] == ["hidden"]
+    assert [f.kind for f in early_findings(*inputs, num_novel=1, mode="ncd")] == [
+        "unlabeled-known"
+    ]
     assert early_findings(*inputs, num_novel=1, mode="gcd") == []

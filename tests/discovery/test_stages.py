@@ -10,21 +10,15 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
+from nearkin.classifier.layers import trainable_copy
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler, TwoStreamBatchSampler
-from nearkin.discovery.classifier import head_clustering
-from nearkin.discovery.data import DiscoveryTask
-from nearkin.discovery.features import (
-    CachedFeatures,
-    CachedViews,
-    Extraction,
-    FinetunedEncoder,
-    FrozenEncoder,
-    ViewSettings,
-    freeze,
-)
+from nearkin.discovery.clusterings import head_clustering
+from nearkin.discovery.features import CachedViews, FinetunedEncoder, FrozenEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import METHODS
@@ -230,7 +224,7 @@ def test_classes_differ_the_more_in_size_the_less_balance_is_asked_for():
         options = dict(balance=balance, num_heads=1, overclustering=0)
         stage = class_stage(encoder, task, settings, StageInit(known.method), "uno", options)
         stage.try_out()
-        found = head_clustering(encoder, stage.method, 3).novel[task.unlabeled]
+        found = head_clustering(encoder, stage.method, task).novel[task.unlabeled]
         return np.bincount(found, minlength=5)[3:].min()
 
     assert smaller(1.0) > 50  # an even share is 66
@@ -361,18 +355,22 @@ def parameters(backbone):
     return {name: p.detach().clone() for name, p in backbone.body.named_parameters()}
 
 
-@pytest.mark.parametrize(("named", "method"), [("6", "ncl"), ("6.second", "simgcd")])
-def test_only_the_named_layers_are_trained(finetuned, named, method):
+@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+def test_only_the_last_blocks_are_trained_and_batch_norms_of_the_others_stay(finetuned, method):
     make, task = finetuned
-    encoder = make(named)
-    start = parameters(encoder.pretrained.backbone)
+    encoder = make("last:1")
+    start = encoder.pretrained.backbone.body.state_dict()
+    start = {name: value.clone() for name, value in start.items()}
     known, stage = started(encoder, task, method, epochs=1)
     stage.try_out()
-    expected = {name for name in start if name.startswith(named)}
-    assert 0 < len(expected) < len(start)
+    blocks = sorted({name.split(".")[0] for name in start}, key=int)
     for done in (known, stage):
-        assert changed(start, parameters(done.method.backbone)) == expected
-    assert not changed(start, parameters(encoder.pretrained.backbone)), "the encoder has moved"
+        moved = changed(start, done.method.backbone.body.state_dict())
+        assert {name.split(".")[0] for name in moved} == {blocks[-1]}
+        learned = {name for name, _ in done.method.backbone.body.named_parameters()} & moved
+        assert learned == {n for n in parameters(done.method.backbone) if n[0] == blocks[-1]}
+    now = encoder.pretrained.backbone.body.state_dict()
+    assert not changed(start, now), "the encoder has moved"
 
 
 def test_a_whole_network_may_be_trained(finetuned):
@@ -385,17 +383,20 @@ def test_a_whole_network_may_be_trained(finetuned):
     assert not changed(start, parameters(encoder.pretrained.backbone))
 
 
-def test_freezing_leaves_named_parts_to_learn_and_unknown_ones_are_refused(finetuned):
-    for named in ("layer4", "9", "Top", "9,top", "6,Top"):
-        says = rf"--train-layers {named.removesuffix(',top')} .*: 0, 2, 4, 6; "
-        with pytest.raises(UsageError, match=says):
-            finetuned[0](named)
-    deep = Backbone(nn.Sequential(*(nn.Linear(2, 2) for _ in range(11))), 2)
-    for network, part in ((build_backbone("tiny", 8), "2"), (deep, "1")):
-        freeze(network, part)
-        learn = {name for name, p in network.body.named_parameters() if p.requires_grad}
-        named = {name for name, _ in network.body.named_parameters()}
-        assert learn == {name for name in named if name.startswith(f"{part}.")} != set()
+def test_more_blocks_than_there_are_are_refused():
+    deep = Backbone(nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(11))), 2)
+    for network, most in ((build_backbone("small", 32), 3), (deep, 11)):
+        with pytest.raises(UsageError, match=rf"has {most} blocks; give at most last:{most}"):
+            trainable_copy(network, f"last:{most + 1}")
+        learn = {n for n, p in trainable_copy(network, "all").body.named_parameters()
+                 if p.requires_grad}  # fmt: skip
+        assert learn == {name for name, _ in network.body.named_parameters()}
+    last = trainable_copy(deep, "last:1").train()
+    assert {n for n, p in last.body.named_parameters() if p.requires_grad} == {
+        "10.0.weight", "10.0.bias",
+    }  # fmt: skip
+    assert [module.training for module in last.body] == [False] * 10 + [True]
+    assert all(p.requires_grad for p in deep.parameters())
 
 
 def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
@@ -416,22 +417,6 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     known.try_out()
     cached, layer = encoder.features(known.method, with_views=True)
     method, views = Encoder(known.method.backbone, 8, {}), ViewSettings("characters", 2, 0)
-    expected, _ = Extraction(method, encoder.images, views, CPU, 0).compute()
+    expected = Extraction(method, encoder.images, views, CPU, 0).compute().features
     assert torch.equal(layer(cached.center), expected.center)
     assert torch.equal(cached.views, expected.views)
-
-
-def test_features_by_each_trained_network_are_kept(finetuned, tmp_path):
-    make, task = finetuned
-    encoder = replace(make(), folder=tmp_path)
-    known = known_stage(encoder, task, base(epochs=1))
-    untrained = copy.deepcopy(known.method)
-    known.try_out()
-    for method in (untrained, known.method):
-        kept, _ = encoder.features(method, with_views=False)
-        computed, _ = make().features(method, with_views=False)
-        assert torch.equal(kept.center, computed.center)
-    files = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*.safetensors")}
-    assert len(files) == 2
-    encoder.features(known.method, with_views=False)
-    assert files == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*.safetensors")}

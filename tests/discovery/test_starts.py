@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.classifier.classifier import apply_layer, class_probability, frozen_copy, heads_of
+from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
-from nearkin.discovery.classifier import apply_layer, class_probability, frozen_copy, heads_of
-from nearkin.discovery.data import DiscoveryTask
-from nearkin.discovery.features import CachedFeatures, FrozenEncoder
+from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.types import UNKNOWN
 
@@ -43,7 +44,8 @@ def classes_of(encoder, task, method, disjoint):
     rows = torch.from_numpy(task.rows)
     with torch.inference_mode():
         features = apply_layer(frozen_copy(method.backbone), encoder.cached.center[rows])
-        probability = class_probability(frozen_copy(heads_of(method)), features, KNOWN, disjoint)
+        impossible = task.only_novel if disjoint else None
+        probability = class_probability(frozen_copy(heads_of(method)), features, impossible)
     return probability.argmax(dim=1).numpy()
 
 

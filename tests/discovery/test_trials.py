@@ -1,4 +1,4 @@
-"""Known classes that are hidden for a while, to tune a setting by searching for them."""
+"""Known classes that are held out for a while, to choose a weight by searching for them."""
 
 import shutil
 from dataclasses import replace
@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearkin.classifier.features import CachedFeatures
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
-from nearkin.discovery.data import DiscoveryTask
-from nearkin.discovery.features import CachedFeatures, FrozenEncoder
+from nearkin.discovery.features import FrozenEncoder
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
     OBJECTIVES,
@@ -33,8 +34,8 @@ CPU = torch.device("cpu")
 KNOWN, EACH, OTHERS = 5, 8, 30
 LEARNED = EACH - 1  # Of each known class in a trial; a fifth of them is for its score
 TRIED = {
-    "ncd": (Candidate("joint_ncl", 0.25), Candidate("uno", 1.0)),
-    "gcd": (Candidate("simgcd", 0.5), Candidate("simgcd", 2.0), Candidate("uno", 1.0)),
+    "ncd": (Candidate("joint_ncl", 0.25), Candidate("uno")),
+    "gcd": (Candidate("simgcd", 0.5), Candidate("simgcd", 2.0), Candidate("uno")),
 }
 MODES = ("ncd", "gcd")
 
@@ -217,18 +218,18 @@ def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
 
 
 def trial(candidate, accuracy, fold=0):
-    return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool))
+    return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool), np.zeros(1, int))
 
 
-UNO, LOW, HIGH = Candidate("uno", 1.0), Candidate("joint_ncl", 0.25), Candidate("joint_ncl", 0.5)
+UNO, LOW, HIGH = Candidate("uno"), Candidate("joint_ncl", 0.25), Candidate("joint_ncl", 0.5)
 
 
 def test_what_is_given_is_not_searched_for_and_the_best_mean_over_the_folds_is_chosen():
     joint = [Candidate("joint_ncl", value) for value in OBJECTIVES["joint_ncl"].values]
-    assert candidates(DiscoverConfig(known=["a", "b"], mode="ncd")) == [*joint, UNO]
+    assert candidates(DiscoverConfig(known=["a", "b"], mode="ncd")) == joint
     given = DiscoverConfig(known=["a", "b"], mode="ncd", objective="ncl", pair_rate=0.3)
     assert candidates(given) == [usual(given)] == [Candidate("ncl", 0.3)]
-    assert candidates(replace(given, objective="uno", balance=1.0)) == [UNO]
+    assert candidates(replace(given, objective="uno")) == [UNO]
     assert usual(replace(given, objective="uno", pair_rate="auto")) == UNO
     for mode, value in (("ncd", 0.5), ("gcd", 1.0)):
         config = DiscoverConfig(known=["a", "b"], mode=mode)
@@ -250,5 +251,5 @@ def test_a_pair_rate_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_
     joint = Candidate("joint_ncl", value).options("ncd", k)
     assert joint == {"joint_weight": 1.0, "positive_rate": rate}
     assert Candidate("simgcd", value).options("gcd", k) == {"entropy_weight": value}
-    assert UNO.options("ncd", k) == {"balance": 1.0}
-    assert UNO.options("gcd", k) == {"balance": 1.0, "unlabeled": "all"}
+    assert UNO.options("ncd", k) == {}
+    assert UNO.options("gcd", k) == {"unlabeled": "all"}

@@ -19,8 +19,9 @@ from nearkin_command import run as call
 from PIL import Image
 
 import nearkin
-from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
-from nearkin.discovery.data import accepted_classes
+from nearkin.classifier.assignments import COLUMNS
+from nearkin.discovery.clusters import CLUSTER_COLUMNS
+from nearkin.discovery.rounds import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.run.folder import RunFolder

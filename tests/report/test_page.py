@@ -250,8 +250,8 @@ def test_numbers_of_a_class_that_are_not_known_are_not_shown():
 
     assert rows()[0] == ["Images"]
     assert rows(score=float("nan"), nearest_known="new-1")[0] == ["Images"]
-    names, cells = rows(score=0.5, stability=0.0, silhouette=-0.126, nearest_known="dog")
-    assert names == ["Images", "Score", "Stability", "Silhouette", "Nearest known class"]
+    names, cells = rows(score=0.5, seed_agreement=0.0, silhouette=-0.126, nearest_known="dog")
+    assert names == ["Images", "Score", "Seed agreement", "Silhouette", "Nearest known class"]
     assert cells[::2] == ["30 (75%)", "0.50", "0.00", "-0.13", "dog"]
 
 

@@ -6,8 +6,9 @@ import threading
 import pytest
 from discoveries import write_rows
 
-from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, LABEL_COLUMNS
-from nearkin.discovery.data import accepted_classes
+from nearkin.classifier.assignments import COLUMNS
+from nearkin.discovery.clusters import CLUSTER_COLUMNS, LABEL_COLUMNS
+from nearkin.discovery.rounds import accepted_classes
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.report.site import class_names, classes, label_images, name_classes, split_off
 from nearkin.run.folder import RunFolder, clear

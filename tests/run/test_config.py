@@ -95,11 +95,10 @@ REFUSED = [
     ("DiscoverConfig", "num_views", 1, "a whole number from 2 to 64"),
     ("DiscoverConfig", "num_views", 65, "a whole number from 2 to 64"),
     ("DiscoverConfig", "entropy_weight", -0.1, "auto or a number of at least 0"),
-    ("DiscoverConfig", "balance", 1.1, "auto or a number from 0 to 1"),
     ("DiscoverConfig", "pair_rate", -0.1, "auto or a number of at least 0"),
     ("DiscoverConfig", "pair_rate", True, "auto or a number of at least 0"),
     ("DiscoverConfig", "pair_rate", inf, "a finite number"),
-    ("DiscoverConfig", "baselines", "no", "true or false"),
+    ("ClassifyConfig", "baselines", "no", "true or false"),
     ("DiscoverConfig", "options", "queue_size", "a table"),
     ("DiscoverConfig", "val", 0.95, "auto or a number from 0 to 0.9"),
     ("DiscoverConfig", "max_bad", 1.5, "a number from 0 to 1"),
@@ -142,10 +141,10 @@ def test_every_setting_has_a_default_and_a_sentence():
 CHANGED = dict(
     labeled="known/ones", known=("cat", "dog"), classes=7, mode="ncd", from_run='runs/"a"'
 )
-CHANGED |= dict(allow_partial=True, method="rotnet", train_layers="layer4", epochs=200, seed=3)
+CHANGED |= dict(allow_partial=True, method="rotnet", train_layers="last:2", epochs=200, seed=3)
 CHANGED |= dict(known_epochs=100, max_time="2h", lr_milestones=(0.85,), batch_size=64, val=0.0)
 CHANGED |= dict(objective="simgcd", start="random", pair_rate=0.25, entropy_weight=2.0)
-CHANGED |= dict(balance=0.5, num_seeds=5, baselines=False, augment="ncl_cifar", num_views=4)
+CHANGED |= dict(num_seeds=5, augment="ncl_cifar", num_views=4)
 CHANGED |= dict(truth="data", copy_to="sorted", report=True, accept="runs/b", device="cpu")
 CHANGED |= dict(devices=2, workers=2, cache="disk", scan="full", max_bad=0.5)
 CHANGED |= dict(options={"queue_size": 64, "targets": "official"})

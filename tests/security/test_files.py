@@ -30,8 +30,8 @@ from hostile import (
 from PIL import Image, features
 from safetensors.torch import save
 
+from nearkin.classifier.kept import read_part
 from nearkin.data.opening import open_images
-from nearkin.discovery.features import CachedFeatures
 from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError
 from nearkin.labels.known import recognize
@@ -82,10 +82,12 @@ ENCODERS = {
     "no weights": lambda _: tensors({"0.0.weight": torch.zeros(1)}, ENCODER),
 }
 CLASSIFIER = {
-    "format": "1",
+    "format": "3",
+    "kind": "discovery",
+    "encoder": "",
     "classes": ["a", "b", "new-1"],
     "num_known": 2,
-    "disjoint": False,
+    "outliers": {"k": 1, "max_distance": 0.5},
     "temperature": 0.1,
     "calibration": None,
     "details": {"augment": "simclr_cifar", "num_views": 2, "seed": 0},
@@ -97,7 +99,9 @@ CLASSIFIERS = {
     "fewer names than classes": {"classes": ["a"]},
     "infinitely many known classes": {"num_known": float("inf")},
     "more known classes than there are": {"num_known": 10**12},
-    "only known classes where none may be": {"num_known": 3, "disjoint": True},
+    "the neighbor before the first": {"outliers": {"k": 0, "max_distance": 0.5}},
+    "a distance that is no number": {"outliers": {"k": 1, "max_distance": float("nan")}},
+    "no outliers": {"outliers": None},
     "a temperature of 0": {"temperature": 0},
     "a temperature that is text": {"temperature": "x"},
     "a calibration by 0": {"calibration": dict.fromkeys(
@@ -108,7 +112,16 @@ CLASSIFIERS = {
     "no views": {"details": {"augment": "simclr_cifar", "num_views": 0, "seed": 0}},
     "an augmentation ../x": {"details": {"augment": "../x", "num_views": 2, "seed": 0}},
 }  # fmt: skip
+REFERENCE = {
+    "reference.features": torch.eye(3, 128), "reference.cluster": torch.arange(3),
+    "reference.labeled": torch.tensor([True, True, False]), "reference.sizes": torch.arange(3),
+}  # fmt: skip
+WEIGHTS = {"heads.weight": torch.ones(3, 128)}
 HEADS = {
+    "images of other features": WEIGHTS | {"reference.features": torch.ones(3, 64)},
+    "images of other classes": WEIGHTS | {"reference.cluster": torch.tensor([0, 1, 10**12])},
+    "more classes than images": WEIGHTS | {"reference.cluster": torch.arange(2)},
+    "sizes of other classes": WEIGHTS | {"reference.sizes": torch.arange(4)},
     "weights in one row": {"heads.weight": torch.ones(3)},
     "weights for other features": {"heads.weight": torch.ones(3, 64)},
     "weights that are not numbers": {"heads.weight": torch.full((3, 128), torch.nan)},
@@ -146,17 +159,12 @@ def saved(write, *arrays, **named):
 
 
 def number(**changed):
-    estimate = {"chosen": 2, "low": 1, "high": 2, "estimates": {}, "curve": []}
+    estimate = {"chosen": 2, "low": 1, "high": 2, "estimates": {}, "curve": [], "most": 9}
     return json.dumps(estimate | changed).encode()
 
 
-CACHED = save({"center": torch.ones(36, 128), "views": torch.ones(2, 36, 128)}, {"bad": "{}"})
 TRIAL = "stages/trials/gcd-0-simgcd-0.5.npz"
 STAGES = {
-    "kept features that are a pickle": ("stages/cached-features.safetensors", PICKLE),
-    "kept features of 2**63 bytes": ("stages/cached-features.safetensors", sized(2**63)),
-    "kept features of other images": ("stages/cached-features.safetensors", save(
-        {"center": torch.ones(3, 128), "views": torch.ones(2, 3, 128)}, {"bad": "{}"})),
     "a trial of other images": (TRIAL, saved(
         np.savez, accuracy=np.array(0.5), probability=np.full((2, 4), 0.25),
         correct=np.array([True, False]))),
@@ -251,12 +259,14 @@ def weights():
             {5},
             file,
         )
-    heads = {"heads.weight": torch.ones(3, 128)}
+    heads = {"heads.weight": torch.ones(3, 128), **REFERENCE}
     sound = {"sound": {}, "names": {"classes": [STEERS, "b", "c"]}}
     classifiers = {
         n: tensors(heads, CLASSIFIER | more) for n, more in (CLASSIFIERS | sound).items()
     }
-    classifiers |= {name: tensors(weights, CLASSIFIER) for name, weights in HEADS.items()}
+    classifiers |= {
+        name: tensors({**REFERENCE, **weights}, CLASSIFIER) for name, weights in HEADS.items()
+    }
     for name, content in (NO_TENSORS | classifiers).items():
         file = "classifier.safetensors"
         files = {file: content, "encoder.safetensors": tensors(state, ENCODER)}
@@ -268,7 +278,7 @@ def stages():
     command = "discover classes -o HERE --known a,b,c,d --from good/encoder.safetensors --resume"
     command += " --batch-size 16 --num-views 2"
     for name, (file, content) in STAGES.items():
-        files = {"stages/cached-features.safetensors": CACHED, file: content}
+        files = {file: content}
         given = "" if "number" in name else " --classes 2"
         yield f"stage: {name}", files, command + given, {5}, Path(file).name
 
@@ -328,22 +338,22 @@ def test_hostile_files_start_nothing_and_are_refused_in_one_line(
     assert Path("marker").exists()  # it would have
 
 
-def test_features_of_other_images_or_hostilely_described_and_folders_are_refused(tmp_path):
-    path = tmp_path / "cached-features.safetensors"
-    shapes = [
-        ((3, 2), (2, 3, 2), 4),
-        ((3, 2), (2, 4, 2), 3),
-        ((3, 2), (3, 2), 3),
-        ((3,), (2, 3), 3),
-    ]
-    described = ["no JSON", '{"x": "y"}', '{"1": "y"}', "[1]", "[" * 100_000]
-    cases = [(*each, "{}") for each in shapes]
-    cases += [((1, 2), (2, 1, 2), 1, each) for each in described]
-    for center, views, count, bad in cases:
-        features = {"center": torch.ones(center), "views": torch.ones(views)}
-        path.write_bytes(save(features, {"bad": bad}))
-        with pytest.raises(CheckpointError, match=r"cached-features\.safetensors cannot be used"):
-            CachedFeatures.read(path, count)
+def test_kept_features_of_other_images_or_hostilely_described_are_none_and_folders_are_refused(
+    tmp_path,
+):
+    path = tmp_path / "000000000.safetensors"
+    good = {"features": torch.ones(2, 3, 4)}
+    path.write_bytes(save(good, {"bad": '{"1": "y"}'}))
+    assert read_part(path, (2, 4), 3)[1] == {1: "y"}
+    contents = [PICKLE, sized(2**63), b"", save(good), save({"other": torch.ones(2, 3, 4)})]
+    contents += [save({"features": torch.ones(shape)}, {"bad": "{}"})
+                 for shape in ((2, 4, 4), (1, 3, 4), (2, 3, 5), (3, 4), (24,))]  # fmt: skip
+    contents.append(save({"features": good["features"].double()}, {"bad": "{}"}))
+    described = ["no JSON", '{"x": "y"}', '{"3": "y"}', "[1]", "[" * 100_000]
+    contents += [save(good, {"bad": each}) for each in described]
+    for content in contents:
+        path.write_bytes(content)
+        assert read_part(path, (2, 4), 3) is None, content[:99]
     (tmp_path / "encoder.safetensors").mkdir()
     with pytest.raises(CheckpointError, match=r"encoder\.safetensors cannot be used"):
         load(tmp_path)

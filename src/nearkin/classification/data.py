@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,15 +11,14 @@ from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import class_names, numbered
 from nearkin.data.notes import lines, named
-from nearkin.data.split import Split, has_test_split
+from nearkin.data.split import Split
 from nearkin.errors import DataError
+from nearkin.labels.held_out import keep_few
 from nearkin.labels.known import label_images
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.data import hold_out, open_usable
 from nearkin.run.folder import RunFolder
 from nearkin.types import UNKNOWN
-
-FEW: Final = 5  # Labeled images of a class of which none is held out: all are needed to learn it
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,21 +114,7 @@ def open_labeled_data(
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
-    split = hold_out(images, config, on_progress, resumed)
-    return _numbered(split if has_test_split(images) else _keep_few(split))
-
-
-def _keep_few(split: Split) -> Split:
-    """Return the images of small classes to training, with their groups: none can be spared."""
-    images = split.images
-    counts = np.bincount(images.labels[images.labels != UNKNOWN], minlength=len(images.classes))
-    few = (images.labels != UNKNOWN) & (counts[images.labels] < FEW)
-    back = split.test_rows[np.isin(images.groups[split.test_rows], images.groups[few])]
-    return replace(
-        split,
-        train_rows=np.union1d(split.train_rows, back),
-        test_rows=np.setdiff1d(split.test_rows, back),
-    )
+    return _numbered(keep_few(hold_out(images, config, on_progress, resumed)))
 
 
 def _numbered(split: Split) -> LabeledData:

@@ -6,7 +6,6 @@ out-of-distribution. ICLR 2022, arXiv:2202.10054). Learning rate and epochs are 
 training images, the linear probe itself among the choices.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -19,14 +18,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.classification.data import LabeledData
-from nearkin.classification.frozen import Trained, head_of
+from nearkin.classification.probes import Trained, head_of
+from nearkin.classifier.layers import trainable_copy
 from nearkin.config import ClassifyConfig, TrainConfig
 from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.batches import Batches
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.discovery.stages import feature_health
 from nearkin.encoders.encoder import Encoder
-from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Defaults, Method
 from nearkin.metrics.probe import (
@@ -37,13 +35,13 @@ from nearkin.metrics.probe import (
     log_loss,
     train_probe,
 )
-from nearkin.networks.blocks import network_parts
 from nearkin.networks.branch import Backbone, Branch
 from nearkin.objectives import classify
 from nearkin.run.auto import LAYER_DECAY, augment_for, precision_of
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.training.fit import Lead, fit
+from nearkin.training.health import feature_health
 from nearkin.types import Batch, Encoded, Step
 
 RATES: Final = (1e-4, 1e-3)  # Peak learning rates to choose from, of AdamW
@@ -60,47 +58,21 @@ class FineTuning(Method[None]):
     Args:
         backbone: The network. Parts of it that are not trained stay as they are.
         head: The layer, as it starts.
-        trained: Names of the parts that are trained; see `network_parts`.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     views: ClassVar[tuple[str, ...]] = ("strong",)
     uses_labels: ClassVar[bool] = True
 
-    def __init__(self, backbone: Backbone, head: nn.Linear, trained: Sequence[str]) -> None:
+    def __init__(self, backbone: Backbone, head: nn.Linear) -> None:
         super().__init__()
         self.online = Branch(backbone)
         self.head = head
-        self.fixed = [p.name for p in network_parts(backbone.body) if p.name not in trained]
-        for name, parameter in backbone.body.named_parameters() if self.fixed else ():
-            parameter.requires_grad_(name.startswith(tuple(f"{part}." for part in trained)))
-
-    @override
-    def train(self, mode: bool = True) -> "FineTuning":
-        super().train(mode)
-        # Batch norms of parts that are not trained keep the statistics of their pretraining.
-        for name in self.fixed:
-            self.backbone.body.get_submodule(name).eval()
-        return self
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
         (h,) = encoded
         return Step(classify(self.head(h), batch.label), memo=None)
-
-
-def trained_parts(backbone: Backbone, layers: str) -> list[str]:
-    """Return the names of the parts that `all` or `last:N` trains, or refuse what is not there."""
-    parts = network_parts(backbone.body)
-    if layers == "all":
-        return [part.name for part in parts]
-    number, blocks = int(layers.removeprefix("last:")), [p for p in parts if p.is_block]
-    if number > len(blocks):
-        most = f"give at most last:{len(blocks)}" if blocks else "give all"
-        raise UsageError(
-            f"--train-layers {layers}, but {backbone.name} has {len(blocks)} blocks; {most}"
-        )
-    return [part.name for part in parts[parts.index(blocks[-number]) :]]
 
 
 class Candidate(NamedTuple):
@@ -254,9 +226,8 @@ class FineTuner:
     ) -> FineTuning:
         """Train on these images from the newest checkpoint of a stage, to the last step."""
         images = self.data.images.subset(rows)
-        backbone = copy.deepcopy(self.encoder.backbone)
-        trained = trained_parts(backbone, self.config.train_layers)
-        method = FineTuning(backbone, head_of(self._probe(rows)), trained)
+        backbone = trainable_copy(self.encoder.backbone, self.config.train_layers)
+        method = FineTuning(backbone, head_of(self._probe(rows)))
         method = method.to(self.device).to(memory_format=torch.channels_last)
         batch, size = self.batch_size(len(rows)), self.encoder.image_size
         augment = self.config.augment

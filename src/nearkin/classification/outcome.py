@@ -1,7 +1,7 @@
-"""What a classification learned: predictions, metrics beside baselines, and labels to check."""
+"""What a classification learned: the classifier, its predictions, and labels to check."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -11,39 +11,20 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from nearkin.classification.data import LabeledData
-from nearkin.classification.frozen import Trained
+from nearkin.classification.metrics import calibrated
+from nearkin.classification.probes import Trained
+from nearkin.classifier.assignments import Assignments
+from nearkin.classifier.calibration import BINS, fit_calibration
+from nearkin.classifier.classifier import Classifier, Predictions
+from nearkin.classifier.features import UNTOUCHED, CachedFeatures
+from nearkin.classifier.reference import reference_of
+from nearkin.classifier.report import flag_counts
 from nearkin.config import ClassifyConfig
 from nearkin.data.notes import plain
-from nearkin.discovery.assignments import (
-    Assignments,
-    assign,
-    reference_of,
-    typical,
-)
-from nearkin.discovery.classifier import (
-    BINS,
-    EPSILON,
-    Classifier,
-    Predictions,
-    Reference,
-    calibration_error,
-    fit_temperature,
-)
-from nearkin.discovery.features import CachedFeatures, ViewSettings
-from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
-from nearkin.evaluation.metrics import predict
-from nearkin.metrics.intervals import balanced_interval, positive_interval
-from nearkin.metrics.metric import Difference, Metric, difference, share, with_interval
-from nearkin.metrics.probe import train_probe
-from nearkin.pace import ProgressCallback
+from nearkin.metrics.metric import Difference, Metric, difference, share
 from nearkin.run.folder import RunFolder
 
 OURS: Final = "classifier"  # The result among the baselines
-MAJORITY: Final = "majority class"
-NEIGHBORS: Final = "kNN, frozen features"
-LINEAR: Final = "linear probe, frozen features"
-TYPICAL: Final = 24
-UNSURE: Final = 12
 DOUBTS: Final = 100  # Labels to check, at most
 SURE: Final = 0.5  # Probability of another class from which a label is to be checked
 
@@ -119,9 +100,7 @@ class Outcome:
         validated = self.trained.validated
         if not len(validated.rows):
             return []
-        probability = softmax(validated.logits)
-        if self.classifier.calibration is not None:
-            probability = self.classifier.calibration.apply(probability)
+        probability = calibrated(self.classifier, softmax(validated.logits))
         predicted, score = probability.argmax(axis=1), probability.max(axis=1)
         wrong = np.flatnonzero((predicted != validated.target) & (score >= SURE))
         images, classes = self.dataset.images, self.dataset.classes
@@ -145,16 +124,11 @@ class Outcome:
         own = accuracy.pop(OURS, None)
         return {name: difference(own, other) for name, other in accuracy.items() if own and other}
 
-    def images_of(self, number: int) -> dict[str, np.ndarray]:
-        """Return the rows of the assignments that are shown of a class, by why they are."""
-        members = typical(self.assignments, number)
-        least_sure = members[np.argsort(self.assignments.margin[members], kind="stable")]
-        return {"core": members[:TYPICAL], "border": least_sure[:UNSURE]}
-
     def reliability(self) -> list[tuple[float, float, int]]:
         """Return mean score, accuracy and number of test images, in up to ten equal bins."""
         truth = self.dataset.images.labels[self.test_rows]
-        score, correct = self._scored(truth)
+        probability = calibrated(self.classifier, self.predictions.probability[self.test_rows])
+        score, correct = probability.max(axis=1), probability.argmax(axis=1) == truth
         order = np.array_split(score.argsort(kind="stable"), min(BINS, max(1, len(score) // 5)))
         return [
             (float(score[part].mean()), float(correct[part].mean()), len(part))
@@ -162,16 +136,9 @@ class Outcome:
             if len(part)
         ]
 
-    def _scored(
-        self, truth: Int64[np.ndarray, " test"]
-    ) -> tuple[Float[np.ndarray, " test"], Bool[np.ndarray, " test"]]:
-        probability = calibrated(self.classifier, self.predictions.probability[self.test_rows])
-        return probability.max(axis=1), probability.argmax(axis=1) == truth
-
     def summary(self) -> dict[str, Any]:
         """Return all numbers as plain values."""
-        calibration, reference = self.classifier.calibration, self.classifier.reference
-        flags = self.assignments.flag
+        calibration = self.classifier.calibration
         return {
             "command": "classify",
             "data": self.data,
@@ -191,9 +158,9 @@ class Outcome:
             },
             "differences": {name: asdict(each) for name, each in self.differences.items()},
             "calibration": None if calibration is None else asdict(calibration),
-            "min_similarity": None if reference is None else reference.min_similarity,
+            "outliers": {"max_distance": self.predictions.max_distance},
             "labels_to_check": [doubt._asdict() for doubt in self.doubts],
-            "flags": {flag: flags.count(flag) for flag in sorted(set(flags)) if flag},
+            "flags": flag_counts(self.assignments),
             "notes": plain(self.dataset.images.notes),
         }
 
@@ -205,225 +172,40 @@ def softmax(logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n clas
     return np.asarray(scipy_softmax(logits, axis=1))
 
 
-def calibrated(
-    classifier: Classifier, probability: Float[np.ndarray, "n classes"]
-) -> Float[np.ndarray, "n classes"]:
-    """Return probabilities as the classifier's calibration corrects them, if it has one."""
-    calibration = classifier.calibration
-    return probability if calibration is None else calibration.apply(probability)
-
-
-def build_classifier(
-    trained: Trained,
-    features: Float[Tensor, "images dim"],
-    data: LabeledData,
-    config: ClassifyConfig,
-    *,
-    reference: bool = True,
-) -> Classifier:
-    """Return the classifier, calibrated on training images while they were held out.
-
-    `features` are those it takes, by which it knows what the classes are like if `reference`.
-    """
+def build_classifier(trained: Trained, data: LabeledData) -> Classifier:
+    """Return the classifier, calibrated on training images while they were held out."""
     validated, calibration = trained.validated, None
     if len(validated.rows):
         groups = data.images.groups[validated.rows]
-        calibration = fit_temperature(softmax(validated.logits), validated.target, groups)
+        calibration = fit_calibration(softmax(validated.logits), validated.target, groups)
     return Classifier(
         layer=nn.Identity(),
         heads=trained.head.eval().requires_grad_(False),
         classes=data.classes,
         num_known=data.num_classes,
-        disjoint=False,
         calibration=calibration,
-        drawn=ViewSettings("ncl", num_views=0, seed=config.seed),
+        drawn=UNTOUCHED,
         kind="classification",
         pooling=trained.pooling,
-        reference=_reference(features, data) if reference else None,
         digest=trained.encoder.digest,
     )
 
 
-def _reference(features: Float[Tensor, "images dim"], data: LabeledData) -> Reference:
+def with_reference(
+    classifier: Classifier, features: Float[Tensor, "images dim"], data: LabeledData
+) -> Classifier:
+    """Return a classifier that knows the images it learned from, by the features it takes."""
     rows = data.train_rows
-    learned = features[torch.from_numpy(rows)].numpy()
-    return reference_of(learned, data.train_labels[rows], data.num_classes)
+    labels = data.train_labels[rows]
+    reference = reference_of(
+        features[torch.from_numpy(rows)], labels, np.ones(len(rows), bool), data.num_classes
+    )
+    return replace(classifier, reference=reference)
 
 
 def predictions_of(
     classifier: Classifier, features: Float[Tensor, "images dim"], data: LabeledData
-) -> tuple[Predictions, Assignments]:
-    """Classify all images, and describe those that were not learned from."""
+) -> Predictions:
+    """Classify all images; only those that were learned from have a label in the result."""
     cached = CachedFeatures(features, features.new_zeros((0, *features.shape)))
-    predictions = classifier.predict(cached, tuple(data.images.names), data.train_labels)
-    return predictions, assign(
-        predictions, calibration=classifier.calibration, known_means=classifier.known_means
-    )
-
-
-# ---- metrics ----
-
-
-def measure(
-    classifier: Classifier, predictions: Predictions, trained: Trained, data: LabeledData
-) -> list[Metric]:
-    """Measure a classifier on the labeled images that were held out, and while it was chosen."""
-    metrics = []
-    truth = data.images.labels[data.test_rows]
-    if len(truth):
-        probability, groups = predictions.probability[data.test_rows], _test_groups(data)
-        metrics += scores(probability.argmax(axis=1), truth, groups)
-        metrics += probability_scores(classifier, probability, truth, groups)
-    validated = trained.validated
-    if len(validated.rows):
-        protocol = {
-            "method": "each image held out from the fits that predict it; the choice was made on "
-            "them, so it is somewhat too high",
-            "of": "training images",
-        }
-        groups = data.images.groups[validated.rows]
-        name = "held-out training accuracy"
-        metrics.append(share(name, validated.correct, protocol, groups=groups))
-    return metrics
-
-
-def _test_groups(data: LabeledData) -> Int64[np.ndarray, " test"]:
-    return np.asarray(data.images.groups[data.test_rows])
-
-
-def scores(
-    predicted: Int64[np.ndarray, " n"],
-    truth: Int64[np.ndarray, " n"],
-    groups: Int64[np.ndarray, " n"],
-) -> list[Metric]:
-    """Return accuracy and balanced accuracy, with intervals."""
-    protocol = {"method": "labels decided nothing", "of": "test images"}
-    value, interval = balanced_interval(predicted == truth, truth, groups)
-    return [
-        share("accuracy", predicted == truth, protocol, groups=groups),
-        with_interval(
-            "balanced accuracy",
-            value,
-            interval,
-            {"method": "mean recall", "classes": len(np.unique(truth)), "of": "test images"},
-            kind="Wilson",
-            n=len(truth),
-            groups=groups,
-        ),
-    ]
-
-
-def probability_scores(
-    classifier: Classifier,
-    probability: Float[np.ndarray, "n classes"],
-    truth: Int64[np.ndarray, " n"],
-    groups: Int64[np.ndarray, " n"],
-) -> list[Metric]:
-    """Return log-loss and calibration error, with and without the temperature."""
-    shares = np.bincount(truth) / len(truth)
-    chance = float(-np.log(shares[truth]).mean())
-    versions = {"calibrated": calibrated(classifier, probability)}
-    if classifier.calibration is not None:
-        versions["uncalibrated"] = probability
-    metrics = []
-    for name, each in versions.items():
-        score, correct = each.max(axis=1), each.argmax(axis=1) == truth
-        loss = -np.log(of_truth(each, truth).clip(min=EPSILON))
-        metrics.append(
-            with_interval(
-                f"log-loss, {name}",
-                float(loss.mean()),
-                positive_interval(loss, groups),
-                {"method": "mean -log p of the true class, in nats", "of": "test images"},
-                kind="Student's of the logarithm",
-                n=len(loss),
-                groups=groups,
-                chosen={"that of the shares of the classes alone": round(chance, 3)},
-            )
-        )
-        perfect = float(np.mean([calibration_error(score, drawn) for drawn in _drawn(score)]))
-        metrics.append(
-            Metric(
-                f"calibration error, {name}",
-                calibration_error(score, correct),
-                None,
-                None,
-                len(score),
-                None,
-                {"method": "expected calibration error, ten equal bins", "of": "test images"},
-                {"that of a perfectly calibrated classifier with these scores": round(perfect, 3)},
-            )
-        )
-    return metrics
-
-
-def of_truth(
-    probability: Float[np.ndarray, "n classes"], truth: Int64[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
-    """Return the probability of the true classes; 0 of one that was not learned."""
-    padded = np.pad(probability, ((0, 0), (0, 1)))
-    column = np.minimum(truth, probability.shape[1])
-    return np.asarray(padded[np.arange(len(truth)), column])
-
-
-def _drawn(score: Float[np.ndarray, " n"]) -> list[Bool[np.ndarray, " n"]]:
-    """Draw which images are right where each score is exactly the chance of that."""
-    generator = np.random.default_rng(0)
-    return [generator.random(len(score)) < score for _ in range(100)]
-
-
-@dataclass(frozen=True, eq=False)
-class Baselines:
-    """What the classifier stands beside, on the same images with the same labels."""
-
-    data: LabeledData
-    features: Float[Tensor, "images dim"]  # Of all images, by the encoder as it was given
-    config: ClassifyConfig
-    workers: int
-    on_progress: ProgressCallback
-
-    def metrics(self) -> dict[str, list[Metric]]:
-        """Measure each baseline; none if nothing is held out."""
-        truth = self.data.images.labels[self.data.test_rows]
-        if not len(truth):
-            return {}
-        return {
-            name: scores(predicted(), truth, _test_groups(self.data))
-            for name, predicted in self._baselines().items()
-        }
-
-    def _baselines(self) -> dict[str, Callable[[], Int64[np.ndarray, " test"]]]:
-        baselines = {
-            LINEAR: lambda: self._linear(self.features),
-            NEIGHBORS: self._neighbors,
-            TITLES["pixels"]: self._pixels,
-            MAJORITY: self._majority,
-        }
-        if self.config.train_layers == "linear":
-            del baselines[LINEAR]
-        if len(self.data.images) > PIXEL_BANK:
-            del baselines[TITLES["pixels"]]
-        return baselines
-
-    def _linear(self, features: Float[Tensor, "images dim"]) -> Int64[np.ndarray, " test"]:
-        data = self.data
-        probe = train_probe(
-            features, data.train_labels, seed=self.config.seed, groups=data.images.groups
-        )
-        return probe.predict(features[torch.from_numpy(data.test_rows)])
-
-    def _neighbors(self) -> Int64[np.ndarray, " test"]:
-        train, test = self.data.train_rows, self.data.test_rows
-        bank, queries = (self.features[torch.from_numpy(rows)] for rows in (train, test))
-        return predict(bank, self.data.images.labels[train], queries)
-
-    def _pixels(self) -> Int64[np.ndarray, " test"]:
-        images, train = self.data.images, self.data.train_rows
-        rest = np.setdiff1d(np.arange(len(images)), train)
-        parts = [images.subset(rows) for rows in (train, rest) if len(rows)]
-        pixels = torch.cat(pixel_features(parts, self.workers, self.on_progress))
-        return self._linear(pixels[np.argsort(np.concatenate([train, rest]))])
-
-    def _majority(self) -> Int64[np.ndarray, " test"]:
-        most = np.bincount(self.data.images.labels[self.data.train_rows]).argmax()
-        return np.full(len(self.data.test_rows), most)
+    return classifier.predict(cached, tuple(data.images.names), data.train_labels)

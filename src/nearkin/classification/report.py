@@ -2,31 +2,25 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
 from nearkin.classification.outcome import OURS, ClassFigures, Outcome
-from nearkin.discovery.assignments import COLUMNS, typical, unit_rows
+from nearkin.classifier.report import class_views, score_meaning, tiles, write_results
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.evaluate import metric_rows
-from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics.metric import Metric
+from nearkin.objectives import unit
 from nearkin.pace import count
 from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassificationReport, ClassView, Confusion, Table, Tile
-from nearkin.report.pages import store_report, write_page
-from nearkin.run.copies import copy_to
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
-from nearkin.tables import write_csv
 from nearkin.text import aligned
 from nearkin.types import UNKNOWN
 
-WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 SHOWN: Final = 48  # Images to look at
 
 
@@ -50,25 +44,23 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 def write_outcome(outcome: Outcome, log: Logger) -> None:
     """Write all files of a classification, the summary last: it marks the run complete."""
-    folder, images = outcome.folder, outcome.dataset.images
-    assignments = outcome.assignments
-    write_csv(folder.assignments, COLUMNS, assignments.table())
-    if outcome.config.copy_to:
-        destination, classes = Path(outcome.config.copy_to), assignments.class_names
-        copied = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
-        log.info(f"copied {copied} images to {destination}")
-    # Not what an attentive probe pools: images are searched for by the encoder that is written.
-    embedded = embeddings_of(images, unit_rows(outcome.features.numpy()).astype(np.float32))
-    embedded = replace(embedded, splits=outcome.dataset.parts.splits)
-    write_embeddings(folder.embeddings, embedded, outcome.classifier.digest)
+    images = outcome.dataset.images
     summary = outcome.summary() | computed_with(outcome.config.seed)
-    store_report(folder, build_report(outcome))
-    if outcome.config.report:
-        write_page(folder, images)
-    folder.write_summary(summary)
+    # Not what an attentive probe pools: images are searched for by the encoder that is written.
+    embedded = embeddings_of(images, unit(outcome.features).numpy())
+    write_results(
+        outcome.folder,
+        outcome.config,
+        images,
+        outcome.assignments,
+        replace(embedded, splits=outcome.dataset.parts.splits),
+        build_report(outcome),
+        summary,
+        data=outcome.data,
+        encoder=outcome.classifier.digest,
+        log=log,
+    )
     log.debug("\n".join(lines(summary)))
-    if outcome.config.report:
-        log.info(f"report {folder.report.resolve()}")
 
 
 def build_report(outcome: Outcome) -> ClassificationReport:
@@ -89,7 +81,7 @@ def build_report(outcome: Outcome) -> ClassificationReport:
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
         classes=tuple(_views(outcome)),
-        unsure=tuple(_unsure(outcome)),
+        unsure=_unsure(outcome),
         doubts=tuple(
             Tile(doubt.path, "", doubt.score, f"{doubt.label} → {doubt.predicted}")
             for doubt in outcome.doubts[:SHOWN]
@@ -137,11 +129,11 @@ def _findings(outcome: Outcome) -> Iterator[str]:
             f"{count(len(single), 'class')} with a single training image: nothing tells how well "
             "it is learned. Label another one each."
         )
-    unlike = outcome.assignments.flag.count("unlike")
-    if unlike:
+    outliers = outcome.assignments.flag.count("outlier")
+    if outliers:
         yield (
-            f"{count(unlike, 'image')} flagged as unlike: less similar to every class than 99 % "
-            "of the training images. They may be of a class that has no label yet."
+            f"{count(outliers, 'image')} flagged as outliers: farther from the training images "
+            "than 99 % of these from one another. They may be of a class that has no label yet."
         )
     if outcome.doubts:
         yield f"{count(len(outcome.doubts), 'training label')} to check; see below."
@@ -186,26 +178,9 @@ def _confusion(outcome: Outcome) -> Confusion | None:
 
 
 def _views(outcome: Outcome) -> Iterator[ClassView]:
-    """Yield each class with the images that are assigned to it; the page adds pixels."""
-    assignments, names = outcome.assignments, outcome.assignments.paths
-    sizes = np.bincount(assignments.cluster, minlength=outcome.dataset.num_classes)
-    largest = np.argsort(-sizes, kind="stable")[:WITH_IMAGES]
-    for number, name in enumerate(outcome.dataset.classes):
-        groups = outcome.images_of(number) if number in largest else {}
-        tiles = {
-            group: tuple(Tile(names[row], "", float(assignments.score[row])) for row in rows)
-            for group, rows in groups.items()
-        }
-        if sizes[number]:
-            yield ClassView(
-                name=name,
-                size=int(sizes[number]),
-                medoid=next(iter(tiles.get("core", ())), None),
-                core=tiles.get("core", ()),
-                border=tiles.get("border", ()),
-                score=fmean(assignments.score[typical(assignments, number)].tolist()),
-                truth=_truth(outcome.figures[number]),
-            )
+    """Yield each class with the images that are assigned to it."""
+    for number, view in class_views(outcome.assignments).items():
+        yield replace(view, truth=_truth(outcome.figures[number]))
 
 
 def _truth(figures: ClassFigures) -> str:
@@ -215,38 +190,24 @@ def _truth(figures: ClassFigures) -> str:
     return f"{share:.0%} of {count(figures.predicted, 'labeled image')} among them are of it."
 
 
-def _unsure(outcome: Outcome) -> Iterator[Tile]:
-    """Yield the images without a label whose class is least certain; else, of test images."""
+def _unsure(outcome: Outcome) -> tuple[Tile, ...]:
+    """Return the images without a label whose class is least certain; else, of test images."""
     assignments = outcome.assignments
     labels = outcome.dataset.images.labels[assignments.rows]
     rows = (
         np.flatnonzero(labels == UNKNOWN) if (labels == UNKNOWN).any() else np.arange(len(labels))
     )
-    names = assignments.paths
-    for row in rows[np.argsort(assignments.margin[rows], kind="stable")][:SHOWN]:
-        predicted = assignments.classes[assignments.cluster[row]]
-        yield Tile(names[row], "", float(assignments.score[row]), predicted)
+    least = rows[np.argsort(assignments.margin[rows], kind="stable")][:SHOWN]
+    return tiles(assignments, least, with_class=True)
 
 
 def _confidence(outcome: Outcome) -> str:
     calibration = outcome.classifier.calibration
     if calibration is None:
-        return (
-            "A score is the classifier's largest output, not a probability: no training image "
-            "could be held out to measure how often it is right."
-        )
-    if calibration.temperature == 1:
-        return (
-            "Scores are probabilities as the classifier gives them: no temperature predicts "
-            f"{calibration.num_images} training images, while they were held out, clearly better. "
-            f"There, the calibration error is {calibration.error_before:.1%}."
-        )
-    return (
-        f"Scores are calibrated probabilities: temperature {calibration.temperature:.2f}, fitted "
-        f"to {calibration.num_images} training images while they were held out. There, the "
-        f"calibration error is {calibration.error_after:.1%} ({calibration.error_before:.1%} "
-        "before)."
-    )
+        images = "no training image could be held out to measure how often it is right"
+    else:
+        images = "training images, while they were held out,"
+    return score_meaning(calibration, images)
 
 
 def _reliability(outcome: Outcome) -> Iterator[Chart]:

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nearkin.classifier import assignments
+from nearkin.classifier.assignments import COLUMNS, Assignments
+from nearkin.classifier.classifier import read_classifier
+from nearkin.classifier.features import Extraction
 from nearkin.commands.embed import spare
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.discovery import assignments
-from nearkin.discovery.assignments import COLUMNS, Assignments
-from nearkin.discovery.classifier import read_classifier
-from nearkin.discovery.features import Extraction, readable_rows
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
 from nearkin.files import writing
@@ -81,22 +81,20 @@ def assign(
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
-    on_progress = (reporter or Silent()).progress
-    images = open_images(data, labels="none", on_progress=on_progress)
-    cached, bad = Extraction(
+    log = reporter or Silent()
+    images = open_images(data, labels="none", on_progress=log.progress)
+    extracted = Extraction(
         encoder,
         images,
         classifier.drawn,
         choose_device(device),
         available_cpus() if workers == "auto" else workers,
-        on_progress,
+        log,
     ).compute()
-    rows = readable_rows(images, bad)
+    cached, rows = extracted.readable(images)
     readable, no_labels = images.subset(rows), np.full(len(rows), UNKNOWN)
-    predictions = classifier.predict(cached.subset(rows), tuple(readable.names), no_labels)
-    assigned = assignments.assign(
-        predictions, calibration=classifier.calibration, known_means=classifier.known_means
-    )
+    predictions = classifier.predict(cached, tuple(readable.names), no_labels)
+    assigned = assignments.assign(predictions, classifier.top_reference, classifier.calibration)
     if output is not None:
         path = Path(output)
         with writing(path):
@@ -106,5 +104,5 @@ def assign(
         every, classes = np.arange(len(readable)), assigned.class_names
         copy_images(Path(copy_to), readable, every, classes, data=[data_name(data)])
     reasons = {file.name: file.reason for file in images.bad}
-    reasons |= {images.names[row]: reason for row, reason in bad.items()}
+    reasons |= extracted.reasons(images)
     return Assigned(readable, assigned, dict(sorted(reasons.items())))

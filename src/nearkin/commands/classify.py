@@ -1,6 +1,5 @@
 """`nearkin classify`: classes from labels of some images or of all, on top of any encoder."""
 
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,27 +8,24 @@ from typing import Any
 import torch
 
 from nearkin.classification.data import LabeledData, open_labeled_data
-from nearkin.classification.finetuning import FineTuner, trained_parts
-from nearkin.classification.frozen import Trained, train_attentive, train_linear
+from nearkin.classification.finetuning import FineTuner
+from nearkin.classification.metrics import baselines, measure
 from nearkin.classification.outcome import (
     OURS,
-    Baselines,
     Outcome,
     build_classifier,
-    measure,
     predictions_of,
+    with_reference,
 )
+from nearkin.classification.probes import Trained, train_attentive, train_linear
 from nearkin.classification.report import write_outcome
+from nearkin.classifier.assignments import assign
+from nearkin.classifier.features import UNTOUCHED, Extraction
+from nearkin.classifier.layers import trained_parts
 from nearkin.commands.settings import given
 from nearkin.commands.train import Run
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk
-from nearkin.discovery.features import (
-    Extracted,
-    Extraction,
-    ViewSettings,
-    readable_features,
-)
 from nearkin.distributed import available_cpus, free_memory, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import UsageError
@@ -39,8 +35,6 @@ from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
 from nearkin.run.reporter import Reporter
 from nearkin.training.start import write_start
-
-UNTOUCHED = ViewSettings("ncl", num_views=0, seed=0)  # Features of images as they are, no views
 
 
 def classify(
@@ -150,22 +144,18 @@ def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> Cl
 
 def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder: Encoder) -> None:
     """Train, classify all images, measure, and write everything."""
-    config, folder, device, log = run.config, run.folder, run.device, run.log
+    config, folder, log = run.config, run.folder, run.log
     workers = int(config.workers)
     features, dataset = _features(run, encoder, dataset)
     trained = _trained(run, encoder, features, dataset)
     log.info(trained.protocol)
-    own = features
+    classifier, own = build_classifier(trained, dataset), features
     if trained.encoder is not encoder or trained.pooling is not None:
         log.info("classifying all images")
         # What classifies is what `assign` will load, so what it takes is computed the same way.
-        fitting = build_classifier(trained, features, dataset, config, reference=False).encoder(
-            trained.encoder
-        )
-        every = Extraction(fitting, dataset.images, UNTOUCHED, device, workers, log.progress)
-        cached, _ = every.compute_in(folder.finetuned_features / fitting.digest)
-        own = cached.center
-    classifier = build_classifier(trained, own, dataset, config)
+        fitting = classifier.encoder(trained.encoder)
+        own = _extraction(run, fitting, dataset).compute().features.center
+    classifier = with_reference(classifier, own, dataset)
     write_encoder(
         folder.encoder,
         trained.encoder.backbone,
@@ -173,44 +163,51 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
         trained.encoder.preprocessing,
     )
     classifier.write(folder.classifier)
-    predictions, assignments = predictions_of(classifier, own, dataset)
+    predictions = predictions_of(classifier, own, dataset)
     metrics = {OURS: measure(classifier, predictions, trained, dataset)}
     if config.baselines:
         log.info("measuring the baselines")
-        baselines = Baselines(dataset, features, config, workers, log.progress)
-        metrics |= baselines.metrics()
-    write_outcome(
-        Outcome(
-            folder=folder,
-            config=config,
-            data=data,
-            dataset=dataset,
-            trained=trained,
-            classifier=classifier,
-            features=features if trained.encoder is encoder else own,
-            predictions=predictions,
-            assignments=assignments,
-            metrics=metrics,
-        ),
-        log,
+        metrics |= baselines(
+            dataset,
+            features,
+            linear=config.train_layers != "linear",
+            seed=config.seed,
+            workers=workers,
+            on_progress=log.progress,
+        )
+    outcome = Outcome(
+        folder=folder,
+        config=config,
+        data=data,
+        dataset=dataset,
+        trained=trained,
+        classifier=classifier,
+        features=features if trained.encoder is encoder else own,
+        predictions=predictions,
+        assignments=assign(predictions, classifier.top_reference, classifier.calibration),
+        metrics=metrics,
     )
-    shutil.rmtree(folder.finetuned_features, ignore_errors=True)
+    write_outcome(outcome, log)
 
 
 def _features(
     run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
 ) -> tuple[torch.Tensor, LabeledData]:
-    """Return the features of readable images, extracted once, and the data without the others."""
-    images, workers = dataset.images, int(run.config.workers)
-
-    def extract() -> Extracted:
-        run.log.info(f"features of {len(images)} images")
-        every = Extraction(encoder, images, UNTOUCHED, run.device, workers, run.log.progress)
-        return every.compute_in(run.folder.feature_parts)
-
-    cached, bad_rows = readable_features(run.folder, images, extract)
+    """Return the features of readable images, and the data without the others."""
+    images = dataset.images
+    run.log.info(f"features of {len(images)} images")
+    extracted = _extraction(run, encoder, dataset).compute()
+    write_bad_files(run.folder.bad_files, images, extracted.reasons(images))
+    cached, _ = extracted.readable(images)
     encoder.backbone.cpu()
-    return cached.center, dataset.without(bad_rows)
+    return cached.center, dataset.without(set(extracted.bad))
+
+
+def _extraction(
+    run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
+) -> Extraction:
+    where = run.device, int(run.config.workers), run.log, run.folder.kept_features
+    return Extraction(encoder, dataset.images, UNTOUCHED, *where)
 
 
 def _trained(

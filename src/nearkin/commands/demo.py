@@ -65,7 +65,6 @@ def demo(
         truth="data",
         classes=5,
         from_run=str(trained.path),
-        train_layers="top",  # in seconds
         epochs=30,
         num_views=4,
     )

@@ -1,12 +1,12 @@
 """`nearkin discover`: novel class discovery."""
 
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.classifier.layers import trained_parts
 from nearkin.commands.settings import given
 from nearkin.commands.train import Run
 from nearkin.config import DiscoverConfig
@@ -16,17 +16,16 @@ from nearkin.discovery.data import (
     check_sizes,
     open_discovery_data,
 )
-from nearkin.discovery.features import check_train_layers
+from nearkin.discovery.features import split_layers
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
-from nearkin.discovery.stages import run_worker
-from nearkin.discovery.trials import OBJECTIVES, candidates, of_mode
-from nearkin.distributed import is_main_process, worker_group
+from nearkin.discovery.trials import OBJECTIVES, objective_of
+from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
-from nearkin.methods import method_class, parameters
+from nearkin.methods import method_class
 from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
@@ -34,8 +33,9 @@ from nearkin.run.named import LABEL_COLUMNS
 from nearkin.run.opening import check_copies, kept_copy, open_run, self_contained
 from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter
-from nearkin.schema import Value, option, suggestion
+from nearkin.schema import option
 from nearkin.tables import write_csv
+from nearkin.training.session import run_worker
 
 
 def discover(
@@ -69,9 +69,12 @@ def discover(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config, _ = given(DiscoverConfig, config, settings)
-    if not is_main_process():
-        run_worker(data)
-        return Run(run_folder(out, data, config.mode, again=True))
+    if not is_main_process():  # the others take part in the training of an encoder alone
+        folder = run_folder(out, data, config.mode, again=True)
+        trained = resume and folder.stage("features").summary.exists()
+        if not (config.from_run or config.accept or trained):
+            run_worker(data)
+        return Run(folder)
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
     config = _checked(config, folder, resume=resume)
@@ -99,9 +102,7 @@ def discover(
         if config.accept:
             write_csv(folder.accepted, LABEL_COLUMNS, dataset.accepted.items())
         if folder.summary.exists():
-            # Workers that torchrun or SLURM has started wait for a first process to end with.
-            with worker_group(1, run_worker):
-                log.info("already complete")
+            log.info("already complete")
             return Run(folder)
         folder.write_settings(config, data_name(data))
         with resource_errors(BATCH_SIZE):
@@ -111,13 +112,10 @@ def discover(
 
 def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     """Run the three stages, classify all images, and write what was found."""
-    # Workers live as long as the trainings; classifying and scoring need none of them.
-    with worker_group(pipeline.config.devices, run_worker, pipeline.data):
-        state = pipeline.prepare(dataset)
-        trained = pipeline.train(state)
+    state = pipeline.prepare(dataset)
+    methods, trials = pipeline.train(state), pipeline.calibrating(state)
     pipeline.log.info("classifying all images")
-    write_outcome(build_outcome(pipeline, state, trained), pipeline.log)
-    shutil.rmtree(pipeline.folder.finetuned_features, ignore_errors=True)
+    write_outcome(build_outcome(pipeline, state, methods, trials), pipeline.log)
 
 
 def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> DiscoverConfig:
@@ -129,24 +127,33 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
             "themselves have labels"
         )
-    config = self_contained(config)
-    if method_class(config.method).uses_teacher:
+    config = _with_objective(self_contained(config))
+    if "num_novel_classes" in config.options:
+        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
+    _check_method(config)
+    if source := kept_copy(folder.start, config.from_run, resume=resume):
+        trust = config.trust_remote_code
+        encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
+        if config.train_layers != "top":
+            trained_parts(encoder.backbone, split_layers(config.train_layers)[0])
+    return config
+
+
+def _check_method(config: DiscoverConfig) -> None:
+    """Refuse a method of the first stage that needs more than images, and a length without one."""
+    method = method_class(config.method)
+    if method.uses_teacher:
         raise UsageError(
             f"{config.method} learns from a teacher; train it first by `nearkin train --method "
             f"{config.method} --teacher ENCODER`, then give its run with --from"
         )
-    if method_class(config.method).uses_labels:
+    if method.uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
-    config = _with_objective(config)
-    _check_tuned(config)
-    _check_time(config)
-    if "num_novel_classes" in config.options:
-        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
-    if source := kept_copy(folder.start, config.from_run, resume=resume):
-        trust = config.trust_remote_code
-        encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
-        check_train_layers(encoder, config.train_layers)
-    return replace(config, options=_options(config))
+    if config.max_time and config.from_run:
+        raise UsageError(
+            f"--max-time {config.max_time} is the length of training an encoder, and --from gives "
+            "one; leave one of the two out"
+        )
 
 
 def _next_round(config: DiscoverConfig) -> DiscoverConfig:
@@ -168,59 +175,28 @@ def _next_round(config: DiscoverConfig) -> DiscoverConfig:
     return replace(config, from_run=config.from_run or str(encoder))
 
 
-def _options(config: DiscoverConfig) -> dict[str, Value]:
-    """Return the options of the objective's method, or refuse those that are none."""
-    if config.objective != "auto":
-        method = OBJECTIVE_METHODS[config.objective]
-        return checked_options(method, config.options, DiscoverConfig)
-    for name in config.options:
-        of = [
-            key
-            for key in of_mode(config.mode)
-            if name in parameters(method_class(OBJECTIVE_METHODS[key]))
-        ]
-        if of:
-            which = " or ".join(f"--objective {key}" for key in of)
-            raise UsageError(f"{option(name)} has an effect with {which} only; give it too")
-        near = suggestion(name, DiscoverConfig.__dataclass_fields__)
-        raise UsageError(
-            f"unknown option {option(name)}.{near} `nearkin discover --help` lists them"
-        )
-    return {}
-
-
 def _with_objective(config: DiscoverConfig) -> DiscoverConfig:
-    """Return the settings with the one objective that takes known classes alone, if only these."""
-    if config.classes != 0:
-        return config
-    if config.mode == "ncd" or config.objective not in ("auto", "simgcd"):
-        other = "--mode ncd" if config.mode == "ncd" else f"--objective {config.objective}"
-        raise UsageError(f"{other} searches novel classes, and --classes 0 says there are none")
-    return replace(config, objective="simgcd")
+    """Return the settings with an objective and its method's options, or refuse what is none.
 
-
-def _check_tuned(config: DiscoverConfig) -> None:
-    """Refuse an objective of another mode, and a setting of another objective: it does nothing."""
-    objectives = of_mode(config.mode)
-    if config.objective not in ("auto", *objectives):
+    An objective of another mode, and a setting of another objective, which would do nothing.
+    """
+    config = replace(config, objective=objective_of(config))
+    objective = OBJECTIVES[config.objective]
+    if config.mode not in objective.modes:
+        others = [name for name, each in OBJECTIVES.items() if config.mode in each.modes]
         raise UsageError(
             f"--objective {config.objective} is not for --mode {config.mode}; give one of "
-            f"{', '.join(objectives)}"
+            f"{', '.join(others)}"
         )
-    tried = {each.objective for each in candidates(config)}
-    for name in {objective.setting for objective in OBJECTIVES.values() if objective.setting}:
-        owners = sorted(key for key, each in OBJECTIVES.items() if each.setting == name)
-        if getattr(config, name) != "auto" and not tried & set(owners):
+    if config.classes == 0 and config.objective != "simgcd":
+        other = "--mode ncd" if config.mode == "ncd" else f"--objective {config.objective}"
+        raise UsageError(f"{other} searches novel classes, and --classes 0 says there are none")
+    for name in ("pair_rate", "entropy_weight"):
+        if getattr(config, name) != "auto" and name != objective.setting:
+            owners = [key for key, each in OBJECTIVES.items() if each.setting == name]
             raise UsageError(
-                f"{option(name)} is a setting of {' and '.join(owners)}; --mode {config.mode} "
-                f"tries {' and '.join(sorted(tried))}"
+                f"{option(name)} is a setting of {' and '.join(owners)}, and this discovery is by "
+                f"{config.objective}"
             )
-
-
-def _check_time(config: DiscoverConfig) -> None:
-    """Refuse a time where nothing is left to plan."""
-    if config.max_time and config.from_run and config.train_layers != "auto":
-        raise UsageError(
-            f"--max-time {config.max_time} has nothing to plan: --from gives the encoder, and "
-            "--train-layers says what learns from labels; leave one of the three out"
-        )
+    method = OBJECTIVE_METHODS[config.objective]
+    return replace(config, options=checked_options(method, config.options, DiscoverConfig))

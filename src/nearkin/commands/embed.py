@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from nearkin.choices import Engine
+from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.commands.settings import given
 from nearkin.commands.train import Run
 from nearkin.config import TRUST, EmbedConfig, defaults
@@ -553,6 +554,9 @@ def _measure(
     """Write the embeddings and the metrics of an encoder, from parts that survive a kill."""
     folder, config, device, log = run.folder, run.config, run.device, run.log
     features = {"encoder": _in_parts(run, encoder, split.images)}
+    every = Extraction(encoder, split.images, UNTOUCHED, device, int(config.workers), log)
+    if config.precision == "fp32":  # as a classification would compute them
+        every.keep(features["encoder"])
 
     def encoded(embeddings: Embeddings) -> None:
         write_embeddings(folder.embeddings, embeddings, encoder.digest)

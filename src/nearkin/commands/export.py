@@ -12,10 +12,10 @@ from uuid import uuid4
 from torch import nn
 
 from nearkin.choices import ExportFormat, GraphFormat, NativeFormat
+from nearkin.classifier.classifier import read_classifier
 from nearkin.commands.vectors import images_of
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.discovery.classifier import read_classifier
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import DataError, NearkinError, OutputError, UsageError
 from nearkin.exports.atlas import write_atlas

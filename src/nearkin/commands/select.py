@@ -12,7 +12,7 @@ from nearkin.choices import Rule
 from nearkin.commands.vectors import Vectors, check_output, open_vectors
 from nearkin.data.labels import class_of
 from nearkin.data.tables import file_at, match
-from nearkin.discovery.assignments import LABEL_COLUMNS
+from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.files import writing
 from nearkin.metrics.selection import typical

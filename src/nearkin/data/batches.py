@@ -45,8 +45,9 @@ class ViewDataset(Dataset[Crops]):
     """The sampled views of images, and the substitutes of unreadable ones.
 
     Both are functions of the seed, the epoch and the image alone, so that they are the same with
-    any number of workers, from memory and from files. Its items are the crops of a step, for the
-    workers of a `DataLoader`.
+    any number of workers, from memory and from files. The image counts by its row or, where it is
+    to have the same views among other images, by its content. The items are the crops of a step,
+    for the workers of a `DataLoader`.
     """
 
     images: Images
@@ -58,6 +59,7 @@ class ViewDataset(Dataset[Crops]):
     cache: Cache | None = None
     shown_sizes: Sequence[int] = ()
     """Other sides of the views in pixels, which show the same of their images."""
+    by_content: bool = False
     part: slice = field(default_factory=partial(slice, None))  # Of each batch
 
     def sizes_at(self, view_size: int) -> list[int]:
@@ -88,7 +90,7 @@ class ViewDataset(Dataset[Crops]):
             self.source_sizes[rows],
             seed=self.sampler.seed,
             epoch=epoch,
-            index=rows,
+            index=self.images.contents[rows].view(np.int64) if self.by_content else rows,
             num_channels=self.images.num_channels,
         )
         own_sizes = self.sizes_at(self.image_size)
@@ -188,6 +190,7 @@ class Batches:
         cache: str = "off",
         labels: Int64[np.ndarray, " images"] | None = None,
         multiple: int = 1,
+        by_content: bool = False,
     ) -> "Batches":
         """Hold small images, and open the cache of others.
 
@@ -201,6 +204,7 @@ class Batches:
             cache: "ram" or "disk" to decode photographs once, at a bounded size; see `Cache`.
             labels: The class of each image; without them, no method sees one.
             multiple: What all sides of views in pixels are multiples of.
+            by_content: Whether the views of an image are the same among any others.
 
         Raises:
             DataError: If the images do not fill a batch.
@@ -222,7 +226,9 @@ class Batches:
             transform = SquareTransform(held, squash=not images.are_square)
             squares, bad = center_crops(images, range(len(images)), transform)
             pixels = channels_first(torch.from_numpy(squares)).to(device)
-        dataset = ViewDataset(images, views, sampler, image_size, multiple, decoded)
+        dataset = ViewDataset(
+            images, views, sampler, image_size, multiple, decoded, by_content=by_content
+        )
         own_labels = np.full(len(images), UNKNOWN) if labels is None else labels
         return cls(dataset, device, workers, own_labels, pixels, bad)
 

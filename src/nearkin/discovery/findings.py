@@ -8,16 +8,29 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from nearkin.discovery.classifier import Predictions
-from nearkin.discovery.data import Mode
+from nearkin.classifier.classifier import Predictions
+from nearkin.discovery.task import Mode
+from nearkin.encoders.encoder import Encoder
+from nearkin.methods import METHODS
 from nearkin.metrics.geometry import effective_rank
 from nearkin.metrics.neighbors import nearest
 from nearkin.types import UNKNOWN
 
-Kind = Literal["few", "dead", "tiny", "merged", "collapse", "positive rate", "hidden", "unrelated"]
+Kind = Literal[
+    "labels seen",
+    "number capped",
+    "few",
+    "dead",
+    "tiny",
+    "merged",
+    "collapse",
+    "positive rate",
+    "unlabeled-known",
+]
 Labels = Int[np.ndarray, " n"]
 Features = Float[np.ndarray, "n dim"]
 
+MANY: Final = 100  # Classes from which the images that are looked at may show too few
 FEW: Final = 20  # Unlabeled images per novel class below which there are too few to learn from
 MAX_IMAGES: Final = 10_000
 """Images whose features are compared; of more, every second, third or so."""
@@ -28,9 +41,7 @@ COLLAPSED: Final = 0.9  # Share of the unlabeled images above which one class ho
 MIN_RANK: Final = 1.5  # Effective rank of features below which they differ in one direction only
 POSITIVE_RATES: Final = 0.05, 0.9
 """Too low, as a share of the positive rate of even classes, and too high."""
-SILHOUETTE_LOSS: Final = 0.05
-"""Lost silhouette without a warning; two runs of k-means differ by as much."""
-HIDDEN: Final = 0.1
+UNLABELED_KNOWN: Final = 0.1
 """Share of the unlabeled images that may seem to be of known classes without a warning."""
 NEIGHBORS: Final = 10  # Nearest images that tell where an image lies
 
@@ -51,7 +62,35 @@ def early_findings(
     `features` are of all images that are learned from, by an encoder that has seen no label.
     """
     few = few_images(int((label == UNKNOWN).sum()), num_novel)
-    return [*few, *(hidden(features, label, known) if mode == "ncd" else ())]
+    return [*few, *(unlabeled_known(features, label, known) if mode == "ncd" else ())]
+
+
+def labels_seen(encoder: Encoder) -> Iterator[Finding]:
+    """Warn if an encoder has learned from labels, as far as its file says.
+
+    If these are of the known classes, those that are held out are separated before they are
+    searched for.
+    """
+    method, layers = str(encoder.details.get("method", "")), encoder.details.get("fine_tuned")
+    supervised = method in METHODS and METHODS[method].uses_labels
+    if layers or supervised:
+        how = f"its layers {layers} were fine-tuned" if layers else f"it was trained by {method}"
+        yield Finding(
+            "labels seen",
+            f"the encoder has learned from labels ({how}): if they are of the known classes, the "
+            "accuracy on held-out ones, the calibration and the number of novel classes are too "
+            "good; give an encoder that was trained without labels",
+        )
+
+
+def number_capped(high: int, most: int) -> Iterator[Finding]:
+    """Warn if the interval of the number of classes reaches what the counted images can show."""
+    if high >= most >= MANY:
+        yield Finding(
+            "number capped",
+            f"there may be more novel classes than can be counted: the images that are looked at "
+            f"show at most {most}; give the number with --classes",
+        )
 
 
 def late_findings(
@@ -59,7 +98,6 @@ def late_findings(
     *,
     mode: Mode,
     positive_rate: float | None = None,
-    silhouettes: tuple[float, float] | None = None,
 ) -> list[Finding]:
     """Return the warnings of a finished discovery, beside the early ones.
 
@@ -72,7 +110,6 @@ def late_findings(
         *_sizes(sizes, names, num_known, mode),
         *_one_direction(predictions.features[unlabeled]),
         *(() if positive_rate is None else _pairs(positive_rate, len(names) - num_known)),
-        *(() if silhouettes is None else unrelated(*silhouettes)),
     ]
 
 
@@ -84,21 +121,6 @@ def few_images(num_unlabeled: int, num_novel: int) -> Iterator[Finding]:
             f"{num_unlabeled} unlabeled images are {num_unlabeled / num_novel:.3g} for each novel "
             f"class, and under {FEW} are too few to learn from; add images, or try fewer "
             "--classes",
-        )
-
-
-def unrelated(before: float, after: float) -> Iterator[Finding]:
-    """Warn if learning the known classes lowered the silhouette of unlabeled images.
-
-    Li, Otholt, Dai, Hu, Meinel, Yang. Supervised knowledge may hurt novel class discovery
-    performance. TMLR 2023, arXiv:2306.03648.
-    """
-    if after < before - SILHOUETTE_LOSS:
-        yield Finding(
-            "unrelated",
-            "learning the known classes lowered the silhouette of clusters of unlabeled images "
-            f"from {before:.2f} to {after:.2f}, so the two may have little in common; label "
-            "classes more like the novel ones, or learn the known ones for fewer epochs",
         )
 
 
@@ -175,7 +197,7 @@ def _pairs(rate: float, num_novel: int) -> Iterator[Finding]:
         )
 
 
-def hidden(features: Features, label: Labels, known: Sequence[str]) -> Iterator[Finding]:
+def unlabeled_known(features: Features, label: Labels, known: Sequence[str]) -> Iterator[Finding]:
     """Warn if unlabeled images seem to be of known classes, where `ncd` wants none.
 
     An unlabeled image passes for one of a known class if as many of its nearest images are
@@ -194,9 +216,9 @@ def hidden(features: Features, label: Labels, known: Sequence[str]) -> Iterator[
     passed, share = _pass(around[ours], label[ours], around[~ours])
     counts = np.bincount(passed, minlength=len(known))
     likeliest = [known[number] for number in np.argsort(-counts, kind="stable") if counts[number]]
-    if share > HIDDEN:
+    if share > UNLABELED_KNOWN:
         yield Finding(
-            "hidden",
+            "unlabeled-known",
             f"about {min(share, 1):.0%} of the unlabeled images lie among those of known classes "
             f"(most of all {', '.join(likeliest[:3])}), but --mode ncd takes all to be novel; "
             "look at them, and if they are of known classes, use --mode gcd",

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from nearkin.classifier.features import CachedFeatures
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import FEWEST, DiscoveryData
-from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import DataError
 from nearkin.files import replace_text, usable
 from nearkin.metrics.kmeans import compact, constrained_kmeans
@@ -34,7 +34,6 @@ WIDTH: Final = 1.28  # Root mean squares of errors to either side: four fifths o
 HEIGHTS: Final = 60  # At which the tree of labeled images is cut
 SMALLEST: Final = 4  # Images of a class in the mean, where the most classes are tried
 SPHERE: Final = 0.8  # Share of a sphere in the whitening scatter; few classes show few directions
-SILHOUETTE_DRAWS: Final = 3
 COARSE: Final = 12  # Numbers tried before those around the best
 
 
@@ -49,6 +48,7 @@ class NumberOfClasses:
     """By rule, corrected: `linkage` and `silhouette`; the latter alone, and as it is, where fewer
     than two known classes have two labeled images."""
     curve: list[tuple[int, float]]  # The mean silhouette, for each number tried
+    most: int  # Classes that the images looked at can show
 
     @property
     def text(self) -> str:
@@ -85,8 +85,9 @@ def number_of_novel_classes(
     as images of hidden ones are nearer. Hidden classes are searched in the same way, so what this
     gets wrong is corrected too. (`silhouette` does not need it.)
 
-    With fewer than two known classes of two labeled images, it is `silhouette` alone, between the
-    extremes of three draws.
+    With fewer than two known classes of two labeled images, it is `silhouette` alone, and no
+    error is known. Of more than 1,200 unlabeled images, 1,200 are looked at, which can show 300
+    classes: `NumberOfClasses.most`.
 
     Args:
         features: One row per image; only directions count.
@@ -101,13 +102,15 @@ def number_of_novel_classes(
         )
     generator = np.random.default_rng(seed)
     labeled = _balanced(label, generator)
-    if len(np.unique(label[labeled])) < 2:
-        rows = np.arange(len(label)) if not disjoint else unlabeled
-        return _by_silhouette(features[rows], label[rows], seed)
+    can_compare = len(np.unique(label[labeled])) >= 2
+    if not can_compare:
+        labeled = np.flatnonzero(label != UNKNOWN)[:ROWS]
     rows = np.append(generator.permutation(unlabeled)[:ROWS], labeled)
     x, y = compact(torch.from_numpy(features[rows])), label[rows]
     novel = y == UNKNOWN
     task = _Task(x[novel], x[~novel], np.unique(y[~novel], return_inverse=True)[1], disjoint)
+    if not can_compare:
+        return _estimate(task, {"silhouette": _silhouette(task)}, np.zeros(0))
     sizes = np.unique(label[label != UNKNOWN], return_counts=True)[1]
     return _corrected(task, _inequality(sizes), generator)
 
@@ -213,8 +216,12 @@ class _Task:
         x, label = self.x, np.full(len(self.x), UNKNOWN)
         if not self.disjoint:
             x, label = np.concatenate([self.labeled, x]), np.append(self.label, label)
-        most = max(2, len(self.x) // SMALLEST)
-        return _search(_Clusters(x, label, seed=0, n_init=1).silhouette, most)
+        return _search(_Clusters(x, label).silhouette, self.most)
+
+    @property
+    def most(self) -> int:
+        """The largest number of classes that is tried."""
+        return max(2, len(self.x) // SMALLEST)
 
     def hide(
         self, classes: int, generator: np.random.Generator
@@ -286,10 +293,20 @@ def _corrected(task: _Task, inequality: float, generator: np.random.Generator) -
         folds = [task.hide(hidden, generator) for _ in range(FOLDS)]
         errors = np.array([_count(fold) - true for fold, true in folds])
     correction = CORRECTION * errors.sum(axis=0) / max(len(errors), 1)
-    rules = uncorrected - correction
-    middle = float(rules.mean())
-    squares = float(((errors - correction).mean(axis=1) ** 2).sum())
-    doubted = (squares + DOUBT_FOLDS * DOUBT**2) / (len(errors) + DOUBT_FOLDS)
+    rules = dict(zip(RULES, (uncorrected - correction).tolist(), strict=True))
+    return _estimate(task, rules, (errors - correction).mean(axis=1), few=task.few)
+
+
+def _estimate(
+    task: _Task,
+    rules: Mapping[str, float],
+    errors: Float[np.ndarray, " folds"],
+    *,
+    few: bool = False,
+) -> NumberOfClasses:
+    """Join the rules, whose mean had these errors on hidden classes; all are logarithms."""
+    middle = fmean(rules.values())
+    doubted = ((errors**2).sum() + DOUBT_FOLDS * DOUBT**2) / (len(errors) + DOUBT_FOLDS)
     reach = WIDTH * sqrt(doubted + LEAST_ERROR**2)
 
     def number(logarithm: float, rounding: Callable[[float], int] = round) -> int:
@@ -299,28 +316,10 @@ def _corrected(task: _Task, inequality: float, generator: np.random.Generator) -
         number(middle),
         number(middle - reach, floor),
         number(middle + reach, ceil),
-        {name: number(value) for name, value in zip(RULES, rules.tolist(), strict=True)},
-        [] if task.few else sorted(task.silhouettes.items()),
+        {name: number(value) for name, value in rules.items()},
+        [] if few else sorted(task.silhouettes.items()),
+        task.most,
     )
-
-
-def _by_silhouette(
-    features: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], seed: int
-) -> NumberOfClasses:
-    """Return the number with the best silhouette, labeled images of a class kept together."""
-    most = max(2, min(100, int((label == UNKNOWN).sum()) // 20))
-    draws = [_drawn(features, label, seed * SILHOUETTE_DRAWS + n) for n in range(SILHOUETTE_DRAWS)]
-    curves: list[dict[int, float]] = [{} for _ in draws]
-
-    def silhouette(k: int) -> float:
-        for draw, curve in zip(draws, curves, strict=True):
-            curve[k] = draw.silhouette(k)
-        return fmean(curve[k] for curve in curves)
-
-    tried = _search(silhouette, most)
-    peak, each = _peak(tried), [_peak(curve) for curve in curves]
-    low, high, curve = min(*each, peak), max(*each, peak), sorted(tried.items())
-    return NumberOfClasses(peak, low, high, {"silhouette": peak}, curve)
 
 
 def _search(criterion: Callable[[int], float], most: int) -> dict[int, float]:
@@ -341,24 +340,12 @@ def _peak(tried: Mapping[int, float]) -> int:
     return max(sorted(tried), key=tried.__getitem__)
 
 
-def _drawn(
-    features: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], seed: int
-) -> "_Clusters":
-    """Some of the images, in random order."""
-    rows = np.random.default_rng(seed).permutation(len(label))[:ROWS]
-    drawn, known = np.full(len(rows), UNKNOWN), label[rows] != UNKNOWN
-    drawn[known] = np.unique(label[rows][known], return_inverse=True)[1]
-    return _Clusters(compact(torch.from_numpy(features[rows])), drawn, seed, n_init=3)
-
-
 @dataclass(frozen=True, eq=False)
 class _Clusters:
     """K-means of images, those of a known class kept together."""
 
     x: Float[np.ndarray, "n dim"]
     label: Int[np.ndarray, " n"]  # 0 to one less than the number of known classes, or `UNKNOWN`
-    seed: int
-    n_init: int
 
     @cached_property
     def distances(self) -> Float[np.ndarray, "n n"]:
@@ -370,9 +357,7 @@ class _Clusters:
     def silhouette(self, k: int) -> float:
         """The mean silhouette with k clusters beside those of known classes."""
         total = min(int(self.label.max(initial=UNKNOWN)) + 1 + k, len(self.x))
-        found = constrained_kmeans(
-            self.x, self.label, total, seed=self.seed, n_init=self.n_init, max_iter=20
-        )
+        found = constrained_kmeans(self.x, self.label, total, seed=0, n_init=1, max_iter=20)
         return mean_silhouette(self.distances, found.cluster, metric="precomputed")
 
 

@@ -4,45 +4,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
 
+from nearkin.classifier.assignments import Assignments, assign, outliers
+from nearkin.classifier.calibration import Calibration, fit_calibration
+from nearkin.classifier.classifier import Classifier, all_class_names, frozen_copy, heads_of
+from nearkin.classifier.features import ViewSettings
+from nearkin.classifier.reference import reference_of
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.assignments import (
-    Assignments,
-    Cluster,
-    assign,
-    describe_clusters,
-    reference_of,
-    typical,
-)
-from nearkin.discovery.classifier import (
-    Calibration,
-    Classifier,
-    Clustering,
-    Predictions,
-    Reference,
-    all_class_names,
-    fit_calibration,
-    frozen_copy,
-    head_clustering,
-    heads_of,
-    kmeans_clustering,
-)
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask, Mode
-from nearkin.discovery.features import FinetunedEncoder, ViewSettings
+from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
+from nearkin.discovery.clusters import Cluster, describe_clusters
+from nearkin.discovery.data import DiscoveryData
+from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.findings import Finding, late_findings
-from nearkin.discovery.number import mean_silhouette
-from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
+from nearkin.discovery.pipeline import DiscoveryState, Pipeline
 from nearkin.discovery.scores import Protocol, score
-from nearkin.discovery.trials import Candidate, Trial
-from nearkin.encoders.encoder import Encoder, write_encoder
+from nearkin.discovery.task import DiscoveryTask, Mode
+from nearkin.discovery.trials import Trial
+from nearkin.encoders.encoder import write_encoder
 from nearkin.evaluation.baselines import PIXEL_BANK, pixel_features
-from nearkin.metrics.kmeans import compact, constrained_kmeans
+from nearkin.method import Method
 from nearkin.metrics.metric import Metric, share
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.tables import read_numbers
@@ -55,10 +39,6 @@ SCORED: Final[Mapping[Mode, Sequence[tuple[Protocol, str]]]] = {
     "ncd": (("task-aware", "train"), ("task-aware", "held out"), ("task-agnostic", "held out")),
 }
 """By which protocol a mode is scored on which images."""
-SILHOUETTE_IMAGES: Final = 2000
-CORE: Final = 24
-BORDER: Final = 12
-RANDOM: Final = 12  # Images shown of each class
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,19 +65,6 @@ class Outcome:
         """The images that were learned from."""
         return self.state.task
 
-    def images_of(self, number: int) -> dict[str, np.ndarray]:
-        """Return the rows of images that are shown of a class, by the reason they are shown."""
-        members = typical(self.assignments, number)
-        least_sure = members[np.argsort(self.assignments.margin[members], kind="stable")]
-        shuffled = np.random.default_rng([self.config.seed, number]).permutation(members)
-        groups = {
-            "medoid": members[:1],
-            "core": members[:CORE],
-            "border": least_sure[:BORDER],
-            "random": shuffled[:RANDOM],
-        }
-        return {name: self.assignments.rows[group] for name, group in groups.items()}
-
     @cached_property
     def scores(self) -> dict[str, list[Metric]]:
         """Scores of the result and of every baseline.
@@ -110,14 +77,18 @@ class Outcome:
         }
 
     @cached_property
-    def unlike(self) -> Metric | None:
-        """The share of held-out images that are flagged as unlike; None if none is held out."""
-        rows, flagged = self.dataset.parts.test_rows, self.assignments.predictions.unlike
-        if flagged is None or not len(rows):
+    def outliers(self) -> Metric | None:
+        """The share of held-out images that are flagged as outliers; None if none is held out."""
+        rows = self.dataset.parts.test_rows
+        if not len(rows):
             return None
-        protocol = {"method": "flagged as unlike every class", "of": "held-out images"}
+        flagged = outliers(self.assignments.predictions)[rows]
+        protocol = {
+            "method": "farther from all classes than 99 % of the images learned from",
+            "of": "held-out images",
+        }
         groups = self.dataset.images.groups[rows]
-        return share("flagged as unlike, held out", flagged[rows], protocol, groups=groups)
+        return share("flagged as outliers, held out", flagged, protocol, groups=groups)
 
     def _known_scores(self, clustering: Clustering) -> list[Metric]:
         rows = self.dataset.parts.test_rows
@@ -152,7 +123,7 @@ class Outcome:
         ]
 
     @cached_property
-    def agreement(self) -> dict[str, float]:
+    def baseline_ari(self) -> dict[str, float]:
         """The adjusted Rand index between the result and each baseline."""
         from sklearn.metrics import adjusted_rand_score
 
@@ -162,49 +133,41 @@ class Outcome:
         return {name: float(adjusted_rand_score(ours, each)) for name, each in predicted.items()}
 
 
-def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMethods) -> Outcome:
-    """Classify all images by the first seed, write its encoder and classifier, and compare it."""
-    config, folder = state.config, pipeline.folder
-    dataset, task, encoder = state.dataset, state.task, state.encoder
-    method = trained.methods[0]
-    cached, layer = encoder.features(method, with_views=True)
-    pretrained = state.pretrained
-    network = (
-        encoder.parts(method)[0] if isinstance(encoder, FinetunedEncoder) else pretrained.backbone
-    )
-    classifier = Classifier(
-        layer=frozen_copy(layer),
-        heads=frozen_copy(heads_of(method)),
-        classes=all_class_names(dataset.classes, task.num_novel),
-        num_known=task.num_known,
-        disjoint=config.mode == "ncd",
-        calibration=calibrate(trained.calibration, state.chosen),
-        drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
-        digest=Encoder(network, pretrained.preprocessing, pretrained.details).digest,
-    )
-    write_encoder(folder.encoder, network, pretrained.details, pretrained.preprocessing)
-    predictions = classifier.predict(cached, tuple(dataset.images.names), dataset.label)
-    reference = learned_reference(cached.center, predictions.cluster, task)
-    classifier = replace(classifier, reference=reference)
+def build_outcome(
+    pipeline: Pipeline,
+    state: DiscoveryState,
+    methods: Sequence[Method[Any]],
+    trials: Sequence[Trial],
+) -> Outcome:
+    """Classify all images by the first seed, write its encoder and classifier, and compare it.
+
+    Args:
+        pipeline: The run.
+        state: What its stages started from.
+        methods: What they trained, one per seed.
+        trials: Those by which the scores of the result are calibrated.
+    """
+    config, folder, dataset, task = state.config, pipeline.folder, state.dataset, state.task
+    network = state.pretrained
+    if isinstance(state.encoder, FinetunedEncoder):
+        network = state.encoder.trained(methods[0])
+    write_encoder(folder.encoder, network.backbone, network.details, network.preprocessing)
+    classifier, assignments = _classified(state, methods[0], network.digest, calibrate(trials))
     classifier.write(folder.classifier)
-    learned = np.isin(np.arange(len(task.label)), task.rows)
-    unlike = reference.unlike(cached.center)
-    predictions = replace(predictions, learned=learned, unlike=unlike)
-    result, *other_seeds = [head_clustering(encoder, m, task.num_known) for m in trained.methods]
-    assignments = assign(predictions, calibration=classifier.calibration)
+    result, *other_seeds = [head_clustering(state.encoder, m, task) for m in methods]
     others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]
-    center, seed = state.frozen.cached.center, state.base.seed
-    clusterings = {OURS: result, "k-means": kmeans_clustering(center, task, seed)}
+    seed = state.base.seed
+    clusterings = {
+        OURS: result,
+        "k-means": kmeans_clustering(state.frozen.cached.center, task, seed),
+    }
     if len(dataset.images) <= PIXEL_BANK:
         pixels = pixel_features([dataset.images], int(state.base.workers))[0]
         clusterings["k-means, pixels"] = kmeans_clustering(pixels, task, seed)
-    for name, baseline in trained.baselines.items():
-        clusterings[name] = head_clustering(encoder, baseline, task.num_known)
     findings = late_findings(
-        predictions,
+        assignments.predictions,
         mode=config.mode,
         positive_rate=positive_rate(folder) if state.chosen.method == "ncl" else None,
-        silhouettes=silhouettes(center, predictions, task),
     )
     return Outcome(
         folder=folder,
@@ -213,25 +176,38 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
         state=state,
         classifier=classifier,
         assignments=assignments,
-        clusters=describe_clusters(assignments, others),
+        clusters=describe_clusters(assignments, classifier.top_reference, others),
         clusterings=clusterings,
         findings=state.findings + findings,
     )
 
 
-def learned_reference(
-    features: Float[Tensor, "images _"],
-    cluster: Int64[np.ndarray, " images"],
-    task: DiscoveryTask,
-) -> Reference:
-    """Return what the encoder's features of the images of each class are like.
-
-    Only images that were learned from count, in the class of their label or in the one, `cluster`,
-    that they were assigned to.
-    """
-    own = np.where(task.label == UNKNOWN, cluster, task.label)[task.rows]
-    learned = features[torch.from_numpy(task.rows)].numpy()
-    return reference_of(learned, own, task.num_known + task.num_novel)
+def _classified(
+    state: DiscoveryState, method: Method[Any], digest: str, calibration: Calibration | None
+) -> tuple[Classifier, Assignments]:
+    """Return the classifier of a trained method, and all images in its classes."""
+    config, dataset, task = state.config, state.dataset, state.task
+    cached, layer = state.encoder.features(method, with_views=True)
+    classifier = Classifier(
+        layer=frozen_copy(layer),
+        heads=frozen_copy(heads_of(method)),
+        classes=all_class_names(dataset.classes, task.num_novel),
+        num_known=task.num_known,
+        calibration=calibration,
+        drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
+        digest=digest,
+    )
+    names = tuple(dataset.images.names)
+    # Only these are known to be of no known class; new images may be of any.
+    only_novel = dataset.label == UNKNOWN if config.mode == "ncd" else None
+    found = classifier.predict(cached, names, dataset.label, only_novel=only_novel).cluster
+    labeled = task.label != UNKNOWN
+    own, rows = np.where(labeled, task.label, found), task.rows
+    learned = cached.center[torch.from_numpy(rows)]
+    reference = reference_of(learned, own[rows], labeled[rows], len(classifier.classes))
+    classifier = replace(classifier, reference=reference)
+    predictions = classifier.predict(cached, names, dataset.label, only_novel=only_novel)
+    return classifier, assign(predictions, classifier.top_reference, calibration)
 
 
 def positive_rate(folder: RunFolder) -> float:
@@ -241,35 +217,15 @@ def positive_rate(folder: RunFolder) -> float:
     return fmean(row["positive_rate"] for row in rows if row["epoch"] > last - 1)
 
 
-def calibrate(trials: Sequence[Trial], candidate: Candidate) -> Calibration | None:
-    """Fit the calibration to the trials of one candidate, if there are any.
+def calibrate(trials: Sequence[Trial]) -> Calibration | None:
+    """Fit the calibration to the trials of the result's candidate, if there are any.
 
-    Hidden known classes stand in for novel ones, whose labels nobody has.
+    Held-out known classes stand in for novel ones, whose labels nobody has.
     """
-    chosen = [trial for trial in trials if trial.candidate == candidate]
-    if not chosen:
+    if not trials:
         return None
-    return fit_calibration(
-        np.concatenate([trial.probability for trial in chosen]),
-        np.concatenate([trial.correct for trial in chosen]),
-    )
-
-
-def silhouettes(
-    before: Float[Tensor, "images _"], predictions: Predictions, task: DiscoveryTask
-) -> tuple[float, float]:
-    """Return silhouettes of k-means of unlabeled images, before and after learning from labels.
-
-    In as many clusters as there are novel classes; without any, as there are known ones.
-    """
-    rows = task.unlabeled[:: len(task.unlabeled) // SILHOUETTE_IMAGES + 1]
-
-    def score(features: Float[Tensor, "images _"]) -> float:
-        x = compact(features[torch.from_numpy(rows)])
-        no_labels = np.full(len(x), UNKNOWN)
-        cluster = constrained_kmeans(
-            x, no_labels, task.num_novel or task.num_known, seed=0, n_init=4
-        ).cluster
-        return mean_silhouette(x, cluster)
-
-    return score(before), score(torch.from_numpy(predictions.features))
+    probability = np.concatenate([trial.probability for trial in trials])
+    correct = np.concatenate([trial.correct for trial in trials])
+    # Where a cluster is another class's, it is known only that the image is not of it.
+    target = np.where(correct, probability.argmax(axis=1), UNKNOWN)
+    return fit_calibration(probability, target, np.concatenate([trial.rows for trial in trials]))

@@ -1,19 +1,25 @@
 """The files of a finished discovery: tables, page and summary."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from math import ceil
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
+from nearkin.classifier.report import (
+    class_views,
+    flag_counts,
+    score_meaning,
+    shown_images,
+    tiles,
+    write_results,
+)
 from nearkin.data.notes import plain
-from nearkin.discovery.assignments import (
+from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
-    COLUMNS,
     LABEL_COLUMNS,
     Cluster,
     cluster_table,
@@ -24,14 +30,12 @@ from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import confusion, joint_match, novel_match
 from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
-from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
-from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table, Tile
-from nearkin.report.pages import store_report, write_page
-from nearkin.run.copies import copy_to, file_names
+from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table
+from nearkin.run.copies import file_names
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import class_sheet
@@ -41,48 +45,54 @@ from nearkin.types import UNKNOWN
 
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
 ON_PAGE: Final = 20  # Of these on the page
-WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
+RANDOM: Final = 12  # Images of each class in its file, beside those of the page
 
 
 def write_outcome(outcome: Outcome, log: Logger) -> None:
     """Write all files of a finished discovery, the summary last: it marks the run complete."""
-    folder = outcome.folder
-    _write_tables(outcome, log)
-    store_report(folder, build_report(outcome))
-    write_embeddings(folder.embeddings, _embeddings(outcome))
-    if outcome.config.report:
-        write_page(folder, outcome.dataset.images)
-    numbers = summary(outcome)
-    folder.write_summary(numbers)
-    log.debug("\n".join(lines(numbers)))
-    if outcome.config.report:
-        log.info(f"report {folder.report.resolve()}")
-
-
-def _write_tables(outcome: Outcome, log: Logger) -> None:
-    """Write the three tables, a sheet per class and, if requested, copies."""
-    folder, images = outcome.folder, outcome.dataset.images
-    assignments, clusters = outcome.assignments, outcome.clusters
-    write_csv(folder.assignments, COLUMNS, assignments.table())
-    write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(clusters, assignments))
+    folder, assignments = outcome.folder, outcome.assignments
+    write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(outcome.clusters, assignments))
     to_label = label_first(assignments, outcome.task.rows)[:TO_LABEL]
     write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label))
+    _write_sheets(outcome)
+    numbers = summary(outcome)
+    write_results(
+        folder,
+        outcome.config,
+        outcome.dataset.images,
+        assignments,
+        _embeddings(outcome),
+        build_report(outcome),
+        numbers,
+        data=outcome.data,
+        encoder="",
+        log=log,
+    )
+    log.debug("\n".join(lines(numbers)))
+
+
+def _write_sheets(outcome: Outcome) -> None:
+    """Write a sheet of images of each class."""
+    folder, assignments = outcome.folder, outcome.assignments
     folder.classes.mkdir(exist_ok=True)
-    names = file_names([cluster.name for cluster in clusters])
-    for cluster, name in zip(clusters, names, strict=True):
+    names = file_names([cluster.name for cluster in outcome.clusters])
+    for cluster, name in zip(outcome.clusters, names, strict=True):
         if cluster.size:
-            groups = outcome.images_of(cluster.number)
-            class_sheet(images, groups, folder.classes / f"{name}.png")
-    if outcome.config.copy_to:
-        destination, classes = Path(outcome.config.copy_to), assignments.class_names
-        copied = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
-        log.info(f"copied {copied} images to {destination}")
+            members = np.flatnonzero(assignments.cluster == cluster.number)
+            generator = np.random.default_rng([outcome.config.seed, cluster.number])
+            groups = {
+                "medoid": np.array([cluster.medoid]),
+                **shown_images(assignments, cluster.number),
+                "random": generator.permutation(members)[:RANDOM],
+            }
+            shown = {group: assignments.rows[rows] for group, rows in groups.items()}
+            class_sheet(outcome.dataset.images, shown, folder.classes / f"{name}.png")
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return all numbers as plain values."""
     state, config, calibration = outcome.state, outcome.config, outcome.classifier.calibration
-    reference, flags = outcome.classifier.reference, outcome.assignments.flag
+    held_out, predictions = outcome.outliers, outcome.assignments.predictions
     tried = dict.fromkeys(trial.candidate for trial in state.trials)
     setting = OBJECTIVES[state.chosen.objective].setting
     return {
@@ -99,13 +109,15 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         **({setting: state.chosen.value} if setting else {}),
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
-        "min_similarity": None if reference is None else reference.min_similarity,
-        "unlike": None if outcome.unlike is None else outcome.unlike.to_dict(),
-        "flags": {flag: flags.count(flag) for flag in sorted(set(flags)) if flag},
+        "outliers": {
+            "max_distance": predictions.max_distance,
+            "held_out": None if held_out is None else held_out.to_dict(),
+        },
+        "flags": flag_counts(outcome.assignments),
         "scores": {
             name: [score.to_dict() for score in scores] for name, scores in outcome.scores.items()
         },
-        "agreement": outcome.agreement,
+        "baseline_ari": outcome.baseline_ari,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
         "notes": plain(outcome.dataset.images.notes),
@@ -145,10 +157,20 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
     """Return the values on the page."""
     images, estimate = outcome.dataset.images, outcome.state.estimate
     num_unlabeled = len(outcome.assignments.rows)
-    largest = sorted(outcome.clusters, key=lambda cluster: -cluster.size)[:WITH_IMAGES]
-    views = dict[str, list[ClassView]](novel=[], known=[])
+    shown, views = class_views(outcome.assignments), dict[str, list[ClassView]](novel=[], known=[])
     for cluster in outcome.clusters:
-        views[cluster.kind].append(_view(outcome, cluster, with_images=cluster in largest))
+        view = shown.get(cluster.number, ClassView(cluster.name, 0))
+        views[cluster.kind].append(
+            replace(
+                view,
+                seed_agreement=cluster.seed_agreement,
+                silhouette=cluster.silhouette,
+                nearest_known=cluster.nearest_known,
+                merge=cluster.merge,
+                truth=_truth(outcome, cluster),
+            )
+        )
+    unsure = label_first(outcome.assignments, outcome.task.rows)[:ON_PAGE]
     return DiscoveryReport(
         run=run_info(
             outcome.data,
@@ -170,45 +192,13 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         ),
         interval=None if estimate is None else (estimate.low, estimate.high),
         score_meaning=_confidence(outcome),
-        unsure=tuple(_unsure(outcome)),
+        unsure=tiles(outcome.assignments, unsure, with_class=True),
         findings=tuple(finding.text for finding in outcome.findings),
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
         num_novel_curves=tuple(_estimate_charts(outcome)),
         curves=tuple(_training_charts(outcome)),
     )
-
-
-def _view(outcome: Outcome, cluster: Cluster, *, with_images: bool) -> ClassView:
-    """Return what is shown of a class; the page adds pixels."""
-    assignments, names = outcome.assignments, outcome.dataset.images.names
-    tiles = dict[str, tuple[Tile, ...]]()
-    for group, rows in outcome.images_of(cluster.number).items() if with_images else ():
-        scores = assignments.score[np.searchsorted(assignments.rows, rows)].tolist()
-        tiles[group] = tuple(
-            Tile(names[row], "", score) for row, score in zip(rows, scores, strict=True)
-        )
-    return ClassView(
-        name=cluster.name,
-        size=cluster.size,
-        medoid=next(iter(tiles.get("medoid", ())), None),
-        core=tiles.get("core", ()),
-        border=tiles.get("border", ()),
-        score=cluster.score,
-        stability=cluster.stability,
-        silhouette=cluster.silhouette,
-        nearest_known=cluster.nearest_known,
-        merge=cluster.merge,
-        truth=_truth(outcome, cluster),
-    )
-
-
-def _unsure(outcome: Outcome) -> Iterator[Tile]:
-    """Yield the images whose labels would teach most, most useful first."""
-    assignments = outcome.assignments
-    paths, names = assignments.paths, assignments.class_names
-    for row in label_first(assignments, outcome.task.rows)[:ON_PAGE].tolist():
-        yield Tile(paths[row], "", float(assignments.score[row]), names[row])
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
@@ -228,15 +218,10 @@ def _truth(outcome: Outcome, cluster: Cluster) -> str:
 def _confidence(outcome: Outcome) -> str:
     calibration = outcome.classifier.calibration
     if calibration is None:
-        return (
-            "A score is the classifier's largest output, not a probability: too few classes are "
-            "known to hide some and measure how often it is right."
-        )
-    return (
-        f"Scores are calibrated on {calibration.num_images} images of hidden known classes: "
-        f"there, their calibration error is {calibration.error_after:.1%} "
-        f"({calibration.error_before:.1%} before). On novel classes it may be larger."
-    )
+        images = "too few classes are known to hold some out and measure how often it is right"
+        return score_meaning(None, images)
+    meaning = score_meaning(calibration, "images of held-out known classes")
+    return f"{meaning} On novel classes it may be larger."
 
 
 def _results(outcome: Outcome) -> list[Table]:
@@ -251,10 +236,10 @@ def _results(outcome: Outcome) -> list[Table]:
         rows = [(name, *(str(of[each]) for each in names)) for name, of in columns.items()]
         title, note = how[0].split(":")[0], f"{columns[OURS][names[0]].sentence}."
         tables.append(Table(title, ("", *names), tuple(rows), note))
-    agreement = [(name, f"{value:.3f}") for name, value in outcome.agreement.items()]
-    if agreement:
+    similar = [(name, f"{value:.3f}") for name, value in outcome.baseline_ari.items()]
+    if similar:
         note = "Adjusted Rand index between the result and each baseline; 1 if they are equal."
-        tables.append(Table("Agreement with the baselines", ("", "ARI"), tuple(agreement), note))
+        tables.append(Table("Similarity to the baselines", ("", "ARI"), tuple(similar), note))
     return tables
 
 
@@ -315,10 +300,10 @@ def _training_charts(outcome: Outcome) -> list[Chart]:
 def _protocol(outcome: Outcome) -> list[str]:
     config, task = outcome.config, outcome.task
     layers, chosen = config.train_layers, outcome.state.chosen
-    if len(candidates(config)) == 1:
-        origin = "was given"
-    else:
-        origin = "was chosen on hidden known classes" if outcome.state.trials else "is the default"
+    origin = "as given or by default"
+    if outcome.state.trials and len(candidates(config)) > 1:
+        setting = OBJECTIVES[chosen.objective].setting
+        origin = f"its {setting.replace('_', ' ')} chosen on held-out known classes"
     return [
         "Unlabeled images are taken to be of novel classes only (ncd)."
         if config.mode == "ncd"
@@ -328,20 +313,20 @@ def _protocol(outcome: Outcome) -> list[str]:
         else f"The encoder is trained without labels first; labels then train {layers}.",
         f"Trained on {len(task.labeled)} labeled and {len(task.unlabeled)} unlabeled images. "
         f"Held out: {len(outcome.dataset.parts.test_rows)}.",
-        f"The last epoch counts. The objective, {chosen}, {origin}; nothing was chosen by "
+        f"The last epoch counts. The objective is {chosen}, {origin}; nothing was chosen by "
         "the labels of novel classes.",
-        _strangers(outcome),
+        _outliers(outcome),
     ]
 
 
-def _strangers(outcome: Outcome) -> str:
-    """Say how many images are flagged as unlike, and how often that is so of held-out ones."""
-    flags, held_out = outcome.assignments.flag, outcome.unlike
+def _outliers(outcome: Outcome) -> str:
+    """Say how many images are flagged as outliers, and how often that is so of held-out ones."""
+    flags, held_out = outcome.assignments.flag, outcome.outliers
     measured = "" if held_out is None else f" Of held-out images, {held_out} are."
     return (
-        f"{flags.count('unlike')} of {len(flags)} unlabeled images are flagged as unlike: less "
-        "similar to the mean of every class than 99 % of the images learned from. They may be of "
-        f"none of the classes.{measured}"
+        f"{flags.count('outlier')} of {len(flags)} unlabeled images are flagged as outliers: "
+        "farther from the images learned from than 99 % of these from one another. They may be "
+        f"of none of the classes.{measured}"
     )
 
 

@@ -1,9 +1,7 @@
-"""One training stage of a discovery: its recipe, its heads, the processes it runs in."""
+"""One training stage of a discovery: its recipe, its heads, its batches."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final, NamedTuple
 
@@ -12,24 +10,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.classifier.classifier import heads_of
+from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
-from nearkin.discovery.classifier import heads_of, kmeans_clustering, top_features
-from nearkin.discovery.data import DiscoveryTask, open_discovery_data
-from nearkin.discovery.features import DiscoveryEncoder, FinetunedEncoder
-from nearkin.distributed import (
-    broadcast_bytes,
-    choose_device,
-    next_worker,
-    num_processes,
-    training_group,
-    worker_group,
-)
-from nearkin.encoders.encoder import Encoder, rescaled
-from nearkin.encoders.inference import encode
-from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.discovery.clusterings import kmeans_clustering
+from nearkin.discovery.features import DiscoveryEncoder, top_features
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.errors import DataError
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -40,14 +28,10 @@ from nearkin.run.options import method_options
 from nearkin.run.reporter import Logger
 from nearkin.schema import Value
 from nearkin.training.fit import Lead, fit, optimizer_for, training_steps
-from nearkin.training.health import health
-from nearkin.training.session import check_same_images
-from nearkin.training.session import run_worker as run_training_worker
-from nearkin.training.start import named_backbone
+from nearkin.training.health import feature_health
 from nearkin.types import UNKNOWN
 
 MIN_EPOCHS, MAX_EPOCHS = 10, 200
-HEALTH_IMAGES: Final = 1000  # Images whose features tell whether a stage is healthy
 
 
 @dataclass(frozen=True)
@@ -163,16 +147,12 @@ class Stage:
     config: TrainConfig
     method: Method[Any]
     feed: BatchLoader
-    task: DiscoveryTask
-    sampler: TwoStreamBatchSampler
 
-    def run(self, folder: RunFolder, log: Logger, workers: AbstractContextManager[None]) -> None:
-        """Train from the newest checkpoint of the folder to the last step, within `workers`."""
-        # Before the workers join, while batches are whole: each takes its part of them after.
+    def run(self, folder: RunFolder, log: Logger) -> None:
+        """Train from the newest checkpoint of the folder to the last step."""
         evaluate, terms = feature_health(self.feed), RECIPES[self.config.method].terms
         folder.path.mkdir(parents=True, exist_ok=True)
-        with workers:
-            fit(self.config, self.method, self.feed, Lead(folder, log, evaluate, terms))
+        fit(self.config, self.method, self.feed, Lead(folder, log, evaluate, terms))
 
     def try_out(self, share: float = 1.0) -> None:
         """Train for a share of the steps without writing anything."""
@@ -184,13 +164,6 @@ class Stage:
             pass
 
 
-def feature_health(feed: BatchLoader) -> Callable[[Method[Any]], dict[str, float]]:
-    """Return what measures whether a method's features of some images still differ."""
-    steps = min(feed.sampler.steps_per_epoch, ceil(HEALTH_IMAGES / feed.sampler.batch_size))
-    views = torch.cat([batch.views[0] for batch in feed.load(0, steps)])
-    return lambda method: health(encode(method.backbone, [views]))
-
-
 def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfig) -> Stage:
     """Return the stage of the known classes alone (AutoNovel's second stage)."""
     rows = task.labeled
@@ -200,7 +173,7 @@ def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfi
         np.zeros(0, np.int64), rows, min(int(base.batch_size), len(rows)), base.seed
     )
     config = _stage_config(replace(base, lr_milestones=()), "supervised", sampler, {})
-    return build_stage(encoder, task, sampler, config)
+    return _build_stage(encoder, task, sampler, config)
 
 
 def class_stage(
@@ -229,7 +202,7 @@ def class_stage(
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
-    stage = build_stage(encoder, task, sampler, _stage_config(base, method, sampler, resolved))
+    stage = _build_stage(encoder, task, sampler, _stage_config(base, method, sampler, resolved))
     stage.method.backbone.load_state_dict(init.known.backbone.state_dict())
     heads = heads_of(stage.method)
     if isinstance(heads, Heads):  # SimGCD has one head for all classes
@@ -261,7 +234,7 @@ def _stage_config(
     )
 
 
-def build_stage(
+def _build_stage(
     encoder: DiscoveryEncoder,
     task: DiscoveryTask,
     sampler: TwoStreamBatchSampler,
@@ -274,67 +247,4 @@ def build_stage(
         method: Method[Any] = kind(backbone, num_known_classes=task.num_known, **config.options)
     feed = encoder.feed(sampler, kind, task.label)
     method = method.to(encoder.device).to(memory_format=torch.channels_last)
-    return Stage(config, method, feed, task, sampler)
-
-
-# The first process leads a discovery. The others only take part in the trainings of whole
-# networks: counting classes, k-means and scoring are the first one's, and so is training on top
-# of a frozen encoder, where a step takes less time than sending its gradients would.
-
-
-def run_worker(data: Any) -> None:
-    """Run every process but the first: join one training after another until none is left."""
-    with worker_group(1, run_worker):
-        while training := next_worker(run_training_worker, run_worker_stage):
-            training(data)
-
-
-@contextmanager
-def shared_with_workers(
-    stage: Stage,
-    config: DiscoverConfig,
-    view: Preprocessing,
-    bad_rows: Iterable[int],
-    fingerprint: str,
-) -> Iterator[None]:
-    """Have the workers train `stage` too within a `with` block, where its network is finetuned.
-
-    Workers rebuild the stage from what is broadcast here: `view` is the preprocessing of the
-    encoder, and `bad_rows` are those of unreadable images, which only the first process has
-    noticed; `fingerprint` is that of all others. Their share does not change the result, so a
-    stage whose batch cannot be divided evenly is trained by the first process alone.
-    """
-    task, sampler = stage.task, stage.sampler
-    if config.train_layers == "top" or sampler.batch_size % num_processes(config.devices):
-        yield
-        return
-    rows = (each.tolist() for each in (task.label, task.rows, sampler.labeled, sampler.unlabeled))
-    classes = task.num_known, task.num_novel
-    settings = asdict(config), asdict(stage.config), view.to_dict()
-    message = *settings, list(bad_rows), fingerprint, classes, *rows
-    with training_group(config.devices, run_worker_stage):
-        broadcast_bytes(json.dumps(message).encode())
-        yield
-
-
-def run_worker_stage(data: Any) -> None:
-    """Take the steps of one stage, with this worker's part of each batch."""
-    with training_group(1, run_worker_stage):
-        message = json.loads(broadcast_bytes(b""))
-        discovery, stage_config, view, bad_rows, fingerprint, classes, *rows = message
-        preprocessing = Preprocessing.from_dict(view)
-        config, base = DiscoverConfig(**discovery), TrainConfig(**stage_config)
-        label, learned, labeled, unlabeled = (np.array(each, np.int64) for each in rows)
-        # Labels come with the task; those of an earlier discovery may have changed since.
-        dataset = open_discovery_data(data, replace(config, accept="", truth=""))
-        images = dataset.without(set(bad_rows)).images
-        check_same_images(images, fingerprint)
-        task = DiscoveryTask(label, learned, *classes)
-        sampler = TwoStreamBatchSampler(labeled, unlabeled, int(base.batch_size), base.seed)
-        # Weights do not matter: the first process sends those of its method before the first step.
-        network = rescaled(named_backbone(base, None), preprocessing)
-        pretrained = Encoder(network, preprocessing, {})
-        device = choose_device(config.device)
-        encoder = FinetunedEncoder(pretrained, images, config, base, device)
-        stage = build_stage(encoder, task, sampler, base)
-        fit(stage.config, stage.method, stage.feed)
+    return Stage(config, method, feed)

@@ -1,7 +1,8 @@
-"""Leave classes out: hide known classes, search for them as if novel, and tune by the result.
+"""Hold known classes out, search for them as if novel: choose a weight, and calibrate, by that.
 
-Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2024,
-"A practical approach to novel class discovery in tabular data", make this the core of a method).
+Nothing is chosen by the labels that a result is scored on (DTC, Han et al. 2019, and GCD, Vaze et
+al. 2022, hold classes out to count novel ones; Troisemaine et al. 2024, "A practical approach to
+novel class discovery in tabular data", to tune a method).
 """
 
 import math
@@ -10,25 +11,27 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 
 from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.classifier.classifier import class_probability, frozen_copy, heads_of
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
-from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
-from nearkin.discovery.data import DiscoveryTask, Mode
-from nearkin.discovery.features import DiscoveryEncoder
+from nearkin.discovery.features import DiscoveryEncoder, top_features
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
+from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
 from nearkin.metrics.clusters import right
 from nearkin.schema import Auto, Value
 from nearkin.types import UNKNOWN
+
+ObjectiveName = Literal["uno", "ncl", "joint_ncl", "simgcd"]
 
 
 @dataclass(frozen=True)
@@ -39,19 +42,18 @@ class Objective:
     options: Mapping[str, Value] = field(default_factory=dict[str, Value])
     setting: str = ""  # None where it is empty
     values: tuple[float, ...] = ()
-    default: float = 0.0  # Where too few classes are known to hide some
+    default: float = 0.0  # Where too few classes are known to hold some out
 
 
 NCL: Final = Objective(("ncd",), {}, "pair_rate", (0.25, 0.5, 0.75), default=0.5)
 OBJECTIVES: Final[dict[str, Objective]] = {
-    # Less balance lost small classes wherever it was measured (docs/discovery.md, long tails).
-    "uno": Objective(("gcd", "ncd"), {}, "balance", (1.0,), default=1.0),
+    "simgcd": Objective(("gcd",), {}, "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
     "joint_ncl": replace(NCL, options={"joint_weight": 1.0}),
     "ncl": NCL,
-    "simgcd": Objective(("gcd",), {}, "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
+    "uno": Objective(("gcd", "ncd")),
 }
-TRIED: Final[dict[Mode, tuple[str, ...]]] = {"gcd": ("simgcd", "uno"), "ncd": ("joint_ncl", "uno")}
-"""The objectives that `auto` chooses among; the first one where no class can be hidden."""
+DEFAULT: Final[dict[Mode, ObjectiveName]] = {"gcd": "simgcd", "ncd": "joint_ncl"}
+"""The objective of `auto`: where trials chose it, they gained nothing (docs/discovery.md)."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
 MOST_HIDDEN: Final = 0.6  # Largest share of the known classes that a fold hides
@@ -88,27 +90,24 @@ class Candidate:
     def __str__(self) -> str:
         """As in files and in the log.
 
-        >>> str(Candidate("ncl", 0.5)), str(Candidate("uno", 1.0))
-        ('ncl-0.5', 'uno-1')
+        >>> str(Candidate("ncl", 0.5)), str(Candidate("uno"))
+        ('ncl-0.5', 'uno')
         """
         return self.objective if self.value is None else f"{self.objective}-{self.value:g}"
 
 
-def of_mode(mode: Mode) -> dict[str, Objective]:
-    """The objectives for a mode."""
-    return {name: each for name, each in OBJECTIVES.items() if mode in each.modes}
+def objective_of(config: DiscoverConfig) -> ObjectiveName:
+    """Return the objective that settings name, or that of their mode."""
+    return DEFAULT[config.mode] if config.objective == "auto" else config.objective
 
 
 def candidates(config: DiscoverConfig) -> list[Candidate]:
-    """Return what trials compare: one candidate, where everything was given."""
-    names = TRIED[config.mode] if config.objective == "auto" else (config.objective,)
-    compared = []
-    for name in names:
-        setting = OBJECTIVES[name].setting
-        value = getattr(config, setting) if setting else None
-        values = OBJECTIVES[name].values if value == "auto" else (value,)
-        compared += [Candidate(name, value) for value in values]
-    return compared
+    """Return what trials compare: one candidate, where there is no value to choose."""
+    name = objective_of(config)
+    setting = OBJECTIVES[name].setting
+    value = getattr(config, setting) if setting else None
+    values = OBJECTIVES[name].values if value == "auto" else (value,)
+    return [Candidate(name, value) for value in values]
 
 
 def usual(config: DiscoverConfig) -> Candidate:
@@ -131,10 +130,7 @@ class Trial:
     probability: Float[np.ndarray, "images classes"]
     """Of the unlabeled images that were learned from."""
     correct: Bool[np.ndarray, " images"]  # Whether the most probable class of these is right
-
-    def repeats(self, other: "Trial") -> bool:
-        """Whether another trial searches for the same classes by the same candidate."""
-        return (self.fold, self.candidate) == (other.fold, other.candidate)
+    rows: Int64[np.ndarray, " images"]  # Which these are
 
 
 def num_hidden(num_known: int, num_novel: int) -> int:
@@ -192,7 +188,7 @@ class Trials:
                     # trained on all of them has seen the labels of the hidden ones.
                     init = init or self._init(hiding.task)
                     self._try(hiding, init, candidate, path)
-                yield Trial(fold, candidate, *_read(path, hiding.task))
+                yield Trial(fold, candidate, *_read(path, hiding.task), hiding.task.unlabeled)
 
     def _hide(self, hidden: Int64[np.ndarray, " hidden"]) -> "_Hiding":
         """Hide some known classes; their numbers come last."""
@@ -224,19 +220,21 @@ class Trials:
         heads = frozen_copy(heads_of(stage.method))
         features = top_features(self.encoder, stage.method)
 
-        def predicted(rows: Int64[np.ndarray, " n"], disjoint: bool) -> np.ndarray:
+        def predicted(
+            rows: Int64[np.ndarray, " n"], impossible: Bool[np.ndarray, "1 classes"] | None
+        ) -> np.ndarray:
             some = features[torch.from_numpy(rows)]
             with torch.inference_mode():
-                return class_probability(heads, some, task.num_known, disjoint).numpy()
+                return class_probability(heads, some, impossible).numpy()
 
         disjoint, rows = self.mode == "ncd", task.unlabeled
-        probability = predicted(rows, disjoint)
+        probability = predicted(rows, task.only_novel if disjoint else None)
         y, x = truth[rows], probability.argmax(axis=1)
         matched = (novel_match if disjoint else joint_match)(y, x, task.num_known)
         correct = right(y, x, matched)
         accuracy = correct.mean()
         if len(hiding.scored):
-            classes = predicted(hiding.scored, disjoint=False).argmax(axis=1)
+            classes = predicted(hiding.scored, None).argmax(axis=1)
             accuracy = balanced_accuracy(truth[hiding.scored], classes, task.num_known)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp.npz")

@@ -10,10 +10,8 @@ from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.devices import threads_for as threads_for
 from nearkin.distributed.devices import to_device as to_device
 from nearkin.distributed.devices import to_host_async as to_host_async
-from nearkin.distributed.launch import next_worker as next_worker
 from nearkin.distributed.launch import process_group as process_group
 from nearkin.distributed.launch import training_group as training_group
-from nearkin.distributed.launch import worker_group as worker_group
 from nearkin.distributed.ranks import all_reduce_max as all_reduce_max
 from nearkin.distributed.ranks import broadcast_bytes as broadcast_bytes
 from nearkin.distributed.ranks import data_parallel as data_parallel

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -28,8 +28,6 @@ from torch.multiprocessing.spawn import (
 from nearkin.distributed.devices import cpu_affinity
 from nearkin.distributed.ranks import all_reduce_max, rank_info, slurm_env
 from nearkin.errors import TOGETHER, WorkerError
-
-Worker = TypeVar("Worker", bound=Callable[..., object])
 
 TIMEOUT: Final = timedelta(minutes=30)
 """A process that is waited for longer than this hangs: evaluations and checkpoints are shorter."""
@@ -83,8 +81,7 @@ def training_group(devices: int, worker: Callable[..., object], *args: Any) -> I
 def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Iterator[None]:
     """Keep workers for the length of a `with` block, for any number of `training_group`s.
 
-    In between, the main process is alone, and workers wait for their `next_worker`. For the
-    arguments and errors see `training_group`.
+    For the arguments and errors see `training_group`.
     """
     here = rank_info()
     if here is not None:
@@ -110,13 +107,6 @@ def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Ite
             for process in started.processes:
                 process.kill()
                 process.join()
-
-
-def next_worker(*workers: Worker) -> Worker | None:
-    """Return which of these functions the main process calls next; None when it is done."""
-    group = _group.get()
-    name = group.wait_for_call() if group else ""
-    return next((worker for worker in workers if _name(worker) == name), None)
 
 
 @dataclass

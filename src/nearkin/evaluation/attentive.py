@@ -3,11 +3,13 @@
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
+from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import encode_pixels, images_at_once
 from nearkin.encoders.projector import Projected
 from nearkin.errors import DataError, UsageError
@@ -48,7 +50,14 @@ def attentive_probe(
     few, test = train.subset(rows), test.subset(scored)
     if len(np.unique(few.labels)) < 2 or not len(scored):
         raise DataError("the attentive probe needs labeled images of two classes or more")
-    tokens = _tokens(network, views, views.train.subset(rows), views.on_progress)
+    tokens = tokens_of(
+        network,
+        views.encoder,
+        views.train.subset(rows),
+        device=views.device,
+        workers=views.workers,
+        on_progress=views.on_progress,
+    )
     probe, validated = train_attentive_probe(
         tokens.to(views.device), few.labels, seed=seed, groups=few.groups
     )
@@ -85,17 +94,20 @@ def _spread(rows: Int[np.ndarray, " n"], most: int) -> Int[np.ndarray, " chosen"
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64))]
 
 
-def _tokens(
+def tokens_of(
     network: TokenFeatures,
-    views: ImageViews,
+    encoder: Encoder,
     images: Images,
+    *,
+    device: torch.device,
+    workers: int,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Float[Tensor, "n tokens dim"]:
-    preprocessing = views.encoder.preprocessing
-    size = images_at_once(preprocessing.image_size, views.device)
-    crops = CenterCrops(images, preprocessing, batch_size=size, workers=views.workers)
+    """Compute the tokens of images, by `network` on the device, on the CPU."""
+    size = images_at_once(encoder.image_size, device)
+    crops = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
     pieces = tracked(crops, len(images), "tokens", on_progress)
-    flat = encode_pixels(network, pieces, views.device)
+    flat = encode_pixels(network, pieces, device)
     return flat.reshape(len(flat), network.num_tokens, network.dim)
 
 
@@ -104,7 +116,13 @@ def _predict(
 ) -> Int[np.ndarray, " n"]:
     predicted = []
     for piece in np.array_split(np.arange(len(images)), range(PIECE, len(images), PIECE)):
-        tokens = _tokens(network, views, images.subset(piece))
+        tokens = tokens_of(
+            network,
+            views.encoder,
+            images.subset(piece),
+            device=views.device,
+            workers=views.workers,
+        )
         predicted.append(probe.predict(tokens.to(views.device)))
         views.on_progress(int(piece[-1]) + 1, len(images), "tokens of test images")
     return np.concatenate(predicted)

@@ -4,7 +4,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.discovery.classifier import Classifier, apply_layer, class_probability
+from nearkin.classifier.classifier import Classifier, apply_layer, class_probability
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.heads import MultiHead
 
@@ -36,13 +36,11 @@ class Probabilities(nn.Module):
         heads = classifier.heads
         self.layer = classifier.layer
         self.heads = heads.best() if isinstance(heads, MultiHead) else heads
-        self.num_known = classifier.num_known
-        self.disjoint = classifier.disjoint
         self.temperature = classifier.calibration.temperature if classifier.calibration else 1.0
 
     @override
     def forward(self, features: Float[Tensor, "batch _"]) -> Float[Tensor, "batch classes"]:
         top = apply_layer(self.layer, features)
-        probability = class_probability(self.heads, top, self.num_known, self.disjoint)
+        probability = class_probability(self.heads, top)
         power = probability ** (1 / self.temperature)  # as `Calibration.apply`
         return (power / power.sum(dim=1, keepdim=True)).float()

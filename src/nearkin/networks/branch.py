@@ -22,6 +22,7 @@ from nearkin.networks.batch_norm import (
     normalize_by_chunk,
     normalize_in_groups,
 )
+from nearkin.networks.blocks import network_parts
 from nearkin.networks.drop_path import DropPath, chunk_seeds, drawing_chunk, views_of_batch
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -36,6 +37,7 @@ class Backbone(nn.Module):
     scale: Tensor | None
     shift: Tensor | None
     keeps_gradients: bool = True  # whether anything is kept for the gradients of its weights
+    fixed: tuple[str, ...] = ()  # parts of the body that are not trained; see `train_only`
 
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
@@ -55,6 +57,24 @@ class Backbone(nn.Module):
         device = next(self.body.parameters(), torch.zeros(())).device
         self.scale = scale.to(device)[:, None, None]
         self.shift = shift.to(device)[:, None, None]
+
+    def train_only(self, parts: Sequence[str]) -> None:
+        """Fix all parts of the body but these (see `network_parts`), and parameters in no part.
+
+        Batch norms of parts that are fixed keep the statistics of their pretraining.
+        """
+        every = [part.name for part in network_parts(self.body)]
+        self.fixed = tuple(name for name in every if name not in parts)
+        for name, parameter in self.body.named_parameters():
+            parameter.requires_grad_(name.startswith(tuple(f"{part}." for part in parts)))
+        self.train(self.training)
+
+    @override
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode)
+        for name in self.fixed:
+            self.body.get_submodule(name).eval()
+        return self
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:

@@ -226,7 +226,7 @@ def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Co
     kinds = np.where(labels == "", "no label", np.where(predicted == "", "learned from", "test"))
     yield by_name("Role", kinds, note="Which images were learned from, and which scored.")
     flags = np.array([row.get("flag", "") for row in rows])
-    yield by_name("Flag", flags, note="unlike: like no class; border: between two; core: sure.")
+    yield by_name("Flag", flags, note="outlier: like no class; border: between two; core: sure.")
 
 
 def display_name(row: Mapping[str, str]) -> str:

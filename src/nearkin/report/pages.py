@@ -140,6 +140,7 @@ def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Repo
 
 def store_report(folder: RunFolder, report: DiscoveryReport | ClassificationReport) -> None:
     """Store the content of a page whose thumbnails are made anew each time."""
+    folder.page.parent.mkdir(parents=True, exist_ok=True)
     replace_text(folder.page, msgspec.json.encode(report, enc_hook=str).decode())
 
 

@@ -86,9 +86,7 @@ class RunFolder:
 
         # Classes
         self.accepted = path / "accepted.csv"  # Labels that come from the discovery before
-        self.cached_features = stages / "cached-features.safetensors"  # Of images and of views
-        self.feature_parts = stages / "cached-features"  # The folder of these, until all are there
-        self.finetuned_features = stages / "finetuned-features"  # A folder, until all is done
+        self.kept_features = stages / "kept-features"  # Those that cannot be outside of the run
         self.number = stages / "number.json"  # The estimate of the number of classes
         self.classifier = path / "classifier.safetensors"  # Assigns classes to features
         self.classes = path / "classes"  # The folder of sheets, one per class

@@ -5,6 +5,7 @@ since healthy embeddings of some look like collapsed ones of others; docs/health
 they were measured.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from nearkin.config import TrainConfig
-from nearkin.data.batches import CenterCrops
+from nearkin.data.batches import BatchLoader, CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Split
 from nearkin.encoders.inference import encode, encode_pixels, images_at_once
@@ -182,6 +183,14 @@ class Monitor:
         size = images_at_once(self.view.image_size, self.device)
         pieces = tracked(pixels.split(size), len(pixels), "evaluation", self.on_progress)
         return encode_pixels(method.backbone, pieces, self.device)
+
+
+def feature_health(batches: BatchLoader) -> Evaluate:
+    """Return what measures whether a method's features of some images still differ."""
+    sampler = batches.sampler
+    steps = min(sampler.steps_per_epoch, math.ceil(QUERIES / sampler.batch_size))
+    views = torch.cat([batch.views[0] for batch in batches.load(0, steps)])
+    return lambda method: health(encode(method.backbone, [views]))
 
 
 def in_memory(

@@ -41,7 +41,7 @@ class ClassView:
     core: tuple[Tile, ...] = ()  # the most typical images, most typical first
     border: tuple[Tile, ...] = ()  # the images with the lowest scores, lowest first
     score: float | None = None  # mean over its images
-    stability: float | None = None  # Jaccard overlap with the matching class of other seeds
+    seed_agreement: float | None = None  # Jaccard overlap with the matching class of other seeds
     silhouette: float | None = None  # mean over its images
     nearest_known: str = ""  # the most similar known class
     merge: tuple[str, ...] = ()  # classes that may be the same
@@ -152,7 +152,7 @@ RELIABILITY: Final = (
 DEFINITIONS: Final = {
     "Images": "assigned to it, and their share of all that are assigned",
     "Score": "mean confidence of the classifier over its images",
-    "Stability": "overlap with the matching class of other seeds (Jaccard): 1 equal, 0 disjoint",
+    "Seed agreement": "overlap with the matching class of other seeds (Jaccard), from 0 to 1",
     "Silhouette": "separation from other classes: 1 well separated, 0 touching, below 0 mixed",
     "Nearest known class": "by cosine similarity of the class means",
     "Merge candidates": "compare the images before you merge them",
@@ -317,7 +317,7 @@ def _cards(classes: Sequence[ClassView], prefix: str, num_unlabeled: int) -> Mar
         cells = {
             "Images": f"{view.size:,} ({view.size / num_unlabeled:.0%})" if num_unlabeled else "0",
             "Score": decimal(view.score),
-            "Stability": decimal(view.stability),
+            "Seed agreement": decimal(view.seed_agreement),
             "Silhouette": decimal(view.silhouette),
             "Nearest known class": view.nearest_known if view.nearest_known != view.name else "",
             "Merge candidates": BLOCKS.links(view.merge, anchors),

@@ -4,19 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from nearkin.classification.data import LabeledData
-from nearkin.data.batches import CenterCrops, to_input
+from nearkin.classifier.reference import evenly
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import encode, images_at_once
+from nearkin.evaluation.attentive import tokens_of
 from nearkin.metrics.attentive import train_attentive_probe
 from nearkin.metrics.probe import LinearProbe, Validated, held_out_logits, train_probe
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
-from nearkin.pace import ProgressCallback, tracked
+from nearkin.pace import ProgressCallback
 
 MAX_NUMBERS: Final = 2**28  # In the tokens that an attentive probe is trained on: 1 GiB
 
@@ -98,11 +97,9 @@ def train_attentive(
     rows = evenly(data.train_labels, data.train_rows, most)
     images = data.images.subset(rows)
     network.to(device).to(memory_format=torch.channels_last)
-    size = images_at_once(encoder.image_size, device)
-    crops = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
-    pieces = tracked(crops, len(images), "tokens", on_progress)
-    flat = encode(network, (to_input(piece.to(device)) for piece in pieces))
-    tokens = flat.unflatten(1, (network.num_tokens, network.dim))
+    tokens = tokens_of(
+        network, encoder, images, device=device, workers=workers, on_progress=on_progress
+    )
     probe, validated = train_attentive_probe(
         tokens, data.train_labels[rows], seed=seed, groups=images.groups
     )
@@ -117,24 +114,3 @@ def train_attentive(
         f"{probe.pooling.attention.shape[1]} learned queries, and logistic regression, on "
         f"{len(rows)}{some} training images. {choice(validated, 'C', probe.strength)}",
     )
-
-
-def evenly(
-    labels: Int64[np.ndarray, " images"], rows: Int64[np.ndarray, " rows"], most: int
-) -> Int64[np.ndarray, " chosen"]:
-    """Return at most so many of these rows, as many of each class as possible, evenly spaced.
-
-    >>> evenly(np.array([0, 0, 0, 0, 1, -1]), np.arange(5), 3).tolist()
-    [0, 3, 4]
-    """
-    if len(rows) <= most:
-        return rows
-    classes, sizes = np.unique(labels[rows], return_counts=True)
-    chosen, left = [np.zeros(0, np.int64)], most
-    # Small classes first: what they cannot use is left to the others.
-    for done, position in enumerate(np.argsort(sizes, kind="stable")):
-        share = min(sizes[position], left // (len(sizes) - done))
-        own = rows[labels[rows] == classes[position]]
-        chosen.append(own[np.linspace(0, len(own) - 1, share).astype(np.int64)])
-        left -= share
-    return np.sort(np.concatenate(chosen))

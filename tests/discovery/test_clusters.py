@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from discoveries import build_predictions, softmax, unit
+from discoveries import build_predictions, learned, softmax, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.discovery import assignments as module
-from nearkin.discovery.assignments import (
+from nearkin.classifier.assignments import assign as assign_by
+from nearkin.classifier.assignments import typical
+from nearkin.discovery import clusters as module
+from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
-    assign,
     cluster_table,
     describe_clusters,
+    label_first,
     one_class,
-    typical,
 )
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
@@ -45,8 +46,12 @@ def blobs(sizes, *, apart=6.0, dim=8, seed=0, labeled=10):
     return by_direction(x, axes, label)
 
 
+def assign(predictions):
+    return assign_by(predictions, learned(predictions))
+
+
 def describe(predictions, others=()):
-    return describe_clusters(assign(predictions), others)
+    return describe_clusters(assign(predictions), learned(predictions), others)
 
 
 def silhouette(x, cluster):
@@ -78,7 +83,7 @@ def test_the_columns_are_what_they_say():
     others[0][::4] = 3
     means = [predictions.features[predictions.label == c].mean(axis=0) for c in range(KNOWN)]
     values = silhouette(x, assigned.cluster)
-    described = describe_clusters(assigned, others)
+    described = describe(predictions, others)
     assert [c.number for c in described] == sorted(set(assigned.cluster.tolist()))
     for cluster in described:
         own = np.flatnonzero(assigned.cluster == cluster.number)
@@ -90,7 +95,7 @@ def test_the_columns_are_what_they_say():
         to_all = (x[own] @ x[own].T).sum(axis=1)
         assert to_all[own == cluster.medoid] == pytest.approx(to_all.max())
         best = [max(jaccard(set(own.tolist()), m) for m in members(o)) for o in others]
-        assert cluster.stability == pytest.approx(sum(best) / 2)
+        assert cluster.seed_agreement == pytest.approx(sum(best) / 2)
         likeness = [unit(mean) @ x[own].mean(axis=0) for mean in means]
         assert cluster.nearest_known == predictions.classes[int(np.argmax(likeness))]
 
@@ -98,10 +103,10 @@ def test_the_columns_are_what_they_say():
 def test_classes_found_again_under_other_numbers_are_stable_and_halves_half_so():
     predictions = blobs([0, 0, 20, 30, 9])
     cluster = assign(predictions).cluster
-    assert [c.stability for c in describe(predictions, [7 - cluster, cluster])] == [1, 1, 1]
-    assert [c.stability for c in describe(predictions)] == [None, None, None]
+    assert [c.seed_agreement for c in describe(predictions, [7 - cluster, cluster])] == [1, 1, 1]
+    assert [c.seed_agreement for c in describe(predictions)] == [None, None, None]
     halved = np.where(np.arange(len(cluster)) < 10, 7, cluster)  # half of the first class
-    assert [c.stability for c in describe(predictions, [halved])] == [0.5, 1, 1]
+    assert [c.seed_agreement for c in describe(predictions, [halved])] == [0.5, 1, 1]
 
 
 def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
@@ -122,7 +127,7 @@ def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
 def test_the_most_typical_come_first_and_the_medoid_before_all():
     predictions = blobs([0, 0, 20, 30, 9], apart=2.0)
     assigned = assign(predictions)
-    for cluster in describe_clusters(assigned):
+    for cluster in describe(predictions):
         order = typical(assigned, cluster.number)
         assert order[0] == cluster.medoid
         assert sorted(order) == np.flatnonzero(assigned.cluster == cluster.number).tolist()
@@ -146,13 +151,13 @@ def test_classes_of_no_one_or_two_images_are_described():
 def test_a_dead_class_has_empty_cells(tmp_path):
     predictions = blobs([0, 0, 20, 0, 9])
     assigned = assign(predictions)
-    described = describe_clusters(assigned, [assigned.cluster])
+    described = describe(predictions, [assigned.cluster])
     write_csv(tmp_path / "clusters.csv", CLUSTER_COLUMNS, cluster_table(described, assigned))
     first, dead, _ = read_csv(tmp_path / "clusters.csv")
     filled = {name: cell for name, cell in dead.items() if cell}
     assert filled == {"cluster": "new-2", "kind": "novel", "size": "0"}
     assert first["cluster"] == "new-1"
-    assert (first["name"], first["size"], first["stability"]) == ("", "20", "1.0")
+    assert (first["name"], first["size"], first["seed_agreement"]) == ("", "20", "1.0")
     assert first["medoid"] == assigned.paths[described[0].medoid]
     assert float(first["silhouette"]) == round(described[0].silhouette, 4)
 
@@ -162,7 +167,7 @@ def test_without_labels_no_known_class_is_near_and_without_others_all_novel_ones
     described = describe(by_direction(x, np.eye(4), [UNKNOWN] * 30, num_known=0))
     assert [c.nearest_known for c in described] == [""] * 4
     described = describe(predict(np.eye(4), np.eye(4), [0, 1, 0, 1]), [np.empty(0, dtype=int)])
-    assert [(c.size, c.stability) for c in described] == [(0, None), (0, None)]
+    assert [(c.size, c.seed_agreement) for c in described] == [(0, None), (0, None)]
 
 
 def halved(seed, *, dim=16, n=120, parts=((1, 0), (-1, 0))):
@@ -262,3 +267,31 @@ def test_two_heaps_are_one_class_only_if_they_are_near(seed, sizes):
     assert not one_class(a + 2.1, b - 2.1)
     assert one_class(a, a)
     assert one_class(b - 1, a + 1)  # even on the wrong sides
+
+
+def plain(features, probability, label, num_known):
+    return build_predictions(unit(features), probability, label, num_known)
+
+
+def test_the_least_certain_image_of_each_class_is_to_be_labeled_first():
+    """Known classes take turns, and an image that is not learned from has none."""
+    certain = np.array([0.9, 0.6, 0.5, 0.7, 0.8, 0.55])  # the margins: .8, .2, 0, .4, .6, .1
+    probability = np.stack([certain, 1 - certain], axis=1)
+    probability[3:5] = probability[3:5, ::-1]  # of the other class
+    features = np.random.default_rng(0).normal(size=(6, 3))
+    assignments = assign(plain(features, probability, np.full(6, UNKNOWN), num_known=2))
+    learned = np.array([0, 1, 3, 4, 5])
+    assert label_first(assignments, learned).tolist() == [5, 3, 1, 4, 0]
+
+
+def test_a_typical_image_of_each_novel_class_is_to_be_labeled_before():
+    """It is no image that is held out, though one is more typical, and an empty class has none."""
+    angle = np.radians([10, 4, 5, 92, 80, 90])
+    features = np.stack([np.cos(angle), np.sin(angle), np.zeros(6)], axis=1)
+    margins = np.array([0.2, 0.8, 0.4, 0.1, 0.6, 0.3])
+    probability = np.zeros((6, 4))
+    for row, (number, margin) in enumerate(zip([1, 1, 1, 2, 2, 2], margins, strict=True)):
+        probability[row, [number, 0]] = (1 + margin) / 2, (1 - margin) / 2
+    assignments = assign(plain(features, probability, np.full(6, UNKNOWN), num_known=1))
+    learned = np.array([0, 1, 3, 4, 5])  # not 2, the medoid of its class
+    assert label_first(assignments, learned).tolist() == [1, 5, 3, 0, 4]

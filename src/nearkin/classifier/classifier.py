@@ -1,0 +1,326 @@
+"""From features to classes: the classifier as a file, and what it predicts."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor, nn
+
+from nearkin.classifier.calibration import Calibration
+from nearkin.classifier.features import CachedFeatures, ViewSettings
+from nearkin.classifier.reference import Reference
+from nearkin.config import DiscoverConfig
+from nearkin.data.augmentations import AUGMENTATIONS, views_of
+from nearkin.encoders.encoder import Encoder, read_tensors, separate_weights
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.files import usable, write_whole
+from nearkin.method import Method
+from nearkin.networks.branch import Backbone
+from nearkin.networks.heads import CosineHead, Heads, MultiHead, trainable_layer
+from nearkin.networks.tokens import AttentivePooling
+from nearkin.objectives import unit
+from nearkin.version import check_format
+
+FORMATS: Final = ("3",)
+"""Formats that are read; the last is written."""
+
+Kind = Literal["discovery", "classification"]
+
+
+AGAIN: Final[Mapping[Kind, str]] = {
+    "discovery": "discover again",
+    "classification": "classify again",
+}
+"""What to do if a classifier is of no use, by its kind."""
+
+
+def heads_of(method: Method[Any]) -> nn.Module:
+    """Return the module that gives a method's logits of all classes."""
+    heads: nn.Module = method.get_submodule("heads")
+    return heads
+
+
+def frozen_copy(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU in evaluation mode."""
+    return copy.deepcopy(module).cpu().eval()
+
+
+def apply_layer(layer: nn.Module, features: Float[Tensor, "n features"]) -> Float[Tensor, "n dim"]:
+    """Apply a layer to features, which it takes as images of one pixel."""
+    output: Tensor = layer(features[..., None, None])
+    return output.flatten(1)
+
+
+def class_probability(
+    heads: nn.Module,
+    features: Float[Tensor, "n f"],
+    impossible: Bool[np.ndarray, "#n _"] | None = None,
+) -> Float[Tensor, "n classes"]:
+    """Return probabilities of all classes; 0 of those that are `impossible` for an image."""
+    # In float32, one of two confident classes would have probability 0.
+    logits: Tensor = heads(features).double()
+    if impossible is not None:
+        excluded = torch.from_numpy(impossible).to(logits.device)
+        logits = logits.masked_fill(excluded, -torch.inf)
+    return logits.softmax(dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One row per image. The known classes come first, in their order, then the novel ones."""
+
+    paths: tuple[str, ...]  # The images' names
+    probability: Float[np.ndarray, "images classes"]
+    """Softmax of the classifier; rows sum to 1. A class that an image cannot have has 0."""
+    by_view: Int[np.ndarray, "views images"]
+    """The most probable class in each of several augmented views."""
+    features: Float[np.ndarray, "images dim"]  # Unit vectors that the heads take
+    label: Int[np.ndarray, " images"]  # Known classes, `UNKNOWN` for images without a label
+    classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
+    num_known: int
+    distance: Float[np.ndarray, " images"] | None = None
+    """To the images that were learned from, see `Reference`; None without a reference."""
+    max_distance: float = np.inf  # Images that are farther away are outliers
+
+    @property
+    def cluster(self) -> Int[np.ndarray, " images"]:
+        """The most probable class of each image."""
+        return np.asarray(self.probability.argmax(axis=1))
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """From an encoder's features to classes, of a discovery or of a classification."""
+
+    layer: nn.Module  # On top of the encoder; the identity where the encoder itself is finetuned
+    heads: nn.Module  # From the layer's features to logits of all classes, the known ones first
+    classes: tuple[str, ...]
+    num_known: int
+    calibration: Calibration | None
+    drawn: ViewSettings  # The views of new images
+    kind: Kind = "discovery"
+    pooling: AttentivePooling | None = None
+    """What pools the encoder's tokens, where the classifier does not take its features."""
+    reference: Reference | None = None
+    """The images that it learned from; None before they are classified."""
+    digest: str = ""  # Of the encoder that it was trained with; "" where the file does not say
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the features it takes."""
+        first = next(chain(self.layer.parameters(), self.heads.parameters()))
+        return first.shape[1]
+
+    def encoder(self, encoder: Encoder) -> Encoder:
+        """Return the encoder of the features it takes, or refuse one that does not fit."""
+        self._check_origin(encoder)
+        fitting = encoder
+        if self.pooling is not None:
+            tokens = encoder.tokens
+            if tokens.dim == len(self.pooling.mean):
+                pooled = Backbone(nn.Sequential(tokens, self.pooling), self.dim)
+                fitting = Encoder(pooled, encoder.preprocessing, encoder.details)
+        if fitting.num_features != self.dim:
+            raise CheckpointError(
+                f"classifier.safetensors is of another encoder: it takes {self.dim} features, "
+                f"and this one gives {fitting.num_features}; {AGAIN[self.kind]}"
+            )
+        return fitting
+
+    @property
+    def top_reference(self) -> Reference:
+        """The images that it learned from, with the unit features that the heads take."""
+        assert self.reference is not None
+        with torch.inference_mode():
+            return replace(
+                self.reference, features=unit(apply_layer(self.layer, self.reference.features))
+            )
+
+    def _check_origin(self, encoder: Encoder) -> None:
+        if self.digest not in ("", encoder.digest):
+            raise CheckpointError(
+                "classifier.safetensors is of another encoder: the weights, the architecture or "
+                "the preprocessing of this one differ from what it was trained with; bring that "
+                f"encoder back, or {AGAIN[self.kind]}"
+            )
+
+    def predict(
+        self,
+        cached: CachedFeatures,
+        paths: tuple[str, ...],
+        label: Int64[np.ndarray, " images"],
+        *,
+        only_novel: Bool[np.ndarray, " images"] | None = None,
+    ) -> Predictions:
+        """Classify images by an encoder's features of them and of their views.
+
+        Args:
+            cached: Their features.
+            paths: Their names.
+            label: Their known classes, `UNKNOWN` for images without a label.
+            only_novel: Images that are known to be of no known class, as those without a label
+                in the data of a discovery in mode ncd are. None: no image is.
+        """
+        known = np.arange(len(self.classes)) < self.num_known
+        impossible = None if only_novel is None else only_novel[:, None] & known
+
+        def probability(features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
+            return class_probability(self.heads, apply_layer(self.layer, features), impossible)
+
+        reference = self.reference
+        with torch.inference_mode():
+            by_view = [probability(view).argmax(dim=1).numpy() for view in cached.views]
+            return Predictions(
+                paths=paths,
+                probability=probability(cached.center).numpy(),
+                by_view=np.array(by_view, np.int64).reshape(len(by_view), len(cached.center)),
+                features=unit(apply_layer(self.layer, cached.center)).numpy(),
+                label=label,
+                classes=self.classes,
+                num_known=self.num_known,
+                distance=None if reference is None else reference.distance(cached.center),
+                max_distance=np.inf if reference is None else reference.max_distance,
+            )
+
+    def write(self, path: Path) -> None:
+        """Write the classifier as safetensors, atomically."""
+        from safetensors.torch import save
+
+        modules = nn.ModuleDict({"layer": self.layer, "heads": self.heads})
+        if self.pooling is not None:
+            modules["pooling"] = self.pooling
+        tensors = separate_weights(modules)
+        assert self.reference is not None
+        tensors["reference.features"] = self.reference.features
+        for name in ("cluster", "labeled", "sizes"):
+            tensors[f"reference.{name}"] = torch.from_numpy(getattr(self.reference, name))
+        metadata = {
+            "format": FORMATS[-1],
+            "kind": self.kind,
+            "outliers": {"k": self.reference.k, "max_distance": self.reference.max_distance},
+            "classes": self.classes,
+            "num_known": self.num_known,
+            "temperature": getattr(self.heads, "temperature", None),
+            "calibration": None if self.calibration is None else asdict(self.calibration),
+            "details": asdict(self.drawn),
+            "encoder": self.digest,
+        }
+        write_whole(path, save(tensors, metadata={"nearkin": json.dumps(metadata)}))
+
+
+def read_classifier(path: Path) -> Classifier:
+    """Return what `Classifier.write` wrote, if its parts fit together."""
+    if not path.exists():
+        made_by = "`nearkin discover` and `nearkin classify` make it when they are done"
+        raise UsageError(f"{path} does not exist; {made_by}")
+    with usable(path, "make it again"):
+        metadata, tensors = read_tensors(path, "nearkin")
+        check_format(metadata["format"], FORMATS)
+        reference = _reference(tensors, metadata["outliers"])
+        heads, layer = _heads(tensors, metadata["temperature"]), _layer(tensors)
+        modules, pooling = nn.ModuleDict({"layer": layer, "heads": heads}), _pooling(tensors)
+        if pooling is not None:
+            modules["pooling"] = pooling
+        modules.eval().requires_grad_(False).load_state_dict(tensors)
+        classifier = Classifier(
+            layer,
+            heads,
+            tuple(metadata["classes"]),
+            metadata["num_known"],
+            Calibration(**metadata["calibration"]) if metadata["calibration"] else None,
+            ViewSettings(**metadata["details"]),
+            metadata["kind"],
+            pooling,
+            reference,
+            str(metadata["encoder"]),
+        )
+        _check(classifier)
+    return classifier
+
+
+def _check(classifier: Classifier) -> None:
+    """Raise an error of any kind if the parts do not fit together."""
+    output = classifier.heads(apply_layer(classifier.layer, torch.zeros(1, classifier.dim)))
+    rows, names = output.shape[1], classifier.classes
+    if len(names) != rows or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{rows} classes are not called {names}")
+    if classifier.num_known not in range(rows + 1):
+        raise ValueError(f"{classifier.num_known} of {rows} classes are not known ones")
+    for part in (classifier.heads, classifier.calibration):
+        if not 0 < getattr(part, "temperature", 1) < torch.inf:
+            raise ValueError("a temperature is not above 0")
+    _check_kind(classifier, rows)
+
+
+def _check_kind(classifier: Classifier, rows: int) -> None:
+    """Raise an error of any kind if the parts are not those of the kind of the classifier."""
+    if classifier.kind not in AGAIN:
+        raise ValueError(f"it is of the kind {classifier.kind!r}")
+    augment = classifier.drawn.augment
+    if isinstance(augment, str) and augment not in AUGMENTATIONS:  # but a file, or code
+        raise ValueError(f"{augment!r} is no augmentation of nearkin's")
+    if classifier.kind == "discovery":
+        views_of(DiscoverConfig(**asdict(classifier.drawn)).augment, ("strong",))
+    elif classifier.drawn.num_views or classifier.num_known != rows:
+        raise ValueError("a classification has no views, and no novel classes")
+    if classifier.reference is not None:
+        classifier.reference.check(rows, classifier.dim)
+
+
+def _reference(tensors: dict[str, Tensor], outliers: Mapping[str, Any]) -> Reference:
+    """Take the images that were learned from out of the tensors of a file."""
+    features = tensors.pop("reference.features").float()
+    own: dict[str, Any] = {
+        name: tensors.pop(f"reference.{name}").numpy() for name in ("cluster", "labeled", "sizes")
+    }
+    return Reference(features, **own, **outliers)
+
+
+def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
+    if "heads.losses" in tensors:
+        return _multi_head(tensors, temperature or 0.0)
+    if temperature is not None:
+        classes, features = tensors["heads.weight"].shape
+        return CosineHead(features, classes, temperature)
+    if "heads.weight" in tensors:
+        rows, features = tensors["heads.weight"].shape
+        return nn.Linear(features, rows)
+    known, novel = (tensors[f"heads.{part}.weight"] for part in ("known", "novel"))
+    return Heads(novel.shape[1], len(known), len(novel))
+
+
+def _multi_head(tensors: dict[str, Tensor], temperature: float) -> MultiHead:
+    known, features = tensors["heads.known.weight"].shape
+    hidden = len(tensors["heads.novel.0.projector.0.weight"])
+    novel, dim = tensors["heads.novel.0.prototypes.weight"].shape
+    heads = len(tensors["heads.losses"])
+    return MultiHead(features, hidden, dim, known, novel, heads, temperature)
+
+
+def _layer(tensors: dict[str, Tensor]) -> nn.Module:
+    weight = tensors.get("layer.body.1.weight")
+    return nn.Identity() if weight is None else trainable_layer(weight.shape[1], weight.shape[0])
+
+
+def _pooling(tensors: dict[str, Tensor]) -> AttentivePooling | None:
+    parts = [tensors.get(f"pooling.{name}") for name in ("mean", "std", "attention")]
+    if any(part is None for part in parts):
+        return None
+    return AttentivePooling(*(torch.zeros_like(part) for part in parts if part is not None))
+
+
+def all_class_names(known: tuple[str, ...], num_novel: int) -> tuple[str, ...]:
+    """Return the known names, then new-1, new-2, ... as far as these are free.
+
+    >>> all_class_names(("cat", "new-1"), 2)
+    ('cat', 'new-1', 'new-2', 'new-3')
+    """
+    free = (f"new-{n}" for n in range(1, num_novel + len(known) + 1))
+    return (*known, *[name for name in free if name not in known][:num_novel])

@@ -1,0 +1,154 @@
+"""Features that outlive their run, in the user's cache folder: a second question costs seconds.
+
+What is kept depends on the encoder (architecture, weights, preprocessing), on the images
+(contents, sizes and times of the files), on the views, and on the programs that decode and
+compute. Features of anything else have another folder, so that none is ever taken for another's.
+Several processes may write the same: files are whole or not there.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import PIL
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nearkin.data.augmentations import Augment
+from nearkin.data.images import PREFIX, Images
+from nearkin.encoders.encoder import Encoder, read_tensors
+from nearkin.errors import CheckpointError
+from nearkin.extensions import is_reference, names_code
+from nearkin.files import usable, whole
+from nearkin.places import cache_folder
+
+VERSION: Final = 1  # Of how features are computed; another version has other names
+LIMIT: Final = 20 * 2**30  # Bytes of all kept features, but for those of the run at work
+Pass = int | None
+"""A pass over the images: as they are (None), or the view of an epoch."""
+
+
+@dataclass(eq=False)
+class KeptFeatures:
+    """The folder of some features; None where they are kept nowhere."""
+
+    folder: Path | None
+    problem: str = ""  # Why they could not be written
+
+    @classmethod
+    def of(
+        cls,
+        encoder: Encoder,
+        images: Images,
+        passes: Sequence[Pass],
+        augment: Augment,
+        seed: int,
+        device: torch.device,
+        aside: Path | None,
+    ) -> "KeptFeatures":
+        """Return the folder for these features, by all that they depend on.
+
+        It is in the user's cache folder or, of features that may change unseen and where that
+        cannot be written, in `aside`, which is of one run alone.
+        """
+        with_views = tuple(passes) != (None,)
+        views = [augment, seed, len(passes)] if with_views else []
+        channels = encoder.preprocessing.applied(images).channels
+        whole = hashlib.sha256()
+        for column in (images.contents, images.num_bytes, images.modified):
+            whole.update(column.tobytes())
+        described = [
+            *(VERSION, encoder.digest, whole.hexdigest(), repr(channels), views, device.type),
+            *("float32", torch.__version__, PIL.__version__),
+        ]
+        key = hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:32]
+        may_change = _may_change(encoder, images, [augment] if with_views else [])
+        shared = _writable(cache_folder("features"))
+        folder = aside if may_change or shared is None else shared
+        problem = "" if shared else f"{cache_folder('features')} cannot be written"
+        return cls(folder / key) if folder else cls(None, problem)
+
+    def write(
+        self, path: Path | None, features: Float[Tensor, "_ _ _"], bad: dict[int, str]
+    ) -> None:
+        """Keep a part of them; where that fails, features cost time again, nothing else."""
+        if path is None or self.problem:
+            return
+        try:
+            write_part(path, features, bad)
+        except OSError as error:
+            self.problem = f"{self.folder} cannot be written ({error.strerror or error})"
+
+    def trim(self) -> None:
+        """Remove what has not been used for longest, until the rest fits into `LIMIT`."""
+        if self.folder is not None and self.folder.parent == cache_folder("features"):
+            with suppress(OSError):
+                os.utime(self.folder)
+            make_room(self.folder, LIMIT)
+
+
+def _writable(folder: Path) -> Path | None:
+    """Return a folder that files can be written to, made if it is not there; None otherwise."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
+
+
+def _may_change(encoder: Encoder, images: Images, augment: Sequence[Augment]) -> bool:
+    """Whether features may change unseen: by code of the user, or large images without a time."""
+    if names_code(str(encoder.details.get("backbone", ""))):
+        return True
+    if any(isinstance(each, str) and is_reference(each) for each in augment):
+        return True
+    return bool(((images.modified == 0) & (images.num_bytes > PREFIX)).any())
+
+
+def write_part(path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:
+    """Write features, and the rows of unreadable images, whole or not at all."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as partial:
+        save_file({"features": features.contiguous()}, partial, metadata={"bad": json.dumps(bad)})
+
+
+def read_part(
+    path: Path | None, shape: tuple[int, int], num_images: int
+) -> tuple[Float[Tensor, "_ _ _"], dict[int, str]] | None:
+    """Return what `write_part` wrote, of so many passes, features and images; None if it did not.
+
+    A damaged file counts as none: its features are computed again.
+    """
+    if path is None or not path.exists():
+        return None
+    with suppress(CheckpointError), usable(path, "remove it"):
+        metadata, tensors = read_tensors(path, "bad")
+        bad = {int(row): str(reason) for row, reason in metadata.items()}
+        features = tensors["features"]
+        if features.shape != (shape[0], num_images, shape[1]):
+            raise ValueError("it is of other images")
+        if features.dtype != torch.float32 or not bad.keys() <= set(range(num_images)):
+            raise ValueError("it is of something else")
+        return features, bad
+    return None
+
+
+def make_room(own: Path, limit: int) -> None:
+    """Remove the folders beside `own` that were used first, until all fit into a limit."""
+    used = list[tuple[float, int, Path]]()
+    with suppress(OSError):  # another process may make room as well
+        for folder in own.parent.iterdir():
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            used.append((folder.stat().st_mtime, size, folder))
+    excess = sum(size for _, size, _ in used) - limit
+    for _, size, folder in sorted(used):
+        if excess > 0 and folder != own:
+            shutil.rmtree(folder, ignore_errors=True)
+            excess -= size

@@ -1,0 +1,203 @@
+"""The images that a classifier learned from, by which it judges others: neighbors and outliers.
+
+What is said of an image depends on the image and on these alone, never on which others are asked
+about with it.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nearkin.errors import DataError
+from nearkin.metrics.neighbors import nearest
+from nearkin.metrics.selection import ROUNDING
+from nearkin.objectives import unit
+from nearkin.types import UNKNOWN
+
+BANK: Final = 20_000  # Images that are kept, at the most
+OUTLIERS: Final = 0.01  # Share of them that would be outliers themselves
+MIN_IMAGES: Final = 20  # From which 99 % of them say something
+K: Final = 10  # The neighbor whose distance counts; fewer where classes are smaller
+
+Bank = Float[Tensor, "bank dim"]
+Features = Float[Tensor, "n dim"]
+Clusters = Int[np.ndarray, " n"]
+Numbers = Float[np.ndarray, " n"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Images that were learned from; of many, some of each class."""
+
+    features: Float[Tensor, "bank dim"]  # By the encoder
+    cluster: Int[np.ndarray, " bank"]  # The label of each, or the class it was assigned to
+    labeled: Bool[np.ndarray, " bank"]
+    sizes: Int[np.ndarray, " classes"]  # Images without a label that the run put in each class
+    k: int
+    max_distance: float
+    """The cosine distance to the k-th nearest of the others that 99 % of these do not exceed."""
+
+    def distance(self, features: Features) -> Numbers:
+        """Return the cosine distance of each image to the k-th nearest of these.
+
+        Sun, Ming, Zhu, Li. Out-of-distribution detection with deep nearest neighbors. ICML 2022,
+        arXiv:2204.06507. NaN where there are no others.
+        """
+        return _distance(self.features, features, self.k)
+
+    def check(self, num_classes: int, dim: int) -> None:
+        """Raise an error of any kind if it is not of so many classes and features."""
+        size = len(self.features)
+        if self.features.shape != (size, dim) or self.sizes.shape != (num_classes,):
+            raise ValueError(f"its reference is of {self.features.shape[1]} features")
+        if self.cluster.shape != (size,) or self.labeled.shape != (size,):
+            raise ValueError("its reference has images without a class")
+        if not np.isin(self.cluster, np.arange(num_classes)).all() or not 1 <= self.k <= K:
+            raise ValueError(f"the classes of its reference are not among {num_classes}")
+        if not -0.01 <= self.max_distance <= 2.01:
+            raise ValueError(f"its largest distance is {self.max_distance}")
+
+
+def reference_of(
+    features: Features, cluster: Clusters, labeled: Bool[np.ndarray, " n"], num_classes: int
+) -> Reference:
+    """Return what tells how unlike these images another one is.
+
+    The distance is that to the tenth of the nearest images or, where the classes are smaller, to
+    the one that half of them have beside themselves. Of too few images, none is an outlier.
+
+    Args:
+        features: The encoder's, of the images that were learned from.
+        cluster: The class of each: its label, or the one that it was assigned to.
+        labeled: Whether it is a label.
+        num_classes: Number of all classes.
+    """
+    share = BANK // 2 if labeled.any() and not labeled.all() else BANK
+    kept = [evenly(cluster, np.flatnonzero(own), share) for own in (labeled, ~labeled)]
+    rows = np.sort(np.concatenate(kept))
+    bank = features[torch.from_numpy(rows)].contiguous()
+    counts = np.bincount(cluster[rows])
+    k = int(np.clip(np.median(counts[counts > 0]) - 1, 1, K))
+    distance = _distance(bank, bank, k)
+    enough = len(rows) >= MIN_IMAGES
+    largest = float(np.quantile(distance, 1 - OUTLIERS)) if enough else 2.0
+    sizes = np.bincount(cluster[~labeled], minlength=num_classes)
+    return Reference(bank, cluster[rows], labeled[rows], sizes, k, largest)
+
+
+def _distance(bank: Bank, features: Features, k: int) -> Numbers:
+    found = neighbors(bank, features, k)
+    if not found.similarity.shape[1]:
+        return np.full(len(features), np.nan)
+    return np.asarray(1 - found.similarity[:, -1])
+
+
+class Neighbors(NamedTuple):
+    """The nearest images of each image, most similar first, without itself."""
+
+    similarity: Float[np.ndarray, "n k"]  # Cosines
+    rows: Int[np.ndarray, "n k"]  # Their rows in the bank
+    own: Int[np.ndarray, " n"]  # The image's own row in the bank; -1 where it has none
+
+
+def neighbors(bank: Bank, features: Features, k: int) -> Neighbors:
+    """Return the k most similar images of a bank; fewer if it has no more than k.
+
+    An image of the bank is known by its features, so that it is judged by the others alike,
+    whether it is asked about by the run that learned from it or later.
+    """
+    if not len(features):
+        empty = np.zeros((0, k))
+        return Neighbors(empty, empty.astype(np.int64), np.zeros(0, np.int64))
+    similarity, index = (each.numpy() for each in nearest(bank, features, k + 1))
+    is_own = similarity[:, 0] >= 1 - ROUNDING
+    columns = np.arange(similarity.shape[1] - 1) + is_own[:, None]
+    own = np.where(is_own, index[:, 0], -1)
+    rows = np.arange(len(features))[:, None]
+    return Neighbors(similarity[rows, columns], index[rows, columns], own)
+
+
+def outlier_auroc(distance: Numbers, is_outlier: Bool[np.ndarray, " n"]) -> float:
+    """Return how often an outlier is farther away than another image; .5 is chance.
+
+    >>> outlier_auroc(np.array([0.1, 0.2, 0.3]), np.array([False, True, True]))
+    1.0
+    """
+    from sklearn.metrics import roc_auc_score
+
+    if is_outlier.all() or not is_outlier.any():
+        raise DataError("an AUROC needs outliers and other images")
+    return float(roc_auc_score(is_outlier, distance))
+
+
+def evenly(
+    labels: Int[np.ndarray, " images"], rows: Int[np.ndarray, " rows"], most: int
+) -> Int[np.ndarray, " chosen"]:
+    """Return at most so many of these rows, as many of each class as possible, evenly spaced.
+
+    >>> evenly(np.array([0, 0, 0, 0, 1, -1]), np.arange(5), 3).tolist()
+    [0, 3, 4]
+    """
+    if len(rows) <= most:
+        return rows
+    classes, sizes = np.unique(labels[rows], return_counts=True)
+    chosen, left = [np.zeros(0, np.int64)], most
+    # Small classes first: what they cannot use is left to the others.
+    for done, position in enumerate(np.argsort(sizes, kind="stable")):
+        share = min(sizes[position], left // (len(sizes) - done))
+        own = rows[labels[rows] == classes[position]]
+        chosen.append(own[np.linspace(0, len(own) - 1, share).astype(np.int64)])
+        left -= share
+    return np.sort(np.concatenate(chosen))
+
+
+def class_sums(
+    features: Features, cluster: Clusters, num_classes: int
+) -> Float[Tensor, "num_classes dim"]:
+    """Return the sum of the features of each class; zeros for a class without images."""
+    sums = features.new_zeros((num_classes, features.shape[1]))
+    return sums.index_add_(0, torch.from_numpy(cluster), features)
+
+
+class Means(NamedTuple):
+    """How similar images are to the means of classes, all vectors of length one."""
+
+    nearest_known: Clusters
+    """The known class whose labeled images have the most similar mean feature, or `UNKNOWN`."""
+    similarity: Numbers  # The cosine to that mean; NaN where no image has a label
+    own: Numbers  # The cosine to the mean of the others of the image's class; 0 without any
+
+
+def compare_with_means(
+    bank: Bank,
+    reference: Reference,
+    features: Features,
+    cluster: Clusters,
+    own: Int[np.ndarray, " n"],
+) -> Means:
+    """Compare images with the means of the classes of a reference.
+
+    Args:
+        bank: Unit features of the images of the reference, in the space to compare in.
+        reference: Their classes.
+        features: Unit features of the images, in the same space.
+        cluster: The class of each.
+        own: Its own row in the bank, which its mean leaves out: a mean with the image in it is
+            too similar, the more so the fewer there are. -1 where it has none.
+    """
+    count = len(reference.sizes)
+    sums = class_sums(bank, reference.cluster, count)[torch.from_numpy(cluster)]
+    is_own = (own >= 0) & (reference.cluster[own] == cluster)
+    others = unit(sums - torch.from_numpy(is_own[:, None]) * features)
+    of_own = (features * others).sum(dim=1).numpy()
+    labeled = reference.labeled
+    known = np.unique(reference.cluster[labeled])
+    if not len(known):
+        return Means(np.full(len(own), UNKNOWN), np.full(len(own), np.nan), of_own)
+    of_known = class_sums(bank[torch.from_numpy(labeled)], reference.cluster[labeled], count)
+    similarity, position = (features @ unit(of_known[torch.from_numpy(known)]).T).max(dim=1)
+    return Means(known[position.numpy()], similarity.numpy(), of_own)

@@ -1,0 +1,123 @@
+"""What the pages and files of a discovery and of a classification have in common."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Int
+
+from nearkin.classifier.assignments import COLUMNS, Assignments, typical
+from nearkin.classifier.calibration import Calibration
+from nearkin.config import ClassifyConfig, DiscoverConfig
+from nearkin.data.images import Images
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.vectors import write_embeddings
+from nearkin.report.page.sections import ClassificationReport, ClassView, DiscoveryReport, Tile
+from nearkin.report.pages import store_report, write_page
+from nearkin.run.copies import copy_to
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logger
+from nearkin.tables import write_csv
+
+WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
+CORE: Final = 24
+BORDER: Final = 12  # Images shown of each class
+
+Rows = Int[np.ndarray, " rows"]
+
+
+def shown_images(assignments: Assignments, number: int) -> dict[str, Rows]:
+    """Return the rows of the assignments that are shown of a class, by why they are."""
+    members = typical(assignments, number)
+    least_sure = members[np.argsort(assignments.margin[members], kind="stable")]
+    return {"core": members[:CORE], "border": least_sure[:BORDER]}
+
+
+def tiles(assignments: Assignments, rows: Rows, *, with_class: bool = False) -> tuple[Tile, ...]:
+    """Return what is shown of images; the page adds pixels."""
+    paths, names = assignments.paths, assignments.class_names
+    return tuple(
+        Tile(paths[row], "", float(assignments.score[row]), names[row] if with_class else "")
+        for row in rows.tolist()
+    )
+
+
+def class_views(assignments: Assignments) -> dict[int, ClassView]:
+    """Return what is shown of each class that has images; of many classes, images of the largest.
+
+    Classes are numbered as in the predictions.
+    """
+    sizes = np.bincount(assignments.cluster, minlength=len(assignments.classes))
+    largest = np.argsort(-sizes, kind="stable")[:WITH_IMAGES]
+    views = dict[int, ClassView]()
+    for number in np.flatnonzero(sizes).tolist():
+        groups = shown_images(assignments, number) if number in largest else {}
+        shown = {name: tiles(assignments, rows) for name, rows in groups.items()}
+        views[number] = ClassView(
+            name=assignments.classes[number],
+            size=int(sizes[number]),
+            medoid=next(iter(shown.get("core", ())), None),
+            core=shown.get("core", ()),
+            border=shown.get("border", ()),
+            score=fmean(assignments.score[assignments.cluster == number].tolist()),
+        )
+    return views
+
+
+def flag_counts(assignments: Assignments) -> dict[str, int]:
+    """Return how many images have each flag."""
+    flags = assignments.flag
+    return {flag: flags.count(flag) for flag in sorted(set(flags)) if flag}
+
+
+def score_meaning(calibration: Calibration | None, images: str) -> str:
+    """Say what a score means; `images` are those that calibrated it, where there were any."""
+    if calibration is None:
+        return f"A score is the classifier's largest output, not a probability: {images}."
+    if calibration.temperature == 1:
+        return (
+            "Scores are probabilities as the classifier gives them: no temperature predicts "
+            f"{calibration.num_images} {images} clearly better. There, the calibration error is "
+            f"{calibration.error_before:.1%}."
+        )
+    return (
+        f"Scores are calibrated probabilities: temperature {calibration.temperature:.2f}, fitted "
+        f"to {calibration.num_images} {images.rstrip(',')}. There, the calibration error is "
+        f"{calibration.error_after:.1%} ({calibration.error_before:.1%} before)."
+    )
+
+
+def write_results(
+    folder: RunFolder,
+    config: DiscoverConfig | ClassifyConfig,
+    images: Images,
+    assignments: Assignments,
+    embeddings: Embeddings,
+    report: DiscoveryReport | ClassificationReport,
+    summary: Mapping[str, Any],
+    *,
+    data: str,
+    encoder: str,
+    log: Logger,
+) -> None:
+    """Write what both kinds of runs leave, the summary last: it marks the run complete.
+
+    `encoder` is the digest of the encoder that the embeddings are of; empty where a layer is on
+    top of it.
+    """
+    write_csv(folder.assignments, COLUMNS, assignments.table())
+    if config.copy_to:
+        destination = Path(config.copy_to)
+        copied = copy_to(
+            destination, images, assignments.rows, assignments.class_names, data=[data]
+        )
+        log.info(f"copied {copied} images to {destination}")
+    write_embeddings(folder.embeddings, embeddings, encoder)
+    store_report(folder, report)
+    if config.report:
+        write_page(folder, images)
+    folder.write_summary(dict(summary))
+    if config.report:
+        log.info(f"report {folder.report.resolve()}")

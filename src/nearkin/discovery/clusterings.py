@@ -1,0 +1,67 @@
+"""Classes of all images by heads and by k-means, which heads start at and are compared with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from nearkin.classifier.classifier import class_probability, frozen_copy, heads_of
+from nearkin.discovery.features import DiscoveryEncoder, top_features
+from nearkin.discovery.task import DiscoveryTask, Mode
+from nearkin.method import Method
+from nearkin.metrics.kmeans import compact, constrained_kmeans
+from nearkin.types import UNKNOWN
+
+
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """The classes that one approach finds, for all images."""
+
+    joint: Int64[np.ndarray, " images"]  # Among all classes, known and novel
+    novel: Int64[np.ndarray, " images"]
+    """Among the novel classes, numbered as in `joint`; `joint` where there is no novel class."""
+
+    def of(self, mode: Mode) -> Int64[np.ndarray, " images"]:
+        """Return the classes that a mode puts unlabeled images in."""
+        return self.novel if mode == "ncd" else self.joint
+
+
+def head_clustering(
+    encoder: DiscoveryEncoder, method: Method[Any], task: DiscoveryTask
+) -> Clustering:
+    """Return the most probable classes by a method's heads."""
+    features, heads = top_features(encoder, method), frozen_copy(heads_of(method))
+    with torch.inference_mode():
+        joint, novel = (
+            class_probability(heads, features, impossible).argmax(dim=1).numpy()
+            for impossible in (None, task.only_novel if task.num_novel else None)
+        )
+    return Clustering(joint, novel)
+
+
+def kmeans_clustering(
+    features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int
+) -> Clustering:
+    """Cluster the images to learn from by k-means; others go to the nearest center.
+
+    `joint` clusters all of them, with labeled images fixed in their class; `novel` clusters the
+    unlabeled ones alone, if there are any novel classes.
+    """
+    from sklearn.metrics import pairwise_distances_argmin
+
+    x = compact(features).astype(np.float64)
+    joint = constrained_kmeans(
+        x[task.rows], task.label[task.rows], task.num_known + task.num_novel, seed=seed
+    )
+    nearest = pairwise_distances_argmin(x, joint.centers)
+    if not task.num_novel:
+        return Clustering(nearest, nearest)
+    no_labels = np.full(len(task.unlabeled), UNKNOWN)
+    novel = constrained_kmeans(x[task.unlabeled], no_labels, task.num_novel, seed=seed)
+    return Clustering(
+        nearest,
+        task.num_known + pairwise_distances_argmin(x, novel.centers),
+    )

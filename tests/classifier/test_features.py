@@ -1,0 +1,261 @@
+"""Features of images and of their views: functions of seed and image, kept for later runs."""
+
+import os
+import shutil
+from dataclasses import replace
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nearkin.classifier import kept as module
+from nearkin.classifier.features import UNTOUCHED, Extraction, ViewSettings
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import Encoder
+from nearkin.evaluation import embeddings
+from nearkin.networks.backbone import build_backbone
+
+CPU = torch.device("cpu")
+PART = 60
+"""Images in a file of features, of which there are usually more."""
+BAD = PART + 3
+"""An unreadable image of the second part."""
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    return Encoder(build_backbone("tiny", 8), 8, {})
+
+
+@pytest.fixture(scope="module")
+def images():
+    return open_images(np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Images of two parts, one of them broken."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for number, pixels in enumerate(rng.integers(0, 256, (PART + 40, 8, 8, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{number:05d}.png")
+    broken = folder / f"{BAD:05d}.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    return open_images(folder)
+
+
+def features(encoder, images, num_views, seed=0):
+    extraction = Extraction(encoder, images, ViewSettings("characters", num_views, seed), CPU, 0)
+    return extraction.compute().features
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of kept features, which is empty at first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "nearkin" / "features"
+
+
+class Log:
+    """Lines and progress of an extraction, which may stop it."""
+
+    def __init__(self, stop_after=None):
+        self.lines, self.computed, self.stop_after = [], [], stop_after
+
+    def info(self, line):
+        self.lines.append(line)
+
+    def progress(self, done, total, text):
+        self.computed.append((done, total, text.partition("  ")[0]))
+        if self.stop_after and done > self.stop_after and "views" in text:
+            raise KeyboardInterrupt
+
+
+def test_features_are_a_function_of_the_seed(encoder, images):
+    one, same, other = (features(encoder, images, 3, seed) for seed in (0, 0, 1))
+    assert one.center.shape == (40, 128)
+    assert one.views.shape == (3, 40, 128)
+    assert torch.equal(one.views, same.views)
+    assert torch.equal(one.center, other.center)
+    assert not torch.equal(one.views, other.views)
+    assert not torch.equal(one.views[0], one.views[1])
+    none = features(encoder, images, 0)  # without views
+    assert none.views.shape == (0, 40, 128)
+    assert torch.equal(none.center, one.center)
+
+
+def test_features_are_in_the_order_of_the_images_and_depend_on_no_other(encoder, images):
+    every = features(encoder, images, 2)
+    rows = np.array([4, 17, 31])
+    some = features(encoder, images.subset(rows), 2)
+    torch.testing.assert_close(some.center, every.center[rows])
+    torch.testing.assert_close(some.views, every.views[:, rows])  # the views are the image's own
+    unit = torch.nn.functional.normalize
+    own = (unit(every.views, dim=2) * unit(every.center, dim=1)).sum(dim=2)
+    others = (unit(every.views, dim=2) * unit(every.center.roll(1, 0), dim=1)).sum(dim=2)
+    assert own.mean() > others.mean()
+
+
+def test_a_stopped_extraction_goes_on_with_the_images_that_are_missing(
+    encoder, files, cache, monkeypatch
+):
+    monkeypatch.setattr(embeddings, "PART", PART)
+    given = encoder, files, ViewSettings("characters", 2, 0), CPU, 0
+    whole, bad = Extraction(*given).compute()
+    assert list(bad) == [BAD]
+    shutil.rmtree(cache)
+    with pytest.raises(KeyboardInterrupt):  # in the second part, of which nothing is kept
+        Extraction(*given, Log(stop_after=2 * PART)).compute()
+    written = {path: path.stat().st_mtime_ns for path in cache.glob("*/*")}
+    assert len(written) == 3
+    log = Log()
+    features, same_bad = Extraction(*given, log).compute()
+    assert log.computed[-1] == (2 * 40, 2 * 40, "features of views")
+    assert {text for _, _, text in log.computed} == {"features of views"}
+    assert all(path.stat().st_mtime_ns == time for path, time in written.items())
+    assert same_bad == bad
+    readable = np.arange(len(files)) != BAD
+    assert torch.equal(features.center[readable], whole.center[readable])
+    assert torch.equal(features.views[:, readable], whole.views[:, readable])
+
+
+def computed(extraction):
+    """Whether any image is encoded, and which features come out."""
+    log = Log()
+    features, bad = replace(extraction, log=log).compute()
+    return bool(log.computed), features, bad
+
+
+def test_a_second_question_encodes_no_image_and_says_so(encoder, files, cache):
+    with_views = Extraction(encoder, files, ViewSettings("characters", 2, 0), CPU, 0)
+    plain = replace(with_views, drawn=UNTOUCHED)
+    asked, first, bad = computed(plain)
+    assert asked
+    log = Log()
+    again, same_bad = replace(plain, log=log).compute()
+    assert torch.equal(again.center, first.center)
+    assert (same_bad, log.computed) == (bad, [])
+    assert "features of 100 images were kept in" in log.lines[0]
+    log = Log()  # views are asked for, and the images as they are not again
+    replace(with_views, log=log).compute()
+    assert {text for _, _, text in log.computed} == {"features of views"}
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_what_features_depend_on_is_what_they_are_kept_by(encoder, files, images):
+    """No image, encoder, view or size of one may get the features of another."""
+    drawn = ViewSettings("characters", 1, 0)
+    own = Extraction(encoder, files, drawn, CPU, 0)
+    assert computed(own)[0]
+    torch.manual_seed(1)
+    retrained = Encoder(build_backbone("tiny", 8), 8, {})
+    larger = Encoder(encoder.backbone, 16, {})
+    others = [
+        replace(own, encoder=retrained),
+        replace(own, encoder=larger),
+        replace(own, drawn=replace(drawn, seed=1)),
+        replace(own, drawn=replace(drawn, num_views=2)),
+        replace(own, drawn=replace(drawn, augment="ncl_cifar")),
+        replace(own, images=files.subset(np.arange(99))),
+        replace(own, images=files.subset(np.delete(np.arange(100), 50))),
+        replace(own, images=images),
+    ]
+    for number, other in enumerate(others):
+        assert computed(other)[0], number
+    modified = files.modified.copy()
+    modified[7] += 1
+    assert computed(replace(own, images=replace(files, modified=modified)))[0]
+    assert not computed(own)[0]
+
+
+def test_what_may_change_unseen_is_not_kept(encoder, files, cache, tmp_path):
+    """Code of the user's, and large images of which no time is known."""
+    views = tmp_path / "mine.py"
+    views.write_text("from nearkin.data.augmentations import AUGMENTATIONS\n"
+                     "mine = AUGMENTATIONS['characters']\n")  # fmt: skip
+    own_views = Extraction(encoder, files, ViewSettings(f"{views}:mine", 1, 0), CPU, 0)
+    coded = Encoder(encoder.backbone, 8, {"backbone": f"{views}:Net"})
+    large = replace(files, modified=0 * files.modified, num_bytes=files.num_bytes + 2**16)
+    computed(own_views)
+    assert len(list(cache.iterdir())) == 1  # the images as they are
+    for other in (replace(own_views, encoder=coded), replace(own_views, images=large)):
+        for _ in range(2):
+            assert computed(replace(other, drawn=UNTOUCHED))[0]
+        in_run = replace(other, drawn=UNTOUCHED, aside=tmp_path / "run")
+        assert computed(in_run)[0]
+        assert not computed(in_run)[0]  # within a run code is taken to stay what it was
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_damaged_features_are_computed_again_and_a_folder_that_cannot_be_written_costs_time_only(
+    encoder, files, cache, monkeypatch, tmp_path
+):
+    own = Extraction(encoder, files, UNTOUCHED, CPU, 0)
+    _, whole, _ = computed(own)
+    [path] = cache.glob("*/*")
+    good = path.read_bytes()
+    for content in (b"", b"no features", good[: len(good) // 2], bytes(len(good))):
+        path.write_bytes(content)
+        asked, again, _ = computed(own)
+        assert asked
+        assert torch.equal(again.center, whole.center)
+        assert path.read_bytes() == good
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        log = Log()
+        features, _ = replace(own, log=log).compute()
+        assert torch.equal(features.center, whole.center)
+        assert log.computed
+        assert "features are not kept" in log.lines[-1]
+
+
+def test_what_was_used_longest_ago_makes_room(encoder, files, cache, monkeypatch):
+    every = [
+        Extraction(encoder, files, ViewSettings("characters", 1, n), CPU, 0) for n in range(3)
+    ]
+    for extraction in every[:2]:
+        computed(extraction)
+    folders = sorted(cache.iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+    for age, folder in enumerate(folders):
+        os.utime(folder, (1000 + age, 1000 + age))
+    size = sum(path.stat().st_size for path in cache.glob("*/*"))
+    monkeypatch.setattr(module, "LIMIT", size)
+    assert not computed(every[0])[0]  # used again, so the views of the second are the oldest
+    assert computed(every[2])[0]
+    assert not computed(every[0])[0]
+    assert computed(every[1])[0]
+
+
+def test_features_that_were_computed_elsewhere_are_kept_as_if_here(encoder, files):
+    """Those of `nearkin embed` are those of a classification."""
+    own = Extraction(encoder, files, UNTOUCHED, CPU, 0)
+    embedded = embeddings.encode_images(encoder, files, device=CPU, workers=0)
+    own.keep(embedded)
+    asked, features, bad = computed(own)
+    assert not asked
+    assert list(bad) == [BAD]
+    readable = np.delete(np.arange(len(files)), BAD)
+    assert torch.equal(features.center[readable], embedded.tensor)
+
+
+def compute_apart(extraction, queue):
+    torch.set_num_threads(1)
+    queue.put(extraction.compute().features.center.numpy())
+
+
+def test_processes_may_keep_the_same_at_once(encoder, files):
+    own = Extraction(encoder, files, UNTOUCHED, CPU, 0)
+    context = get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=compute_apart, args=(own, queue)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    answers = [queue.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    kept = own.compute().features.center.numpy()
+    for answer in answers:
+        np.testing.assert_array_equal(np.delete(answer, BAD, 0), np.delete(kept, BAD, 0))

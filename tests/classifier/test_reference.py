@@ -1,0 +1,92 @@
+"""The images that a classifier learned from tell neighbors, and what is like none of them."""
+
+import numpy as np
+import pytest
+import torch
+from discoveries import unit
+from sklearn.datasets import load_digits
+
+from nearkin.classifier import reference as module
+from nearkin.classifier.reference import neighbors, outlier_auroc, reference_of
+from nearkin.errors import DataError
+
+
+def pixels(classes, rows=slice(0, 40)):
+    """Pixels of digits as features, and their classes."""
+    x, y = load_digits(return_X_y=True)
+    chosen = np.concatenate([np.flatnonzero(y == number)[rows] for number in classes])
+    return torch.from_numpy(x[chosen].astype(np.float32)), y[chosen]
+
+
+def of(features, cluster, num_classes, labeled=True):
+    return reference_of(features, cluster, np.full(len(cluster), labeled), num_classes)
+
+
+def test_an_image_is_as_far_away_as_the_tenth_of_the_nearest_others():
+    """And as that of the smallest half of classes, where these have fewer."""
+    for per_class, k in ((40, 10), (8, 7), (1, 1)):
+        features, cluster = pixels(range(4), slice(0, per_class))
+        reference = of(features, cluster, 5)
+        x = unit(features.numpy())
+        cosine = x @ x.T
+        np.fill_diagonal(cosine, -np.inf)
+        distance = 1 - np.sort(cosine, axis=1)[:, -k]
+        assert reference.k == k
+        np.testing.assert_allclose(reference.distance(features), distance, atol=1e-5)
+        if per_class > 5:
+            largest = np.quantile(distance, 0.99)
+            assert reference.max_distance == pytest.approx(largest, abs=1e-5)
+
+
+def test_new_images_of_the_classes_are_rarely_outliers_and_others_nearly_always():
+    features, cluster = pixels(range(1, 10), slice(0, 120))
+    reference = of(features, cluster, 10)
+
+    def rate(x):
+        return (reference.distance(x) > reference.max_distance).mean()
+
+    genuine, _ = pixels(range(1, 10), slice(120, None))
+    transposed = genuine.reshape(-1, 8, 8).transpose(1, 2).reshape(genuine.shape)
+    assert 0 < rate(genuine) < 0.05
+    assert rate(transposed) > 0.9
+    distance = reference.distance(torch.cat([genuine, transposed]))
+    assert outlier_auroc(distance, np.repeat([False, True], len(genuine))) > 0.95
+    features, cluster = pixels(range(2), slice(0, 9))  # which are too few to say anything
+    few = of(features, cluster, 2)
+    assert (few.distance(-features) <= few.max_distance).all()
+
+
+def test_an_auroc_needs_both():
+    for outliers in (np.ones(3, bool), np.zeros(3, bool)):
+        with pytest.raises(DataError, match="needs outliers"):
+            outlier_auroc(np.arange(3.0), outliers)
+
+
+def test_an_image_is_not_its_own_neighbor_wherever_it_comes_from():
+    features, _ = pixels(range(3), slice(0, 5))
+    among = neighbors(features, features, 4)
+    assert among.own.tolist() == list(range(15))
+    assert not (among.rows == among.own[:, None]).any()
+    alone = neighbors(features, 2 * features[[7]], 4)
+    assert alone.own.tolist() == [7]
+    assert alone.rows[0].tolist() == among.rows[7].tolist()
+    new = neighbors(features, torch.ones(1, 64), 4)
+    assert new.own.tolist() == [-1]
+    assert new.rows.shape == (1, 4)
+    assert neighbors(features[:1], features[:1], 4).rows.shape == (1, 0)
+    assert neighbors(features, features[:0], 4).rows.shape == (0, 4)
+
+
+def test_of_many_images_as_many_of_each_class_are_kept_and_all_sizes(monkeypatch):
+    monkeypatch.setattr(module, "BANK", 20)
+    cluster = np.repeat([0, 1, 2], [3, 60, 40])
+    labeled = np.arange(103) % 2 == 0
+    features = torch.randn(103, 4, generator=torch.Generator().manual_seed(0))
+    reference = reference_of(features, cluster, labeled, 4)
+    kept = {(c, own): 0 for c in range(3) for own in (False, True)}
+    for c, own in zip(reference.cluster.tolist(), reference.labeled.tolist(), strict=True):
+        kept[c, own] += 1
+    assert kept == {
+        (0, True): 2, (1, True): 4, (2, True): 4, (0, False): 1, (1, False): 5, (2, False): 4,
+    }  # fmt: skip
+    assert reference.sizes.tolist() == [1, 30, 20, 0]
