@@ -177,7 +177,7 @@ def near(bug: Bug) -> list[str]:
     layers = [layer.replace(" ", "").split("|") for layer in contracts[0]["layers"]]
     own = next((number for number, layer in enumerate(layers) if bug.room in layer), len(layers))
     far = {room for number, layer in enumerate(layers) for room in layer if number >= own}
-    tests = [*(ROOT / "tests").glob("*/"), *(ROOT / "tests").glob("test_*.py")]
+    tests = [*ROOT.glob("tests/[!_]*/"), *ROOT.glob("tests/test_*.py")]
     names = {path: path.stem.removeprefix("test_") for path in tests}
     return sorted(f"tests/{p.name}" for p, n in names.items() if n == bug.room or n not in far)
 
