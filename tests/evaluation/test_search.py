@@ -327,8 +327,8 @@ def index(table, output):
 
 @pytest.mark.needs("faiss")
 def test_a_small_index_gives_what_comparing_all_gives(run, images, tmp_path, capsys):
-    path = tmp_path / "x.faiss"
     for table in ("parts", "embeddings.parquet"):
+        path = tmp_path / f"{table}.faiss"
         assert index(run / table, path) == 0
         assert "30 images, Flat" in capsys.readouterr().out
         asked = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--in", run / table]

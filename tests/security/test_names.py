@@ -56,7 +56,7 @@ USING = [
 ]
 """Whatever takes an encoder."""
 USING_RUN = {
-    "data": ["replay HERE", "evaluate HERE", "report HERE", "export HERE", "explore HERE",
+    "data": ["replay HERE", "evaluate HERE", "report HERE", "export HERE --format atlas", "explore HERE",
              RANK],
     **{setting: ["replay HERE", "evaluate HERE", "train images -o HERE --resume"]
        for setting in ("augment", "backbone", "method")},
