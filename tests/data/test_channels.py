@@ -132,6 +132,18 @@ def test_pages_are_channels_only_where_the_file_says_so_and_overviews_are_no_pag
     assert (read_channels(file.getvalue()) == pixels).all()
 
 
+def test_a_deep_tiff_is_as_large_as_other_images_may_be(monkeypatch):
+    def reason(height, width):
+        with pytest.raises(BadImage) as caught:
+            header(tiff(np.zeros((height, width), np.uint16)))
+        return caught.value.reason
+
+    assert reason(1, 4) == reason(4, 1) == "too-small"
+    monkeypatch.setenv("NEARKIN_MAX_PIXELS", "100")
+    assert reason(11, 10) == "too-large: 10x11 pixels; see NEARKIN_MAX_PIXELS"
+    assert header(tiff(np.zeros((10, 10), np.uint16))).width == 10
+
+
 def test_a_tiff_that_ends_early_is_bad_wherever_it_ends():
     for compression in (None, "zlib"):
         encoded = contiguous(values(), compression=compression)
