@@ -23,7 +23,7 @@ from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import set_chunk_size
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 Gradient = Float32[np.ndarray, " weights"]
 PRECISIONS = {
@@ -49,7 +49,7 @@ def step(way: str, options: Namespace) -> Cost[Gradient]:
         normalize_in_groups(method.online, 2 * options.batch // options.size)
     first, second = (torch.randn(options.batch, 3, 32, 32) for _ in range(2))
     index = torch.arange(options.batch)
-    batch = Batch((first, second), index, torch.full_like(index, UNKNOWN))
+    batch = Batch((first, second), index, torch.full_like(index, UNLABELED))
     precision = PRECISIONS[options.precision]
 
     def both() -> Gradient:

@@ -26,7 +26,7 @@ from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.training.optimizer import build_optimizer
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 MEGABYTE = 2**20
 STEPS = 3
@@ -53,7 +53,7 @@ def train(
     torch.manual_seed(rank)
     index = torch.arange(2) + 2 * rank
     views = torch.randn(2, 3, size, size), torch.randn(2, 3, size, size)
-    batch = Batch(views, index, torch.full_like(index, UNKNOWN))
+    batch = Batch(views, index, torch.full_like(index, UNLABELED))
     init = f"file://{meeting}"
     with process_group("gloo", init_method=init, rank=rank, world_size=processes):
         forget_peak()

@@ -47,7 +47,7 @@ from nearkin.networks.branch import Branch, compile_branches
 from nearkin.networks.heads import Heads
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 SIZE, LR, DECAY = 32, 0.06, 5e-4
 CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
         image_size=SIZE,
         sampler=RandomBatchSampler(len(images), setting.batch, seed=0),
         device=setting.device,
-        labels=np.where(classes < 5, classes, UNKNOWN) if method.uses_labels else None,
+        labels=np.where(classes < 5, classes, UNLABELED) if method.uses_labels else None,
     )
     total = 1000
     return steps(
@@ -159,7 +159,7 @@ def passes(method: Method[Any], batch: int, device: torch.device) -> list[Pass]:
         torch.randn(batch, 3, SIZE, SIZE, device=device) for _ in range(len(method.views))
     )
     index = torch.arange(batch, device=device)
-    method(Batch(views, index, torch.where(index % 10 < 5, index % 10, UNKNOWN)), 0.5)
+    method(Batch(views, index, torch.where(index % 10 < 5, index % 10, UNLABELED)), 0.5)
     for hook in hooks:
         hook.remove()
     return found

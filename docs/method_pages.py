@@ -10,7 +10,7 @@ from nearkin.methods import METHODS
 
 ROOT: Final = Path(__file__).parents[1]
 RECIPES: Final = "src/nearkin/recipes"
-FLOORS: Final = ("raw_pixels", "untrained_network")
+BASELINES: Final = ("raw_pixels", "untrained_network")
 """What a value has to beat, as in docs/measured.toml."""
 
 INTRODUCTION: Final = """\
@@ -80,12 +80,12 @@ def _run(run: dict[str, Any]) -> list[str]:
     for found in run["found"]:
         low, high = found["interval"]
         value = f"{found['value']:.3f} [{low:.3f}, {high:.3f}]"
-        rows.append([found["what"], value, *(f"{found[floor]:.3f}" for floor in FLOORS)])
+        rows.append([found["what"], value, *(f"{found[name]:.3f}" for name in BASELINES)])
     return [
         f"{run['data']}, {run['epochs']} epochs, on {run['machine']}, commit {run['commit']} "
         f"([protocol and more](../{run['page']})):",
         textwrap.indent(run["command"].strip(), "    "),
-        table(["measure", "value [95 %]", *(floor.replace("_", " ") for floor in FLOORS)], rows),
+        table(["measure", "value [95 %]", *(name.replace("_", " ") for name in BASELINES)], rows),
     ]
 
 

@@ -28,7 +28,7 @@ TIMED: Final = {
     "digits": "Digits, never used to choose `auto`",
     "omniglot": "Omniglot, never used to choose `auto`",
 }
-FLOORS: Final = {"pixels": "raw pixels", "untrained": "untrained network"}
+BASELINES: Final = {"pixels": "raw pixels", "untrained": "untrained network"}
 NOT_RUN: Final = "not run"
 Row = dict[str, Any]
 
@@ -96,7 +96,7 @@ def line(name: str, sides: Sequence[Sequence[Row]]) -> list[str]:
     return [name, *accuracies, difference(sides), *more]
 
 
-def table(runs: Sequence[Run], rows: dict[str, Row], floors: Iterable[Run]) -> str:
+def table(runs: Sequence[Run], rows: dict[str, Row], baselines: Iterable[Run]) -> str:
     """Return the table of the runs of one data set and budget."""
     header = ["method, network", *SIDES, "difference", "epochs", "images/s"]
     lines = [header, ["---"] * len(header)]
@@ -111,10 +111,10 @@ def table(runs: Sequence[Run], rows: dict[str, Row], floors: Iterable[Run]) -> s
             for side in SIDES
         ]
         lines.append(line(f"{method}, {network}", sides))
-    for run in floors:
+    for run in baselines:
         shown = interval(rows[run.name]) if run.name in rows else NOT_RUN
         network = "" if run.method == "pixels" else f", {run.network}"
-        name = f"{FLOORS[run.method]}{network} (baseline)"
+        name = f"{BASELINES[run.method]}{network} (baseline)"
         lines.append([name, shown, *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -143,8 +143,8 @@ def made_with(rows: Sequence[Row]) -> str:
 def section(rows: dict[str, Row]) -> str:
     """Return the whole section."""
     runs = [run for pair in plan() for run in pair]
-    floors = [run for run in runs if run.side == "floor"]
-    trained = [run for run in runs if run.side != "floor"]
+    baselines = [run for run in runs if run.side == "baseline"]
+    trained = [run for run in runs if run.side != "baseline"]
     parts = [INTRODUCTION]
     groups: dict[tuple[str, float, Unit], list[Run]] = {}
     for run in trained:
@@ -152,7 +152,7 @@ def section(rows: dict[str, Row]) -> str:
     for (data, budget, unit), group in groups.items():
         each = "seconds of one core each" if unit == "s" else "epochs each"
         parts.append(f"### {DATA[data]}, {budget:g} {each}")
-        parts.append(table(group, rows, [run for run in floors if run.data == data]))
+        parts.append(table(group, rows, [run for run in baselines if run.data == data]))
     done = [rows[run.name] for run in trained if run.name in rows]
     parts.append(f"{len(done)} of {len(trained)} trainings are here. {made_with(done)}")
     return "\n\n".join(parts)
@@ -255,10 +255,10 @@ def timed_table(runs: Sequence[Timed], rows: dict[str, Row]) -> str:
     lines += [timed_line(group, rows) for group in alike.values()]
     done = [rows[run.name] for run in runs if run.name in rows]
     # Of `auto` alone: others have another network. Floors depend on the seed by rounding only.
-    for table in FLOORS if done else ():
+    for table in BASELINES if done else ():
         values = next(row["measures"][table] for row in done if row["arm"] == "auto")
         cells = [timed_cell([values[measure]]) for measure in MEASURES]
-        lines.append([f"{FLOORS[table]} (baseline)", "", "", "", *cells])
+        lines.append([f"{BASELINES[table]} (baseline)", "", "", "", *cells])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nearkin.methods import MoCo
 from nearkin.transforms import ViewTransform
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 
 def train(accelerator: Accelerator, backbone: nn.Module, images: Tensor, epochs: int) -> float:
@@ -26,7 +26,7 @@ def train(accelerator: Accelerator, backbone: nn.Module, images: Tensor, epochs:
         progress = epoch / epochs  # from 0 to 1 over the training
         for x, index in loader:
             views = transform(x)  # on the device of the images
-            step = prepared(Batch(views, index, torch.full_like(index, UNKNOWN)), progress)
+            step = prepared(Batch(views, index, torch.full_like(index, UNLABELED)), progress)
             optimizer.zero_grad()
             accelerator.backward(step.loss)
             optimizer.step()

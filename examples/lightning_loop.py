@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from nearkin.methods import MoCo
 from nearkin.transforms import ViewTransform
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 
 class Pretraining(lightning.LightningModule):
@@ -27,7 +27,7 @@ class Pretraining(lightning.LightningModule):
     def training_step(self, batch: tuple[tuple[Tensor, ...], Tensor], number: int) -> Tensor:
         views, index = batch
         progress = self.global_step / self.trainer.estimated_stepping_batches  # from 0 to 1
-        step = self.method(Batch(views, index, torch.full_like(index, UNKNOWN)), progress)
+        step = self.method(Batch(views, index, torch.full_like(index, UNLABELED)), progress)
         self.memo = step.memo, progress
         self.log("loss", step.loss, prog_bar=True)
         return step.loss

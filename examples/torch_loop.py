@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nearkin.methods import MoCo
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 
 def augment(images: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def train(backbone: nn.Module, images: Tensor, epochs: int = 5) -> list[float]:
     for epoch in range(epochs):
         progress = epoch / epochs  # from 0 to 1 over the training
         for x, index in loader:
-            batch = Batch((augment(x), augment(x)), index, torch.full_like(index, UNKNOWN))
+            batch = Batch((augment(x), augment(x)), index, torch.full_like(index, UNLABELED))
             step = method(batch, progress)
             optimizer.zero_grad()
             step.loss.backward()

@@ -6,7 +6,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 
 def batches(images: Images, batch_size: int = 4, size: int = 32, **options) -> Batches:
@@ -18,7 +18,7 @@ def batches(images: Images, batch_size: int = 4, size: int = 32, **options) -> B
 
 def labels_of(images: Images) -> list[str]:
     """Their classes by name; "" where there is none."""
-    return [images.classes[i] if i != UNKNOWN else "" for i in images.labels]
+    return [images.classes[i] if i != UNLABELED else "" for i in images.labels]
 
 
 def same(a: Batch, b: Batch) -> bool:

@@ -24,7 +24,7 @@ from nearkin.objectives import unit
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 NUM_IMAGES, BATCH, SIDE = 64, 16, 8
 
@@ -78,7 +78,7 @@ def batch_for(name: str, step: int) -> Batch:
     """A batch for a method: with labels of the first classes, if it learns from them."""
     batch = batch_at(step, len(METHODS[name].views))
     if METHODS[name].uses_labels:
-        batch.label.copy_(torch.where(batch.index % 6 < 3, batch.index % 6, UNKNOWN))
+        batch.label.copy_(torch.where(batch.index % 6 < 3, batch.index % 6, UNLABELED))
     if METHODS[name].uses_teacher:
         return replace(batch, teacher=tuple(map(taught, batch.views)))
     return batch
@@ -100,7 +100,7 @@ def batch_at(step: int, num_views: int = 2) -> Batch:
         images[index] + 0.3 * torch.randn(BATCH, 3, SIDE, SIDE, generator=g)
         for _ in range(num_views)
     )
-    return Batch(views, index, torch.full_like(index, UNKNOWN))
+    return Batch(views, index, torch.full_like(index, UNLABELED))
 
 
 def as_double(batch: Batch) -> Batch:

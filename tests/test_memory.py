@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from nearkin.memory import MemoryBank, Queue, same_image_mask
+from nearkin.memory import EMPTY, MemoryBank, Queue, same_image_mask
 from nearkin.objectives import unit
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def visits(start, count, dim=3):
@@ -24,7 +24,7 @@ def oldest_first(queue):
 def test_a_new_queue_is_full_of_unit_vectors_of_no_image():
     queue = Queue(size=50, dim=8)
     torch.testing.assert_close(queue.keys.norm(dim=1), torch.ones(50))
-    assert queue.index.tolist() == [UNKNOWN] * 50
+    assert queue.index.tolist() == [EMPTY] * 50
     assert not same_image_mask(torch.arange(50), queue.index).any()
     # They point in all directions alike: over the sphere in 128 dimensions E exp(q.k / .07) is
     # 0F1(64; 1 / (4 x .07^2)) = 2.208652.
@@ -37,7 +37,7 @@ def test_a_new_queue_is_full_of_unit_vectors_of_no_image():
 @pytest.mark.parametrize("size", [1, 2, 5, 12])
 def test_a_queue_is_a_list_that_forgets_its_oldest(size):
     """Whatever the batches; and a random key is replaced by each of the first, and by no other."""
-    queue, expected, start = Queue(size, dim=3), deque([UNKNOWN] * size, maxlen=size), 0
+    queue, expected, start = Queue(size, dim=3), deque([EMPTY] * size, maxlen=size), 0
     random = queue.keys.clone()
     for count in [1, 3, 0, 1, 7, 2, 20, 0, 5, 5, 5, 8, 1, 15, 14]:
         queue.enqueue(*visits(start, count))
@@ -46,7 +46,7 @@ def test_a_queue_is_a_list_that_forgets_its_oldest(size):
         order = oldest_first(queue)
         keys, index = queue.keys[order], queue.index[order]
         assert index.tolist() == list(expected)
-        known = index != UNKNOWN
+        known = index != EMPTY
         assert torch.equal(keys[known], index[known, None].expand(-1, 3).float())
         assert queue.filled.tolist() == [place < start for place in range(size)]
         assert torch.equal(queue.keys[start:], random[start:])
@@ -56,13 +56,13 @@ def test_a_queue_is_a_list_that_forgets_its_oldest(size):
 def test_a_class_stays_with_its_key(batch):
     """Also where there are more keys than places, of which the last stay."""
     queue = Queue(5, dim=3, labeled=True)
-    assert queue.label.tolist() == [UNKNOWN] * 5
+    assert queue.label.tolist() == [UNLABELED] * 5
     for start in range(0, 4 * batch, batch):
         keys, index = visits(start, batch)
         queue.enqueue(keys, index, index % 11)
         known = queue.filled
         assert torch.equal(queue.label[known], queue.index[known] % 11)
-        assert (queue.label[~known] == UNKNOWN).all()
+        assert (queue.label[~known] == UNLABELED).all()
     newest = queue.index[oldest_first(queue)][-1]
     assert newest == 4 * batch - 1
     assert Queue(5, dim=3).label.numel() == 0

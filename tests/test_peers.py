@@ -26,7 +26,7 @@ def run(side="nearkin", method="simclr", network="small"):
 def test_no_two_runs_have_one_name_and_all_pairs_but_the_floors_have_both_sides():
     runs = [each for pair in plan.plan() for each in pair]
     assert len({each.name for each in runs}) == len(runs)
-    trained = [pair for pair in plan.plan() if pair[0].side != "floor"]
+    trained = [pair for pair in plan.plan() if pair[0].side != "baseline"]
     assert all(tuple(each.side for each in pair) == plan.SIDES for pair in trained)
     assert all(pair[0] == replace(pair[1], side="nearkin") for pair in trained)
 
@@ -35,7 +35,7 @@ def test_no_two_runs_have_one_name_and_all_pairs_but_the_floors_have_both_sides(
 def test_a_quick_pair_is_made_by_two_processes(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     rows = list(measure("peers", ["--quick", "--most", "1"]))
-    assert [row.case.rpartition("-")[2] for row in rows] == ["floor", "floor"]
+    assert [row.case.rpartition("-")[2] for row in rows] == ["baseline", "baseline"]
     assert all(0 <= row.value <= 1 for row in rows)
 
 

@@ -144,7 +144,7 @@ def finish(pair: Pair, cores: Sequence[int], where: Where) -> list[dict[str, Any
 def shown(kept: Sequence[dict[str, Any]]) -> Iterator[Row]:
     """Yield the row of a pair, or of each floor."""
     errors = {row["side"]: 1 - row["knn"] for row in kept}
-    if "floor" in errors:
+    if "baseline" in errors:
         yield from (Row(row["name"], 1 - row["knn"], "kNN error") for row in kept)
         return
     own, other = errors["nearkin"], errors["lightly"]

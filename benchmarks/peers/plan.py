@@ -54,8 +54,8 @@ def pair(network: str, method: str, data: str, seed: int, budget: float, unit: U
 
 def floors(data: str) -> Iterator[Pair]:
     """Yield what every number of a data set has to beat."""
-    untrained = [Run("floor", network, "untrained", data, 0, 0.0) for network in (SMALL, LARGE)]
-    yield Run("floor", "none", "pixels", data, 0, 0.0), untrained[0]
+    untrained = [Run("baseline", network, "untrained", data, 0, 0.0) for network in (SMALL, LARGE)]
+    yield Run("baseline", "none", "pixels", data, 0, 0.0), untrained[0]
     yield (untrained[1],)
 
 

@@ -218,7 +218,7 @@ def is_disturbed(run: Run, meter: Meter, clock: str) -> bool:
 
 def work(run: Run, split: Split, folder: Path, clock: str) -> int:
     """Train and measure; return the exit status."""
-    if run.side == "floor":
+    if run.side == "baseline":
         found = row(run, floor(run, split))
     else:
         make = partial(trainer_of, run, split, folder)

@@ -1,13 +1,16 @@
 """Dictionaries that outlive a batch. They are buffers, so a checkpoint holds all of them."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nearkin.objectives import unit
-from nearkin.types import UNKNOWN, checked
+from nearkin.types import UNLABELED, checked
+
+EMPTY: Final = -1
+"""The image of an entry that has none yet."""
 
 
 @checked
@@ -16,7 +19,7 @@ def same_image_mask(
 ) -> Bool[Tensor, "batch keys"]:
     """Return which entries of a memory belong to the image of each query.
 
-    >>> same_image_mask(torch.tensor([4, 7]), torch.tensor([7, UNKNOWN, 4]))
+    >>> same_image_mask(torch.tensor([4, 7]), torch.tensor([7, EMPTY, 4]))
     tensor([[False, False,  True],
             [ True, False, False]])
     """
@@ -51,14 +54,14 @@ class Queue(nn.Module):
     def __init__(self, size: int, dim: int, *, labeled: bool = False) -> None:
         super().__init__()
         self.register_buffer("keys", unit(torch.randn(size, dim)))
-        self.register_buffer("index", torch.full((size,), UNKNOWN))
-        self.register_buffer("label", torch.full((size if labeled else 0,), UNKNOWN))
+        self.register_buffer("index", torch.full((size,), EMPTY))
+        self.register_buffer("label", torch.full((size if labeled else 0,), UNLABELED))
         self.register_buffer("cursor", torch.zeros((), dtype=torch.long))
 
     @property
     def filled(self) -> Bool[Tensor, " size"]:
         """Which keys belong to an image, and are not the random ones of the start."""
-        return self.index != UNKNOWN
+        return self.index != EMPTY
 
     @checked
     @torch.no_grad()

@@ -32,7 +32,7 @@ from nearkin.objectives import unit
 from nearkin.schema import MemorySize, check_value, from_text, metadata
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
-from nearkin.types import UNKNOWN, Batch, Step
+from nearkin.types import UNLABELED, Batch, Step
 
 NUM_IMAGES: Final = 64
 BATCH: Final = 16
@@ -133,9 +133,9 @@ class _Subject:
             noise = torch.randn(BATCH, 3, side, side, generator=generator)
             views.append(images[index, :, :side, :side] + 0.3 * noise)
         if label is None:
-            label = torch.full_like(index, UNKNOWN)
+            label = torch.full_like(index, UNLABELED)
             if self.cls.uses_labels:  # a half of the classes is known
-                label = torch.where(index % 6 < NUM_CLASSES, index % 6, UNKNOWN)
+                label = torch.where(index % 6 < NUM_CLASSES, index % 6, UNLABELED)
         teacher = tuple(map(_taught, views)) if self.cls.uses_teacher else None
         return Batch(tuple(views), index, label, teacher)
 

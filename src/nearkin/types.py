@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 Encoded = tuple[Tensor, ...]
 """What a method's networks give: tensors with one row per image, in the order of the batch."""
 
-UNKNOWN: Final = -1
+UNLABELED: Final = -1
 """The label of an image whose class is not known."""
 
 
@@ -35,7 +35,7 @@ class Batch:
     index: Int[Tensor, " batch"]
     """Position of each image in its data set."""
     label: Int[Tensor, " batch"]
-    """Class of each image, or `UNKNOWN`."""
+    """Class of each image, or `UNLABELED`."""
     teacher: tuple[Float[Tensor, "batch _"], ...] | None = None
     """A teacher's features of each view, unit vectors, for a method that learns from one."""
 

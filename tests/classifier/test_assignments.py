@@ -11,7 +11,7 @@ from nearkin.classifier import assignments as module
 from nearkin.classifier.assignments import COLUMNS
 from nearkin.classifier.calibration import Calibration
 from nearkin.tables import read_csv, write_csv
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 KNOWN, CLASSES, VIEWS = 2, 5, 8
 
@@ -24,7 +24,7 @@ def some(n=80, *, seed=0, dim=6):
     """Every third image has a label; the views are often of another opinion."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(n, CLASSES))
-    label = np.where(np.arange(n) % 3 == 0, rng.integers(0, KNOWN, n), UNKNOWN)
+    label = np.where(np.arange(n) % 3 == 0, rng.integers(0, KNOWN, n), UNLABELED)
     views = logits + rng.normal(size=(VIEWS, n, CLASSES))
     return predict(rng.normal(size=(n, dim)), softmax(logits), label, by_view=views.argmax(axis=2))
 
@@ -34,7 +34,7 @@ def heaps(sizes, *, labeled=10, dim=10):
     label = [c for c in range(KNOWN) for _ in range(labeled)]
     number = np.array(label + [c for c, size in enumerate(sizes) for _ in range(size)])
     features = 8 * np.eye(dim)[number] + np.random.default_rng(0).normal(size=(len(number), dim))
-    label = np.array(label + [UNKNOWN] * sum(sizes))
+    label = np.array(label + [UNLABELED] * sum(sizes))
     return predict(features, 0.02 + 0.9 * np.eye(len(sizes))[number], label)
 
 
@@ -52,10 +52,10 @@ def flags(predictions, reference=None):
 def test_the_columns_are_what_they_say(seed):
     predictions = some(seed=seed)
     assigned = assign(predictions)
-    rows = [r for r in range(80) if predictions.label[r] == UNKNOWN]
+    rows = [r for r in range(80) if predictions.label[r] == UNLABELED]
     assert assigned.paths == [f"{r}.png" for r in rows]
     features, cluster = predictions.features, predictions.probability.argmax(axis=1)
-    own = np.where(predictions.label == UNKNOWN, cluster, predictions.label)
+    own = np.where(predictions.label == UNLABELED, cluster, predictions.label)
     means = [unit(features[predictions.label == c].mean(axis=0)) for c in range(KNOWN)]
     for i, r in enumerate(rows):
         p = sorted(predictions.probability[r].tolist(), reverse=True)
@@ -75,12 +75,12 @@ def test_the_columns_are_what_they_say(seed):
 
 def test_an_impossible_class_does_not_count_and_a_single_possible_one_is_certain():
     evenly = [[0.0, 0.0, 1 / 3, 1 / 3, 1 / 3]] * 3
-    assigned = assign(predict(np.eye(3), evenly, [UNKNOWN] * 3))
+    assigned = assign(predict(np.eye(3), evenly, [UNLABELED] * 3))
     assert assigned.entropy == pytest.approx(1)
     assert assigned.margin == pytest.approx(0)
     for classes in (1, 3):
         only = np.eye(classes)[[classes - 1] * 4]
-        assigned = assign(predict(np.eye(4), only, [UNKNOWN] * 4, num_known=classes - 1))
+        assigned = assign(predict(np.eye(4), only, [UNLABELED] * 4, num_known=classes - 1))
         for column, value in (
             ("score", 1),
             ("margin", 1),
@@ -97,19 +97,19 @@ def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
     np.testing.assert_array_equal(calibrated.cluster, plain.cluster)
     assert (calibrated.score < plain.score).all()
     assert (calibrated.entropy > plain.entropy).all()
-    honest = hot.apply(predictions.probability)[predictions.label == UNKNOWN]
+    honest = hot.apply(predictions.probability)[predictions.label == UNLABELED]
     np.testing.assert_allclose(calibrated.score, honest.max(axis=1))
 
 
 def test_a_known_class_without_a_labeled_image_is_nobodys_nearest_and_without_labels_none_is():
-    label = [0, 0, UNKNOWN, UNKNOWN]
+    label = [0, 0, UNLABELED, UNLABELED]
     features = [[1, 0], [1, 0], [-1, 0.1], [-1, 0]]
     assigned = assign(predict(features, np.eye(CLASSES)[[0, 0, 2, 2]], label))
     assert assigned.nearest_known.tolist() == [0, 0]
     assert (assigned.similarity < -0.9).all()
-    predictions = predict(np.eye(4), softmax(np.eye(4)), [UNKNOWN] * 4, num_known=0)
+    predictions = predict(np.eye(4), softmax(np.eye(4)), [UNLABELED] * 4, num_known=0)
     assigned = assign(predictions)
-    assert assigned.nearest_known.tolist() == [UNKNOWN] * 4
+    assert assigned.nearest_known.tolist() == [UNLABELED] * 4
     assert np.isnan(assigned.similarity).all()
     assert "maybe-known" not in assigned.flag
     for row in assigned.table():
@@ -149,7 +149,7 @@ def test_a_image_does_not_vouch_for_itself():
     )
     assert to_own > to_known > to_others
     features = [[1.0, 0, 0]] * 3 + [[0.0, 1, 0]] * 3 + novel.tolist()
-    label = [0] * 3 + [1] * 3 + [UNKNOWN] * 5
+    label = [0] * 3 + [1] * 3 + [UNLABELED] * 5
     assigned = assign(predict(features, np.eye(3)[[0] * 3 + [1] * 3 + [2] * 5], label))
     assert [flag == "maybe-known" for flag in assigned.flag] == [False] * 4 + [True]
 
@@ -160,7 +160,9 @@ def test_a_row_depends_on_its_image_and_on_what_was_learned_alone():
     rows = np.arange(0, 80, 2)
     reference = learned(predictions, rows)
     together = list(module.assign(predictions, reference).table())
-    for row, expected in zip(np.flatnonzero(predictions.label == UNKNOWN), together, strict=True):
+    for row, expected in zip(
+        np.flatnonzero(predictions.label == UNLABELED), together, strict=True
+    ):
         alone = replace(
             predictions,
             paths=(predictions.paths[row],),
@@ -170,7 +172,7 @@ def test_a_row_depends_on_its_image_and_on_what_was_learned_alone():
             label=predictions.label[[row]],
         )
         assert list(module.assign(alone, reference).table()) == [expected]
-    held_out = (predictions.label != UNKNOWN) & ~np.isin(np.arange(80), rows)
+    held_out = (predictions.label != UNLABELED) & ~np.isin(np.arange(80), rows)
     label = np.where(held_out, KNOWN - 1 - predictions.label, predictions.label)
     other = module.assign(replace(predictions, label=label), reference)
     assert list(other.table()) == together
@@ -198,7 +200,7 @@ def test_an_image_like_no_class_is_flagged_whatever_else_it_is():
     predictions = heaps([12, 12, 30, 30, 30])
     far = np.arange(len(predictions.paths)) % 2 == 0
     flag = assign(replace(predictions, distance=0.5 + 0.1 * far, max_distance=0.55)).flag
-    assert [each == "outlier" for each in flag] == far[predictions.label == UNKNOWN].tolist()
+    assert [each == "outlier" for each in flag] == far[predictions.label == UNLABELED].tolist()
     assert "outlier" not in flags(predictions).values()
 
 
@@ -214,7 +216,7 @@ def test_no_image_without_a_label_gives_no_rows():
 
 
 def test_equal_and_empty_features_are_no_reason_to_fail():
-    predictions = predict(np.ones((6, 3)), softmax(np.eye(6)[:, :4]), [0, 1] + [UNKNOWN] * 4)
+    predictions = predict(np.ones((6, 3)), softmax(np.eye(6)[:, :4]), [0, 1] + [UNLABELED] * 4)
     for features in (predictions.features, np.zeros((6, 3))):
         predictions.features[:] = features
         assigned = assign(predictions)

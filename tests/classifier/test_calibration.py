@@ -19,7 +19,7 @@ from nearkin.classifier.calibration import (
 from nearkin.errors import DataError
 from nearkin.metrics import probe
 from nearkin.metrics.probe import held_out_logits, train_probe
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def softmaxes(n, classes=6, *, scale=1.0, seed=0):
@@ -44,7 +44,7 @@ def log_loss(p, correct, temperature):
 def fit(p, correct):
     """The calibration where it is known only whether the most probable class is right."""
     correct = np.asarray(correct)
-    target = np.where(correct, p.argmax(axis=1), UNKNOWN)
+    target = np.where(correct, p.argmax(axis=1), UNLABELED)
     return fit_calibration(p, target, np.arange(len(p)))
 
 

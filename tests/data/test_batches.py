@@ -20,7 +20,7 @@ from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import crop
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def test_a_batch_holds_the_views_the_index_and_no_label():
     batch = next(batches(data).load(0, 1))
     assert [view.shape for view in batch.views] == [(8, 3, 12, 12)] * 2
     assert batch.index.tolist() == RandomBatchSampler(40, 8, 0).rows(0).tolist()
-    assert (batch.label == UNKNOWN).all()
+    assert (batch.label == UNLABELED).all()
     multi_crop = next(batches(small_images(), preset="swav", views=8).load(0, 1))
     assert [view.shape[-1] for view in multi_crop.views] == [12, 12, 5, 5, 5, 5, 5, 5]
 

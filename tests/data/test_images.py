@@ -17,13 +17,13 @@ from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.union import union
 from nearkin.errors import DataError
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def test_a_flat_folder_has_names_in_byte_order_and_no_labels(tmp_path):
     images = open_images(fill(tmp_path, "b.png", "a.PNG", "Z.png", "é.png"))
     assert images.names == ("Z.png", "a.PNG", "b.png", "é.png")
-    assert (images.labels == UNKNOWN).all()
+    assert (images.labels == UNLABELED).all()
     assert images.classes == ()
     assert (images.groups == np.arange(4)).all()
     assert images.splits.tolist() == [""] * 4
@@ -66,7 +66,7 @@ def test_folders_are_classes_if_they_look_like_it(tmp_path):
         expected = [text for folder, text in said.items() if (root / folder).exists()]
         assert len(images.notes) == len(expected)
         assert all(text in note.text for text, note in zip(expected, images.notes, strict=True))
-        assert (open_images(root, labels="none").labels == UNKNOWN).all()
+        assert (open_images(root, labels="none").labels == UNLABELED).all()
 
 
 def test_the_header_decides_and_not_the_extension(tmp_path):
@@ -187,7 +187,7 @@ def test_a_table_gives_images_labels_groups_and_splits(tmp_path):
     assert labels_of(images) == ["", "cat", "dog"]
     assert images.splits.tolist() == ["", "val", "train"]
     assert images.groups[0] != images.groups[1] == images.groups[2]
-    assert (open_images(tmp_path / "table.csv", labels="none").labels == UNKNOWN).all()
+    assert (open_images(tmp_path / "table.csv", labels="none").labels == UNLABELED).all()
 
 
 def test_a_table_may_have_a_mark_semicolons_quotes_windows_paths_and_rows_twice(tmp_path):
@@ -255,7 +255,7 @@ def test_arrays_and_npz_files_hold_the_same_images(tmp_path):
         assert all((images.read(row) == x[row]).all() for row in range(12))
         assert (images.sizes.tolist(), images.format_counts) == ([[9, 8]] * 12, {"array": 12})
         assert images.is_small
-    assert (open_images(x).labels == UNKNOWN).all()
+    assert (open_images(x).labels == UNLABELED).all()
 
 
 def test_gray_and_float_arrays_become_rgb_bytes():
@@ -272,7 +272,7 @@ def test_only_labels_that_occur_are_named():
     images = open_images((x, np.array([3_000_000, -1, 20, 20])))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (images.classes, images.labels.tolist()) == (("20", "3000000"), [1, UNKNOWN, 0, 0])
+    assert (images.classes, images.labels.tolist()) == (("20", "3000000"), [1, UNLABELED, 0, 0])
     assert peak < 1e6
 
 

@@ -21,7 +21,7 @@ from nearkin.discovery.clusters import (
     one_class,
 )
 from nearkin.tables import read_csv, write_csv
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 KNOWN = 2
 
@@ -40,7 +40,7 @@ def blobs(sizes, *, apart=6.0, dim=8, seed=0, labeled=10):
     rng = np.random.default_rng(seed)
     number = [c for c in range(KNOWN) for _ in range(labeled)]
     number += [c for c, size in enumerate(sizes) for _ in range(size)]
-    label = [c for c in range(KNOWN) for _ in range(labeled)] + [UNKNOWN] * sum(sizes)
+    label = [c for c in range(KNOWN) for _ in range(labeled)] + [UNLABELED] * sum(sizes)
     axes = apart * np.eye(dim)[: len(sizes)]
     x = axes[number] + rng.normal(size=(len(number), dim))
     return by_direction(x, axes, label)
@@ -77,7 +77,7 @@ def members(cluster):
 def test_the_columns_are_what_they_say():
     predictions = blobs([12, 0, 20, 30, 9], apart=2.0)
     assigned = assign(predictions)
-    x = predictions.features[predictions.label == UNKNOWN]
+    x = predictions.features[predictions.label == UNLABELED]
     rng = np.random.default_rng(5)
     others = [rng.permutation(9)[assigned.cluster], rng.integers(0, 4, len(x))]
     others[0][::4] = 3
@@ -117,7 +117,7 @@ def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
     own = [np.flatnonzero(assigned.cluster == c) for c in (2, 3, 4)]
     assert [len(o) for o in own] == [300, 60, 10]
     drawn = np.concatenate([own[0][np.linspace(0, 299, 60).round().astype(int)], *own[1:]])
-    x, cluster = predictions.features[predictions.label == UNKNOWN], assigned.cluster[drawn]
+    x, cluster = predictions.features[predictions.label == UNLABELED], assigned.cluster[drawn]
     values = silhouette(x[drawn], cluster)
     thinned = [c.silhouette for c in describe(predictions)]
     assert thinned == pytest.approx([values[cluster == c].mean() for c in (2, 3, 4)])
@@ -131,7 +131,7 @@ def test_the_most_typical_come_first_and_the_medoid_before_all():
         order = typical(assigned, cluster.number)
         assert order[0] == cluster.medoid
         assert sorted(order) == np.flatnonzero(assigned.cluster == cluster.number).tolist()
-        x = predictions.features[predictions.label == UNKNOWN][order]
+        x = predictions.features[predictions.label == UNLABELED][order]
         assert (np.diff(x @ unit(x.mean(axis=0))) <= 1e-12).all()
 
 
@@ -164,7 +164,7 @@ def test_a_dead_class_has_empty_cells(tmp_path):
 
 def test_without_labels_no_known_class_is_near_and_without_others_all_novel_ones_are_empty():
     x = np.random.default_rng(0).normal(size=(30, 4))
-    described = describe(by_direction(x, np.eye(4), [UNKNOWN] * 30, num_known=0))
+    described = describe(by_direction(x, np.eye(4), [UNLABELED] * 30, num_known=0))
     assert [c.nearest_known for c in described] == [""] * 4
     described = describe(predict(np.eye(4), np.eye(4), [0, 1, 0, 1]), [np.empty(0, dtype=int)])
     assert [(c.size, c.seed_agreement) for c in described] == [(0, None), (0, None)]
@@ -176,7 +176,7 @@ def halved(seed, *, dim=16, n=120, parts=((1, 0), (-1, 0))):
     axes = 8.0 * np.eye(dim)[:5]
     cut = [axes[4] + dim**0.5 * (p * np.eye(dim)[6] + q * np.eye(dim)[7]) for p, q in parts]
     number = np.repeat(np.arange(5), n)
-    label = np.where((number < KNOWN) & (np.arange(5 * n) % 2 == 0), number, UNKNOWN)
+    label = np.where((number < KNOWN) & (np.arange(5 * n) % 2 == 0), number, UNLABELED)
     x = axes[number] + rng.normal(size=(5 * n, dim))
     return by_direction(x, np.stack([*axes[:4], *cut]), label)
 
@@ -205,7 +205,7 @@ def test_blobs_that_do_not_touch_are_kept_apart_even_if_each_is_the_others_secon
         axes[3] = axes[2] + 6 * np.eye(8)[3]
         number = np.repeat([0, 1, 2, 3], 60)
         x = axes[number] + rng.normal(size=(240, 8))
-        predictions = by_direction(x, axes, [*number[:120], *[UNKNOWN] * 120])
+        predictions = by_direction(x, axes, [*number[:120], *[UNLABELED] * 120])
         second = predictions.probability[120:].argsort(axis=1)[:, -2]
         assert (second == np.repeat([3, 2], 60)).mean() > 0.9
         assert suggested(predictions) == {}
@@ -218,7 +218,7 @@ def test_halves_that_are_nobodys_second_choice_are_not_suggested():
     assert suggested(predictions) == {}
     # Who is certain has no second choice.
     x = np.array([5.0, 0, 0]) + np.random.default_rng(0).normal(size=(80, 3))
-    predictions = by_direction(x, np.array([[5, 2, 0], [5, -2, 0]]), [UNKNOWN] * 80, num_known=0)
+    predictions = by_direction(x, np.array([[5, 2, 0], [5, -2, 0]]), [UNLABELED] * 80, num_known=0)
     assert suggested(predictions) == {"new-1": {"new-2"}, "new-2": {"new-1"}}
     predictions.probability[:] = np.eye(2)[predictions.cluster]
     assert suggested(predictions) == {}
@@ -227,8 +227,8 @@ def test_halves_that_are_nobodys_second_choice_are_not_suggested():
 def test_only_novel_classes_are_suggested_in_whatever_order_classes_and_images_are():
     """The halves get known numbers: what is known is two classes, however alike they look."""
     predictions = halved(0)
-    label = np.where(predictions.label == UNKNOWN, UNKNOWN, predictions.label + 2)
-    label = np.where(label < KNOWN, label, UNKNOWN)
+    label = np.where(predictions.label == UNLABELED, UNLABELED, predictions.label + 2)
+    label = np.where(label < KNOWN, label, UNLABELED)
     swapped = predictions.probability[:, [4, 5, 0, 1, 2, 3]]
     assert suggested(replace(predictions, probability=swapped, label=label)) == {}
     predictions = halved(1)
@@ -279,7 +279,7 @@ def test_the_least_certain_image_of_each_class_is_to_be_labeled_first():
     probability = np.stack([certain, 1 - certain], axis=1)
     probability[3:5] = probability[3:5, ::-1]  # of the other class
     features = np.random.default_rng(0).normal(size=(6, 3))
-    assignments = assign(plain(features, probability, np.full(6, UNKNOWN), num_known=2))
+    assignments = assign(plain(features, probability, np.full(6, UNLABELED), num_known=2))
     learned = np.array([0, 1, 3, 4, 5])
     assert label_first(assignments, learned).tolist() == [5, 3, 1, 4, 0]
 
@@ -292,6 +292,6 @@ def test_a_typical_image_of_each_novel_class_is_to_be_labeled_before():
     probability = np.zeros((6, 4))
     for row, (number, margin) in enumerate(zip([1, 1, 1, 2, 2, 2], margins, strict=True)):
         probability[row, [number, 0]] = (1 + margin) / 2, (1 - margin) / 2
-    assignments = assign(plain(features, probability, np.full(6, UNKNOWN), num_known=1))
+    assignments = assign(plain(features, probability, np.full(6, UNLABELED), num_known=1))
     learned = np.array([0, 1, 3, 4, 5])  # not 2, the medoid of its class
     assert label_first(assignments, learned).tolist() == [1, 5, 3, 0, 4]

@@ -12,7 +12,7 @@ from nearkin.errors import ResourceError
 from nearkin.run import failures
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 
@@ -49,8 +49,8 @@ def test_labels_of_held_out_images_are_kept_from_all_that_learns(data, config, f
     with Logger(Silent(), folder.log) as log:
         task = Pipeline(data, config, folder, CPU, log).prepare(dataset).task
     learned, held_out = dataset.parts.train_rows, dataset.parts.test_rows
-    assert set(dataset.label[held_out].tolist()) == {0, 1, UNKNOWN}
-    assert (task.label[held_out] == UNKNOWN).all()
+    assert set(dataset.label[held_out].tolist()) == {0, 1, UNLABELED}
+    assert (task.label[held_out] == UNLABELED).all()
     assert task.rows.tolist() == learned.tolist()
     assert task.label[learned].tolist() == dataset.label[learned].tolist()
 

@@ -11,7 +11,7 @@ from nearkin.discovery import findings as module
 from nearkin.discovery.findings import early_findings, late_findings
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def warning(check):
@@ -31,7 +31,7 @@ def predicted(sizes, *, num_known, features=None, labeled=40):
     cluster = np.repeat(np.arange(len(sizes)), sizes)
     known = np.arange(labeled) % num_known
     number = np.concatenate([known, cluster])
-    label = np.concatenate([known, np.full(len(cluster), UNKNOWN)])
+    label = np.concatenate([known, np.full(len(cluster), UNLABELED)])
     features = spread(len(number)) if features is None else features
     return build_predictions(features, np.eye(len(sizes))[number], label, num_known, num_views=2)
 
@@ -135,7 +135,7 @@ def test_few_images_are_fewer_than_twenty_for_each_novel_class():
     assert few_images(100, 5) is None
     assert few_images(0, 1).kind == "few"
     for mode, count, known in (("gcd", 39, []), ("gcd", 0, ["a", "b"]), ("ncd", 0, ["a", "b"])):
-        inputs = spread(count, 2), np.full(count, UNKNOWN), known
+        inputs = spread(count, 2), np.full(count, UNLABELED), known
         assert [f.kind for f in early_findings(*inputs, num_novel=2, mode=mode)] == ["few"]
         assert list(texts([0, 0, 0, 0], mode=mode)) == ["dead"]
 
@@ -146,13 +146,13 @@ SPLITS = [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (0, 2, 4, 6, 8), (7, 8, 9), (0, 1, 2
 def digits(known, seed, hidden_share):
     """Pixels of digits, their labels if known and not hidden, and the true share of hidden ones."""
     images, truth = load_digits(return_X_y=True)
-    number = np.full(10, UNKNOWN)
+    number = np.full(10, UNLABELED)
     number[list(known)] = range(len(known))
     true = number[truth]
     chosen = np.random.default_rng(seed).random(len(true)) < hidden_share
-    label = np.where(chosen, UNKNOWN, true)
+    label = np.where(chosen, UNLABELED, true)
     names = [f"digit {digit}" for digit in known]
-    return images.astype(np.float32), label, names, np.mean(true[label == UNKNOWN] != UNKNOWN)
+    return images.astype(np.float32), label, names, np.mean(true[label == UNLABELED] != UNLABELED)
 
 
 @pytest.mark.parametrize("known", SPLITS)
@@ -162,7 +162,7 @@ def test_digits_raise_a_warning_if_half_of_the_known_ones_are_hidden_and_none_if
     images, label, names, _ = digits(known, 0, hidden_share=0)
     assert unlabeled_known(images, label, names) is None
     for seed in range(3):  # fewer labels, and still no known digit among the others
-        mask = (label == UNKNOWN) | (np.random.default_rng(seed).random(len(label)) < 0.3)
+        mask = (label == UNLABELED) | (np.random.default_rng(seed).random(len(label)) < 0.3)
         assert unlabeled_known(images[mask], label[mask], names) is None
     for seed in range(3):
         images, label, names, truth = digits(known, seed, hidden_share=0.5)
@@ -177,16 +177,16 @@ def test_digits_raise_a_warning_if_half_of_the_known_ones_are_hidden_and_none_if
 def test_the_likeliest_class_is_the_one_that_is_hidden_and_all_may_be():
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
     rows = np.flatnonzero(label == 3)[::2]
-    novel = np.flatnonzero(label == UNKNOWN)[:300]
-    subset = np.union1d(np.flatnonzero(label != UNKNOWN), novel)
-    label[rows] = UNKNOWN
+    novel = np.flatnonzero(label == UNLABELED)[:300]
+    subset = np.union1d(np.flatnonzero(label != UNLABELED), novel)
+    label[rows] = UNLABELED
     text = unlabeled_known(images[subset], label[subset], names).text
     assert text.startswith("about 2")
     assert "(most of all digit 3" in text
     assert text.endswith("look at them, and if they are of known classes, use --mode gcd")
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
-    images, label = images[label != UNKNOWN], label[label != UNKNOWN]
-    label[::2] = UNKNOWN
+    images, label = images[label != UNLABELED], label[label != UNLABELED]
+    label[::2] = UNLABELED
     assert re.match("about (9.|100)% ", unlabeled_known(images, label, names).text)
 
 
@@ -194,7 +194,7 @@ def test_one_known_class_alone_can_be_hidden():
     images, label, _, _ = digits((0,), 0, hidden_share=0.7)
     assert unlabeled_known(images, label, ["digit 0"]) is None
     keep = (label == 0) | (np.random.default_rng(0).random(len(label)) < 0.3)
-    keep |= (load_digits().target == 0) & (label == UNKNOWN)
+    keep |= (load_digits().target == 0) & (label == UNLABELED)
     assert unlabeled_known(images[keep], label[keep], ["digit 0"]).kind == "unlabeled-known"
 
 
@@ -218,7 +218,7 @@ def test_too_few_labels_or_features_that_tell_no_classes_apart_raise_no_warning(
 
 def test_only_ncd_warns_of_hidden_classes():
     images, label, _, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
-    cluster = np.where(label == UNKNOWN, 5 + np.arange(len(label)) % 2, label)
+    cluster = np.where(label == UNLABELED, 5 + np.arange(len(label)) % 2, label)
     table = build_predictions(images, np.eye(7)[cluster], label, num_known=5, num_views=1)
     inputs = table.features, table.label, table.classes[:5]
     assert [f.kind for f in early_findings(*inputs, num_novel=1, mode="ncd")] == [

@@ -13,7 +13,7 @@ from sklearn.preprocessing import normalize
 from nearkin.discovery import number
 from nearkin.discovery.number import number_of_novel_classes
 from nearkin.errors import DataError
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 MODES = [True, False]
 RULES = {"linkage", "silhouette"}
@@ -31,13 +31,13 @@ def blobs(seed, *, disjoint, novel=5, known=12, each=60, tail=1.0, dim=16, sprea
     middle = 4 * generator.normal(size=(classes, dim))
     x = middle[truth] + spread * generator.normal(size=(len(truth), dim))
     named = (truth < known) & (disjoint | (np.arange(len(truth)) % 2 == 0))
-    return x.astype(np.float32), np.where(named, truth, UNKNOWN)
+    return x.astype(np.float32), np.where(named, truth, UNLABELED)
 
 
 def task(seed=0, *, disjoint=True, **shape):
     """The blobs as the rules get them, all unlabeled ones novel."""
     x, label = blobs(seed, disjoint=True, **shape)
-    return divided(normalize(x), label, label == UNKNOWN, disjoint=disjoint)
+    return divided(normalize(x), label, label == UNLABELED, disjoint=disjoint)
 
 
 def divided(x, label, unlabeled, *, disjoint=True):
@@ -101,7 +101,7 @@ def test_whitening_makes_known_classes_spheres_and_pulls_towards_a_sphere(monkey
 
 def test_images_of_known_classes_are_left_out():
     x, label = blobs(3, disjoint=True, novel=6, known=8)
-    x, known = normalize(x), label != UNKNOWN
+    x, known = normalize(x), label != UNLABELED
     again = known & (np.arange(len(x)) % 2 == 0)
     unlabeled = ~known | again
     novel, share = divided(x, label, unlabeled, disjoint=False).searched
@@ -224,7 +224,7 @@ def test_without_two_known_classes_the_silhouette_decides(disjoint):
     assert (estimate.low, estimate.chosen, estimate.high) == (3, 6, 12)  # no error is known
     z = normalize(x)
     if disjoint:
-        z = z[label == UNKNOWN]
+        z = z[label == UNLABELED]
         expected = silhouette_score(z, KMeans(6, n_init=20, random_state=0).fit_predict(z))
         assert dict(estimate.curve)[6] == pytest.approx(expected, abs=1e-3)
 
@@ -233,9 +233,9 @@ def noise(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-FEW, OTHERS = [0] * 15 + [1] * 15, [UNKNOWN] * 60
+FEW, OTHERS = [0] * 15 + [1] * 15, [UNLABELED] * 60
 ODD = {
-    "four unlabeled rows": (noise(16, 5), [0] * 4 + [1] * 4 + [2] * 4 + [UNKNOWN] * 4),
+    "four unlabeled rows": (noise(16, 5), [0] * 4 + [1] * 4 + [2] * 4 + [UNLABELED] * 4),
     "equal rows": (np.ones((90, 70), np.float32), FEW + OTHERS),
     "rows of zeros": (np.zeros((90, 3), np.float32), FEW + OTHERS),
     "two known classes": (noise(90, 5), FEW + OTHERS),
@@ -255,5 +255,5 @@ def test_odd_tables_have_an_answer(name):
     estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
     several = (np.bincount(label[label >= 0]) > 1).sum()
     assert set(estimate.estimates) == ({"silhouette"} if several < 2 else RULES)
-    assert 1 <= estimate.low <= estimate.chosen <= estimate.high <= (label == UNKNOWN).sum()
+    assert 1 <= estimate.low <= estimate.chosen <= estimate.high <= (label == UNLABELED).sum()
     assert all(np.isfinite(value) for _, value in estimate.curve)

@@ -25,7 +25,7 @@ from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
 from nearkin.run.auto import resolve
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 CACHED, IMAGES, DIM = 4, 30, 5
@@ -97,10 +97,10 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
 
 
 def test_images_without_a_label_have_none_in_a_batch_either():
-    labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNKNOWN)
+    labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNLABELED)
     order = TwoStreamBatchSampler(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
     for batch in cached_views(sampler=order, labels=labels).load(0, 6):
-        assert batch.label[batch.index >= 6].eq(UNKNOWN).all()
+        assert batch.label[batch.index >= 6].eq(UNLABELED).all()
         assert batch.label[batch.index < 6].tolist() == (batch.index[batch.index < 6] % 2).tolist()
         assert (batch.index < 6).sum() == 4
 
@@ -124,7 +124,7 @@ def frozen(labeled, unlabeled, num_novel=2):
     """A encoder and a task of so many images of two known and of two novel classes."""
     sizes = [labeled - labeled // 2, labeled // 2, unlabeled - unlabeled // 2, unlabeled // 2]
     cached, truth = blobs(sizes)
-    label = np.where(truth < 2, truth, UNKNOWN)
+    label = np.where(truth < 2, truth, UNLABELED)
     return FrozenEncoder(cached, CPU), DiscoveryTask(label, np.arange(len(label)), 2, num_novel)
 
 
@@ -157,7 +157,7 @@ def trained(labeled, unlabeled, method, num_novel=2, options=None, **settings):
 
 
 def test_a_task_knows_its_labeled_and_its_unlabeled_images_and_no_stage_sees_those_held_out():
-    label = np.array([0, UNKNOWN, 1, UNKNOWN, 0])
+    label = np.array([0, UNLABELED, 1, UNLABELED, 0])
     task = DiscoveryTask(label, np.array([1, 2, 3, 4]), 2, 1)  # image 0 is held out
     assert (task.labeled.tolist(), task.unlabeled.tolist()) == ([2, 4], [1, 3])
     encoder, task = frozen(20, 30)
@@ -178,7 +178,7 @@ def test_the_first_stage_sees_labeled_images_only_and_the_second_half_of_each_ba
     assert seen(known) == set(task.labeled.tolist())
     assert known.config.method == "supervised"
     for batch in stage.feed.load(0, 6):
-        assert (batch.label != UNKNOWN).sum() == 8
+        assert (batch.label != UNLABELED).sum() == 8
         assert len(batch.label) == 16
     assert seen(stage, steps=30) == set(range(50))
 
@@ -215,7 +215,7 @@ def test_classes_differ_the_more_in_size_the_less_balance_is_asked_for():
     center = torch.from_numpy(x[rows] / 16).float()
     noise = torch.randn(2, *center.shape, generator=torch.Generator().manual_seed(0))
     encoder = FrozenEncoder(CachedFeatures(center, center + 0.1 * noise), CPU)
-    label = np.where(y[rows] < 3, y[rows], UNKNOWN)
+    label = np.where(y[rows] < 3, y[rows], UNLABELED)
     task, settings = DiscoveryTask(label, np.arange(len(rows)), 3, 2), base(epochs=8)
     known = known_stage(encoder, task, settings)
     known.try_out()
@@ -265,7 +265,7 @@ def test_the_queue_is_at_most_half_of_the_unlabeled_images_or_refused():
         assert sizes == {stage.config.options["queue_size"]}
         assert 1 <= stage.config.options["queue_size"] <= unlabeled // 2
         filled = stage.method.novel_queue.index
-        assert set(filled[filled != UNKNOWN].tolist()) <= set(range(20, 20 + unlabeled))
+        assert set(filled[filled != UNLABELED].tolist()) <= set(range(20, 20 + unlabeled))
 
 
 @pytest.mark.parametrize("method", LAST)
@@ -308,7 +308,7 @@ def test_as_many_classes_as_images_no_pairs_all_pairs_and_equal_features_are_lea
     for rate in (0.0, 1.0):
         assert finite(trained(20, 30, "ncl", options={"positive_rate": rate})[1].method), rate
     cached = CachedFeatures(torch.ones(40, 6), torch.ones(3, 40, 6))
-    label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
+    label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNLABELED)
     for method in LAST:
         task = DiscoveryTask(label, np.arange(40), 2, 2)
         _, stage = started(FrozenEncoder(cached, CPU), task, method)
@@ -347,7 +347,7 @@ def finetuned():
         config = DiscoverConfig(train_layers=layers, num_views=2)
         return FinetunedEncoder(pretrained, images, config, base(cache="off", image_size=8), CPU)
 
-    label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
+    label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNLABELED)
     return encoder, DiscoveryTask(label, np.arange(40), 2, 2)
 
 
@@ -406,7 +406,7 @@ def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
     pretrained = Encoder(build_backbone("small", 32), 32, {})
     encoder = FinetunedEncoder(pretrained, images, DiscoverConfig(), settings, CPU)
     order = TwoStreamBatchSampler(np.zeros(0, np.int64), np.arange(8), 4, 0)
-    batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNKNOWN)).load(0, 1))
+    batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNLABELED)).load(0, 1))
     assert {view.shape for view in batch.views} == {(4, 3, 32, 32)}
 
 

@@ -13,7 +13,7 @@ from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import cluster_accuracy
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 KNOWN, NOVEL, EACH, HELD_OUT = 6, 20, 5, 7
 BASE = TrainConfig(
@@ -31,7 +31,7 @@ def init():
     center = torch.from_numpy(centers[truth] + rng.normal(size=(len(truth), 16))).float()
     views = center + 0.3 * torch.from_numpy(rng.normal(size=(2, *center.shape))).float()
     center[:HELD_OUT] = torch.nan  # nobody may look at what is held out
-    label = np.where(truth < KNOWN, truth, UNKNOWN)
+    label = np.where(truth < KNOWN, truth, UNLABELED)
     task = DiscoveryTask(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
     encoder = FrozenEncoder(CachedFeatures(center, views), torch.device("cpu"))
     stage = known_stage(encoder, task, BASE)
@@ -54,11 +54,11 @@ def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_amon
     label = task.label[task.rows]
     novel, joint = start.novel.numpy(), start.joint.numpy()
     assert start.features.isfinite().all()
-    assert ((novel == UNKNOWN) == (label != UNKNOWN)).all()
-    assert set(novel[label == UNKNOWN]) == set(range(NOVEL))
-    assert (joint[label != UNKNOWN] == label[label != UNKNOWN]).mean() > 0.95
-    rest = truth[task.rows][label == UNKNOWN]
-    assert cluster_accuracy(rest, novel[label == UNKNOWN])[0] > 0.7
+    assert ((novel == UNLABELED) == (label != UNLABELED)).all()
+    assert set(novel[label == UNLABELED]) == set(range(NOVEL))
+    assert (joint[label != UNLABELED] == label[label != UNLABELED]).mean() > 0.95
+    rest = truth[task.rows][label == UNLABELED]
+    assert cluster_accuracy(rest, novel[label == UNLABELED])[0] > 0.7
 
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
@@ -68,7 +68,7 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, method):
     accuracy = {}
     for name, at in (("clusters", start), ("random", None)):
         stage = class_stage(encoder, task, BASE, StageInit(known, at), method, {})
-        rest = task.label[task.rows] == UNKNOWN
+        rest = task.label[task.rows] == UNLABELED
         classes = classes_of(encoder, task, stage.method, disjoint)[rest]
         accuracy[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
         if at is not None:

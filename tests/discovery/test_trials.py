@@ -28,7 +28,7 @@ from nearkin.discovery.trials import (
     shorter,
     usual,
 )
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 KNOWN, EACH, OTHERS = 5, 8, 30
@@ -51,7 +51,7 @@ def images(seed=0):
     centers = 4 * rng.normal(size=(KNOWN + 2, 10))
     center = torch.from_numpy(centers[truth] + rng.normal(size=(len(truth), 10))).float()
     noise = torch.from_numpy(rng.normal(size=(2, *center.shape))).float()
-    label = np.where(truth < KNOWN, truth, UNKNOWN)
+    label = np.where(truth < KNOWN, truth, UNLABELED)
     held_out = [np.flatnonzero(label == number)[0] for number in range(KNOWN)]
     center[held_out] = torch.nan
     rows = np.setdiff1d(np.arange(len(label)), held_out)
@@ -161,7 +161,7 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
     label = task.label.copy()
     label[hidden] = np.random.default_rng(1).permutation(label[hidden])
     assert (label != task.label).any()
-    nobody = np.flatnonzero(label == UNKNOWN)
+    nobody = np.flatnonzero(label == UNLABELED)
     cached.center[nobody], cached.views[:, nobody] = torch.nan, torch.nan
     other = replace(task, label=label, rows=np.setdiff1d(task.rows, nobody[:3]))
     first = first_trial(tmp_path, mode, cached, other)
@@ -194,7 +194,7 @@ def test_classes_of_one_image_are_tried(mode, count, tmp_path):
     """But in mode gcd for a fold whose labels are all hidden."""
     cached, task = images()
     keep = [np.flatnonzero(task.label == number)[1] for number in range(KNOWN)]
-    rest = np.flatnonzero(task.label == UNKNOWN)
+    rest = np.flatnonzero(task.label == UNLABELED)
     task = replace(task, rows=np.sort(np.concatenate([keep, rest])))
     results = list(trials(tmp_path, mode, cached, task).run(TRIED[mode][:1]))
     assert len(results) == count
@@ -208,7 +208,7 @@ def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
     odd = permutation(BASE.seed, 1, len(task.label)) % 2 == 1  # as mode gcd hides labels
     first, second, _ = folds(4, task.num_novel, BASE.seed)
     lost = np.setdiff1d(second, first)[0]  # is known in the first fold alone
-    label = np.full_like(task.label, UNKNOWN)
+    label = np.full_like(task.label, UNLABELED)
     for number in range(4):
         parity = odd if number != lost else ~odd
         label[np.flatnonzero((task.label == number) & parity)[1]] = number

@@ -23,7 +23,7 @@ from nearkin.metrics import attentive, probe
 from nearkin.metrics.intervals import wilson
 from nearkin.networks.branch import as_backbone
 from nearkin.schema import choices
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 
@@ -131,7 +131,7 @@ def test_no_label_of_a_test_image_moves_the_score_of_another(measure):
     seed = {"seed": 0} if measure is few_shot else {}
     half, labels = np.arange(60) < 24, test.labels
     whole, first, second = (
-        named(measure(train, Embeddings(test.vectors, np.where(rows, labels, UNKNOWN)), **seed))
+        named(measure(train, Embeddings(test.vectors, np.where(rows, labels, UNLABELED)), **seed))
         for rows in (np.ones(60, bool), half, ~half)
     )
     for name, value in whole.items():

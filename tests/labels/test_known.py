@@ -26,7 +26,7 @@ from nearkin.labels.truth import check_disjoint, truth_labels
 from nearkin.run.data import held_share, note_data
 from nearkin.run.folder import RunFolder
 from nearkin.schema import from_text
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 FLAT = ("1.png", "2.png", "3.png", "4.png", "5.png")
 PETS = ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
@@ -61,7 +61,7 @@ def label(data, by="", names=""):
 def labels_of(images):
     """The known class of each image that has one, by name."""
     names = zip(images.names, images.labels.tolist(), strict=True)
-    return {name: images.classes[label] for name, label in names if label != UNKNOWN}
+    return {name: images.classes[label] for name, label in names if label != UNLABELED}
 
 
 def refused(call, *args, error=DataError):
@@ -122,10 +122,10 @@ def test_labels_of_the_data_themselves_stay_hidden(tmp_path):
     assert open_images(data).classes == ("ant", "bee", "cat")
     labeled = label(data, known(tmp_path, "10/1.png", "10/2.png", "9/1.png", "9/2.png"))
     assert labeled.classes == ("9", "10")  # numbered as numbers where they are
-    assert (labeled.labels[own_images(labeled)] == UNKNOWN).all()
+    assert (labeled.labels[own_images(labeled)] == UNLABELED).all()
     labeled = label(data, names="cat,ant")
     assert labeled.classes == ("cat", "ant")
-    assert labeled.labels.tolist() == [1, 1, UNKNOWN, UNKNOWN, 0, 0]
+    assert labeled.labels.tolist() == [1, 1, UNLABELED, UNLABELED, 0, 0]
 
 
 def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
@@ -355,7 +355,7 @@ def test_the_truth_may_be_what_the_data_say_or_a_table_that_says_less(classed, t
     images, labeled = classed
     expected = {name: name[:3] for name in BEASTS}
     assert truth_of(labeled, "data", images) == (("bee", "cat", "ant"), expected)
-    assert labeled.labels.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN, 1, UNKNOWN]
+    assert labeled.labels.tolist() == [UNLABELED, UNLABELED, 0, UNLABELED, 1, UNLABELED]
     by = table(("ant\\1.png", "x"), ("cat/2.png", "cat"), ("bee/2.png", ""), ("gone.png", "y"))
     expected = {"ant/1.png": "x", "cat/2.png": "cat"}
     assert truth_of(labeled, by, images) == (("bee", "cat", "x"), expected)
@@ -453,7 +453,7 @@ def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path, 
     assert dataset.truth.tolist() == [2, 2, 0, 0, 1, 1]
     whole = label_images(images, "", ["cat", "bee"])
     check_disjoint(whole, truth_labels(whole, "data", images)[0])
-    check_disjoint(labeled, np.full(6, UNKNOWN))
+    check_disjoint(labeled, np.full(6, UNLABELED))
 
 
 def test_everything_is_the_same_at_a_second_start(tmp_path, data, table):

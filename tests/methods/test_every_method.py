@@ -10,7 +10,7 @@ import nearkin.methods
 from nearkin.methods import METHODS
 from nearkin.objectives import unit
 from nearkin.testing import check_method
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def test_every_module_of_methods_is_in_the_catalogue_and_in_these_tests():
@@ -62,7 +62,7 @@ def test_it_learns_what_labels_say(name):
     """
     method, batch = small(name), batch_for(name, 1)
     run(method, name, total=60, until=60, batches=lambda n, s: batch_for(n, s % 4))
-    known = batch.label != UNKNOWN
+    known = batch.label != UNLABELED
     head = method.known if hasattr(method, "known") else method.heads
     with torch.no_grad():  # known classes come first
         predicted = head(method.eval().backbone(batch.views[0]))[:, :3].argmax(1)

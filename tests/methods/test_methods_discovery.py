@@ -18,7 +18,7 @@ from nearkin.errors import UsageError
 from nearkin.methods.rotnet import RotNet
 from nearkin.networks.branch import Backbone
 from nearkin.run.options import checked_options
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 
 def cross_entropy(logits, target):
@@ -40,7 +40,7 @@ def test_four_turns_of_a_image_of_four_pixels_have_the_golden_loss():
         method.turns.weight.zero_()[:, 0] = torch.arange(4.0)
         method.turns.bias.zero_()
     view = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double().expand(1, 3, 2, 2)
-    loss = method(Batch((view,), torch.tensor([0]), torch.tensor([UNKNOWN])), 0.5).loss
+    loss = method(Batch((view,), torch.tensor([0]), torch.tensor([UNLABELED])), 0.5).loss
     sums = [math.log(sum(math.exp(k * pixel) for k in range(4))) for pixel in (1, 2, 4, 3)]
     expected = mean(sums) - mean([turn * pixel for turn, pixel in enumerate((1, 2, 4, 3))])
     assert loss.item() == pytest.approx(expected)
@@ -71,7 +71,7 @@ def test_rotnet_learns_to_tell_how_images_are_turned():
 def test_supervised_is_the_mean_cross_entropy_of_labeled_images():
     method, batch = small("supervised").double().train(), double_for("supervised")
     logits = method.known(method.online(batch.views[0]))
-    known = [i for i in range(BATCH) if batch.label[i] != UNKNOWN]
+    known = [i for i in range(BATCH) if batch.label[i] != UNLABELED]
     assert 0 < len(known) < BATCH
     expected = mean([cross_entropy(logits[i], batch.label[i]) for i in known])
     torch.testing.assert_close(method(batch, 0.5).loss, expected)
@@ -100,7 +100,7 @@ def restated(method, batch, progress):
     student = [(row / method.temperature).softmax(0) for row in cosines]
     teacher = [(row / sharp).softmax(0).detach() for row in cosines]
     label = batch.label.tolist() * 2
-    known = [i for i in range(2 * n) if label[i] != UNKNOWN]
+    known = [i for i in range(2 * n) if label[i] != UNLABELED]
     average = mean(student)
 
     def find(i, positives, among, t):
@@ -140,7 +140,7 @@ def test_no_gradient_reaches_the_targets():
     method = small("simgcd", sup_weight=0.0, entropy_weight=0.0).double()
     classified = []
     method.heads.register_forward_hook(lambda *call: classified.append(call[-1]))
-    unlabeled = replace(double_for("simgcd"), label=torch.full((BATCH,), UNKNOWN))
+    unlabeled = replace(double_for("simgcd"), label=torch.full((BATCH,), UNLABELED))
     loss = method(unlabeled, 0.075).loss  # of its terms, only `l_dist` reads the classifier
     (logits,) = classified
     (gradient,) = torch.autograd.grad(loss, logits)
@@ -161,7 +161,7 @@ def test_targets_grow_sharper_at_first():
 @pytest.mark.parametrize("num_known", [0, 1, BATCH - 1, BATCH])
 def test_terms_of_labels_that_are_not_there_are_zero_and_all_is_finite(num_known):
     method, batch = small("simgcd").double().train(), double_for("simgcd")
-    label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNKNOWN)
+    label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNLABELED)
     step = method(replace(batch, label=label), 0.5)
     assert (step.metrics["classify"] == 0) == (num_known == 0)
     assert (step.metrics["class_contrast"].abs() < 1e-12) == (num_known < 2)
@@ -171,7 +171,7 @@ def test_terms_of_labels_that_are_not_there_are_zero_and_all_is_finite(num_known
 
 
 @pytest.mark.parametrize("name", ["rotnet", "supervised", "simgcd"])
-@pytest.mark.parametrize("label", [UNKNOWN, 2])
+@pytest.mark.parametrize("label", [UNLABELED, 2])
 def test_one_image_is_enough(name, label):
     method, batch = small(name).eval(), batch_for(name, 0).map(lambda x: x[[0]])
     loss = method(replace(batch, label=torch.tensor([label])), 0.5).loss
@@ -192,7 +192,7 @@ def grouped(step):
     centers = torch.randn(6, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
     index, group = torch.arange(48), torch.arange(48) % 6
     views = tuple(centers[group] + torch.randn(48, 3, SIDE, SIDE, generator=g) for _ in range(2))
-    return Batch(views, index, torch.where((group < 3) & (index < 24), group, UNKNOWN))
+    return Batch(views, index, torch.where((group < 3) & (index < 24), group, UNLABELED))
 
 
 def test_unlabeled_images_of_known_and_of_novel_classes_are_told_apart():
@@ -201,7 +201,7 @@ def test_unlabeled_images_of_known_and_of_novel_classes_are_told_apart():
     run(method, "simgcd", total=100, until=100, batches=lambda _, step: grouped(step))
     with torch.no_grad():
         predicted = method.heads(method.eval().backbone(batch.views[0])).argmax(1)
-    free = batch.label == UNKNOWN
+    free = batch.label == UNLABELED
     counts = confusion_matrix(batch.index[free] % 6, predicted[free], labels=range(6))
     known, novel = counts[:3, :3], counts[3:, 3:]
     right = known.trace() + novel[linear_sum_assignment(-novel)].sum()

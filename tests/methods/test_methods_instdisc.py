@@ -11,7 +11,7 @@ from torch import nn
 from nearkin.methods.instdisc import InstDisc
 from nearkin.networks.branch import Backbone
 from nearkin.objectives import unit
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 SEED = 7
 
@@ -47,7 +47,7 @@ def reads(*rows, index):
     images = torch.zeros(len(rows), 3 * SIDE * SIDE, dtype=torch.float64)
     images[:, : len(rows[0])] = torch.tensor(rows)
     views = (images.view(-1, 3, SIDE, SIDE).requires_grad_(),)
-    return Batch(views, torch.tensor(index), torch.full((len(rows),), UNKNOWN))
+    return Batch(views, torch.tensor(index), torch.full((len(rows),), UNLABELED))
 
 
 def test_softmax_is_the_cross_entropy_over_the_bank_as_it_was_before_the_step():

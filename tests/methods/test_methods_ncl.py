@@ -15,9 +15,10 @@ from scipy.stats import chisquare, kstest
 from small import BATCH, SIDE, assert_same_gradient, double_for, run, small
 from torch import nn
 
+from nearkin.memory import EMPTY
 from nearkin.methods.ncl import NCL
 from nearkin.networks.branch import Backbone
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 SEED = 7
 TERMS = ["classify", "pairs", "consistency", "known", "novel"]
@@ -29,7 +30,7 @@ def ncl(**options):
     run(method, "ncl", start=(4, None), until=8, total=10, batches=double_for)
     method.eval()
     batch = double_for("ncl")
-    known = batch.label != UNKNOWN
+    known = batch.label != UNLABELED
     for queue, rows in ((method.known_queue, known), (method.novel_queue, ~known)):
         assert 0 < queue.filled.sum() < 40
         assert torch.isin(batch.index[rows], queue.index).any()
@@ -38,7 +39,7 @@ def ncl(**options):
 
 def usable(queue, image):
     """Entries that show an image, and not this one."""
-    return [j for j, entry in enumerate(queue.index) if entry not in (UNKNOWN, image)]
+    return [j for j, entry in enumerate(queue.index) if entry not in (EMPTY, image)]
 
 
 def same_class(method, h):
@@ -71,7 +72,7 @@ def neighborhood_target(method, logits):
 
 
 def restated(method, batch, progress):
-    known, t = batch.label != UNKNOWN, method.temperature
+    known, t = batch.label != UNLABELED, method.temperature
     h1, h2 = (method.online(view) for view in batch.views)
     q, k = F.normalize(h1), F.normalize(h2).detach()
     contrast = {True: [], False: []}
@@ -154,7 +155,7 @@ def novel_loss(num_hard, temperature=1.0):
     method = reader(num_hard=num_hard, temperature=temperature, **options)
     fill(method.novel_queue, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
     fill(method.known_queue, [[0.8, -0.6]], label=[0])
-    batch = reads([[1.0, 0.0]], [[0.8, 0.6]], label=[UNKNOWN])
+    batch = reads([[1.0, 0.0]], [[0.8, 0.6]], label=[UNLABELED])
     return method(batch, 0.5).metrics["novel"].item()
 
 
@@ -171,7 +172,7 @@ def test_hard_negatives_give_the_golden_value():
 @pytest.mark.parametrize("pseudo_labels", ["close", "closest", "ranks"])
 def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
     method = ncl(pseudo_labels=pseudo_labels).train()
-    label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNKNOWN)
+    label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNLABELED)
     step = method(replace(double_for("ncl"), label=label), 0.5)
     absent = {"classify", "known"} if num_known == 0 else set()
     absent |= {"pairs", "novel"} if num_known == BATCH else set()
@@ -193,7 +194,7 @@ def test_what_does_not_count_is_neither_a_positive_nor_a_negative(other):
         for replaced in (False, True):
             method = copy.deepcopy(trained)
             for queue in (method.known_queue, method.novel_queue):
-                entries = queue.index == (one.index if "own" in other else UNKNOWN)
+                entries = queue.index == (one.index if "own" in other else EMPTY)
                 met += int(entries.sum())
                 if replaced:
                     queue.keys[entries] = 24**-0.5
@@ -211,14 +212,14 @@ def test_queries_join_the_queue_of_their_kind_after_the_step():
     step = method(batch, 0.5)
     assert not method.known_queue.filled.any()
     method.commit(step.memo, 0.5)
-    query, known = F.normalize(method.online(batch.views[0])).detach(), batch.label != UNKNOWN
+    query, known = F.normalize(method.online(batch.views[0])).detach(), batch.label != UNLABELED
     for queue, rows in ((method.known_queue, known), (method.novel_queue, ~known)):
         count = int(rows.sum())
         torch.testing.assert_close(queue.keys[:count], query[rows])
         assert queue.index[:count].tolist() == batch.index[rows].tolist()
         assert queue.filled.sum() == queue.cursor == count
     labels = batch.label[known].tolist()
-    assert method.known_queue.label.tolist() == labels + [UNKNOWN] * (40 - len(labels))
+    assert method.known_queue.label.tolist() == labels + [UNLABELED] * (40 - len(labels))
 
 
 def test_hard_negatives_are_added_when_their_time_has_come_and_there_are_known_images():
@@ -246,7 +247,7 @@ def test_hard_negatives_are_the_most_similar_mixtures_of_the_least_similar_keys(
     method, batch = ncl(num_easy=4, num_mixes=2, num_hard=7), double_for("ncl")
     known = F.normalize(torch.rand(1, 24).double())
     method.known_queue.keys[:] = known
-    images = batch.label == UNKNOWN
+    images = batch.label == UNLABELED
     query = F.normalize(method.online(batch.views[0])).detach()[images]
     queue = method.novel_queue
     entries = [usable(queue, int(i)) for i in batch.index[images]]

@@ -8,7 +8,7 @@ from restated import sinkhorn
 from small import BATCH, SIDE, assert_same_gradient, batch_for, double_for, run, small
 
 from nearkin.networks.heads import Prototypes
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 KNOWN, NOVEL = 3, 3
 
@@ -33,7 +33,7 @@ def restated(method, batch, first_code=KNOWN):
         known = [prototype_cosines(h, method.heads.known) for h in features]
         novel = [prototype_cosines(head.projector(h), head.prototypes) for h in features]
         cosines = [torch.cat(pair, 1) for pair in zip(known, novel, strict=True)]
-        unknown = [i for i in range(BATCH) if batch.label[i] == UNKNOWN]
+        unknown = [i for i in range(BATCH) if batch.label[i] == UNLABELED]
         total = 0.0
         for own, other in ((0, 1), (1, 0)):
             code = codes(cosines[own][unknown][:, first_code:])
@@ -62,7 +62,7 @@ def test_uno_is_the_papers_loss_and_so_is_its_gradient(unlabeled, first_code):
 @pytest.mark.parametrize("kind", ["labeled", "unlabeled"])
 def test_a_batch_may_hold_images_of_one_kind_only(kind):
     label = torch.arange(BATCH) % KNOWN
-    label = label if kind == "labeled" else torch.full_like(label, UNKNOWN)
+    label = label if kind == "labeled" else torch.full_like(label, UNLABELED)
     method = uno()
     step = method(replace(double_for("uno"), label=label), 0.5)
     assert step.loss.isfinite()

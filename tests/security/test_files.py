@@ -36,7 +36,7 @@ from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError
 from nearkin.labels.known import recognize
 from nearkin.run.folder import PLOTS
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def sized(length):
@@ -453,4 +453,4 @@ def test_a_hostile_label_is_a_name_and_nothing_else(name, tmp_path):
     labels.write_bytes(content.encode())
     for images in (open_images(data, labels=str(labels)), open_images(data / "table.csv")):
         assert images.classes[images.labels[0]] == label
-        assert images.labels[1] not in (UNKNOWN, images.labels[0])
+        assert images.labels[1] not in (UNLABELED, images.labels[0])

@@ -18,7 +18,7 @@ from nearkin.labels.known import label_images
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.data import hold_out, open_usable
 from nearkin.run.folder import RunFolder
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,25 +42,25 @@ class LabeledData:
     def train_rows(self) -> Int64[np.ndarray, " train"]:
         """The images to learn from."""
         rows = self.parts.train_rows
-        return np.asarray(rows[self.images.labels[rows] != UNKNOWN])
+        return np.asarray(rows[self.images.labels[rows] != UNLABELED])
 
     @property
     def test_rows(self) -> Int64[np.ndarray, " test"]:
         """The images to score."""
         rows = self.parts.test_rows
-        return np.asarray(rows[self.images.labels[rows] != UNKNOWN])
+        return np.asarray(rows[self.images.labels[rows] != UNLABELED])
 
     @property
     def train_labels(self) -> Int64[np.ndarray, " images"]:
-        """The classes of the images to learn from, `UNKNOWN` for all others."""
-        labels = np.full(len(self.images), UNKNOWN)
+        """The classes of the images to learn from, `UNLABELED` for all others."""
+        labels = np.full(len(self.images), UNLABELED)
         labels[self.train_rows] = self.images.labels[self.train_rows]
         return labels
 
     @property
     def num_unlabeled(self) -> int:
         """How many images have no label."""
-        return int((self.images.labels == UNKNOWN).sum())
+        return int((self.images.labels == UNLABELED).sum())
 
     def lines(self) -> Iterator[str]:
         """Describe the data for the log."""
@@ -121,7 +121,7 @@ def _numbered(split: Split) -> LabeledData:
     """Number the classes to learn before those that only test images have."""
     images = split.images
     train = images.labels[split.train_rows]
-    present = np.unique(train[train != UNKNOWN])
+    present = np.unique(train[train != UNLABELED])
     if len(present) < 2:
         have = (
             "no training image has a label"

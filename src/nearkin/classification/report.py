@@ -19,7 +19,7 @@ from nearkin.report.page.sections import ClassificationReport, ClassView, Confus
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
 from nearkin.text import aligned
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 SHOWN: Final = 48  # Images to look at
 
@@ -194,9 +194,8 @@ def _unsure(outcome: Outcome) -> tuple[Tile, ...]:
     """Return the images without a label whose class is least certain; else, of test images."""
     assignments = outcome.assignments
     labels = outcome.dataset.images.labels[assignments.rows]
-    rows = (
-        np.flatnonzero(labels == UNKNOWN) if (labels == UNKNOWN).any() else np.arange(len(labels))
-    )
+    unlabeled = np.flatnonzero(labels == UNLABELED)
+    rows = unlabeled if len(unlabeled) else np.arange(len(labels))
     least = rows[np.argsort(assignments.margin[rows], kind="stable")][:SHOWN]
     return tiles(assignments, least, with_class=True)
 

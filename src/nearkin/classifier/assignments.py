@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.classifier import Predictions
 from nearkin.classifier.reference import Reference, compare_with_means, neighbors
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 NEIGHBORS: Final = 20  # Behind the neighbor agreement
 CORE_MARGIN: Final = 0.5
@@ -43,7 +43,7 @@ class Assignments:
     neighbor_agreement: Numbers
     """Share of the 20 nearest images that were learned from that have the same class."""
     nearest_known: Clusters
-    """The known class whose labeled images have the most similar mean feature, or `UNKNOWN`."""
+    """The known class whose labeled images have the most similar mean feature, or `UNLABELED`."""
     similarity: Numbers  # The cosine similarity to that mean; NaN where no image has a label
     flag: tuple[str, ...]  # See `assign`
 
@@ -121,7 +121,7 @@ def assign(
     """
     from scipy.special import entr
 
-    rows = np.flatnonzero(predictions.label == UNKNOWN)
+    rows = np.flatnonzero(predictions.label == UNLABELED)
     cluster, probability = predictions.cluster[rows], predictions.probability[rows]
     features = torch.from_numpy(predictions.features[rows])
     if calibration is not None:

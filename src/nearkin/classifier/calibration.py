@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from nearkin.errors import DataError
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 MIN_TEMPERATURE: Final = 0.05
 MAX_TEMPERATURE: Final = 20.0
@@ -51,7 +51,7 @@ def fit_calibration(
 
     Args:
         probability: Of each class, by a classifier that has not seen the image's label.
-        target: The class of each image; `UNKNOWN` where it is only known not to be the most
+        target: The class of each image; `UNLABELED` where it is only known not to be the most
             probable one, as of an image in a cluster that another class was matched with.
         groups: The group of each image, such as itself; no group is on both sides of a fold.
 
@@ -116,7 +116,7 @@ def _log_likelihood(
     """Return the log-probability of each target, or that the most probable class is wrong."""
     own = probability[np.arange(len(target)), target]
     wrong = 1 - probability.max(axis=1)
-    return np.asarray(np.log(np.where(target == UNKNOWN, wrong, own).clip(min=EPSILON)))
+    return np.asarray(np.log(np.where(target == UNLABELED, wrong, own).clip(min=EPSILON)))
 
 
 def calibration_error(score: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> float:

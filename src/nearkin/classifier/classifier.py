@@ -82,7 +82,7 @@ class Predictions:
     by_view: Int[np.ndarray, "views images"]
     """The most probable class in each of several augmented views."""
     features: Float[np.ndarray, "images dim"]  # Unit vectors that the heads take
-    label: Int[np.ndarray, " images"]  # Known classes, `UNKNOWN` for images without a label
+    label: Int[np.ndarray, " images"]  # Known classes, `UNLABELED` for images without a label
     classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
     num_known: int
     distance: Float[np.ndarray, " images"] | None = None
@@ -164,7 +164,7 @@ class Classifier:
         Args:
             cached: Their features.
             paths: Their names.
-            label: Their known classes, `UNKNOWN` for images without a label.
+            label: Their known classes, `UNLABELED` for images without a label.
             only_novel: Images that are known to be of no known class, as those without a label
                 in the data of a discovery in mode ncd are. None: no image is.
         """

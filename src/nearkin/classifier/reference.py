@@ -16,7 +16,7 @@ from nearkin.errors import DataError
 from nearkin.metrics.neighbors import nearest
 from nearkin.metrics.selection import ROUNDING
 from nearkin.objectives import unit
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 BANK: Final = 20_000  # Images that are kept, at the most
 OUTLIERS: Final = 0.01  # Share of them that would be outliers themselves
@@ -167,7 +167,7 @@ class Means(NamedTuple):
     """How similar images are to the means of classes, all vectors of length one."""
 
     nearest_known: Clusters
-    """The known class whose labeled images have the most similar mean feature, or `UNKNOWN`."""
+    """The known class whose labeled images have the most similar mean feature, or `UNLABELED`."""
     similarity: Numbers  # The cosine to that mean; NaN where no image has a label
     own: Numbers  # The cosine to the mean of the others of the image's class; 0 without any
 
@@ -197,7 +197,7 @@ def compare_with_means(
     labeled = reference.labeled
     known = np.unique(reference.cluster[labeled])
     if not len(known):
-        return Means(np.full(len(own), UNKNOWN), np.full(len(own), np.nan), of_own)
+        return Means(np.full(len(own), UNLABELED), np.full(len(own), np.nan), of_own)
     of_known = class_sums(bank[torch.from_numpy(labeled)], reference.cluster[labeled], count)
     similarity, position = (features @ unit(of_known[torch.from_numpy(known)]).T).max(dim=1)
     return Means(known[position.numpy()], similarity.numpy(), of_own)

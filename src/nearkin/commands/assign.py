@@ -21,7 +21,7 @@ from nearkin.run.copies import copy_to as copy_images
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import write_csv
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def assign(
         log,
     ).compute()
     cached, rows = extracted.readable(images)
-    readable, no_labels = images.subset(rows), np.full(len(rows), UNKNOWN)
+    readable, no_labels = images.subset(rows), np.full(len(rows), UNLABELED)
     predictions = classifier.predict(cached, tuple(readable.names), no_labels)
     assigned = assignments.assign(predictions, classifier.top_reference, classifier.calibration)
     if output is not None:

@@ -28,7 +28,7 @@ from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
 from nearkin.metrics.kmeans import WIDEST
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 Rows = Int[np.ndarray, " _"]
 REDUCED: Final = 3  # Times the reduced vectors that k-means holds, as measured at a million
@@ -90,8 +90,8 @@ def _mapped(
         )
     numbers, classes = _labels(table, bank)
     learned, scored = _split(table, bank)
-    learned = learned[numbers[bank][learned] != UNKNOWN]
-    labeled = scored[numbers[table][scored] != UNKNOWN]
+    learned = learned[numbers[bank][learned] != UNLABELED]
+    labeled = scored[numbers[table][scored] != UNLABELED]
     scored = labeled if len(labeled) else scored
     with TemporaryDirectory(prefix="nearkin-") as folder:
         _check_disk(Path(folder), 4 * dim * (len(learned) + len(scored)))

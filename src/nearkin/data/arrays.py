@@ -19,7 +19,7 @@ from nearkin.distributed import free_memory
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
 from nearkin.places import user_path
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ def _labels(where: str, part: Part) -> list[Any]:
     if part.classes is None:
         return labels
     try:
-        numbers = [int(text_of(label) or UNKNOWN) for label in labels]
+        numbers = [int(text_of(label) or UNLABELED) for label in labels]
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: labels are no numbers of the named classes") from error
     low, high = min(numbers), max(numbers)
-    if low < UNKNOWN or high >= len(part.classes):
+    if low < UNLABELED or high >= len(part.classes):
         raise DataError(
             f"{where}: labels from {low} to {high} for {len(part.classes)} classes; "
-            f"count from 0, with {UNKNOWN} for unknown"
+            f"count from 0, with {UNLABELED} for images without a label"
         )
     return [(*part.classes, None)[number] for number in numbers]
 

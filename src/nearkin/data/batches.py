@@ -23,7 +23,7 @@ from nearkin.data.samplers import BatchSampler
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_views
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.errors import DataError, UsageError
-from nearkin.types import UNKNOWN, Batch
+from nearkin.types import UNLABELED, Batch
 
 SUBSTITUTE: Final = 255
 """The view number whose random numbers choose a substitute for an unreadable image."""
@@ -229,7 +229,7 @@ class Batches:
         dataset = ViewDataset(
             images, views, sampler, image_size, multiple, decoded, by_content=by_content
         )
-        own_labels = np.full(len(images), UNKNOWN) if labels is None else labels
+        own_labels = np.full(len(images), UNLABELED) if labels is None else labels
         return cls(dataset, device, workers, own_labels, pixels, bad)
 
     @property

@@ -182,7 +182,7 @@ class Images:
     """Images in the order of their names' bytes, an image's row its index. Can be pickled."""
 
     names: Sequence[str]  # Unique and sorted; relative to the data, with '/'; for people
-    labels: Int64[np.ndarray, " images"]  # Class numbers, or `UNKNOWN`
+    labels: Int64[np.ndarray, " images"]  # Class numbers, or `UNLABELED`
     groups: Int64[np.ndarray, " images"]
     """Images of one group, such as near-duplicates, never fall on two sides of a split."""
     splits: Shaped[np.ndarray, " images"]

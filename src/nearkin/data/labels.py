@@ -16,7 +16,7 @@ from nearkin.data.images import Images, in_bytes
 from nearkin.data.notes import Note, noted
 from nearkin.errors import DataError
 from nearkin.pace import count
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 SPLIT_WORDS: Final = {
     **dict.fromkeys(("train", "training", "trainset"), "train"),
@@ -162,7 +162,7 @@ def spellings(labels: Iterable[str]) -> list[Note]:
 def numbered(
     labels: Sequence[str], first: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Int64[np.ndarray, " labels"]]:
-    """The classes in order, and the number of each label, `UNKNOWN` for ''.
+    """The classes in order, and the number of each label, `UNLABELED` for ''.
 
     Names that look alike are one class; see `spellings`. The order is that of whole numbers by
     value, or of the bytes of names. Classes that are to come `first` keep their places.
@@ -176,7 +176,7 @@ def numbered(
         classes = (*first, *sorted(names, key=lambda name: (int(name), name)))
     else:
         classes = (*first, *sorted(names, key=in_bytes))
-    position = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
+    position = {name: i for i, name in enumerate(classes)} | {"": UNLABELED}
     number = {label: position[name] for label, name in form.items()}
     return classes, np.array([number[label] for label in labels], np.int64)
 

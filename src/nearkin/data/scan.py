@@ -38,7 +38,7 @@ from nearkin.data.listing import Listing, left_out, renamed
 from nearkin.data.pixel_types import of_one_pixel_type
 from nearkin.data.samples import masks
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 HEADER: Final = np.dtype(
     [
@@ -89,7 +89,7 @@ def scan(
     formats = headers["format"][rows]
     images = Images(
         names,
-        labels=np.full(len(rows), UNKNOWN, np.int64),
+        labels=np.full(len(rows), UNLABELED, np.int64),
         groups=np.arange(len(rows)),
         splits=np.full(len(rows), ""),
         classes=(),

@@ -12,7 +12,7 @@ from nearkin.data.decode import BadImage
 from nearkin.data.images import COLUMNS, BadFile, Either, Images, digest, in_bytes
 from nearkin.data.labels import numbered
 from nearkin.errors import DataError
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def union(first: Images, second: Images, prefix: str) -> Images:
@@ -33,8 +33,8 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     names = [*first.names, *added]
     rows = np.array(sorted(range(len(names)), key=lambda row: in_bytes(names[row])), np.int64)
     classes, number = numbered([*first.classes, *second.classes])
-    shifted = np.where(second.labels < 0, UNKNOWN, second.labels + len(first.classes))
-    labels = np.append(number, UNKNOWN)[np.concatenate([first.labels, shifted])]
+    shifted = np.where(second.labels < 0, UNLABELED, second.labels + len(first.classes))
+    labels = np.append(number, UNLABELED)[np.concatenate([first.labels, shifted])]
     groups = np.concatenate([first.groups, second.groups + first.groups.max(initial=-1) + 1])
     _, start, group = np.unique(groups[rows], return_index=True, return_inverse=True)
     second_bad = (BadFile(prefix + bad.name, bad.reason, bad.bytes) for bad in second.bad)

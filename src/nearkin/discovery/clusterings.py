@@ -13,7 +13,7 @@ from nearkin.discovery.features import DiscoveryEncoder, top_features
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.method import Method
 from nearkin.metrics.kmeans import compact, constrained_kmeans
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def kmeans_clustering(
     nearest = pairwise_distances_argmin(x, joint.centers)
     if not task.num_novel:
         return Clustering(nearest, nearest)
-    no_labels = np.full(len(task.unlabeled), UNKNOWN)
+    no_labels = np.full(len(task.unlabeled), UNLABELED)
     novel = constrained_kmeans(x[task.unlabeled], no_labels, task.num_novel, seed=seed)
     return Clustering(
         nearest,

@@ -14,7 +14,7 @@ from nearkin.classifier.reference import Reference, class_sums, compare_with_mea
 from nearkin.metrics.selection import least_certain
 from nearkin.objectives import unit
 from nearkin.objectives.contrast import MIN_LENGTH
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 SILHOUETTE_IMAGES: Final = 2000
 """The silhouette takes all distances, so of more images only some are compared."""
@@ -98,7 +98,7 @@ def describe_clusters(
 
     def describe(number: int) -> Cluster:
         members = typical(assignments, number)
-        some = len(members) > 0
+        some, near = len(members) > 0, nearest[number]
         return Cluster(
             name=classes[number],
             number=number,
@@ -108,7 +108,7 @@ def describe_clusters(
             silhouette=silhouette.get(number),
             medoid=int(members[0]) if some else None,
             seed_agreement=seed_agreement.get(number),
-            nearest_known=classes[nearest[number]] if some and nearest[number] != UNKNOWN else "",
+            nearest_known=classes[near] if some and near != UNLABELED else "",
             merge=tuple(classes[other] for other in merge.get(number, ())),
         )
 

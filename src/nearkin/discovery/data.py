@@ -22,7 +22,7 @@ from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.auto import check_batch
 from nearkin.run.data import hold_out, open_usable
 from nearkin.run.folder import RunFolder
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 BATCH_SIZE: Final = 128
 FEWEST: Final = 4  # Unlabeled images to count classes of
@@ -46,7 +46,7 @@ class DiscoveryData:
 
     @property
     def label(self) -> Int64[np.ndarray, " images"]:
-        """Known classes, `UNKNOWN` for images without one."""
+        """Known classes, `UNLABELED` for images without one."""
         return self.images.labels
 
     @property
@@ -56,7 +56,7 @@ class DiscoveryData:
 
     def lines(self) -> Iterator[str]:
         """Describe the data for the log."""
-        labeled = int((self.label != UNKNOWN).sum())
+        labeled = int((self.label != UNLABELED).sum())
         outside = int((~own_images(self.images)).sum())
         added = f", {outside} of them from outside the data" if outside else ""
         bad = f"; {len(self.images.bad)} unreadable, see bad_files.csv" if self.images.bad else ""
@@ -65,7 +65,7 @@ class DiscoveryData:
             f"{len(self.images) - labeled} without a label; {len(self.parts.test_rows)} held out "
             f"for scoring{bad}"
         )
-        counts = np.bincount(self.label[self.label != UNKNOWN])
+        counts = np.bincount(self.label[self.label != UNLABELED])
         single = [self.classes[number] for number in np.flatnonzero(counts == 1)]
         if single:
             yield (
@@ -76,7 +76,7 @@ class DiscoveryData:
 
     def pretraining_parts(self) -> Split:
         """Return the split of the data alone, without labels, for the first stage."""
-        unlabeled = replace(self.images, labels=np.full(len(self.images), UNKNOWN), classes=())
+        unlabeled = replace(self.images, labels=np.full(len(self.images), UNLABELED), classes=())
         outside = np.flatnonzero(~own_images(unlabeled))
         return replace(self.parts, images=unlabeled).without(outside.tolist())
 
@@ -124,7 +124,7 @@ def open_discovery_data(
 def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
     """Refuse settings that ask for more images than there are."""
     rows = dataset.parts.train_rows
-    unlabeled = int((dataset.label[rows] == UNKNOWN).sum())
+    unlabeled = int((dataset.label[rows] == UNLABELED).sum())
     if not unlabeled:
         raise DataError(
             f"all {len(rows)} images to learn from have a label, so nothing is left to discover; "

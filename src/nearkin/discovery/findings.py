@@ -14,7 +14,7 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.methods import METHODS
 from nearkin.metrics.geometry import effective_rank
 from nearkin.metrics.neighbors import nearest
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 Kind = Literal[
     "labels seen",
@@ -61,7 +61,7 @@ def early_findings(
 
     `features` are of all images that are learned from, by an encoder that has seen no label.
     """
-    few = few_images(int((label == UNKNOWN).sum()), num_novel)
+    few = few_images(int((label == UNLABELED).sum()), num_novel)
     return [*few, *(unlabeled_known(features, label, known) if mode == "ncd" else ())]
 
 
@@ -104,7 +104,7 @@ def late_findings(
     `positive_rate` is the share of positive pairs in training, None if it paired no images.
     """
     names, num_known = predictions.classes, predictions.num_known
-    unlabeled = predictions.label == UNKNOWN
+    unlabeled = predictions.label == UNLABELED
     sizes = np.bincount(predictions.cluster[unlabeled], minlength=len(names))
     return [
         *_sizes(sizes, names, num_known, mode),
@@ -208,7 +208,7 @@ def unlabeled_known(features: Features, label: Labels, known: Sequence[str]) -> 
     """
     every = len(label) // MAX_IMAGES + 1
     x, label = torch.from_numpy(features[::every]), label[::every]
-    ours = label != UNKNOWN
+    ours = label != UNLABELED
     if ours.all() or not ours.any():
         return
     near = label[nearest(x, x, NEIGHBORS, exclude_self=True)[1].numpy()]

@@ -20,7 +20,7 @@ from nearkin.discovery.data import FEWEST, DiscoveryData
 from nearkin.errors import DataError
 from nearkin.files import replace_text, usable
 from nearkin.metrics.kmeans import compact, constrained_kmeans
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most
 FOLDS: Final = 8  # Draws of known classes that are hidden
@@ -91,11 +91,11 @@ def number_of_novel_classes(
 
     Args:
         features: One row per image; only directions count.
-        label: The known class of each image, or `UNKNOWN`.
+        label: The known class of each image, or `UNLABELED`.
         disjoint: Whether no unlabeled image is of a known class.
         seed: Random seed.
     """
-    unlabeled = np.flatnonzero(label == UNKNOWN)
+    unlabeled = np.flatnonzero(label == UNLABELED)
     if len(unlabeled) < FEWEST:
         raise DataError(
             f"{len(unlabeled)} unlabeled images; counting classes takes at least {FEWEST}"
@@ -104,14 +104,14 @@ def number_of_novel_classes(
     labeled = _balanced(label, generator)
     can_compare = len(np.unique(label[labeled])) >= 2
     if not can_compare:
-        labeled = np.flatnonzero(label != UNKNOWN)[:ROWS]
+        labeled = np.flatnonzero(label != UNLABELED)[:ROWS]
     rows = np.append(generator.permutation(unlabeled)[:ROWS], labeled)
     x, y = compact(torch.from_numpy(features[rows])), label[rows]
-    novel = y == UNKNOWN
+    novel = y == UNLABELED
     task = _Task(x[novel], x[~novel], np.unique(y[~novel], return_inverse=True)[1], disjoint)
     if not can_compare:
         return _estimate(task, {"silhouette": _silhouette(task)}, np.zeros(0))
-    sizes = np.unique(label[label != UNKNOWN], return_counts=True)[1]
+    sizes = np.unique(label[label != UNLABELED], return_counts=True)[1]
     return _corrected(task, _inequality(sizes), generator)
 
 
@@ -119,7 +119,7 @@ def _balanced(
     label: Int[np.ndarray, " n"], generator: np.random.Generator
 ) -> Int[np.ndarray, " m"]:
     """Draw labeled rows, evenly over the classes that have two or more."""
-    order = generator.permutation(np.flatnonzero(label != UNKNOWN))
+    order = generator.permutation(np.flatnonzero(label != UNLABELED))
     order = order[label[order].argsort(kind="stable")]
     _, first, size = np.unique(label[order], return_index=True, return_counts=True)
     turn = np.arange(len(order)) - np.repeat(first, size)  # within the class
@@ -213,7 +213,7 @@ class _Task:
     @cached_property
     def silhouettes(self) -> dict[int, float]:
         """The mean silhouette with each number of novel clusters that was tried."""
-        x, label = self.x, np.full(len(self.x), UNKNOWN)
+        x, label = self.x, np.full(len(self.x), UNLABELED)
         if not self.disjoint:
             x, label = np.concatenate([self.labeled, x]), np.append(self.label, label)
         return _search(_Clusters(x, label).silhouette, self.most)
@@ -345,7 +345,7 @@ class _Clusters:
     """K-means of images, those of a known class kept together."""
 
     x: Float[np.ndarray, "n dim"]
-    label: Int[np.ndarray, " n"]  # 0 to one less than the number of known classes, or `UNKNOWN`
+    label: Int[np.ndarray, " n"]  # 0 to one less than the number of known classes, or `UNLABELED`
 
     @cached_property
     def distances(self) -> Float[np.ndarray, "n n"]:
@@ -356,7 +356,7 @@ class _Clusters:
 
     def silhouette(self, k: int) -> float:
         """The mean silhouette with k clusters beside those of known classes."""
-        total = min(int(self.label.max(initial=UNKNOWN)) + 1 + k, len(self.x))
+        total = min(int(self.label.max(initial=UNLABELED)) + 1 + k, len(self.x))
         found = constrained_kmeans(self.x, self.label, total, seed=0, n_init=1, max_iter=20)
         return mean_silhouette(self.distances, found.cluster, metric="precomputed")
 

@@ -30,7 +30,7 @@ from nearkin.method import Method
 from nearkin.metrics.metric import Metric, share
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.tables import read_numbers
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 OURS: Final = "nearkin"  # The name of the result among the baselines
 IMAGES: Final = {"train": "unlabeled training images", "held out": "held-out images"}
@@ -92,7 +92,7 @@ class Outcome:
 
     def _known_scores(self, clustering: Clustering) -> list[Metric]:
         rows = self.dataset.parts.test_rows
-        rows = rows[self.dataset.label[rows] != UNKNOWN]
+        rows = rows[self.dataset.label[rows] != UNLABELED]
         if not len(rows):
             return []
         correct = clustering.joint[rows] == self.dataset.label[rows]
@@ -199,9 +199,9 @@ def _classified(
     )
     names = tuple(dataset.images.names)
     # Only these are known to be of no known class; new images may be of any.
-    only_novel = dataset.label == UNKNOWN if config.mode == "ncd" else None
+    only_novel = dataset.label == UNLABELED if config.mode == "ncd" else None
     found = classifier.predict(cached, names, dataset.label, only_novel=only_novel).cluster
-    labeled = task.label != UNKNOWN
+    labeled = task.label != UNLABELED
     own, rows = np.where(labeled, task.label, found), task.rows
     learned = cached.center[torch.from_numpy(rows)]
     reference = reference_of(learned, own[rows], labeled[rows], len(classifier.classes))
@@ -227,5 +227,5 @@ def calibrate(trials: Sequence[Trial]) -> Calibration | None:
     probability = np.concatenate([trial.probability for trial in trials])
     correct = np.concatenate([trial.correct for trial in trials])
     # Where a cluster is another class's, it is known only that the image is not of it.
-    target = np.where(correct, probability.argmax(axis=1), UNKNOWN)
+    target = np.where(correct, probability.argmax(axis=1), UNLABELED)
     return fit_calibration(probability, target, np.concatenate([trial.rows for trial in trials]))

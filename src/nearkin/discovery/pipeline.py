@@ -38,7 +38,7 @@ from nearkin.run.reporter import Logger
 from nearkin.schema import Value
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
@@ -235,7 +235,7 @@ class Pipeline:
         number = estimate.chosen if estimate else int(self.config.classes)
         label = dataset.label.copy()
         # Known classes are scored on held-out images, so their labels may train nothing.
-        label[dataset.parts.test_rows] = UNKNOWN
+        label[dataset.parts.test_rows] = UNLABELED
         return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
 
     def _chosen(

@@ -41,7 +41,7 @@ from nearkin.run.reporter import Logger
 from nearkin.run.sheets import class_sheet
 from nearkin.tables import read_numbers, write_csv
 from nearkin.text import aligned
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
 ON_PAGE: Final = 20  # Of these on the page
@@ -101,7 +101,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "data": outcome.data,
         "known": list(outcome.dataset.classes),
         "novel": outcome.task.num_novel,
-        "labeled": int((outcome.dataset.label != UNKNOWN).sum()),
+        "labeled": int((outcome.dataset.label != UNLABELED).sum()),
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
@@ -207,7 +207,7 @@ def _truth(outcome: Outcome, cluster: Cluster) -> str:
     if truth is None:
         return ""
     classes = truth[assignments.rows[assignments.cluster == cluster.number]]
-    number, sizes = np.unique(classes[classes != UNKNOWN], return_counts=True)
+    number, sizes = np.unique(classes[classes != UNLABELED], return_counts=True)
     if not len(sizes):
         return ""
     most = sizes.argmax()
@@ -251,7 +251,7 @@ def _how(score: Metric) -> tuple[str, str]:
 def _confusion(outcome: Outcome) -> Confusion | None:
     """Count true classes against those of the result, over unlabeled training images."""
     task, mode, names = outcome.task, outcome.config.mode, outcome.dataset.names
-    if outcome.dataset.truth is None or (outcome.dataset.truth[task.unlabeled] == UNKNOWN).all():
+    if outcome.dataset.truth is None or (outcome.dataset.truth[task.unlabeled] == UNLABELED).all():
         return None
     truth = outcome.dataset.truth[task.unlabeled]
     predicted = outcome.clusterings[OURS].of(mode)[task.unlabeled]

@@ -1,7 +1,7 @@
 """Scores of predicted classes against true ones, by the protocols of the papers.
 
 Clusters have no names, so they are matched with the true classes first. Throughout, `truth` is the
-true class of each image or `UNKNOWN`, and `predicted` the class it was put in. Classes below
+true class of each image or `UNLABELED`, and `predicted` the class it was put in. Classes below
 `num_known` are known, the others novel.
 """
 
@@ -22,7 +22,7 @@ from nearkin.metrics.clusters import (
 from nearkin.metrics.intervals import Groups
 from nearkin.metrics.metric import Metric, share, with_interval
 from nearkin.metrics.metric import Protocol as Method
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 Labels = Int[np.ndarray, " n"]
 Protocol = Literal["task-aware", "task-agnostic", "GCD"]
@@ -78,7 +78,7 @@ def score(
         novel classes. No score of a part without images.
     """
     aware = protocol == "task-aware"
-    scored = truth >= num_known if aware else truth != UNKNOWN
+    scored = truth >= num_known if aware else truth != UNLABELED
     y, x = truth[scored], predicted[scored]
     own = None if groups is None else groups[scored]
     if not len(y):
@@ -122,7 +122,7 @@ def _agreement(
 
 def _left_out(truth: Labels, scored: Bool[np.ndarray, " n"]) -> dict[str, int]:
     """Count the images that are not scored, by the reason."""
-    unknown = int(np.count_nonzero(truth == UNKNOWN))
+    unknown = int(np.count_nonzero(truth == UNLABELED))
     reasons = {
         "without a true class left out": unknown,
         "of known classes left out": int(np.count_nonzero(~scored)) - unknown,
@@ -140,7 +140,7 @@ def joint_match(truth: Labels, predicted: Labels, num_known: int) -> dict[int, i
     """Match clusters with classes, all at once: GCD."""
     # Of the matches with most images right, the one with the fewest novel images right: the
     # scores of the parts are then unique, and those of novel classes are not flattering.
-    y, x = truth[truth != UNKNOWN], predicted[truth != UNKNOWN]
+    y, x = truth[truth != UNLABELED], predicted[truth != UNLABELED]
     return match(y, x, weight=len(y) + 1 + (y < num_known).astype(np.int64))
 
 
@@ -156,7 +156,7 @@ class Confusion:
 
 def confusion(truth: Labels, predicted: Labels, mapping: Mapping[int, int]) -> Confusion:
     """Count the images behind an accuracy, under the classes of clusters by one of the matches."""
-    y, x = truth[truth != UNKNOWN], predicted[truth != UNKNOWN]
+    y, x = truth[truth != UNLABELED], predicted[truth != UNLABELED]
     common = set(x[right(y, x, mapping)].tolist())
     matched = sorted(common, key=mapping.__getitem__)
     classes, clusters = _led_by([mapping[c] for c in matched], y), _led_by(matched, x)

@@ -29,7 +29,7 @@ from nearkin.run.reporter import Logger
 from nearkin.schema import Value
 from nearkin.training.fit import Lead, fit, optimizer_for, training_steps
 from nearkin.training.health import feature_health
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 MIN_EPOCHS, MAX_EPOCHS = 10, 200
 
@@ -77,7 +77,7 @@ class HeadInit:
     features: Float[Tensor, "learned dim"]
     """Of the images to learn from, by the network that knows the known classes."""
     novel: Int64[Tensor, " learned"]
-    """Their clusters among the novel classes, from 0; `UNKNOWN` for labeled images."""
+    """Their clusters among the novel classes, from 0; `UNLABELED` for labeled images."""
     joint: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
 
     @torch.no_grad()
@@ -89,14 +89,14 @@ class HeadInit:
             # The known head has been trained. The novel one is linear, so it compares directions
             # from the mean of all unlabeled images: features are not negative, and their own
             # directions would be nearly the same.
-            unlabeled = self.novel != UNKNOWN
+            unlabeled = self.novel != UNLABELED
             center = self.features[unlabeled].mean(dim=0)
             count = heads.novel.out_features
             weight = unit(means(self.features[unlabeled], self.novel[unlabeled], count) - center)
             heads.novel.weight.copy_(weight.to(device))
             heads.novel.bias.copy_(-(weight @ center).to(device))
         elif isinstance(heads, MultiHead):  # its novel prototypes are not among features
-            known, count = self.novel == UNKNOWN, heads.known.num_classes
+            known, count = self.novel == UNLABELED, heads.known.num_classes
             prototypes = means(unit(self.features[known]), self.joint[known], count)
             heads.known.weight.copy_(unit(prototypes).to(device))
         else:
@@ -120,8 +120,8 @@ def stage_init(
     features = top_features(encoder, known, task.rows)
     learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
     clusters = kmeans_clustering(features, learned, seed)
-    unlabeled = learned.label == UNKNOWN
-    novel = np.where(unlabeled, clusters.novel - task.num_known, UNKNOWN)
+    unlabeled = learned.label == UNLABELED
+    novel = np.where(unlabeled, clusters.novel - task.num_known, UNLABELED)
     joint = np.where(unlabeled, clusters.joint, learned.label)
     return StageInit(known, HeadInit(features, torch.from_numpy(novel), torch.from_numpy(joint)))
 

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 Mode = Literal["gcd", "ncd"]
 
@@ -18,7 +18,7 @@ class DiscoveryTask:
     Images of held-out classes have no label here, whatever else is known about them.
     """
 
-    label: Int64[np.ndarray, " images"]  # Known classes of all images, `UNKNOWN` for the others
+    label: Int64[np.ndarray, " images"]  # Known classes of all images, `UNLABELED` for the others
     rows: Int64[np.ndarray, " learned"]  # The images to learn from
     num_known: int
     num_novel: int
@@ -26,12 +26,12 @@ class DiscoveryTask:
     @property
     def labeled(self) -> Int64[np.ndarray, " labeled"]:
         """The rows of images with a known class."""
-        return self.rows[np.flatnonzero(self.label[self.rows] != UNKNOWN)]
+        return self.rows[np.flatnonzero(self.label[self.rows] != UNLABELED)]
 
     @property
     def unlabeled(self) -> Int64[np.ndarray, " unlabeled"]:
         """The rows of the others."""
-        return self.rows[np.flatnonzero(self.label[self.rows] == UNKNOWN)]
+        return self.rows[np.flatnonzero(self.label[self.rows] == UNLABELED)]
 
     @property
     def only_novel(self) -> Bool[np.ndarray, "1 classes"]:

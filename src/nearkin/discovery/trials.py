@@ -29,7 +29,7 @@ from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
 from nearkin.metrics.clusters import right
 from nearkin.schema import Auto, Value
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 ObjectiveName = Literal["uno", "ncl", "joint_ncl", "simgcd"]
 
@@ -194,12 +194,12 @@ class Trials:
         """Hide some known classes; their numbers come last."""
         old, count = self.task.label, self.task.num_known
         rest = np.setdiff1d(np.arange(count), hidden)
-        number = np.full(count + 1, UNKNOWN)  # the last entry is that of UNKNOWN, which is -1
+        number = np.full(count + 1, UNLABELED)  # the last entry is that of UNLABELED, which is -1
         number[np.concatenate([rest, hidden])] = np.arange(count)
         truth, label = number[old], number[old]
-        label[truth >= len(rest)] = UNKNOWN
+        label[truth >= len(rest)] = UNLABELED
         if self.mode == "gcd":
-            label[permutation(self.base.seed, 1, len(label)) % 2 == 0] = UNKNOWN
+            label[permutation(self.base.seed, 1, len(label)) % 2 == 0] = UNLABELED
         labeled = self.task.labeled
         scored = labeled[_some_of_each(truth[labeled], self.base.seed)]
         rows = np.setdiff1d(labeled, scored)

@@ -20,7 +20,7 @@ from nearkin.metrics.metric import Metric, Protocol, share
 from nearkin.metrics.probe import Choice, train_probe
 from nearkin.networks.tokens import TokenFeatures
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 HELD: Final = 2**26  # Numbers of the training images' tokens that are held, 256 MiB in float32
 TRAINED: Final = 5_000  # Training images at the most, and test images
@@ -45,8 +45,8 @@ def attentive_probe(
     except UsageError as error:
         raise DataError(str(error)) from error
     most = max(1, min(TRAINED, HELD // (network.num_tokens * network.dim)))
-    rows = _spread(np.flatnonzero(train.labels != UNKNOWN), most)
-    scored = _spread(np.flatnonzero(test.labels != UNKNOWN), TRAINED)
+    rows = _spread(np.flatnonzero(train.labels != UNLABELED), most)
+    scored = _spread(np.flatnonzero(test.labels != UNLABELED), TRAINED)
     few, test = train.subset(rows), test.subset(scored)
     if len(np.unique(few.labels)) < 2 or not len(scored):
         raise DataError("the attentive probe needs labeled images of two classes or more")

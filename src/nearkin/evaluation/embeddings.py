@@ -17,7 +17,7 @@ from nearkin.encoders.inference import Inference, encode_pixels, inference
 from nearkin.errors import DataError
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 PART: Final = 1024  # Images in a file of features, at least
 MOST_PARTS: Final = 64
@@ -79,7 +79,7 @@ class Embeddings:
 
     def labeled(self) -> "Embeddings":
         """Return the images that have a label."""
-        rows = np.flatnonzero(self.labels != UNKNOWN)
+        rows = np.flatnonzero(self.labels != UNLABELED)
         return self if len(rows) == len(self) else self.subset(rows)
 
     def normalized(self) -> "Embeddings":
@@ -88,7 +88,7 @@ class Embeddings:
 
     def unlabeled(self) -> "Embeddings":
         """Return the same without labels."""
-        return replace(self, labels=np.full_like(self.labels, UNKNOWN))
+        return replace(self, labels=np.full_like(self.labels, UNLABELED))
 
 
 def embeddings_of(

@@ -45,7 +45,7 @@ from nearkin.metrics.metric import Metric, Protocol, mean_score, share, with_int
 from nearkin.metrics.neighbors import nearest, neighbor_agreement, predict_without, tally
 from nearkin.metrics.probe import train_probe
 from nearkin.metrics.retrieval import retrieve
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 CPU: Final = torch.device("cpu")
 KNN: Final = "kNN top-1"  # The headline, of `K` neighbors
@@ -68,7 +68,7 @@ def _labeled(
     train: Embeddings, test: Embeddings, what: str
 ) -> tuple[Embeddings, Embeddings, Int[np.ndarray, " test"]]:
     """Return the labeled images of both, and the rows of those of the test."""
-    rows = np.flatnonzero(test.labels != UNKNOWN)
+    rows = np.flatnonzero(test.labels != UNLABELED)
     train, test = train.labeled(), test.labeled()
     if not len(train) or not len(test):
         raise DataError(f"{what} needs labeled training images and labeled test images")
@@ -202,7 +202,7 @@ def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
 
     The predictions behind the kNN accuracy; empty for all other images.
     """
-    names, labeled = embeddings.class_names, embeddings.labels != UNKNOWN
+    names, labeled = embeddings.class_names, embeddings.labels != UNLABELED
     train, test = (np.flatnonzero(labeled & (embeddings.splits == s)) for s in ("train", "test"))
     predicted = np.full(len(names), "", names.dtype)
     if len(train) and len(test):
@@ -360,7 +360,7 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
     and adjusted Rand index. Their intervals are those of other images, clusters and match being
     kept. Of many images k-means learns its centers from some.
     """
-    rows, test = np.flatnonzero(test.labels != UNKNOWN), test.labeled()
+    rows, test = np.flatnonzero(test.labels != UNLABELED), test.labeled()
     k = len(np.unique(test.labels))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from nearkin.data.split import Split, has_test_split
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 FEW: Final = 5  # Labeled images of a class of which none is held out: all are needed to learn it
 
@@ -20,8 +20,8 @@ def keep_few(split: Split) -> Split:
     images = split.images
     if has_test_split(images):
         return split
-    counts = np.bincount(images.labels[images.labels != UNKNOWN], minlength=len(images.classes))
-    few = (images.labels != UNKNOWN) & (counts[images.labels] < FEW)
+    counts = np.bincount(images.labels[images.labels != UNLABELED], minlength=len(images.classes))
+    few = (images.labels != UNLABELED) & (counts[images.labels] < FEW)
     back = split.test_rows[np.isin(images.groups[split.test_rows], images.groups[few])]
     return replace(
         split,

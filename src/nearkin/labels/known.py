@@ -27,7 +27,7 @@ from nearkin.data.union import copies, union
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.places import user_path
 from nearkin.schema import as_typed, suggestion
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def label_images(
@@ -51,7 +51,7 @@ def label_images(
         labels = labels_of(names, images)
         if len(names) < 2:
             raise UsageError(f"--known {as_typed(known)}: name at least two classes")
-        if (labels != UNKNOWN).all():
+        if (labels != UNLABELED).all():
             raise UsageError("--known names all classes, so none is left to discover; omit some")
         return replace(images, labels=labels, classes=tuple(names))
     recognized = recognize(images, labeled)
@@ -67,8 +67,8 @@ def listed(known: Sequence[str]) -> list[str]:
 
 
 def labels_of(names: Sequence[str], images: Images) -> Int64[np.ndarray, " images"]:
-    """Return labels of these classes, numbered in their order; `UNKNOWN` for other images."""
-    number = np.full(len(images.classes) + 1, UNKNOWN)  # the last stands for UNKNOWN, which is -1
+    """Return labels of these classes, numbered in their order; `UNLABELED` for other images."""
+    number = np.full(len(images.classes) + 1, UNLABELED)  # the last one is at UNLABELED, -1
     for position, name in enumerate(names):
         if name not in images.classes:
             near = suggestion(name, images.classes)
@@ -105,7 +105,7 @@ def _labeled(
             f"{labeled}: usable images are labeled as {named(classes) or 'nothing'}; "
             "give at least two known classes"
         )
-    if (numbers != UNKNOWN).all() and not all_labeled:
+    if (numbers != UNLABELED).all() and not all_labeled:
         raise DataError(
             f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
             "give images without a label, too"

@@ -12,7 +12,7 @@ from nearkin.data.notes import named
 from nearkin.data.tables import file_at, is_table, match
 from nearkin.errors import DataError
 from nearkin.labels.known import read_classes
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 
 def truth_labels(
@@ -20,8 +20,8 @@ def truth_labels(
 ) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
     """Return true classes of all images, known and hidden, for scoring only; and their names.
 
-    Known classes keep their numbers, others come after them. `UNKNOWN` for images without a truth
-    and for those that were added to the data.
+    Known classes keep their numbers, others come after them. `UNLABELED` for images without a
+    truth and for those that were added to the data.
 
     Args:
         images: What `label_images` returned.
@@ -33,7 +33,7 @@ def truth_labels(
     label_of = _truth(truth, data_images)
     names, numbers = numbered([label_of.get(n, "") for n in images.names], images.classes)
     for known, name in enumerate(images.classes):
-        true = numbers[(images.labels == known) & (numbers != UNKNOWN)]
+        true = numbers[(images.labels == known) & (numbers != UNLABELED)]
         if len(true) and (true != known).all():
             raise DataError(
                 f"--truth {truth}: calls the images of the known class {name!r} "
@@ -71,7 +71,7 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
 
 def check_disjoint(images: Images, truth: Int64[np.ndarray, " images"]) -> None:
     """Refuse unlabeled images whose true class is a known one."""
-    hidden = truth[(images.labels == UNKNOWN) & (truth != UNKNOWN)]
+    hidden = truth[(images.labels == UNLABELED) & (truth != UNLABELED)]
     classes, counts = np.unique(hidden[np.isin(hidden, images.labels)], return_counts=True)
     if len(classes):
         pairs = zip(classes.tolist(), counts.tolist(), strict=True)

@@ -56,7 +56,7 @@ from nearkin.objectives import (
     unit,
 )
 from nearkin.schema import Count, Fraction, QueueSize, Temperature, Weight
-from nearkin.types import UNKNOWN, Batch, Encoded, Step
+from nearkin.types import UNLABELED, Batch, Encoded, Step
 
 Rows = Float[Tensor, "n f"]
 Index = Int[Tensor, " n"]
@@ -147,7 +147,7 @@ class NCL(Method[KeyUpdate]):
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
         (h1, h2), index, label = encoded, batch.index, batch.label
         query, key = unit(h1), unit(h2.detach())
-        known = label != UNKNOWN
+        known = label != UNLABELED
         novel1, novel2 = (self.heads.novel(h).softmax(dim=1) for h in (h1, h2))
         known1, known2 = (self.heads.known(h).softmax(dim=1) for h in (h1, h2))
         same = self.same_class(h1[~known].detach())
@@ -174,7 +174,7 @@ class NCL(Method[KeyUpdate]):
         """The embeddings of first views enter the queue of their part, with the class if known."""
         images, keys, label = memo
         assert label is not None
-        known = label != UNKNOWN
+        known = label != UNLABELED
         self.known_queue.enqueue(keys[known], images[known], label[known])
         self.novel_queue.enqueue(keys[~known], images[~known])
 

@@ -32,7 +32,7 @@ from nearkin.networks.branch import Branch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
 from nearkin.schema import CountOrZero, Dim, DimOrZero, Fraction, Temperature, Weight
-from nearkin.types import UNKNOWN, Batch, Encoded, Step
+from nearkin.types import UNLABELED, Batch, Encoded, Step
 
 
 class SimGCD(Method[None]):
@@ -101,7 +101,7 @@ class SimGCD(Method[None]):
         logits = self.heads(h)
         sharper = self.temperature / self.sharpness(progress)
         targets = (logits.detach() * sharper).softmax(dim=1)
-        known = label != UNKNOWN
+        known = label != UNLABELED
         terms = {
             "distill": swapped_match(logits.chunk(2), targets.chunk(2)),
             "entropy": mean_entropy(logits.softmax(dim=1)),

@@ -30,7 +30,7 @@ from nearkin.networks.branch import Branch
 from nearkin.networks.heads import MultiHead, ProjectedPrototypes, Prototypes
 from nearkin.objectives import sinkhorn, swapped_match, unit
 from nearkin.schema import Count, Dim, DimOrZero, Fraction, Temperature
-from nearkin.types import UNKNOWN, Batch, Encoded, Step
+from nearkin.types import UNLABELED, Batch, Encoded, Step
 
 Losses = Float[Tensor, " heads"]
 NEWEST: Final = 0.01  # Share of the newest loss in the average by which a head is chosen
@@ -125,8 +125,8 @@ class UNO(Method[Losses]):
         self, cosines: Float[Tensor, "n classes"], label: Int[Tensor, " n"]
     ) -> Float[Tensor, "n classes"]:
         """Labels, and codes of the images that have none (eq. 4)."""
-        unknown = label == UNKNOWN
-        codes = self.sinkhorn(cosines[unknown, self.first_code :])
+        unlabeled = label == UNLABELED
+        codes = self.sinkhorn(cosines[unlabeled, self.first_code :])
         targets = F.one_hot(label.clamp(min=0), cosines.shape[1]).to(codes.dtype)
-        targets[unknown] = F.pad(codes, (self.first_code, 0))
+        targets[unlabeled] = F.pad(codes, (self.first_code, 0))
         return targets

@@ -13,7 +13,7 @@ from nearkin.data.rng import seeded
 from nearkin.errors import DataError
 from nearkin.metrics.probe import Validated, choice_folds, minimize, validate
 from nearkin.networks.tokens import AttentivePooling, pool_tokens
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 HEADS: Final = 4  # Queries, each of which attends to tokens of its own
 STEPS: Final = 100  # L-BFGS steps at the most, for each strength
@@ -78,7 +78,7 @@ def train_attentive_probe(
     Raises:
         DataError: If there are not two classes.
     """
-    rows = np.flatnonzero(labels != UNKNOWN)
+    rows = np.flatnonzero(labels != UNLABELED)
     classes, target = np.unique(labels[rows], return_inverse=True)
     if len(classes) < 2:
         raise DataError("the attentive probe needs labeled images of two classes or more")

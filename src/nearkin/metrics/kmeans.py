@@ -13,7 +13,7 @@ from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 WIDEST: Final = 64  # Wider features are reduced to as many principal components, for speed
 COPIES: Final = 4  # Of what it clusters, that k-means holds at most, with its first draws
@@ -91,8 +91,8 @@ def constrained_kmeans(
 
     Args:
         features: Of any scale; distances are Euclidean.
-        label: The class of each row, which is its cluster, or `UNKNOWN`. Clusters of numbers that
-            no label has are free.
+        label: The class of each row, which is its cluster, or `UNLABELED`. Clusters of numbers
+            that no label has are free.
         k: How many clusters, those of the labeled classes included.
         seed: Decides where the free clusters start.
         n_init: How often to start.
@@ -101,7 +101,7 @@ def constrained_kmeans(
     Raises:
         DataError: If there are no rows, or more classes than clusters.
     """
-    classes = int(label.max(initial=UNKNOWN)) + 1
+    classes = int(label.max(initial=UNLABELED)) + 1
     if not len(label):
         raise DataError("no rows to cluster; k-means needs at least one")
     if k < max(classes, 1):
@@ -124,7 +124,7 @@ class _Rows:
     def __init__(
         self, x: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], k: int
     ) -> None:
-        self.x, self.label, self.moving = x, label, label == UNKNOWN
+        self.x, self.label, self.moving = x, label, label == UNLABELED
         self.free = x if self.moving.all() else x[self.moving]
         self.square = np.einsum("nd,nd->n", self.free, self.free)
         self.least = ROUNDING * float(np.einsum("nd,nd->n", x, x).max())
@@ -197,7 +197,7 @@ def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k 
 
 def _descend(rows: _Rows, centers: Float[np.ndarray, "k dim"], max_iter: int) -> Clustering:
     """Move rows to the nearest center and centers to the mean, until no row moves."""
-    cluster = np.full(len(rows.free), UNKNOWN)
+    cluster = np.full(len(rows.free), UNLABELED)
     for _ in range(max_iter):
         before, cluster = cluster, rows.nearest(centers)[0]
         if np.array_equal(before, cluster):

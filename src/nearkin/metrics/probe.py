@@ -13,7 +13,7 @@ from torch import Tensor
 from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.objectives.fused import blocks
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 Fit = TypeVar("Fit")
 
@@ -25,7 +25,7 @@ ENOUGH: Final = 500  # Held-out images after which a choice needs no further fol
 MOST: Final = 12_000  # Images that the choice is made with, at the most
 MOST_CLASSES: Final = 600  # Of which these are; of more classes, some are drawn, each whole
 WIDEST: Final = 2_048  # Wider features, such as raw pixels, are reduced to as many components
-LEFT_OUT: Final = UNKNOWN  # The fold of images that are never held out
+LEFT_OUT: Final = UNLABELED  # The fold of images that are never held out
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
 CHOICE_STEPS: Final = 100  # The same for a choice: weak regularizations alone take more
@@ -241,7 +241,7 @@ def train_probe(
 
     Args:
         features: Of any scale; they may be on disk.
-        labels: The classes. Images of `UNKNOWN` are left out.
+        labels: The classes. Images of `UNLABELED` are left out.
         seed: Decides which images are held out.
         groups: Images of one group are held out together or not at all.
 
@@ -297,7 +297,7 @@ class _Task:
         groups: Int[np.ndarray, " n"] | None,
         seed: int,
     ) -> "_Task":
-        rows = np.flatnonzero(labels != UNKNOWN)
+        rows = np.flatnonzero(labels != UNLABELED)
         classes, target = np.unique(labels[rows], return_inverse=True)
         if len(classes) < 2:
             raise DataError(

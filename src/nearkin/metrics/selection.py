@@ -11,7 +11,7 @@ from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.metrics.neighbors import held_at_once, nearest
 from nearkin.objectives.fused import blocks, product
 from nearkin.pace import ProgressCallback, ignore_progress
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 Rows = Int[np.ndarray, " rows"]
 
@@ -83,7 +83,7 @@ def typical(
         seed: Decides where k-means starts.
     """
     k = min(len(labeled) + num, CLUSTERS, len(features))
-    x, nobody = compact(features), np.full(len(features), UNKNOWN)
+    x, nobody = compact(features), np.full(len(features), UNLABELED)
     cluster = constrained_kmeans(x, nobody, k, seed=seed, n_init=1).cluster
     is_labeled = np.zeros(len(x), bool)
     is_labeled[labeled] = True

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearkin.objectives.contrast import unit
 from nearkin.objectives.numerics import full_precision
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 EPSILON: Final = 1e-7
 """Keeps the logarithm of an impossible agreement finite."""
@@ -101,15 +101,15 @@ def consistency(
 def classify(
     logits: Float[Tensor, "batch classes"], label: Int[Tensor, " batch"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy of the images whose label is not `UNKNOWN`; zero where there are none.
+    """Mean cross-entropy of the images whose label is not `UNLABELED`; zero where there are none.
 
     The logits of the known classes come first.
 
-    >>> classify(torch.tensor([[2.0, 0.0, 0.0], [9.0, 9.0, 9.0]]), torch.tensor([0, UNKNOWN]))
+    >>> classify(torch.tensor([[2.0, 0.0, 0.0], [9.0, 9.0, 9.0]]), torch.tensor([0, UNLABELED]))
     tensor(0.2395)
     """
-    total = F.cross_entropy(logits, label, ignore_index=UNKNOWN, reduction="sum")
-    return total / (label != UNKNOWN).sum().clamp(min=1)
+    total = F.cross_entropy(logits, label, ignore_index=UNLABELED, reduction="sum")
+    return total / (label != UNLABELED).sum().clamp(min=1)
 
 
 @full_precision

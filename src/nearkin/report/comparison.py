@@ -24,7 +24,7 @@ from nearkin.report.page.html import BLOCKS, Chart, document, text
 from nearkin.report.page.sections import Table, line_charts
 from nearkin.run.folder import RunFolder
 from nearkin.text import aligned
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 TRAININGS: Final = "trainings"
 DISCOVERIES: Final = "discoveries"
@@ -323,7 +323,7 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         return ()
     tables = {row: _train_and_test(run.folder) for row, run in enumerate(runs)}
     scored = [(test.paths, test.class_names.tolist()) for _, test in tables.values()]
-    if any(each != scored[0] for each in scored) or not (tables[0][1].labels != UNKNOWN).any():
+    if any(each != scored[0] for each in scored) or not (tables[0][1].labels != UNLABELED).any():
         return ()
     metrics = {row: knn(*pair)[:1] for row, pair in tables.items()}
     first = max(metrics, key=lambda row: metrics[row][0].value)

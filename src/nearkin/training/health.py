@@ -28,7 +28,7 @@ from nearkin.method import Method
 from nearkin.metrics.geometry import effective_rank, feature_std, mean_cosine
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.types import UNKNOWN
+from nearkin.types import UNLABELED
 
 PATIENCE: Final = 3  # Evaluations in a row that must show a collapse before it is reported
 SETTLED: Final = 0.25  # Share of a training before which embeddings may still be alike
@@ -141,7 +141,7 @@ class Monitor:
         self.device, self.on_progress = device, on_progress
         self.latest: dict[str, float] = {}  # What was measured last
         self.scored = part is split.test and bool(
-            (self.query_labels != UNKNOWN).any() and (split.train.labels != UNKNOWN).any()
+            (self.query_labels != UNLABELED).any() and (split.train.labels != UNLABELED).any()
         )
         if self.scored:
             self.bank, self.bank_labels = in_memory(split.train, BANK, *how)
@@ -204,7 +204,7 @@ def in_memory(
 
     At most `count` are spread evenly; those that cannot be read are left out.
     """
-    labeled = np.flatnonzero(images.labels != UNKNOWN)
+    labeled = np.flatnonzero(images.labels != UNLABELED)
     images = (images.subset(labeled) if len(labeled) else images).spread(count)
     source = CenterCrops(images, view, workers=workers)
     pixels = torch.cat(list(tracked(source, len(images), "images for evaluation", on_progress)))
