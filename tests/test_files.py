@@ -1,9 +1,24 @@
 """Files that are verified when they are read, and errors of reading and writing them."""
 
+import io
+import zipfile
+
+import numpy as np
 import pytest
 
 from nearkin.errors import CheckpointError, OutputError
-from nearkin.files import SEAL_SIZE, read_sealed, usable, write_sealed, writing
+from nearkin.files import (
+    SEAL_SIZE,
+    check_new,
+    check_unpacked,
+    read_arrays,
+    read_sealed,
+    remove_partial,
+    usable,
+    whole,
+    write_sealed,
+    writing,
+)
 
 
 def test_a_sealed_file_is_given_back_whole_or_not_at_all(tmp_path):
@@ -29,3 +44,47 @@ def test_an_error_becomes_a_line_with_its_reason(tmp_path):
     says = "cannot write .*file: No space left; choose another -o"
     with pytest.raises(OutputError, match=says), writing(tmp_path / "file"):
         raise OSError(28, "No space left")
+
+
+def test_arrays_are_read_by_name_without_what_a_pickle_would_run():
+    file = io.BytesIO()
+    np.savez(file, x=np.arange(3), y=np.ones(2), z=np.array([None]))
+    assert read_arrays(file, 0, ["x"])["x"].tolist() == [0, 1, 2]
+    assert read_arrays(file, 10_000, ["x", "y"]).keys() == {"x", "y"}
+    with pytest.raises(ValueError, match="allow_pickle"):
+        read_arrays(file, 0)
+
+
+def test_a_zip_may_unpack_to_what_is_free_and_no_more():
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("zeros", bytes(3_000_000))
+    for most in (0, 3_000_000, 2**40):  # 0 is any number
+        check_unpacked(file, most)
+    for most in (1, 2_000_000, 2_999_999):
+        with pytest.raises(ValueError, match=f"unpacks to 3 MB, and {most / 1e6:.0f} are free"):
+            check_unpacked(file, most)
+
+
+def test_a_file_is_there_whole_or_as_it_was_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "file"
+
+    def write(content, error=None):
+        with whole(path) as partial:
+            partial.write_bytes(content)
+            if error:
+                raise error
+
+    write(b"new")
+    write(b"newer")
+    with pytest.raises(OSError, match="full"):
+        write(b"half", OSError("full"))
+    assert path.read_bytes() == b"newer"
+    with pytest.raises(OutputError, match="exists"):
+        check_new(path)
+    check_new(path, overwrite=True)
+    check_new(tmp_path / "other")
+    (tmp_path / ".file.partial.7").write_bytes(b"of a killed process")
+    (tmp_path / "file.partial").write_bytes(b"of somebody")
+    remove_partial(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "file.partial"]
