@@ -177,7 +177,7 @@ def test_images_of_one_group_do_not_vouch_for_each_other():
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [100, 300])
 def test_a_linear_probe_has_no_more_loss_on_new_images(n, monkeypatch):
-    """On average of several subsets of digits."""
+    """On average of several subsets of digits, and less where there are few."""
     monkeypatch.setattr(probe, "STEPS", 50)
     x, y = load_digits(return_X_y=True)
     changes = []
@@ -192,7 +192,7 @@ def test_a_linear_probe_has_no_more_loss_on_new_images(n, monkeypatch):
         fitted = fit_calibration(held_out_p, held_out.target, held_out.rows)
         p = softmax(learned.logits(features[n:]).double().numpy(), axis=1).clip(1e-12)
         changes.append(true_loss(fitted.apply(p).clip(1e-12), truth) - true_loss(p, truth))
-    assert np.mean(changes) < 0
+    assert np.mean(changes) < (0 if n == 100 else 1e-12)  # of many, the temperature stays 1
 
 
 def test_the_error_is_the_mean_distance_over_ten_bins():
