@@ -37,6 +37,7 @@ def stored(run):
 
 
 def test_further_measures_are_stored_and_on_the_page(run):
+    run.evaluation.unlink(missing_ok=True)  # other tests may have been first
     summary = run.summary.read_bytes()
     evaluate(run.path)
     assert not run.evaluation.exists()  # the summary has all of that

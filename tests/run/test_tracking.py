@@ -213,7 +213,8 @@ def test_a_tracker_that_fails_costs_a_warning_and_not_the_training(tmp_path, mon
     need("tensorboard")
     (tmp_path / "trackio.py").write_text(LOST)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    monkeypatch.setitem(sys.modules, "trackio", None)  # so that it is not there afterwards
+    monkeypatch.delitem(sys.modules, "trackio")
     run = tmp_path / "run"
 
     class Breaking(Listener):
