@@ -146,11 +146,11 @@ def test_equal_images_are_in_the_order_of_the_table_wherever_blocks_begin(tmp_pa
 
 def test_blocks_hold_no_more_rows_than_are_said_and_rows_are_read_by_their_places(tmp_path):
     path = write_table(tmp_path / "t.parquet", np.ones((2 * BLOCK_SIZE + 5, 2)))
-    assert [len(b.vectors) for b in open_table(path).blocks()] == [BLOCK_SIZE] * 2 + [5]
+    assert [len(b) for b in open_table(path).blocks()] == [BLOCK_SIZE] * 2 + [5]
     table = open_table(write_folder(tmp_path / "folder", np.eye(40), 7))
     for rows in ([0], [39], [0, 5, 6, 7, 39], [13], list(range(40)), []):
         blocks = table.blocks(np.array(rows, int))
-        assert [row for block in blocks for row in block.vectors.argmax(1).tolist()] == rows
+        assert [row for block in blocks for row in block.argmax(1).tolist()] == rows
 
 
 def test_an_image_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(

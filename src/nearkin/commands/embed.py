@@ -396,14 +396,12 @@ def open_on_node(
     config: EmbedConfig, data: Any, output: Path, shard: int
 ) -> tuple[PartFolder, Inference, Images]:
     """Open the same on a node of a cluster, which must see the folder that was begun."""
-    PartFolder.open(output)
+    config = replace(config, precision=PartFolder.open(output).note.precision)
     log = Silent()
-    folder, config, encoder, images = _opened_parts(config, data, output, shard, None, log)
-    return (
-        folder,
-        prepared(config, encoder, len(images), choose_device(config.device), log),
-        images,
-    )
+    encoder, images = _opened(config, data, None, log)
+    note = note_on(encoder.digest, images, shard, config.precision)
+    by = prepared(config, encoder, len(images), choose_device(config.device), log)
+    return PartFolder.claim(output, note), by, images
 
 
 def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) -> None:

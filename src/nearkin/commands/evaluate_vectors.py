@@ -117,7 +117,7 @@ def _labels(
 
 def _dim(table: EmbeddingTable) -> int:
     for block in table.blocks():
-        return block.vectors.shape[1]
+        return block.shape[1]
     raise DataError(f"{table.path} has no image; give vectors of some")
 
 

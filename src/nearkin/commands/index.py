@@ -74,7 +74,7 @@ def build_index(vectors: str | Path, *, output: str | Path) -> IndexWritten:
     count = len(table)
     if not count:
         raise DataError(f"{vectors} has no image; give vectors of some")
-    dim = next(table.blocks()).vectors.shape[1]
+    dim = next(table.blocks()).shape[1]
     kind, sample = kind_of_index(count, dim)
     index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
     if sample:
@@ -82,7 +82,7 @@ def build_index(vectors: str | Path, *, output: str | Path) -> IndexWritten:
             index.pq.cp.max_points_per_centroid = TRAINED
         index.train(_sample(table, min(sample, count), dim))
     for block in table.blocks():
-        index.add(block.vectors.numpy())
+        index.add(block.numpy())
     with writing(path, ROOM):
         with whole(path) as partial, partial.open("wb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
@@ -146,8 +146,8 @@ def _sample(table: EmbeddingTable, size: int, dim: int) -> np.ndarray:
     chosen = np.random.default_rng(0).choice(len(table), size, replace=False)
     drawn, start = np.empty((size, dim), np.float32), 0
     for block in table.blocks(np.sort(chosen)):
-        drawn[start : start + len(block.vectors)] = block.vectors.numpy()
-        start += len(block.vectors)
+        drawn[start : start + len(block)] = block.numpy()
+        start += len(block)
     return drawn
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,22 +12,10 @@ from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.parts import NOTE, PartFolder
-from nearkin.evaluation.vectors import AGAIN, BLOCK_SIZE, ENCODER, SUFFIX, unit_vectors
+from nearkin.evaluation.vectors import AGAIN, BLOCK_SIZE, COLUMNS, ENCODER, SUFFIX, unit_vectors
 from nearkin.files import sha256, usable
 
-TEXT: Final = ("path", "label", "split")
 Read = TypeVar("Read")
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Some rows of a table of more images than memory holds, which is why it is not `Embeddings`.
-
-    Its text stays as pyarrow has it: of a million rows, a search needs the paths of ten.
-    """
-
-    vectors: Float[Tensor, "rows dim"]  # Each of length one
-    text: Any  # A record batch of the columns path and label, and split if there is one
 
 
 @dataclass(frozen=True)
@@ -46,16 +34,20 @@ class EmbeddingTable:
     def __len__(self) -> int:
         return sum(count for file in self.files for count, _ in _row_groups(file))
 
-    def blocks(self, rows: Int[np.ndarray, " rows"] | None = None) -> Iterator[Block]:
-        """Yield all rows, or these ascending ones, in order, at most `BLOCK_SIZE` at once.
+    def blocks(
+        self, rows: Int[np.ndarray, " rows"] | None = None
+    ) -> Iterator[Float[Tensor, "rows dim"]]:
+        """Yield the unit vectors of all rows, or of these ascending ones, in order.
+
+        There are at most `BLOCK_SIZE` at once.
 
         A file that is no such table is a CheckpointError.
         """
         dim = 0
-        for block in self._read((*TEXT, "vector"), rows, _block):
-            dim = dim or block.vectors.shape[1]
-            if block.vectors.shape[1] != dim:
-                several = f"{dim} features and of {block.vectors.shape[1]}"
+        for block in self._read(COLUMNS, rows, unit_vectors):
+            dim = dim or block.shape[1]
+            if block.shape[1] != dim:
+                several = f"{dim} features and of {block.shape[1]}"
                 raise CheckpointError(f"{self.path} has vectors of {several}; {AGAIN}")
             yield block
 
@@ -88,9 +80,9 @@ class EmbeddingTable:
         for block in self.blocks(rows):
             if not start:  # once the dimension is known: joining blocks would hold all of it twice
                 count = len(self) if rows is None else len(rows)
-                vectors = torch.empty(count, block.vectors.shape[1])
-            vectors[start : start + len(block.vectors)] = block.vectors
-            start += len(block.vectors)
+                vectors = torch.empty(count, block.shape[1])
+            vectors[start : start + len(block)] = block
+            start += len(block)
         if not start:
             raise DataError(f"{self.path} has no image; give vectors of some")
         return vectors
@@ -102,7 +94,7 @@ class EmbeddingTable:
         """
         with file.open("wb") as written:
             for block in self.blocks(rows):
-                written.write(block.vectors.numpy().tobytes())
+                written.write(block.numpy().tobytes())
 
     def texts(self, column: str, rows: Int[np.ndarray, " rows"] | None = None) -> list[str]:
         """Return the column path, label or split of all rows, or of these ascending ones.
@@ -161,14 +153,14 @@ class EmbeddingTable:
         best = torch.full((len(queries), k), -torch.inf)
         found = torch.zeros(len(queries), k, dtype=torch.int64)
         for block in self.blocks(rows):
-            if (dim := block.vectors.shape[1]) != queries.shape[1]:
+            if (dim := block.shape[1]) != queries.shape[1]:
                 raise CheckpointError(
                     f"the vectors have {dim} features and the encoder gives {queries.shape[1]}; "
                     "give vectors that nearkin embed has made of this run"
                 )
-            similarity = (queries.double() @ block.vectors.double().T).float()
-            index = torch.arange(start, start + len(block.vectors)).expand_as(similarity)
-            start += len(block.vectors)
+            similarity = (queries.double() @ block.double().T).float()
+            index = torch.arange(start, start + len(block)).expand_as(similarity)
+            start += len(block)
             better = similarity.amax(dim=1) > best[:, -1]  # most blocks have nothing better
             values = torch.cat([best[better], similarity[better]], dim=1)
             values, order = values.sort(dim=1, descending=True, stable=True)
@@ -229,8 +221,3 @@ def _row_groups(file: Path, columns: Iterable[str] = ()) -> Iterator[tuple[int, 
         for group in range(table.num_row_groups):
             batches = table.iter_batches(BLOCK_SIZE, [group], list(columns))
             yield table.metadata.row_group(group).num_rows, batches
-
-
-def _block(batch: Any) -> Block:
-    """Return a batch with its vectors as a matrix; ValueError if it is of no such table."""
-    return Block(unit_vectors(batch), batch.select([n for n in TEXT if n in batch.schema.names]))

@@ -106,7 +106,7 @@ def write_table_page(
     )
 
     def read(chosen: Int[np.ndarray, " chosen"]) -> Iterator[Float[Tensor, "_ dim"]]:
-        return (block.vectors for block in table.blocks(chosen))
+        return table.blocks(chosen)
 
     map_ = image_map(None, embeddings, images, read=read, one_file=one_file)
     if map_ is None:
