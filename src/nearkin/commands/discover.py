@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.choices import MODE_METHODS
 from nearkin.classifier.layers import trained_parts
 from nearkin.commands.settings import given
 from nearkin.commands.train import Run
@@ -20,7 +20,6 @@ from nearkin.discovery.features import split_layers
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
-from nearkin.discovery.trials import OBJECTIVES, objective_of
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
@@ -33,7 +32,6 @@ from nearkin.run.named import LABEL_COLUMNS
 from nearkin.run.opening import check_copies, kept_copy, open_run, self_contained
 from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter
-from nearkin.schema import option
 from nearkin.tables import write_csv
 from nearkin.training.session import run_worker
 
@@ -50,7 +48,7 @@ def discover(
 ) -> Run:
     """Find novel classes among images of which some are labeled.
 
-    Options of the objective's method, uno, ncl or simgcd, are given by their names.
+    Options of the last stage's method, simgcd, or ncl in mode ncd, are given by their names.
 
     Args:
         data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
@@ -127,9 +125,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
             "themselves have labels"
         )
-    config = _with_objective(self_contained(config))
-    if "num_novel_classes" in config.options:
-        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
+    config = _with_options(self_contained(config))
     _check_method(config)
     if source := kept_copy(folder.start, config.from_run, resume=resume):
         trust = config.trust_remote_code
@@ -175,28 +171,11 @@ def _next_round(config: DiscoverConfig) -> DiscoverConfig:
     return replace(config, from_run=config.from_run or str(encoder))
 
 
-def _with_objective(config: DiscoverConfig) -> DiscoverConfig:
-    """Return the settings with an objective and its method's options, or refuse what is none.
-
-    An objective of another mode, and a setting of another objective, which would do nothing.
-    """
-    config = replace(config, objective=objective_of(config))
-    objective = OBJECTIVES[config.objective]
-    if config.mode not in objective.modes:
-        others = [name for name, each in OBJECTIVES.items() if config.mode in each.modes]
-        raise UsageError(
-            f"--objective {config.objective} is not for --mode {config.mode}; give one of "
-            f"{', '.join(others)}"
-        )
-    if config.classes == 0 and config.objective != "simgcd":
-        other = "--mode ncd" if config.mode == "ncd" else f"--objective {config.objective}"
-        raise UsageError(f"{other} searches novel classes, and --classes 0 says there are none")
-    for name in ("pair_rate", "entropy_weight"):
-        if getattr(config, name) != "auto" and name != objective.setting:
-            owners = [key for key, each in OBJECTIVES.items() if each.setting == name]
-            raise UsageError(
-                f"{option(name)} is a setting of {' and '.join(owners)}, and this discovery is by "
-                f"{config.objective}"
-            )
-    method = OBJECTIVE_METHODS[config.objective]
+def _with_options(config: DiscoverConfig) -> DiscoverConfig:
+    """Return the settings with checked options of the last stage's method."""
+    if config.classes == 0 and config.mode == "ncd":
+        raise UsageError("--mode ncd searches novel classes, and --classes 0 says there are none")
+    if "num_novel_classes" in config.options:
+        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
+    method = MODE_METHODS[config.mode]
     return replace(config, options=checked_options(method, config.options, DiscoverConfig))

@@ -18,7 +18,7 @@ from nearkin.config import DiscoverConfig
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.clusters import Cluster, describe_clusters
 from nearkin.discovery.data import DiscoveryData
-from nearkin.discovery.features import FinetunedEncoder
+from nearkin.discovery.features import NUM_VIEWS, FinetunedEncoder
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline
 from nearkin.discovery.scores import Protocol, score
@@ -194,7 +194,7 @@ def _classified(
         classes=all_class_names(dataset.classes, task.num_novel),
         num_known=task.num_known,
         calibration=calibration,
-        drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
+        drawn=ViewSettings(state.base.augment, NUM_VIEWS, state.base.seed),
         digest=digest,
     )
     names = tuple(dataset.images.names)

@@ -94,7 +94,6 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     state, config, calibration = outcome.state, outcome.config, outcome.classifier.calibration
     held_out, predictions = outcome.outliers, outcome.assignments.predictions
     tried = dict.fromkeys(trial.candidate for trial in state.trials)
-    setting = OBJECTIVES[state.chosen.objective].setting
     return {
         "command": "discover",
         "mode": config.mode,
@@ -105,8 +104,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
-        "objective": state.chosen.objective,
-        **({setting: state.chosen.value} if setting else {}),
+        "objective": state.chosen.method,
+        "options": state.options,
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
         "outliers": {
@@ -302,8 +301,8 @@ def _protocol(outcome: Outcome) -> list[str]:
     layers, chosen = config.train_layers, outcome.state.chosen
     origin = "as given or by default"
     if outcome.state.trials and len(candidates(config)) > 1:
-        setting = OBJECTIVES[chosen.objective].setting
-        origin = f"its {setting.replace('_', ' ')} chosen on held-out known classes"
+        name = OBJECTIVES[config.mode].option.replace("_", " ")
+        origin = f"its {name} chosen on held-out known classes"
     return [
         "Unlabeled images are taken to be of novel classes only (ncd)."
         if config.mode == "ncd"
