@@ -219,12 +219,14 @@ class DiscoverConfig(RunConfig):
     """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     truth: str = ""
     """True labels, for evaluation only: data, or a table or folders."""
-    from_run: str = ""
-    """Encoder to use instead of training one: a run, dinov2-small, timm:NAME, or a file."""
+    from_run: str = "auto"
+    """Encoder: a run, a name or a file; auto: dinov2-small for images of 64 px and more, unless a
+    training is asked for by --method or --max-time; for others one is trained."""
     allow_partial: bool = False
     """Whether that encoder may lack some weights, or have others left over."""
-    method: str = "simclr"
-    """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
+    method: str = "auto"
+    """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME; auto:
+    simclr, where one is trained."""
     train_layers: str = "top"
     """What learns from labels: top, a layer on the frozen encoder; last:N, its blocks, or all;
     or these and the layer, as last:1,top."""

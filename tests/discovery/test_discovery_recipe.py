@@ -105,8 +105,12 @@ def test_a_recipe_is_as_long_as_its_source(path):
     settings, (known, novel) = read_toml(path, DiscoverConfig), classes_of(path)
     labeled, count = LABELED[path.stem], (len(known) + novel) * PER_CLASS[path.stem]
     rows = np.split(np.arange(count), [labeled])
-    steps = TwoStreamBatchSampler(*rows, settings["batch_size"], 0).steps_per_epoch
-    assert settings["epochs"] * steps == pytest.approx(200 * (count // 128), rel=0.015)
+    sampler = TwoStreamBatchSampler(
+        rows[0], rows[0] % len(known), rows[1], settings["batch_size"], seed=0
+    )
+    assert settings["epochs"] * sampler.steps_per_epoch == pytest.approx(
+        200 * (count // 128), rel=0.015
+    )
 
 
 @pytest.fixture

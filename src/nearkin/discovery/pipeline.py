@@ -145,7 +145,7 @@ class Pipeline:
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
         config, trust = self.config, self.config.trust_remote_code
-        if not config.from_run:
+        if config.from_run == "auto":
             return self._trained_encoder(dataset)
         self.log.info(f"stage 1/3  features: from {config.from_run}")
         if not self.folder.start.exists():  # its source may be gone by now
