@@ -141,7 +141,8 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
         assert summary["options"] == {"joint_weight": 1.0, "positive_rate": 0.3}
     else:
         assert f"simgcd-{summary['options']['entropy_weight']:g}" in summary["trials"]
-    assert set(summary["scores"]) == {"nearkin", "k-means", "k-means, pixels"}
+    baseline = {"gcd": "semi-supervised k-means", "ncd": "k-means"}[mode]
+    assert set(summary["scores"]) == {"nearkin", baseline, f"{baseline}, pixels"}
     for scores in summary["scores"].values():
         for each in scores:
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
@@ -163,6 +164,24 @@ def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like
     assert 0 <= stated["low"] <= stated["value"] <= stated["high"] < 1
     text = text_of((finished / "report.html").read_text(encoding="utf-8"))
     assert f"{flags['outlier']} of {len(table)} unlabeled images are flagged as outliers" in text
+
+
+def test_what_the_scores_of_novel_images_are_worth_is_measured(finished, mode, truth, encoder):
+    """Restated from the table, on held-out images: those of the encoder's run."""
+    stated = {e["name"]: e for e in strict_json(finished / "summary.json")["score_quality"]}
+    assert {name.split()[0] for name in stated} <= {"ECE", "AUROC"}
+    table = [row for row in rows(finished / "assignments.csv") if row["path"] in held_out(encoder)]
+    ece = stated["ECE of the score, held out"]
+    assert ece["n"] == sum(truth[row["path"]] >= KNOWN for row in table)
+    assert ece["protocol"]["of"] == "held-out images of novel classes"
+    assert 0 <= ece["low"] <= ece["value"] <= ece["high"] <= 1
+    if mode == "ncd":  # in gcd, images of known classes have a part in the match
+        true, predicted = zip(*((truth[row["path"]], row["cluster"]) for row in table))
+        share = hungarian(true, predicted)
+        mean = np.mean([float(row["score"]) for row in table])
+        assert ece["value"] >= abs(mean - share) - 1e-3, "no bins have less error than their mean"
+    text = text_of((finished / "report.html").read_text(encoding="utf-8"))
+    assert f"On novel classes it is {ece['value']:.1%}." in text
 
 
 def hungarian(true, predicted):

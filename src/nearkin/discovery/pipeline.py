@@ -28,7 +28,6 @@ from nearkin.discovery.trials import (
     candidates,
     mean_accuracy,
     shorter,
-    usual,
 )
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
@@ -260,7 +259,7 @@ class Pipeline:
                 f"           {candidate}: {mean_accuracy(trials, candidate):.1%} "
                 "accuracy on held-out known classes"
             )
-        chosen = best(trials) if trials else usual(config)
+        chosen = best(trials) if trials else tried[0]
         if not trials:
             self.log.info(f"           too few labels to hold known classes out: {chosen}")
         return trials, chosen

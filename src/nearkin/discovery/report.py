@@ -116,6 +116,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "scores": {
             name: [score.to_dict() for score in scores] for name, scores in outcome.scores.items()
         },
+        "score_quality": [each.to_dict() for each in outcome.score_quality],
         "baseline_ari": outcome.baseline_ari,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
@@ -220,7 +221,9 @@ def _confidence(outcome: Outcome) -> str:
         images = "too few classes are known to hold some out and measure how often it is right"
         return score_meaning(None, images)
     meaning = score_meaning(calibration, "images of held-out known classes")
-    return f"{meaning} On novel classes it may be larger."
+    errors = [each.value for each in outcome.score_quality if each.name.startswith("ECE")]
+    of_novel = f"is {errors[-1]:.1%}" if errors else "may be larger"
+    return f"{meaning} On novel classes it {of_novel}."
 
 
 def _results(outcome: Outcome) -> list[Table]:
@@ -235,6 +238,13 @@ def _results(outcome: Outcome) -> list[Table]:
         rows = [(name, *(str(of[each]) for each in names)) for name, of in columns.items()]
         title, note = how[0].split(":")[0], f"{columns[OURS][names[0]].sentence}."
         tables.append(Table(title, ("", *names), tuple(rows), note))
+    if quality := outcome.score_quality:
+        measured = tuple((each.name, str(each), str(each.n)) for each in quality)
+        note = (
+            "ECE: the expected calibration error of the score, 0 is best. AUROC: how often an "
+            "image whose class is right has a higher score than one whose class is wrong."
+        )
+        tables.append(Table("Scores of novel classes", ("", "value", "images"), measured, note))
     similar = [(name, f"{value:.3f}") for name, value in outcome.baseline_ari.items()]
     if similar:
         note = "Adjusted Rand index between the result and each baseline; 1 if they are equal."

@@ -112,7 +112,7 @@ def stage_init(
     """Return what the last stage starts from, with heads at clusters of the features."""
     features = top_features(encoder, known, task.rows)
     learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
-    clusters = kmeans_clustering(features, learned, seed)
+    clusters = kmeans_clustering(features, learned, seed, disjoint=True)
     unlabeled = learned.label == UNLABELED
     novel = np.where(unlabeled, clusters.novel - task.num_known, UNLABELED)
     joint = np.where(unlabeled, clusters.joint, learned.label)

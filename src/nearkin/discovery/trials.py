@@ -37,16 +37,15 @@ class Objective:
     """The option that trials choose of what the last stage of a mode minimizes."""
 
     option: str
-    values: tuple[float, ...]
-    default: float  # Where too few classes are known to hold some out
+    values: tuple[float, ...]  # The first one counts unless another is clearly better
     options: Mapping[str, Value] = field(default_factory=dict[str, Value])  # Of each value
 
 
 OBJECTIVES: Final[Mapping[Mode, Objective]] = {
-    "gcd": Objective("entropy_weight", (0.5, 1.0, 2.0), 1.0),
+    "gcd": Objective("entropy_weight", (1.0, 0.5, 2.0)),
     # NCL, whose two heads are also trained as one classifier. Its values are relative to the
     # positive pairs of equally large classes.
-    "ncd": Objective("positive_rate", (0.25, 0.5, 0.75), 0.5, {"joint_weight": 1.0}),
+    "ncd": Objective("positive_rate", (0.5, 0.25, 0.75), {"joint_weight": 1.0}),
 }
 """By mode: where trials chose another one, they gained nothing (docs/discovery.md)."""
 FOLDS: Final = 3
@@ -94,12 +93,6 @@ def candidates(config: DiscoverConfig) -> list[Candidate]:
     if objective.option in config.options:
         return [Candidate(config.mode)]
     return [Candidate(config.mode, value) for value in objective.values]
-
-
-def usual(config: DiscoverConfig) -> Candidate:
-    """Return the candidate to take where nothing can be tried."""
-    first = candidates(config)[0]
-    return first if first.value is None else replace(first, value=OBJECTIVES[config.mode].default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,11 +264,27 @@ def _read(path: Path, task: DiscoveryTask) -> tuple[float, np.ndarray, np.ndarra
 
 
 def best(trials: Sequence[Trial]) -> Candidate:
-    """Return the candidate with the highest mean accuracy over the folds; of equals, the first."""
+    """Return the first candidate that is not clearly worse than the best one.
+
+    Clearly: by more than a standard error of the mean difference over the folds, of which a single
+    one has none (the one-standard-error rule, Breiman et al. 1984, section 3.4.3).
+    """
     tried = dict.fromkeys(trial.candidate for trial in trials)
-    return max(tried, key=lambda candidate: mean_accuracy(trials, candidate))
+    accuracy = {each: _accuracies(trials, each) for each in tried}
+    top = max(tried, key=lambda each: fmean(accuracy[each]))
+    for candidate in tried:
+        behind = np.subtract(accuracy[top], accuracy[candidate])
+        error = behind.std(ddof=1) / math.sqrt(len(behind)) if len(behind) > 1 else 0.0
+        if behind.mean() <= error:
+            return candidate
+    return top
 
 
 def mean_accuracy(trials: Sequence[Trial], candidate: Candidate) -> float:
     """Return the mean accuracy over the folds."""
-    return fmean(trial.accuracy for trial in trials if trial.candidate == candidate)
+    return fmean(_accuracies(trials, candidate))
+
+
+def _accuracies(trials: Sequence[Trial], candidate: Candidate) -> list[float]:
+    """Return the accuracy in each fold."""
+    return [trial.accuracy for trial in trials if trial.candidate == candidate]
