@@ -9,6 +9,7 @@ import torch
 from nearkin.classifier.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
+from nearkin.discovery.clusterings import kmeans_clustering
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
@@ -89,3 +90,19 @@ def test_a_start_depends_on_its_seed_and_no_other_and_may_have_few_images(init):
     heads = stage_init(encoder, known, few, 0).heads
     stage = class_stage(encoder, few, BASE, StageInit(known, heads), "ncl", {})
     assert all(parameter.isfinite().all() for parameter in stage.method.parameters())
+
+
+def test_k_means_of_mixed_images_has_one_set_of_novel_centers(init):
+    """Where known classes are ruled out, an image is of the nearest novel center of all centers."""
+    encoder, task, _, _, _ = init
+    features = encoder.cached.center[torch.from_numpy(task.rows)]
+    learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
+    mixed = kmeans_clustering(features, learned, 0, disjoint=False)
+    novel = mixed.joint >= KNOWN
+    assert novel.any()
+    assert (mixed.novel[novel] == mixed.joint[novel]).all()
+    assert (mixed.novel >= KNOWN).all()
+    apart = kmeans_clustering(features, learned, 0, disjoint=True)
+    assert (apart.joint == mixed.joint).all()
+    assert (apart.novel >= KNOWN).all()
+    assert (apart.novel[novel] != apart.joint[novel]).any()
