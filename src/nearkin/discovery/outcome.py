@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +29,6 @@ from nearkin.method import Method
 from nearkin.metrics.clusters import right
 from nearkin.metrics.metric import Metric, share
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.tables import read_numbers
 from nearkin.types import UNLABELED
 
 OURS: Final = "nearkin"  # The name of the result among the baselines
@@ -151,16 +149,6 @@ class Outcome:
             ]
         return qualities
 
-    @cached_property
-    def baseline_ari(self) -> dict[str, float]:
-        """The adjusted Rand index between the result and each baseline."""
-        from sklearn.metrics import adjusted_rand_score
-
-        rows, mode = self.task.unlabeled, self.config.mode
-        predicted = {name: each.of(mode)[rows] for name, each in self.clusterings.items()}
-        ours = predicted.pop(OURS)
-        return {name: float(adjusted_rand_score(ours, each)) for name, each in predicted.items()}
-
 
 def build_outcome(
     pipeline: Pipeline,
@@ -194,11 +182,6 @@ def build_outcome(
         name: kmeans_clustering(features, task, state.base.seed, disjoint=disjoint)
         for name, features in baselines.items()
     }
-    findings = late_findings(
-        assignments.predictions,
-        mode=config.mode,
-        positive_rate=positive_rate(folder) if state.chosen.method == "ncl" else None,
-    )
     return Outcome(
         folder=folder,
         config=config,
@@ -208,7 +191,7 @@ def build_outcome(
         assignments=assignments,
         clusters=describe_clusters(assignments, classifier.top_reference, others),
         clusterings=clusterings,
-        findings=state.findings + findings,
+        findings=[*state.findings, *late_findings(assignments.predictions, mode=config.mode)],
     )
 
 
@@ -238,13 +221,6 @@ def _classified(
     classifier = replace(classifier, reference=reference)
     predictions = classifier.predict(cached, names, dataset.label, only_novel=only_novel)
     return classifier, assign(predictions, classifier.top_reference, calibration)
-
-
-def positive_rate(folder: RunFolder) -> float:
-    """Return the mean positive rate of the last epoch of NCL."""
-    rows = read_numbers(folder.stage("ncl-0").metrics)
-    last = rows[-1]["epoch"]
-    return fmean(row["positive_rate"] for row in rows if row["epoch"] > last - 1)
 
 
 def calibrate(trials: Sequence[Trial]) -> Calibration | None:

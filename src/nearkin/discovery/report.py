@@ -117,7 +117,6 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             name: [score.to_dict() for score in scores] for name, scores in outcome.scores.items()
         },
         "score_quality": [each.to_dict() for each in outcome.score_quality],
-        "baseline_ari": outcome.baseline_ari,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
         "notes": plain(outcome.dataset.images.notes),
@@ -245,10 +244,6 @@ def _results(outcome: Outcome) -> list[Table]:
             "image whose class is right has a higher score than one whose class is wrong."
         )
         tables.append(Table("Scores of novel classes", ("", "value", "images"), measured, note))
-    similar = [(name, f"{value:.3f}") for name, value in outcome.baseline_ari.items()]
-    if similar:
-        note = "Adjusted Rand index between the result and each baseline; 1 if they are equal."
-        tables.append(Table("Similarity to the baselines", ("", "ARI"), tuple(similar), note))
     return tables
 
 
@@ -294,7 +289,7 @@ def _training_charts(outcome: Outcome) -> list[Chart]:
     """Return curves of the last stage of the result: means over epochs."""
     rows = read_numbers(outcome.folder.stage(f"{outcome.state.chosen.method}-0").metrics)
     charts = []
-    for name in ("loss", "positive_rate", "entropy"):
+    for name in ("loss", "entropy"):
         epochs = defaultdict[int, list[float]](list)
         for row in rows:
             if name in row:
