@@ -72,9 +72,18 @@ class DiscoveryState:
         return SEEDS if self.config.train_layers == "top" else 1
 
     @property
-    def options(self) -> dict[str, Value]:
-        """The options of the method of the last stage."""
-        own = self.chosen.options(self.config.mode, self.task.num_novel)
+    def numbers(self) -> list[int]:
+        """The numbers of novel classes to train with, that of the result first.
+
+        On frozen features, where a training takes seconds, also the ends of the interval.
+        """
+        ends = (self.estimate.low, self.estimate.high) if self.estimate else ()
+        others = ends if self.config.train_layers == "top" else ()
+        return list(dict.fromkeys((self.task.num_novel, *others)))
+
+    def options(self, num_novel: int) -> dict[str, Value]:
+        """Return the options of the method of the last stage."""
+        own = self.chosen.options(self.config.mode, num_novel)
         return own | dict(self.config.options)
 
 
@@ -263,23 +272,33 @@ class Pipeline:
             self.log.info(f"           too few labels to hold known classes out: {chosen}")
         return trials, chosen
 
-    def train(self, state: DiscoveryState) -> list[Method[Any]]:
-        """Train stages 2 and 3; return a method per seed, of which the first is the result."""
-        config, task, base = state.config, state.task, state.base
+    def train(self, state: DiscoveryState) -> dict[int, list[Method[Any]]]:
+        """Train stages 2 and 3; return a method per seed for each number of novel classes.
+
+        The first seed of the first number is the result.
+        """
+        config, task = state.config, state.task
         self.log.info(f"stage 2/3  {task.num_known} known classes")
-        known = known_stage(state.encoder, task, replace(base, epochs=config.known_epochs))
+        known = known_stage(state.encoder, task, replace(state.base, epochs=config.known_epochs))
         known.run(self.folder.stage("known"), self.log)
-        init = stage_init(state.encoder, known.method, task, config.seed, config.start)
-        method, count = state.chosen.method, state.num_seeds
-        self.log.info(
-            f"stage 3/3  {task.num_novel} novel classes by {state.chosen}, {count} seeds"
-        )
+        return {number: self._classes(state, known.method, number) for number in state.numbers}
+
+    def _classes(
+        self, state: DiscoveryState, known: Method[Any], number: int
+    ) -> list[Method[Any]]:
+        """Train stage 3 with a number of novel classes; two seeds tell whether they agree."""
+        config, base, method = state.config, state.base, state.chosen.method
+        task, is_result = replace(state.task, num_novel=number), number == state.task.num_novel
+        count = state.num_seeds if is_result else min(2, state.num_seeds)
+        init = stage_init(state.encoder, known, task, config.seed, config.start)
+        self.log.info(f"stage 3/3  {number} novel classes by {state.chosen}, {count} seeds")
         methods = list[Method[Any]]()
         for seed in range(count):
-            self.log.info(f"           {method}-{seed}")
+            name = f"{method}-{seed}" if is_result else f"{method}-{number}-classes-{seed}"
+            self.log.info(f"           {name}")
             own = replace(base, seed=base.seed + seed)
-            stage = class_stage(state.encoder, task, own, init, method, state.options)
-            stage.run(self.folder.stage(f"{method}-{seed}"), self.log)
+            stage = class_stage(state.encoder, task, own, init, method, state.options(number))
+            stage.run(self.folder.stage(name), self.log)
             methods.append(stage.method)
         return methods
 

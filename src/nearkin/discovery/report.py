@@ -18,6 +18,7 @@ from nearkin.classifier.report import (
     write_results,
 )
 from nearkin.data.notes import plain
+from nearkin.discovery.alternatives import table
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
@@ -105,6 +106,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
+        "alternatives": [each.to_dict() for each in outcome.alternatives],
         "objective": state.chosen.objective,
         **({setting: state.chosen.value} if setting else {}),
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
@@ -156,6 +158,7 @@ def _embeddings(outcome: Outcome) -> Embeddings:
 def build_report(outcome: Outcome) -> DiscoveryReport:
     """Return the values on the page."""
     images, estimate = outcome.dataset.images, outcome.state.estimate
+    alternatives = outcome.alternatives
     num_unlabeled = len(outcome.assignments.rows)
     shown, views = class_views(outcome.assignments), dict[str, list[ClassView]](novel=[], known=[])
     for cluster in outcome.clusters:
@@ -197,6 +200,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
         num_novel_curves=tuple(_estimate_charts(outcome)),
+        alternatives=table(alternatives, outcome.task.num_novel) if alternatives else None,
         curves=tuple(_training_charts(outcome)),
     )
 
