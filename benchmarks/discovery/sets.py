@@ -85,7 +85,9 @@ class Bench:
             return every
         rng = np.random.default_rng(0)
         of = (np.flatnonzero(every.labels == number) for number in range(len(every.classes)))
-        return every.subset(np.sort(np.concatenate([rng.permutation(rows)[:count] for rows in of])))
+        return every.subset(
+            np.sort(np.concatenate([rng.permutation(rows)[:count] for rows in of]))
+        )
 
     @cached_property
     def held_out(self) -> Bool[np.ndarray, " images"]:

@@ -98,7 +98,7 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
 
 def test_images_without_a_label_have_none_in_a_batch_either():
     labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNLABELED)
-    order = TwoStreamBatchSampler(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
+    order = TwoStreamBatchSampler(np.arange(6), labels[:6], np.arange(6, IMAGES), 8, seed=1)
     for batch in cached_views(sampler=order, labels=labels).load(0, 6):
         assert batch.label[batch.index >= 6].eq(UNLABELED).all()
         assert batch.label[batch.index < 6].tolist() == (batch.index[batch.index < 6] % 2).tolist()
@@ -405,7 +405,7 @@ def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
     settings = resolve(TrainConfig(backbone="small", batch_size=4), images, CPU)
     pretrained = Encoder(build_backbone("small", 32), 32, {})
     encoder = FinetunedEncoder(pretrained, images, DiscoverConfig(), settings, CPU)
-    order = TwoStreamBatchSampler(np.zeros(0, np.int64), np.arange(8), 4, 0)
+    order = TwoStreamBatchSampler(*2 * [np.zeros(0, np.int64)], np.arange(8), 4, 0)
     batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNLABELED)).load(0, 1))
     assert {view.shape for view in batch.views} == {(4, 3, 32, 32)}
 

@@ -169,9 +169,9 @@ def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfi
     rows = task.labeled
     if len(rows) < 2:
         raise DataError(f"{len(rows)} labeled images to learn from; give more of them")
-    sampler = TwoStreamBatchSampler(
-        np.zeros(0, np.int64), rows, min(int(base.batch_size), len(rows)), base.seed
-    )
+    nothing = np.zeros(0, np.int64)
+    batch = min(int(base.batch_size), len(rows))
+    sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, base.seed)
     config = _stage_config(replace(base, lr_milestones=()), "supervised", sampler, {})
     return _build_stage(encoder, task, sampler, config)
 
@@ -198,7 +198,7 @@ def class_stage(
             f"{len(unlabeled)} unlabeled and {len(labeled)} labeled images do not make a batch "
             "of two; give more images"
         )
-    sampler = TwoStreamBatchSampler(labeled, unlabeled, batch, base.seed)
+    sampler = TwoStreamBatchSampler(labeled, task.label[labeled], unlabeled, batch, base.seed)
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
