@@ -27,11 +27,11 @@ MOST_ROWS: Final = 8192  # so many: the distances between them take 256 MiB
 SMALLEST: Final = 4  # Images of a class in the mean, where the most classes are tried
 HEIGHTS: Final = 60  # At which the tree of labeled images is cut
 COARSE: Final = 16  # Numbers tried before those around the best
-PENALTY: Final = 0.05
-"""Share of the best silhouette that a number e times as large as the tree's, or as small, must
-have more. Chosen on the design tasks of docs/discovery.md, as are the next three."""
-ERROR: Final = 0.25  # Half of the interval, on the scale of logarithms, where both rules agree
-DOUBT: Final = 0.3  # What each unit of their disagreement adds, as squares add
+PENALTY: Final = 0.015
+"""How much better the silhouette of a number must be that is e times the tree's, or less by as
+much. Chosen on the design tasks of docs/discovery.md, as are the next two."""
+ERROR: Final = 0.2  # Half of the interval, on the scale of logarithms, where both rules agree
+DOUBT: Final = 0.5  # What a unit of their disagreement adds to it, as squares add
 UNCORRECTED: Final = 0.7  # The half without known classes, where there is no tree
 
 
@@ -269,11 +269,8 @@ def _number(
 
 
 def _best(tried: Mapping[int, float], tree: float, penalty: float) -> int:
-    """The number of the best silhouette, less a share of the largest far from the tree's."""
-    largest = max(tried.values())
-    return max(
-        sorted(tried), key=lambda k: tried[k] - penalty * abs(largest) * (log(k) - tree) ** 2
-    )
+    """The number of the best silhouette, less a penalty far from the tree's logarithm."""
+    return max(sorted(tried), key=lambda k: tried[k] - penalty * (log(k) - tree) ** 2)
 
 
 def _search(
