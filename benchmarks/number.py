@@ -8,32 +8,31 @@ OTHER.py is the number.py of another commit, whose estimates stand beside. docs/
 the protocol and what came of it.
 """
 
-import importlib.util
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import exp, log
 from pathlib import Path
+from runpy import run_path
 from statistics import fmean, median
-from types import ModuleType
 from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.stats import ttest_1samp
 
 from benchmarks.discovery.sets import CPU, SETS, Bench
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.classifier.features import UNTOUCHED, Extraction
-from nearkin.discovery import number
+from nearkin.discovery.number import NumberOfClasses, number_of_novel_classes
 from nearkin.encoders.encoder import load
-from nearkin.metrics.intervals import mean_interval
 from nearkin.types import UNLABELED
 
 Part = Literal["design", "report"]
-SOURCES: Final[dict[Part, Sequence[str]]] = {
+SOURCES: Final[dict[Part, tuple[str, ...]]] = {
     "design": ("digits", "cifar10", "caltech", "omniglot"),
     "report": ("fashion", "caltech", "omniglot"),
 }
@@ -47,7 +46,7 @@ SMALLEST = 4  # Images that a class has at least
 MANY = 7  # From so many classes on, the error counts in percent; below, in classes
 OPTIONS: Final = (
     Option("part", "report", "which tasks", choices=tuple(SOURCES), quick="design"),
-    Option("sets", list[str](), "data sets, all of the part if empty", quick=["digits"]),
+    Option("sets", sorted({*sum(SOURCES.values(), ())}), "those of the part", quick=["digits"]),
     Option("tasks", 40, "tasks of each data set, half of them in either mode", quick=2),
     Option("beside", "", "number.py of another commit"),
 )
@@ -80,6 +79,17 @@ class Estimated:
     def log_error(self) -> float:
         """Of the logarithm of the number."""
         return abs(log(self.chosen / self.task.true))
+
+    def row(self, who: str) -> Row:
+        """Return the row of this task."""
+        task, case = self.task, f"{self.task.name}, {self.task.mode}, {self.task.seed}, {who}"
+        more: dict[str, Any] = {
+            "true": task.true,
+            "low": self.low,
+            "high": self.high,
+            "known": task.known,
+        }
+        return Row(case, self.chosen, "classes", more=more | {"seconds": self.seconds})
 
 
 def features(name: str, folder: Path) -> tuple[Float[np.ndarray, "n dim"], Int[np.ndarray, " n"]]:
@@ -139,7 +149,7 @@ def draw_task(
     return Task(name, "gcd" if gcd else "ncd", seed, x[every], known_label, novel, known)
 
 
-def estimated(task: Task, count: Callable[..., Any]) -> Estimated:
+def estimated(task: Task, count: Callable[..., NumberOfClasses]) -> Estimated:
     """Estimate the number in a task."""
     started = time.process_time()
     found = count(task.x, task.label, disjoint=task.mode == "ncd", seed=task.seed)
@@ -147,18 +157,7 @@ def estimated(task: Task, count: Callable[..., Any]) -> Estimated:
     return Estimated(task, found.chosen, found.low, found.high, round(seconds, 1))
 
 
-def other_module(path: str) -> ModuleType:
-    """Import the number.py of another commit."""
-    spec = importlib.util.spec_from_file_location("beside", path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["beside"] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-def figures(every: Sequence[Estimated]) -> dict[str, float]:
+def figures(every: Sequence[Estimated]) -> dict[str, Any]:
     """Summarize some estimates."""
     errors = [abs(each.chosen - each.task.true) for each in every]
     many = [e / x.task.true for e, x in zip(errors, every, strict=True) if x.task.true >= MANY]
@@ -176,38 +175,35 @@ def figures(every: Sequence[Estimated]) -> dict[str, float]:
 
 def summary(found: dict[str, list[Estimated]]) -> Iterator[Row]:
     """Yield figures of each data set and mode, and how much the estimates differ."""
-    for name in ("", *dict.fromkeys(each.task.name for each in found["now"])):
-        for mode in ("ncd", "gcd", ""):
-            for who, every in found.items():
-                some = [
-                    x for x in every if name in ("", x.task.name) and mode in ("", x.task.mode)
-                ]
-                if some:
-                    more = figures(some)
-                    case = f"{name or 'all'}, {mode or 'both'}, {who}"
-                    yield Row(case, more.pop("log_error"), "mean |log|", more=more)
+    names = dict.fromkeys(each.task.name for each in found["now"])
+    for name, mode, who in product(("", *names), ("ncd", "gcd", ""), found):
+        every = [each for each in found[who] if name in ("", each.task.name)]
+        some = [each for each in every if mode in ("", each.task.mode)]
+        if some:
+            more = figures(some)
+            case = f"{name or 'all'}, {mode or 'both'}, {who}"
+            yield Row(case, more.pop("log_error"), "mean |log|", more=more)
     if "beside" in found and len(found["now"]) > 1:
         pairs = zip(found["beside"], found["now"], strict=True)
         gain = np.array([other.log_error - now.log_error for other, now in pairs])
-        low, high = mean_interval(gain)[:2]
-        yield Row("|log| beside minus now", float(gain.mean()), "", interval=(low, high))
+        interval = tuple(ttest_1samp(gain, 0).confidence_interval())
+        yield Row("|log| beside minus now", float(gain.mean()), "", interval=interval)
 
 
 def run(options: Namespace) -> Iterator[Row]:
     """Estimate the number in each task."""
-    counts = {"now": number.number_of_novel_classes}
+    count = number_of_novel_classes
+    counts: dict[str, Callable[..., NumberOfClasses]] = {"now": count}
     if options.beside:
-        counts["beside"] = other_module(options.beside).number_of_novel_classes
+        counts["beside"] = run_path(options.beside, run_name="beside")[count.__name__]
     found: dict[str, list[Estimated]] = {who: [] for who in counts}
-    for name in options.sets or SOURCES[options.part]:
+    for name in (each for each in SOURCES[options.part] if each in options.sets):
         x, label = features(name, Path(options.data))
         classes = classes_of(name, int(label.max()) + 1, options.part)
         for seed in range(FIRST[options.part], FIRST[options.part] + options.tasks):
             task = draw_task(name, x, label, classes, seed)
-            for who, count in counts.items():
-                each = estimated(task, count)
+            for who, by in counts.items():
+                each = estimated(task, by)
                 found[who].append(each)
-                more = {"true": task.true, "low": each.low, "high": each.high}
-                more |= {"known": task.known, "images": len(task.x), "seconds": each.seconds}
-                yield Row(f"{name}, {task.mode}, {seed}, {who}", each.chosen, "classes", more=more)
+                yield each.row(who)
     yield from summary(found)

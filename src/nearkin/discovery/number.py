@@ -23,7 +23,7 @@ from nearkin.types import UNLABELED
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at first
 PER_CLASS: Final = 8  # More are, where there are fewer of each class; but at most
-MOST_ROWS: Final = 8192  # so many: the distances between them take 256 MiB
+MOST_ROWS: Final = 4096  # so many: with as many labeled ones, the distances take 256 MiB
 SMALLEST: Final = 4  # Images of a class in the mean, where the most classes are tried
 HEIGHTS: Final = 60  # At which the tree of labeled images is cut
 COARSE: Final = 16  # Numbers tried before those around the best
@@ -80,7 +80,7 @@ def number_of_novel_classes(
     of logarithms. The interval is wider where both rules disagree.
 
     With fewer than two known classes of two labeled images, it is `silhouette` alone. 1,200
-    unlabeled images are looked at; more, up to 8,192, if there are fewer than 8 of them for each
+    unlabeled images are looked at; more, up to 4,096, if there are fewer than 8 of them for each
     class that is found. They can show one class for four: `NumberOfClasses.most`.
 
     Args:
@@ -186,7 +186,7 @@ class _Task:
         # Going outwards, from all known ones too far and no left-out one near to the opposite.
         near = np.cumsum(np.append(weight, weight)[order])
         cut = float(both[order[min(int(near.searchsorted(1)), len(order) - 1)]])
-        return self.x[_squares(self.x, means).min(axis=1) > cut]
+        return np.asarray(self.x[_squares(self.x, means).min(axis=1) > cut])
 
     @cached_property
     def silhouette(self) -> Callable[[int], float]:

@@ -236,7 +236,7 @@ class Pipeline:
         estimate = estimate_number(self.folder.number, cached, dataset, self.config)
         self.log.info(
             f"           {estimate.chosen} novel classes, between {estimate.low} and "
-            f"{estimate.high} ({estimate.text}); fix it with --classes N"
+            f"{estimate.high} ({estimate.text}); take another with --classes N: features are kept"
         )
         return estimate
 

@@ -33,7 +33,7 @@ from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
-from nearkin.report.encoder_report import run_info
+from nearkin.report.encoder_report import command, run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table
 from nearkin.run.copies import file_names
@@ -336,7 +336,16 @@ def _outliers(outcome: Outcome) -> str:
 
 def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
+    others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
+    encoder = outcome.config.from_run or str(run)
     return [
+        *(
+            (
+                f"Take {count(number, 'novel class')}; the features are kept.",
+                command(data, replace(outcome.config, classes=number, from_run=encoder)),
+            )
+            for number in others
+        ),
         (
             f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}; "
             f"label single images in {outcome.folder.to_label.name}.",
