@@ -39,10 +39,8 @@ SOURCES: Final[dict[Part, tuple[str, ...]]] = {
 FIRST: Final[dict[Part, int]] = {"design": 0, "report": 6000}
 """The seed of the first task; no seed below was used in any earlier choice or report."""
 MOST_NOVEL, FEWEST_KNOWN = 120, 4
-FEWEST, MOST = 10, 1000  # Images of a class, of the largest ones if classes are unequal
-FEWEST_LABELED = 8
-TAIL = 10  # Images of the largest class for one of the smallest, in unequal tasks
-SMALLEST = 4  # Images that a class has at least
+FEWEST, FEWEST_LABELED, MOST = 10, 8, 1000  # Images of a class, of the largest if they differ
+TAIL, SMALLEST = 10, 4  # Then, images of the largest for one of the smallest, which has as many
 MANY = 7  # From so many classes on, the error counts in percent; below, in classes
 OPTIONS: Final = (
     Option("part", "report", "which tasks", choices=tuple(SOURCES), quick="design"),
@@ -82,14 +80,10 @@ class Estimated:
 
     def row(self, who: str) -> Row:
         """Return the row of this task."""
-        task, case = self.task, f"{self.task.name}, {self.task.mode}, {self.task.seed}, {who}"
-        more: dict[str, Any] = {
-            "true": task.true,
-            "low": self.low,
-            "high": self.high,
-            "known": task.known,
-        }
-        return Row(case, self.chosen, "classes", more=more | {"seconds": self.seconds})
+        task, more = self.task, dict[str, float](true=self.task.true, known=self.task.known)
+        more |= {"low": self.low, "high": self.high, "seconds": self.seconds}
+        case = f"{task.name}, {task.mode}, {task.seed}, {who}"
+        return Row(case, self.chosen, "classes", more=more)
 
 
 def features(name: str, folder: Path) -> tuple[Float[np.ndarray, "n dim"], Int[np.ndarray, " n"]]:
@@ -153,8 +147,7 @@ def estimated(task: Task, count: Callable[..., NumberOfClasses]) -> Estimated:
     """Estimate the number in a task."""
     started = time.process_time()
     found = count(task.x, task.label, disjoint=task.mode == "ncd", seed=task.seed)
-    seconds = time.process_time() - started
-    return Estimated(task, found.chosen, found.low, found.high, round(seconds, 1))
+    return Estimated(task, found.chosen, found.low, found.high, time.process_time() - started)
 
 
 def figures(every: Sequence[Estimated]) -> dict[str, Any]:
@@ -166,7 +159,6 @@ def figures(every: Sequence[Estimated]) -> dict[str, Any]:
         "tasks": len(every),
         "median_error_of_many": median(many) if many else np.nan,
         "few_at_most_one_off": fmean(few) if few else np.nan,
-        "log_error": fmean(each.log_error for each in every),
         "within": fmean(each.low <= each.task.true <= each.high for each in every),
         "width": median(each.high / each.low for each in every),
         "seconds": median(each.seconds for each in every),
@@ -180,9 +172,8 @@ def summary(found: dict[str, list[Estimated]]) -> Iterator[Row]:
         every = [each for each in found[who] if name in ("", each.task.name)]
         some = [each for each in every if mode in ("", each.task.mode)]
         if some:
-            more = figures(some)
             case = f"{name or 'all'}, {mode or 'both'}, {who}"
-            yield Row(case, more.pop("log_error"), "mean |log|", more=more)
+            yield Row(case, fmean(each.log_error for each in some), "|log|", more=figures(some))
     if "beside" in found and len(found["now"]) > 1:
         pairs = zip(found["beside"], found["now"], strict=True)
         gain = np.array([other.log_error - now.log_error for other, now in pairs])
