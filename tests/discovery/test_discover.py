@@ -171,6 +171,7 @@ def test_the_ends_of_an_estimated_interval_are_trained_and_shown_beside_the_resu
         stage = f"{method}-1" if novel == number["chosen"] else f"{method}-{novel}-classes-1"
         assert (finished / "stages" / stage / "metrics.csv").exists()
         assert f"{each['sizes'][0]} to {each['sizes'][-1]}" in text
+        assert (f"--classes {novel}" in text) == (novel != number["chosen"])  # how to take another
 
 
 def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like_no_class(
