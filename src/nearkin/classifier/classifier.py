@@ -204,7 +204,7 @@ class Classifier:
         metadata = {
             "format": FORMATS[-1],
             "kind": self.kind,
-            "outliers": {"k": self.reference.k, "max_distance": self.reference.max_distance},
+            "outliers": {"max_distance": self.reference.max_distance},
             "classes": self.classes,
             "num_known": self.num_known,
             "temperature": getattr(self.heads, "temperature", None),

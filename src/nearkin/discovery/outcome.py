@@ -84,7 +84,7 @@ class Outcome:
             return None
         flagged = outliers(self.assignments.predictions)[rows]
         protocol = {
-            "method": "farther from all classes than 99 % of the images learned from",
+            "method": "farther from the labeled images than 95 % of those of held-out classes",
             "of": "held-out images",
         }
         groups = self.dataset.images.groups[rows]

@@ -325,7 +325,7 @@ def _outliers(outcome: Outcome) -> str:
     measured = "" if held_out is None else f" Of held-out images, {held_out} are."
     return (
         f"{flags.count('outlier')} of {len(flags)} unlabeled images are flagged as outliers: "
-        "farther from the images learned from than 99 % of these from one another. They may be "
+        "farther from the labeled images than 95 % of those of held-out classes. They may be "
         f"of none of the classes.{measured}"
     )
 
