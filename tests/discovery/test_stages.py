@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
@@ -15,9 +14,8 @@ from nearkin.classifier.layers import trainable_copy
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler, TwoStreamBatchSampler
-from nearkin.discovery.clusterings import head_clustering
-from nearkin.discovery.features import CachedViews, FinetunedEncoder, FrozenEncoder
-from nearkin.discovery.stages import StageInit, class_stage, known_stage
+from nearkin.discovery.features import NUM_VIEWS, CachedViews, FinetunedEncoder, FrozenEncoder
+from nearkin.discovery.stages import class_stage, known_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
@@ -29,7 +27,7 @@ from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 CACHED, IMAGES, DIM = 4, 30, 5
-LAST = ("ncl", "simgcd", "uno")
+LAST = ("ncl", "simgcd")
 """Methods of the last stage."""
 
 
@@ -145,7 +143,7 @@ def started(encoder, task, method="ncl", options=None, **settings):
     """The first stage after its training, and the last one before it."""
     known = known_stage(encoder, task, base(**settings))
     known.try_out()
-    init = StageInit(known.method)
+    init = stage_init(encoder, known.method, task, 0)
     return known, class_stage(encoder, task, base(**settings), init, method, options or {})
 
 
@@ -207,30 +205,6 @@ def test_the_last_stage_of_ncl_goes_on_with_the_head_of_the_known_classes():
     assert not changed(before, known.method.known.state_dict())
 
 
-def test_classes_differ_the_more_in_size_the_less_balance_is_asked_for():
-    """Ten times as many digits 6 as 8 among the images without a label; 0 to 2 are known."""
-    x, y = load_digits(return_X_y=True)
-    sizes = {0: 30, 1: 30, 2: 30, 6: 120, 8: 12}
-    rows = np.concatenate([np.flatnonzero(y == c)[:n] for c, n in sizes.items()])
-    center = torch.from_numpy(x[rows] / 16).float()
-    noise = torch.randn(2, *center.shape, generator=torch.Generator().manual_seed(0))
-    encoder = FrozenEncoder(CachedFeatures(center, center + 0.1 * noise), CPU)
-    label = np.where(y[rows] < 3, y[rows], UNLABELED)
-    task, settings = DiscoveryTask(label, np.arange(len(rows)), 3, 2), base(epochs=8)
-    known = known_stage(encoder, task, settings)
-    known.try_out()
-
-    def smaller(balance):
-        options = dict(balance=balance, num_heads=1, overclustering=0)
-        stage = class_stage(encoder, task, settings, StageInit(known.method), "uno", options)
-        stage.try_out()
-        found = head_clustering(encoder, stage.method, task).novel[task.unlabeled]
-        return np.bincount(found, minlength=5)[3:].min()
-
-    assert smaller(1.0) > 50  # an even share is 66
-    assert smaller(0.3) < 25
-
-
 def test_the_known_classes_are_learned():
     encoder, task = frozen(40, 20)
     known = known_stage(encoder, task, base(epochs=30))
@@ -280,7 +254,6 @@ def test_few_images_are_learned_from_and_too_few_refused_in_one_line(method):
         (0, 20, "0 labeled images to learn from"),
         (1, 20, "1 labeled images to learn from"),
         (1, 1, "1 labeled images to learn from"),
-        (20, 0, "0 unlabeled and 20 labeled images do not make a batch of two"),
     ):
         with pytest.raises(DataError, match=says):
             trained(labeled, unlabeled, method)
@@ -292,7 +265,7 @@ def test_a_batch_that_the_images_do_not_fill_shrinks():
         encoder, task = frozen(labeled, unlabeled)
         for batch_size, method in itertools.product((16, 128), LAST):
             settings = base(batch_size=batch_size)
-            init = StageInit(known_stage(encoder, task, settings).method)
+            init = stage_init(encoder, known_stage(encoder, task, settings).method, task, 0)
             order = class_stage(encoder, task, settings, init, method, {}).feed.sampler
             assert order.num_labeled <= order.batch_size / 2
             assert order.batch_size - order.num_labeled <= unlabeled
@@ -322,10 +295,10 @@ def test_automatic_epochs_come_to_a_number_of_steps_of_which_a_share_can_be_trie
         stage = known_stage(*frozen(labeled, 20), base(epochs="auto", batch_size=16))
         assert stage.config.epochs == epochs
     encoder, task = frozen(20, 30)
-    before = known_stage(encoder, task, base()).method
+    init = stage_init(encoder, known_stage(encoder, task, base()).method, task, 0)
 
     def steps(share):
-        stage = class_stage(encoder, task, base(epochs=8), StageInit(before), "ncl", {})
+        stage = class_stage(encoder, task, base(epochs=8), init, "ncl", {})
         stage.try_out(share)
         return int(stage.method.backbone.body[2].num_batches_tracked) // 2  # two views a step
 
@@ -344,7 +317,7 @@ def finetuned():
     pretrained = Encoder(build_backbone("tiny", 8), 8, {})
 
     def encoder(layers="all"):
-        config = DiscoverConfig(train_layers=layers, num_views=2)
+        config = DiscoverConfig(train_layers=layers)
         return FinetunedEncoder(pretrained, images, config, base(cache="off", image_size=8), CPU)
 
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNLABELED)
@@ -416,7 +389,7 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
     cached, layer = encoder.features(known.method, with_views=True)
-    method, views = Encoder(known.method.backbone, 8, {}), ViewSettings("characters", 2, 0)
+    method, views = Encoder(known.method.backbone, 8, {}), ViewSettings("characters", NUM_VIEWS, 0)
     expected = Extraction(method, encoder.images, views, CPU, 0).compute().features
     assert torch.equal(layer(cached.center), expected.center)
     assert torch.equal(cached.views, expected.views)

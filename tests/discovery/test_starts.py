@@ -9,6 +9,7 @@ import torch
 from nearkin.classifier.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
+from nearkin.discovery.clusterings import kmeans_clustering
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
@@ -36,7 +37,7 @@ def init():
     encoder = FrozenEncoder(CachedFeatures(center, views), torch.device("cpu"))
     stage = known_stage(encoder, task, BASE)
     stage.try_out()
-    init = stage_init(encoder, stage.method, task, 0, "clusters")
+    init = stage_init(encoder, stage.method, task, 0)
     return encoder, task, truth, stage.method, init.heads
 
 
@@ -65,8 +66,10 @@ def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_amon
 def test_a_head_starts_with_the_images_of_its_cluster(init, method):
     encoder, task, truth, known, start = init
     disjoint = method == "ncl"
+    order = torch.randperm(len(start.joint), generator=torch.Generator().manual_seed(0))
+    mixed = replace(start, features=start.features[order])
     accuracy = {}
-    for name, at in (("clusters", start), ("random", None)):
+    for name, at in (("clusters", start), ("others", mixed)):
         stage = class_stage(encoder, task, BASE, StageInit(known, at), method, {})
         rest = task.label[task.rows] == UNLABELED
         classes = classes_of(encoder, task, stage.method, disjoint)[rest]
@@ -74,16 +77,32 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, method):
         if at is not None:
             cluster = (start.novel + KNOWN if disjoint else start.joint).numpy()[rest]
             assert (classes == cluster).mean() > 0.8
-    assert accuracy["clusters"] > accuracy["random"] + 0.2
+    assert accuracy["clusters"] > accuracy["others"] + 0.2
 
 
 def test_a_start_depends_on_its_seed_and_no_other_and_may_have_few_images(init):
     encoder, task, _, known, start = init
     torch.manual_seed(5)
-    again = stage_init(encoder, known, task, 0, "clusters").heads
+    again = stage_init(encoder, known, task, 0).heads
     assert torch.equal(again.novel, start.novel)
     assert torch.equal(again.joint, start.joint)
     few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
-    heads = stage_init(encoder, known, few, 0, "clusters").heads
+    heads = stage_init(encoder, known, few, 0).heads
     stage = class_stage(encoder, few, BASE, StageInit(known, heads), "ncl", {})
     assert all(parameter.isfinite().all() for parameter in stage.method.parameters())
+
+
+def test_k_means_of_mixed_images_has_one_set_of_novel_centers(init):
+    """Where known classes are ruled out, an image is of the nearest novel center of all centers."""
+    encoder, task, _, _, _ = init
+    features = encoder.cached.center[torch.from_numpy(task.rows)]
+    learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
+    mixed = kmeans_clustering(features, learned, 0, disjoint=False)
+    novel = mixed.joint >= KNOWN
+    assert novel.any()
+    assert (mixed.novel[novel] == mixed.joint[novel]).all()
+    assert (mixed.novel >= KNOWN).all()
+    apart = kmeans_clustering(features, learned, 0, disjoint=True)
+    assert (apart.joint == mixed.joint).all()
+    assert (apart.novel >= KNOWN).all()
+    assert (apart.novel[novel] != apart.joint[novel]).any()

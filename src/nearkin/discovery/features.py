@@ -27,6 +27,7 @@ from nearkin.networks.heads import trainable_layer
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
+NUM_VIEWS: Final = 8  # Views of each image whose features are kept
 LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of an encoder
 
 
@@ -135,7 +136,7 @@ class FinetunedEncoder:
     ) -> tuple[CachedFeatures, nn.Module]:
         """Return features by the method's network, and the layer on top of it."""
         encoder = self.trained(method)
-        num_views = self.config.num_views if with_views else 0
+        num_views = NUM_VIEWS if with_views else 0
         drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
         every = Extraction(encoder, self.images, drawn, self.device, workers, aside=self.aside)

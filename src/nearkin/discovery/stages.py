@@ -21,7 +21,7 @@ from nearkin.discovery.task import DiscoveryTask
 from nearkin.errors import DataError
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.networks.heads import Heads, MultiHead
+from nearkin.networks.heads import Heads
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import method_options
@@ -61,7 +61,6 @@ RECIPES: Final[dict[str, Recipe]] = {
         options={"dim": 64, "hidden_dim": 256},
         terms=("distill", "entropy", "classify", "contrast", "class_contrast"),
     ),
-    "uno": Recipe(steps=1000, lr=0.1, options={"dim": 64, "hidden_dim": 256}),
 }
 
 
@@ -95,10 +94,6 @@ class HeadInit:
             weight = unit(means(self.features[unlabeled], self.novel[unlabeled], count) - center)
             heads.novel.weight.copy_(weight.to(device))
             heads.novel.bias.copy_(-(weight @ center).to(device))
-        elif isinstance(heads, MultiHead):  # its novel prototypes are not among features
-            known, count = self.novel == UNLABELED, heads.known.num_classes
-            prototypes = means(unit(self.features[known]), self.joint[known], count)
-            heads.known.weight.copy_(unit(prototypes).to(device))
         else:
             prototypes = heads.get_parameter("weight")
             prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))
@@ -108,18 +103,16 @@ class StageInit(NamedTuple):
     """What the last stage starts from."""
 
     known: Method[Any]  # Trained on the known classes
-    heads: HeadInit | None = None  # None for random heads
+    heads: HeadInit
 
 
 def stage_init(
-    encoder: DiscoveryEncoder, known: Method[Any], task: DiscoveryTask, seed: int, start: str
+    encoder: DiscoveryEncoder, known: Method[Any], task: DiscoveryTask, seed: int
 ) -> StageInit:
-    """Return what the last stage starts from, with heads at `clusters` or at `random`."""
-    if start == "random":
-        return StageInit(known)
+    """Return what the last stage starts from, with heads at clusters of the features."""
     features = top_features(encoder, known, task.rows)
     learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
-    clusters = kmeans_clustering(features, learned, seed)
+    clusters = kmeans_clustering(features, learned, seed, disjoint=True)
     unlabeled = learned.label == UNLABELED
     novel = np.where(unlabeled, clusters.novel - task.num_known, UNLABELED)
     joint = np.where(unlabeled, clusters.joint, learned.label)
@@ -172,7 +165,7 @@ def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfi
     nothing = np.zeros(0, np.int64)
     batch = min(int(base.batch_size), len(rows))
     sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, base.seed)
-    config = _stage_config(replace(base, lr_milestones=()), "supervised", sampler, {})
+    config = _stage_config(base, "supervised", sampler, {})
     return _build_stage(encoder, task, sampler, config)
 
 
@@ -186,18 +179,13 @@ def class_stage(
 ) -> Stage:
     """Return the stage of known and novel classes together.
 
-    Of the settings of all stages in `base`, epochs and milestones are those of this one. `method`
-    has a recipe; `options` go before those of the recipe. Backbone and head of the known classes
-    go on from where the stage before has left them, as in the code of NCL and AutoNovel.
+    Of the settings of all stages in `base`, epochs are those of this one. `method` has a recipe;
+    `options` go before those of the recipe. Backbone and head of the known classes go on from
+    where the stage before has left them, as in the code of NCL and AutoNovel.
     """
     unlabeled, labeled = task.unlabeled, task.labeled
     # Half of a batch is labeled and no image is in it twice, so few images make it smaller.
     batch = min(int(base.batch_size), len(unlabeled) + min(len(unlabeled), len(labeled)))
-    if batch < 2:
-        raise DataError(
-            f"{len(unlabeled)} unlabeled and {len(labeled)} labeled images do not make a batch "
-            "of two; give more images"
-        )
     sampler = TwoStreamBatchSampler(labeled, task.label[labeled], unlabeled, batch, base.seed)
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
@@ -207,8 +195,7 @@ def class_stage(
     heads = heads_of(stage.method)
     if isinstance(heads, Heads):  # SimGCD has one head for all classes
         heads.known.load_state_dict(init.known.get_submodule("known").state_dict())
-    if init.heads is not None:
-        init.heads.init_heads(stage.method)
+    init.heads.init_heads(stage.method)
     return stage
 
 
