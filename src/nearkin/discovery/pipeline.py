@@ -238,7 +238,9 @@ class Pipeline:
         label = dataset.label.copy()
         # Known classes are scored on held-out images, so their labels may train nothing.
         label[dataset.parts.test_rows] = UNLABELED
-        return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
+        known = len(dataset.classes)
+        excluded = known if self.config.mode == "ncd" else 0
+        return DiscoveryTask(label, dataset.parts.train_rows, known, number, excluded)
 
     def _chosen(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig

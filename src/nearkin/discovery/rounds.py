@@ -1,6 +1,7 @@
 """Labels that an earlier discovery gives a next one: names of its classes, labels of images."""
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, st
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
     return labels, _accepted_notes(folder, labels, every, own)
+
+
+def class_of_clusters(labeled: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the class of each cluster with labeled images: that of most, of equals the first.
+
+    >>> class_of_clusters([("new-1", "cat"), ("new-2", "dog"), ("new-1", "eel"), ("new-1", "eel")])
+    {'new-1': 'eel', 'new-2': 'dog'}
+    """
+    counts = defaultdict[str, Counter[str]](Counter)
+    for cluster, label in labeled:
+        counts[cluster][label] += 1
+    return {cluster: each.most_common(1)[0][0] for cluster, each in counts.items()}
 
 
 def _accepted_notes(

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from nearkin.classifier.classifier import heads_of
@@ -15,7 +15,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
-from nearkin.discovery.clusterings import kmeans_clustering
+from nearkin.discovery.clusterings import start_clusters
 from nearkin.discovery.features import DiscoveryEncoder, top_features
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.errors import DataError
@@ -75,9 +75,8 @@ class HeadInit:
 
     features: Float[Tensor, "learned dim"]
     """Of the images to learn from, by the network that knows the known classes."""
-    novel: Int64[Tensor, " learned"]
-    """Their clusters among the novel classes, from 0; `UNLABELED` for labeled images."""
-    joint: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
+    cluster: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
+    labeled: Bool[Tensor, " learned"]
 
     @torch.no_grad()
     def init_heads(self, method: Method[Any]) -> None:
@@ -88,15 +87,15 @@ class HeadInit:
             # The known head has been trained. The novel one is linear, so it compares directions
             # from the mean of all unlabeled images: features are not negative, and their own
             # directions would be nearly the same.
-            unlabeled = self.novel != UNLABELED
-            center = self.features[unlabeled].mean(dim=0)
-            count = heads.novel.out_features
-            weight = unit(means(self.features[unlabeled], self.novel[unlabeled], count) - center)
+            features = self.features[~self.labeled]
+            novel = self.cluster[~self.labeled] - heads.known.out_features
+            center = features.mean(dim=0)
+            weight = unit(means(features, novel, heads.novel.out_features) - center)
             heads.novel.weight.copy_(weight.to(device))
             heads.novel.bias.copy_(-(weight @ center).to(device))
         else:
             prototypes = heads.get_parameter("weight")
-            prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))
+            prototypes.copy_(means(unit(self.features), self.cluster, len(prototypes)).to(device))
 
 
 class StageInit(NamedTuple):
@@ -111,12 +110,9 @@ def stage_init(
 ) -> StageInit:
     """Return what the last stage starts from, with heads at clusters of the features."""
     features = top_features(encoder, known, task.rows)
-    learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
-    clusters = kmeans_clustering(features, learned, seed, disjoint=True)
-    unlabeled = learned.label == UNLABELED
-    novel = np.where(unlabeled, clusters.novel - task.num_known, UNLABELED)
-    joint = np.where(unlabeled, clusters.joint, learned.label)
-    return StageInit(known, HeadInit(features, torch.from_numpy(novel), torch.from_numpy(joint)))
+    cluster = torch.from_numpy(start_clusters(features, task, seed))
+    labeled = torch.from_numpy(task.label[task.rows] != UNLABELED)
+    return StageInit(known, HeadInit(features, cluster, labeled))
 
 
 def means(
@@ -188,6 +184,8 @@ def class_stage(
     batch = min(int(base.batch_size), len(unlabeled) + min(len(unlabeled), len(labeled)))
     sampler = TwoStreamBatchSampler(labeled, task.label[labeled], unlabeled, batch, base.seed)
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
+    if method == "simgcd":  # NCL has a head for images of novel classes alone
+        requested["num_excluded"] = task.num_excluded
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
     stage = _build_stage(encoder, task, sampler, _stage_config(base, method, sampler, resolved))
