@@ -55,7 +55,7 @@ def start_clusters(
 
     def numbered(classes: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, " part"]:
         own = classes[task.rows][part]
-        return np.asarray(np.where(own == UNLABELED, UNLABELED, own - first))
+        return np.asarray(np.where(own < first, UNLABELED, own - first))
 
     cluster = label.copy()
     cluster[part] = (

@@ -17,7 +17,7 @@ from nearkin.discovery.features import (
 )
 from nearkin.discovery.findings import Finding, early_findings, labels_seen, number_capped
 from nearkin.discovery.number import NumberOfClasses, estimate_number
-from nearkin.discovery.stages import class_stage, known_stage, stage_init
+from nearkin.discovery.stages import Stage, class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -126,7 +126,7 @@ class Pipeline:
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
             where = self.device, self.folder.kept_features
-            encoder = FinetunedEncoder(pretrained, dataset.images, config, base, *where)
+            encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, *where)
         return DiscoveryState(
             config=config,
             dataset=dataset,
@@ -269,11 +269,14 @@ class Pipeline:
     def train(self, state: DiscoveryState) -> list[Method[Any]]:
         """Train stages 2 and 3; return a method per seed, of which the first is the result."""
         config, task, base = state.config, state.task, state.base
-        self.log.info(f"stage 2/3  {task.num_known} known classes")
-        known = known_stage(state.encoder, task, replace(base, epochs=config.known_epochs))
-        known.run(self.folder.stage("known"), self.log)
-        init = stage_init(state.encoder, known.method, task, config.seed)
         method, count = state.chosen.method, state.num_seeds
+
+        def train_known(stage: Stage) -> None:
+            self.log.info(f"stage 2/3  {task.num_known} known classes")
+            stage.run(self.folder.stage("known"), self.log)
+
+        first = replace(base, epochs=config.known_epochs)
+        init = stage_init(state.encoder, task, first, method, train_known)
         self.log.info(
             f"stage 3/3  {task.num_novel} novel classes by {state.chosen}, {count} seeds"
         )
