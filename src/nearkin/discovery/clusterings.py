@@ -50,7 +50,8 @@ def start_clusters(
     By k-means, from the clusters of the round before if there was one. Images of classes that no
     unlabeled one has take no part in it.
     """
-    label, first = task.label[task.rows], task.num_excluded
+    first = task.num_excluded
+    label: Int64[np.ndarray, " learned"] = task.label[task.rows]
     part = (label == UNLABELED) | (label >= first)
 
     def numbered(classes: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, " part"]:

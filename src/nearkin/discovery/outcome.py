@@ -229,7 +229,7 @@ def _classified(
     )
     names = tuple(dataset.images.names)
     # Only these are known to be of no known class; new images may be of any.
-    excluded = (dataset.label == UNLABELED)[:, None] & task.excluded
+    excluded = dataset.excluded(len(classifier.classes))
     found = classifier.predict(cached, names, dataset.label, excluded=excluded).cluster
     labeled = task.label != UNLABELED
     own, rows = np.where(labeled, task.label, found), task.rows

@@ -21,10 +21,12 @@ from nearkin.data.notes import plain
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
+    QUESTION_COLUMNS,
     Cluster,
     cluster_table,
     label_first,
     label_table,
+    question_table,
 )
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import confusion, joint_match, novel_match
@@ -54,6 +56,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(outcome.clusters, assignments))
     to_label = label_first(assignments, outcome.task.rows)[:TO_LABEL]
     write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label))
+    write_csv(folder.questions, QUESTION_COLUMNS, question_table(outcome.clusters, assignments))
     _write_sheets(outcome)
     numbers = summary(outcome)
     write_results(
@@ -185,11 +188,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         num_unlabeled=num_unlabeled,
         novel=tuple(views["novel"]),
         assigned=tuple(views["known"]),
-        num_novel_source=(
-            "given with --classes"
-            if estimate is None
-            else f"estimated by {' and '.join(estimate.estimates)}"
-        ),
+        num_novel_source=_origin_of_number(outcome),
         interval=None if estimate is None else (estimate.low, estimate.high),
         score_meaning=_confidence(outcome),
         unsure=tiles(outcome.assignments, unsure, with_class=True),
@@ -199,6 +198,14 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         num_novel_curves=tuple(_estimate_charts(outcome)),
         curves=tuple(_training_charts(outcome)),
     )
+
+
+def _origin_of_number(outcome: Outcome) -> str:
+    estimate = outcome.state.estimate
+    if estimate is not None:
+        return f"estimated by {' and '.join(estimate.estimates)}"
+    given = outcome.config.classes != "auto"
+    return "given with --classes" if given else "left of the round before"
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
@@ -344,7 +351,9 @@ def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     return [
         (
             f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}; "
-            f"label single images in {outcome.folder.to_label.name}.",
+            f"label single images in {outcome.folder.to_label.name}; say in "
+            f"{outcome.folder.questions.name} which classes are one, and which of their "
+            "core images do not belong to them.",
             "",
         ),
         (
