@@ -163,7 +163,8 @@ def stage_init(
         stage = known_stage(encoder, task, base)
         train(stage)
         features = top_features(encoder, stage.method, task.rows)
-        heads = _head_init(features, task, base.seed)
+        alone = replace(task, num_excluded=task.num_known)  # as its head of novel classes is
+        heads = _head_init(features, alone, base.seed)
         return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
     layer = principal_layer(encoder, task.rows)
     features = encoder.cached.center[torch.from_numpy(task.rows)]
