@@ -164,18 +164,18 @@ def stage_init(
         train(stage)
         features = top_features(encoder, stage.method, task.rows)
         alone = replace(task, num_excluded=task.num_known)  # as its head of novel classes is
-        heads = _head_init(features, alone, base.seed)
+        heads = head_init(features, alone, base.seed)
         return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
     layer = principal_layer(encoder, task.rows)
     features = encoder.cached.center[torch.from_numpy(task.rows)]
     if encoder.has_layer:
         with torch.no_grad():
             features = apply_layer(layer, features)
-    return StageInit(encoder.backbone(layer), _head_init(features, task, base.seed))
+    return StageInit(encoder.backbone(layer), head_init(features, task, base.seed))
 
 
-def _head_init(features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int) -> HeadInit:
-    """Cluster the images to learn from."""
+def head_init(features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int) -> HeadInit:
+    """Return heads at clusters of the images to learn from, whose features these are."""
     cluster = torch.from_numpy(start_clusters(features, task, seed))
     return HeadInit(features, cluster, torch.from_numpy(task.label[task.rows] != UNLABELED))
 
