@@ -22,9 +22,9 @@ from sklearn.metrics import adjusted_rand_score
 
 from benchmarks.discovery.official import by_authors
 from benchmarks.discovery.sets import SETS, Bench
-from benchmarks.discovery.tables import interval
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, commit
+from benchmarks.shared.seeds import interval
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.features import top_features
 from nearkin.discovery.scores import joint_match, novel_match

@@ -2,8 +2,7 @@
 
     python -m benchmarks.discovery.tables
 
-Seeds are the sample: a mean of few has the interval of Student's t, which a bootstrap of as many
-values is too narrow for (of 5 seeds it covers 84 % where it says 95).
+Seeds are the sample, and intervals are Student's.
 """
 
 import csv
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
+from benchmarks.shared.seeds import interval
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "discovery.md"
 Row = dict[str, str]
@@ -30,18 +29,6 @@ PARTS: Final = (
     ("NCL+SCL+HNG", "NCL+SCL"),
     ("NCL+SCL, clusters", "NCL+SCL"),
 )
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of the length of its 95 % interval over seeds.
-
-    >>> "{:.3f} {:.3f}".format(*interval([0.1, 0.2, 0.3]))
-    '0.200 0.248'
-    """
-    from scipy.stats import t
-
-    x = np.asarray(values)
-    return float(x.mean()), float(t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5)
 
 
 def read(name: str) -> list[Row]:
