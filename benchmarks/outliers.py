@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from benchmarks.discovery.sets import CPU, SETS, Bench
-from benchmarks.discovery.tables import interval
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
+from benchmarks.shared.seeds import interval
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.classifier.reference import neighbors, outlier_auroc, reference_of
 from nearkin.data.images import Images

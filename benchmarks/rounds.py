@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float, Int64
 
 from benchmarks.discovery.sets import Bench
-from benchmarks.discovery.tables import interval
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
+from benchmarks.shared.seeds import interval
 from nearkin.classifier.assignments import Assignments, assign
 from nearkin.classifier.classifier import Classifier, frozen_copy, heads_of
 from nearkin.classifier.features import ViewSettings
