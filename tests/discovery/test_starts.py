@@ -74,7 +74,7 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, method):
         rest = task.label[task.rows] == UNLABELED
         classes = classes_of(encoder, task, stage.method, disjoint)[rest]
         accuracy[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
-        if at is not None:
+        if at is start:
             cluster = (start.novel + KNOWN if disjoint else start.joint).numpy()[rest]
             assert (classes == cluster).mean() > 0.8
     assert accuracy["clusters"] > accuracy["others"] + 0.2

@@ -97,7 +97,7 @@ REFUSED = [
     ("DiscoverConfig", "max_bad", 1.5, "a number from 0 to 1"),
     ("DiscoverConfig", "workers", -1, "auto or a whole number of at least 0"),
     ("DiscoverConfig", "seed", 2**32, "a whole number from 0 to 4294967295"),
-    ("DiscoverConfig", "lr_milestones", (170.0,), "a list of numbers from 0.001 to 0.999"),
+    ("TrainConfig", "lr_milestones", (170.0,), "a list of numbers from 0.001 to 0.999"),
 ]
 """Kind, setting, value, and what it is not."""
 
