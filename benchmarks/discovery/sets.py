@@ -42,7 +42,7 @@ def alphabets(names: Sequence[str], rng: np.random.Generator) -> Sequence[int]:
     """The characters of three alphabets at random."""
     of = np.array([name.rsplit("-", 1)[0] for name in names])
     chosen = rng.permutation(np.unique(of))[:3]
-    return np.flatnonzero(np.isin(of, chosen)).tolist()  # type: ignore[no-any-return]
+    return np.flatnonzero(np.isin(of, chosen)).tolist()
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ import torch
 
 import nearkin
 from nearkin.choices import MODE_METHODS
+from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.classifier.layers import trained_parts
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.samplers import TwoStreamBatchSampler
 from nearkin.discovery.data import open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
-from nearkin.discovery.stages import class_stage, known_stage, stage_init
+from nearkin.discovery.stages import class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import Candidate, candidates, folds
 from nearkin.encoders.encoder import Encoder
@@ -73,12 +74,12 @@ def test_a_recipe_leaves_nothing_to_chance_and_fits_its_data_set_also_with_class
         "classes",
         "mode",
         "train_layers",
-        "known_epochs",
         "epochs",
         "batch_size",
         "augment",
     ]
     decided += ["known"] if path.stem not in NUM_KNOWN else []
+    decided += ["known_epochs"] if config.mode == "ncd" else []
     assert all(settings[name] != "auto" for name in decided)
     assert candidates(config) == [Candidate(config.mode)], "trials would choose"
     method = MODE_METHODS[config.mode]
@@ -131,10 +132,10 @@ def learning(path, tmp_path):
     shared = ("epochs", "augment", "batch_size", "seed")
     fixed = dict(image_size=SIDE, precision="fp32", workers=0, cache="off")
     base = TrainConfig(**{name: getattr(config, name) for name in shared}, **fixed)
-    encoder = FinetunedEncoder(pretrained, dataset.images, config, base, CPU)
-    before = known_stage(encoder, task, base).method
-    init = stage_init(encoder, before, task, config.seed)
+    cached = Extraction(pretrained, dataset.images, UNTOUCHED, CPU, 0).compute().features
+    encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, CPU)
     method = MODE_METHODS[config.mode]
+    init = stage_init(encoder, task, base, method, lambda _: None)
     return class_stage(encoder, task, base, init, method, config.options)
 
 

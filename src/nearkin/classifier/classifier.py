@@ -23,7 +23,7 @@ from nearkin.errors import CheckpointError, UsageError
 from nearkin.files import usable, write_whole
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
-from nearkin.networks.heads import CosineHead, Heads, trainable_layer
+from nearkin.networks.heads import CosineHead, Heads, linear_layer, rectified_layer
 from nearkin.networks.tokens import AttentivePooling
 from nearkin.objectives import unit
 from nearkin.version import check_format
@@ -300,7 +300,10 @@ def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
 
 def _layer(tensors: dict[str, Tensor]) -> nn.Module:
     weight = tensors.get("layer.body.1.weight")
-    return nn.Identity() if weight is None else trainable_layer(weight.shape[1], weight.shape[0])
+    if weight is None:
+        return nn.Identity()
+    layer = linear_layer if "layer.body.1.bias" in tensors else rectified_layer
+    return layer(weight.shape[1], weight.shape[0])
 
 
 def _pooling(tensors: dict[str, Tensor]) -> AttentivePooling | None:

@@ -126,7 +126,8 @@ class TwoStreamBatchSampler:
         place = first + (before * most + turn) % size
         mixed = permutation(~self.seed, ~step, len(turn))
         drawn = place[mixed[turn[mixed].argsort(kind="stable")]][: self.num_labeled]
-        return _in_classes(self, epoch)[drawn]
+        rows: np.ndarray = _in_classes(self, epoch)[drawn]
+        return rows
 
     @cached_property
     def _sizes(self) -> Int64[np.ndarray, " classes"]:
@@ -152,7 +153,8 @@ def _in_classes(sampler: TwoStreamBatchSampler, epoch: int) -> Int64[np.ndarray,
     """The places of the labeled images, class by class, in each class in the order of an epoch."""
     # Another seed than that of the other stream, or both would always have the same pairs.
     order = permutation(~sampler.seed, epoch, len(sampler.labeled))
-    return order[sampler.classes[order].argsort(kind="stable")]
+    by_class: np.ndarray = order[sampler.classes[order].argsort(kind="stable")]
+    return by_class
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def describe_clusters(
         assignments.classes,
     )
     features = assignments.features
-    silhouette = _silhouette(features, cluster)
+    silhouette = class_silhouettes(features, cluster)
     seed_agreement = _seed_agreement(cluster, others)
     merge = _merges(assignments)
     sums, every = (
@@ -178,8 +178,11 @@ def _projections(
     return np.asarray((own * (mean_of_others - other.mean(axis=0))).sum(axis=1))
 
 
-def _silhouette(features: Features, cluster: Clusters) -> dict[int, float]:
-    """Return the mean silhouette of each class that has one."""
+def class_silhouettes(features: Features, cluster: Clusters) -> dict[int, float]:
+    """Return the mean silhouette (cosine distance) of each class of two images or more.
+
+    Nothing with fewer than two classes. Of many images, about 2,000 are compared.
+    """
     from sklearn.metrics import silhouette_samples
 
     numbers, size = np.unique(cluster, return_counts=True)

@@ -14,6 +14,7 @@ from nearkin.classifier.classifier import Classifier, all_class_names, frozen_co
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
 from nearkin.config import DiscoverConfig
+from nearkin.discovery.alternatives import Alternative, describe
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.clusters import Cluster, describe_clusters
 from nearkin.discovery.data import DiscoveryData
@@ -54,6 +55,8 @@ class Outcome:
     assignments: Assignments  # Of all images that came without a label
     clusters: list[Cluster]  # The classes of these images, and novel classes that stayed empty
     clusterings: Mapping[str, Clustering]  # Of the result, `OURS`, and of every baseline
+    by_number: Mapping[int, Sequence[Clustering]]
+    """By each seed, for each number of novel classes that was trained with."""
     findings: list[Finding]
 
     @property
@@ -76,6 +79,24 @@ class Outcome:
             name: self._known_scores(clustering) + self._truth_scores(clustering)
             for name, clustering in self.clusterings.items()
         }
+
+    @cached_property
+    def alternatives(self) -> list[Alternative]:
+        """What was found with each number of novel classes; nothing if there was one only."""
+        if len(self.by_number) < 2:
+            return []
+        rows, mode = self.assignments.rows, self.config.mode
+        features = self.state.frozen.cached.center[torch.from_numpy(rows)].numpy()
+        return [
+            describe(
+                features,
+                [seed.of(mode)[rows] for seed in seeds],
+                num_known=self.task.num_known,
+                num_novel=number,
+                known=next(iter(self._known_scores(seeds[0])), None),
+            )
+            for number, seeds in self.by_number.items()
+        ]
 
     @cached_property
     def outliers(self) -> Metric | None:
@@ -153,7 +174,7 @@ class Outcome:
 def build_outcome(
     pipeline: Pipeline,
     state: DiscoveryState,
-    methods: Sequence[Method[Any]],
+    methods: Mapping[int, Sequence[Method[Any]]],
     trials: Sequence[Trial],
 ) -> Outcome:
     """Classify all images by the first seed, write its encoder and classifier, and compare it.
@@ -161,17 +182,24 @@ def build_outcome(
     Args:
         pipeline: The run.
         state: What its stages started from.
-        methods: What they trained, one per seed.
+        methods: What they trained, one per seed for each number of novel classes.
         trials: Those by which the scores of the result are calibrated.
     """
     config, folder, dataset, task = state.config, pipeline.folder, state.dataset, state.task
-    network = state.pretrained
+    network, own = state.pretrained, methods[task.num_novel][0]
     if isinstance(state.encoder, FinetunedEncoder):
-        network = state.encoder.trained(methods[0])
+        network = state.encoder.trained(own)
     write_encoder(folder.encoder, network.backbone, network.details, network.preprocessing)
-    classifier, assignments = _classified(state, methods[0], network.digest, calibrate(trials))
+    classifier, assignments = _classified(state, own, network.digest, calibrate(trials))
     classifier.write(folder.classifier)
-    result, *other_seeds = [head_clustering(state.encoder, m, task) for m in methods]
+    by_number = {
+        number: [
+            head_clustering(state.encoder, method, replace(task, num_novel=number))
+            for method in seeds
+        ]
+        for number, seeds in methods.items()
+    }
+    result, *other_seeds = by_number[task.num_novel]
     others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]
     baselines = {BASELINE[config.mode]: state.frozen.cached.center}
     if len(dataset.images) <= PIXEL_BANK:
@@ -191,6 +219,7 @@ def build_outcome(
         assignments=assignments,
         clusters=describe_clusters(assignments, classifier.top_reference, others),
         clusterings=clusterings,
+        by_number=by_number,
         findings=[*state.findings, *late_findings(assignments.predictions, mode=config.mode)],
     )
 

@@ -18,6 +18,7 @@ from nearkin.classifier.report import (
     write_results,
 )
 from nearkin.data.notes import plain
+from nearkin.discovery.alternatives import table
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
@@ -32,7 +33,7 @@ from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
-from nearkin.report.encoder_report import run_info
+from nearkin.report.encoder_report import command, run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table
 from nearkin.run.copies import file_names
@@ -104,8 +105,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
+        "alternatives": [each.to_dict() for each in outcome.alternatives],
         "objective": state.chosen.method,
-        "options": state.options,
+        "options": state.options(outcome.task.num_novel),
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
         "outliers": {
@@ -155,6 +157,7 @@ def _embeddings(outcome: Outcome) -> Embeddings:
 def build_report(outcome: Outcome) -> DiscoveryReport:
     """Return the values on the page."""
     images, estimate = outcome.dataset.images, outcome.state.estimate
+    alternatives = outcome.alternatives
     num_unlabeled = len(outcome.assignments.rows)
     shown, views = class_views(outcome.assignments), dict[str, list[ClassView]](novel=[], known=[])
     for cluster in outcome.clusters:
@@ -196,6 +199,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
         num_novel_curves=tuple(_estimate_charts(outcome)),
+        alternatives=table(alternatives, outcome.task.num_novel) if alternatives else None,
         curves=tuple(_training_charts(outcome)),
     )
 
@@ -336,7 +340,16 @@ def _outliers(outcome: Outcome) -> str:
 
 def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
+    others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
+    encoder = outcome.config.from_run or str(run)
     return [
+        *(
+            (
+                f"Take {count(number, 'novel class')}; the features are kept.",
+                command(data, replace(outcome.config, classes=number, from_run=encoder)),
+            )
+            for number in others
+        ),
         (
             f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}; "
             f"label single images in {outcome.folder.to_label.name}.",

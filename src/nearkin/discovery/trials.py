@@ -23,7 +23,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
 from nearkin.discovery.features import DiscoveryEncoder, top_features
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
+from nearkin.discovery.stages import Stage, StageInit, class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
@@ -160,9 +160,9 @@ class Trials:
             for candidate in tried:
                 path = self.folder / f"{self.mode}-{fold}-{candidate}.npz"
                 if not path.exists():
-                    # The known classes are learned anew in each fold: a network that was
-                    # trained on all of them has seen the labels of the hidden ones.
-                    init = init or self._init(hiding.task)
+                    # The start is made anew in each fold: a network that was trained on all
+                    # known classes has seen the labels of the hidden ones.
+                    init = init or self._init(hiding.task, candidate.method)
                     self._try(hiding, init, candidate, path)
                 yield Trial(fold, candidate, *_read(path, hiding.task), hiding.task.unlabeled)
 
@@ -181,11 +181,11 @@ class Trials:
         rows = np.setdiff1d(labeled, scored)
         return _Hiding(DiscoveryTask(label, rows, len(rest), len(hidden)), truth, scored)
 
-    def _init(self, task: DiscoveryTask) -> StageInit:
-        """Train on the classes that stay known."""
-        stage = known_stage(self.encoder, task, replace(self.base, epochs=self.known_epochs))
-        self.train(stage, "known")
-        return stage_init(self.encoder, stage.method, task, self.base.seed)
+    def _init(self, task: DiscoveryTask, method: str) -> StageInit:
+        base = replace(self.base, epochs=self.known_epochs)
+        return stage_init(
+            self.encoder, task, base, method, lambda stage: self.train(stage, "known")
+        )
 
     def _try(self, hiding: "_Hiding", init: StageInit, candidate: Candidate, path: Path) -> None:
         """Search for the hidden classes and write how well they were found."""
