@@ -106,7 +106,7 @@ class Outcome:
             return None
         flagged = outliers(self.assignments.predictions)[rows]
         protocol = {
-            "method": "farther from all classes than 99 % of the images learned from",
+            "method": "farther from the labeled images than 95 % of those of held-out classes",
             "of": "held-out images",
         }
         groups = self.dataset.images.groups[rows]
@@ -228,7 +228,7 @@ def _classified(
     state: DiscoveryState, method: Method[Any], digest: str, calibration: Calibration | None
 ) -> tuple[Classifier, Assignments]:
     """Return the classifier of a trained method, and all images in its classes."""
-    config, dataset, task = state.config, state.dataset, state.task
+    dataset, task = state.dataset, state.task
     cached, layer = state.encoder.features(method, with_views=True)
     classifier = Classifier(
         layer=frozen_copy(layer),
@@ -241,14 +241,14 @@ def _classified(
     )
     names = tuple(dataset.images.names)
     # Only these are known to be of no known class; new images may be of any.
-    only_novel = dataset.label == UNLABELED if config.mode == "ncd" else None
-    found = classifier.predict(cached, names, dataset.label, only_novel=only_novel).cluster
+    excluded = dataset.excluded(len(classifier.classes))
+    found = classifier.predict(cached, names, dataset.label, excluded=excluded).cluster
     labeled = task.label != UNLABELED
     own, rows = np.where(labeled, task.label, found), task.rows
     learned = cached.center[torch.from_numpy(rows)]
     reference = reference_of(learned, own[rows], labeled[rows], len(classifier.classes))
     classifier = replace(classifier, reference=reference)
-    predictions = classifier.predict(cached, names, dataset.label, only_novel=only_novel)
+    predictions = classifier.predict(cached, names, dataset.label, excluded=excluded)
     return classifier, assign(predictions, classifier.top_reference, calibration)
 
 

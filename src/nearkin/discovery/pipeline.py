@@ -232,7 +232,7 @@ class Pipeline:
         return cached, dataset
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
-        if self.config.classes != "auto":
+        if self.config.classes != "auto" or dataset.accepted.clusters:
             return None
         self.log.info("           estimating the number of novel classes")
         estimate = estimate_number(self.folder.number, cached, dataset, self.config)
@@ -243,11 +243,14 @@ class Pipeline:
         return estimate
 
     def _task(self, dataset: DiscoveryData, estimate: NumberOfClasses | None) -> DiscoveryTask:
-        number = estimate.chosen if estimate else int(self.config.classes)
+        left = len(dataset.novel_before) if self.config.classes == "auto" else self.config.classes
+        number = estimate.chosen if estimate else left
         label = dataset.label.copy()
         # Known classes are scored on held-out images, so their labels may train nothing.
         label[dataset.parts.test_rows] = UNLABELED
-        return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
+        known, excluded = len(dataset.classes), dataset.num_excluded
+        rows, start = dataset.parts.train_rows, dataset.start(number)
+        return DiscoveryTask(label, rows, known, number, excluded, start)
 
     def _chosen(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig

@@ -22,10 +22,12 @@ from nearkin.discovery.alternatives import table
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
+    QUESTION_COLUMNS,
     Cluster,
     cluster_table,
     label_first,
     label_table,
+    question_table,
 )
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import confusion, joint_match, novel_match
@@ -55,6 +57,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(outcome.clusters, assignments))
     to_label = label_first(assignments, outcome.task.rows)[:TO_LABEL]
     write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label))
+    write_csv(folder.questions, QUESTION_COLUMNS, question_table(outcome.clusters, assignments))
     _write_sheets(outcome)
     numbers = summary(outcome)
     write_results(
@@ -187,11 +190,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         num_unlabeled=num_unlabeled,
         novel=tuple(views["novel"]),
         assigned=tuple(views["known"]),
-        num_novel_source=(
-            "given with --classes"
-            if estimate is None
-            else f"estimated by {' and '.join(estimate.estimates)}"
-        ),
+        num_novel_source=_origin_of_number(outcome),
         interval=None if estimate is None else (estimate.low, estimate.high),
         score_meaning=_confidence(outcome),
         unsure=tiles(outcome.assignments, unsure, with_class=True),
@@ -202,6 +201,14 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         alternatives=table(alternatives, outcome.task.num_novel) if alternatives else None,
         curves=tuple(_training_charts(outcome)),
     )
+
+
+def _origin_of_number(outcome: Outcome) -> str:
+    estimate = outcome.state.estimate
+    if estimate is not None:
+        return f"estimated by {' and '.join(estimate.estimates)}"
+    given = outcome.config.classes != "auto"
+    return "given with --classes" if given else "left of the round before"
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
@@ -333,7 +340,7 @@ def _outliers(outcome: Outcome) -> str:
     measured = "" if held_out is None else f" Of held-out images, {held_out} are."
     return (
         f"{flags.count('outlier')} of {len(flags)} unlabeled images are flagged as outliers: "
-        "farther from the images learned from than 99 % of these from one another. They may be "
+        "farther from the labeled images than 95 % of those of held-out classes. They may be "
         f"of none of the classes.{measured}"
     )
 
@@ -352,7 +359,9 @@ def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
         ),
         (
             f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}; "
-            f"label single images in {outcome.folder.to_label.name}.",
+            f"label single images in {outcome.folder.to_label.name}; say in "
+            f"{outcome.folder.questions.name} which classes are one, and which of their "
+            "core images do not belong to them.",
             "",
         ),
         (
