@@ -14,10 +14,10 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 10 --train-layers top")
-FEW = [*SHORT, *words("--num-seeds 1 --epochs 2 --classes 2")]
-LEAST = [*FEW, *words("--objective simgcd --entropy-weight 1")]
-LEAST_NCD = [*FEW, *words("--objective ncl --pair-rate 1")]
+SHORT = words("-q --batch-size 16 --known-epochs 10 --train-layers top")
+FEW = [*SHORT, *words("--epochs 2 --classes 2")]
+LEAST = [*FEW, *words("--entropy-weight 1")]
+LEAST_NCD = [*FEW, *words("--positive-rate 0.5")]
 
 
 def once(*arguments: object) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.__main__ import main, measure, names
+from benchmarks.discovery import tables
 from benchmarks.shared.memory import Watch, alone
 from benchmarks.shared.rows import Row, compared, interval_of, made_with
 from benchmarks.shared.turns import alternate, turns
@@ -148,3 +149,11 @@ def test_a_row_says_what_it_was_made_with():
 def test_a_line_has_both_figures_and_the_interval():
     row = Row("step", 0.5, "s", "bare", 0.4, 0.8, (0.7, 0.9), more={"steps": 3})
     assert " ".join(row.line().split()) == "step 0.5 s bare 0.4, ratio 0.80 [0.70, 0.90] steps 3"
+
+
+def test_the_tables_of_discovery_are_those_of_the_rows_beside_it():
+    """With Student's intervals: of .1, .2, .3 the half is 4.303 times .1 / 3 ** .5."""
+    assert tables.interval([0.1, 0.2, 0.3]) == pytest.approx((0.2, 4.302653 * 0.1 / 3**0.5))
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert all(f"<!-- {name} -->\n| " in page for name in tables.TABLES)
+    assert tables.written(page) == page

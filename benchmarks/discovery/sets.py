@@ -42,7 +42,7 @@ def alphabets(names: Sequence[str], rng: np.random.Generator) -> Sequence[int]:
     """The characters of three alphabets at random."""
     of = np.array([name.rsplit("-", 1)[0] for name in names])
     chosen = rng.permutation(np.unique(of))[:3]
-    return np.flatnonzero(np.isin(of, chosen)).tolist()  # type: ignore[no-any-return]
+    return np.flatnonzero(np.isin(of, chosen)).tolist()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class Bench:
             return every
         rng = np.random.default_rng(0)
         of = (np.flatnonzero(every.labels == number) for number in range(len(every.classes)))
-        return every.subset(np.sort(np.concatenate([rng.permutation(rows)[:count] for rows in of])))
+        return every.subset(
+            np.sort(np.concatenate([rng.permutation(rows)[:count] for rows in of]))
+        )
 
     @cached_property
     def held_out(self) -> Bool[np.ndarray, " images"]:

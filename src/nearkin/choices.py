@@ -2,8 +2,8 @@
 
 from typing import Final, Literal
 
-OBJECTIVE_METHODS: Final = {"uno": "uno", "joint_ncl": "ncl", "ncl": "ncl", "simgcd": "simgcd"}
-"""The method of a discovery's last stage, by objective."""
+MODE_METHODS: Final = {"gcd": "simgcd", "ncd": "ncl"}
+"""The method of a discovery's last stage, by its mode."""
 Protocol = Literal[
     "quick",
     "knn",

@@ -219,14 +219,14 @@ class DiscoverConfig(RunConfig):
     """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     truth: str = ""
     """True labels, for evaluation only: data, or a table or folders."""
-    num_views: Annotated[int, Meta(ge=2, le=64)] = 8
-    """Views of each image whose features are cached, where the encoder is frozen."""
-    from_run: str = ""
-    """Encoder to use instead of training one: a run, dinov2-small, timm:NAME, or a file."""
+    from_run: str = "auto"
+    """Encoder: a run, a name or a file; auto: dinov2-small for images of 64 px and more, unless a
+    training is asked for by --method or --max-time; for others one is trained."""
     allow_partial: bool = False
     """Whether that encoder may lack some weights, or have others left over."""
-    method: str = "simclr"
-    """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
+    method: str = "auto"
+    """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME; auto:
+    simclr, where one is trained."""
     train_layers: str = "top"
     """What learns from labels: top, a layer on the frozen encoder; last:N, its blocks, or all;
     or these and the layer, as last:1,top."""
@@ -238,18 +238,6 @@ class DiscoverConfig(RunConfig):
     """Length of the training of an encoder, such as 45m or 2h; as `nearkin train` if empty."""
     batch_size: Annotated[int, Meta(ge=4, le=MAX)] | Auto = "auto"
     """Images per step, half of them labeled."""
-    lr_milestones: Sequence[Milestone] = ()
-    """Fractions of the last stage, such as 0.6,0.8, at which the rate drops to a tenth."""
-    objective: Literal["auto", "uno", "ncl", "joint_ncl", "simgcd"] = "auto"
-    """Objective of the last stage; auto: simgcd, or joint_ncl in mode ncd."""
-    start: Literal["clusters", "random"] = "clusters"
-    """Initial class weights of the last stage: clusters of the features, or random."""
-    pair_rate: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
-    """NCL: positive pairs, relative to those of equally large classes; auto: tuned."""
-    entropy_weight: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
-    """SimGCD: weight of the mean-entropy term; auto: tuned by holding known classes out."""
-    num_seeds: AutoCount = "auto"
-    """Repetitions of the last stage, to see which classes are found again."""
     devices: Devices = 1
     """Processes on this machine that train an encoder together; torchrun starts its own."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
@@ -257,7 +245,7 @@ class DiscoverConfig(RunConfig):
     copy_to: str = ""
     """A new folder to copy the images into, sorted by class."""
     options: Mapping[str, Value] = field(default_factory=dict)
-    """Options of the method of the objective: of uno, ncl or simgcd."""
+    """Options of the method of the last stage: of simgcd, or of ncl in mode ncd."""
 
     verb: ClassVar[str] = "discover"
 
@@ -346,12 +334,11 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
         *("method", "backbone", "init_from", "encoder", "from_run", "teacher", "teacher_views"),
         *("allow_partial", "lora", "drop_path", "train_layers"),
     ),
-    "Views": ("augment", "image_size", "view_sizes", "num_views"),
+    "Views": ("augment", "image_size", "view_sizes"),
     "Optimization": (
         *("epochs", "known_epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
         *("lars_form", "warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
-        *("freeze_epochs", "objective", "start", "pair_rate", "entropy_weight"),
-        *("num_seeds", "seed"),
+        *("freeze_epochs", "seed"),
     ),
     "Evaluation": ("evaluate_every", "on_collapse", "baselines"),
     "Machine": (

@@ -13,10 +13,13 @@ from nearkin.errors import DataError
 NONE = np.zeros(0, np.int64)
 
 
-def streams(num_labeled=30, num_unlabeled=50, batch_size=8, seed=3, **more):
-    """Labeled images have the even rows, unlabeled ones the odd rows."""
-    labeled, unlabeled = 2 * np.arange(num_labeled), 2 * np.arange(num_unlabeled) + 1
-    return TwoStreamBatchSampler(labeled, unlabeled, batch_size, seed, **more)
+def streams(num_labeled=30, num_unlabeled=50, batch_size=8, seed=3, sizes=None, **more):
+    """Labeled images, of one class but for `sizes`, have even rows, unlabeled ones odd rows."""
+    if sizes is None:
+        sizes = [num_labeled]
+    classes = np.repeat(np.arange(len(sizes)), sizes)
+    labeled, unlabeled = 2 * np.arange(len(classes)), 2 * np.arange(num_unlabeled) + 1
+    return TwoStreamBatchSampler(labeled, classes, unlabeled, batch_size, seed, **more)
 
 
 def of(kind, rows):
@@ -69,19 +72,39 @@ def test_an_epoch_is_one_pass_over_the_unlabeled_images():
     assert set(passes[0]) | set(passes[1]) | set(passes[2]) == set(range(1, 100, 2))
 
 
-def test_labeled_images_begin_anew_as_often_as_needed():
-    """Thirty of them, four a step: passes of seven steps, across the borders of epochs."""
+def test_labeled_images_take_turns():
+    """Of 30 in one class, four a step: after an epoch of 12 steps each came once or twice."""
     order = streams()
-    passes = []
-    for first in range(0, 70, 7):
-        rows = [row for step in range(first, first + 7) for row in of("labeled", order.rows(step))]
-        assert len(set(rows)) == len(rows) == 28
-        passes.append(tuple(rows))
-    assert len(set(passes)) == 10
-    assert set().union(*passes) == set(range(0, 60, 2))
+    for epoch in range(5):
+        steps = range(12 * epoch, 12 * (epoch + 1))
+        rows = [row for step in steps for row in of("labeled", order.rows(step))]
+        assert set(np.unique(rows, return_counts=True)[1]) == {1, 2}
+        assert len(set(rows)) == 30
+    first, second = (of("labeled", order.rows(step)) for step in (0, 12))
+    assert first != second
     order = streams(num_labeled=3, batch_size=16)  # too few leave their places to others
     assert (order.num_labeled, order.steps_per_epoch) == (3, 50 // 13)
     assert all(sorted(of("labeled", order.rows(step))) == [0, 2, 4] for step in range(9))
+
+
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=9), batch=st.integers(2, 60))
+def test_each_class_has_as_many_labels_in_a_batch_as_its_images_allow(sizes, batch):
+    order = streams(sizes=sizes, num_unlabeled=90, batch_size=batch)
+    for step in (0, 1, 40):
+        rows = np.array(of("labeled", order.rows(step)), np.int64)
+        count = np.bincount(order.classes[rows // 2], minlength=len(sizes))
+        assert count.sum() == order.num_labeled == len(set(rows.tolist()))
+        # Whoever has fewer than another by more than one has no image left.
+        fewer = count < count.max() - 1
+        assert (count[fewer] == np.array(sizes)[fewer]).all()
+
+
+def test_chance_decides_which_classes_have_one_label_more():
+    order = streams(sizes=[5, 5, 5], num_unlabeled=900, batch_size=8)
+    drawn = [order.classes[np.array(of("labeled", order.rows(step))) // 2] for step in range(200)]
+    more = np.array([np.bincount(each, minlength=3) for each in drawn]).sum(axis=0)
+    assert more.sum() == 800
+    assert (abs(more - 800 / 3) < 30).all()  # 200 draws of one in three: deviation 6.7
 
 
 def test_a_step_does_not_depend_on_the_steps_before():
@@ -118,7 +141,7 @@ def test_every_process_has_its_share_of_both_streams():
 
 def test_no_unlabeled_images_are_refused_before_any_step():
     with pytest.raises(DataError, match="0 unlabeled images do not fill their 4 places"):
-        TwoStreamBatchSampler(np.arange(9), NONE, 8, 0)
+        TwoStreamBatchSampler(np.arange(9), np.zeros(9, np.int64), NONE, 8, 0)
     with pytest.raises(DataError, match=r"3 unlabeled images .* a batch of 8; give more"):
         streams(num_unlabeled=3)
     for share in (-0.1, 1.0, float("nan")):

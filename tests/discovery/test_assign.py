@@ -95,8 +95,8 @@ def test_new_images_of_known_classes_are_found_after_a_discovery_of_novel_ones_a
                                        for row, p in enumerate(pixels[n])},
                                     **{f"{n}-{row:02d}.png": p for n in range(3)
                                        for row, p in enumerate(pixels[n][:8])}})  # fmt: skip
-    settings = ["--labeled", labels, "--from", encoder, "--mode", "ncd", "--objective"]
-    settings += ["joint_ncl", "--pair-rate", "1", "--epochs", "20"]
+    settings = ["--labeled", labels, "--from", encoder, "--mode", "ncd"]
+    settings += ["--positive-rate", "0.5", "--epochs", "20"]
     assert discover(data, "-o", out, *FEW, *settings) == 0
     assert {row["cluster"] for row in rows(out / "assignments.csv")} <= {"new-1", "new-2"}
     assert run("assign", out, known, "-o", tmp_path / "new.csv") == 0

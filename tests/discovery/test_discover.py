@@ -11,10 +11,12 @@ from discoveries import SHORT, discover, held_out, rows, strict_json, words
 from PIL import Image
 from scipy.optimize import linear_sum_assignment
 
-from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.choices import MODE_METHODS
 from nearkin.classifier.assignments import COLUMNS
+from nearkin.config import DiscoverConfig
 from nearkin.discovery.clusters import CLUSTER_COLUMNS
-from nearkin.discovery.trials import DEFAULT, OBJECTIVES, Candidate
+from nearkin.discovery.features import NUM_VIEWS
+from nearkin.discovery.trials import candidates
 
 KNOWN, EACH = 5, 16
 LEFT = {
@@ -23,10 +25,8 @@ LEFT = {
     "to_label.csv", "train.log",
 }  # fmt: skip
 MODES = {
-    "gcd": words("--epochs 5 --num-seeds 2"),
-    "ncd": words(
-        "--epochs 8 --num-seeds 1 --mode ncd --classes 3 --objective joint_ncl --pair-rate 1"
-    ),
+    "gcd": words("--epochs 5"),
+    "ncd": words("--epochs 8 --mode ncd --classes 3 --positive-rate 0.3"),
 }
 
 
@@ -55,9 +55,8 @@ def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
     assert {path.name for path in finished.iterdir()} >= LEFT
     assert (finished / "plots" / "class_count.png").exists() == (mode == "gcd")
     stages = {path.name for path in (finished / "stages").iterdir()}
-    method = OBJECTIVE_METHODS[strict_json(finished / "summary.json")["objective"]]
-    assert stages >= {"known", "trials", f"{method}-0"}
-    assert f"{method}-1" in stages or mode == "ncd"
+    assert stages >= {"trials", *(f"{MODE_METHODS[mode]}-{seed}" for seed in range(3))}
+    assert ("known" in stages) == (mode == "ncd")  # SimGCD has no stage of its own for these
 
 
 def test_all_images_without_a_label_are_assigned_once_and_columns_hold_what_they_say(
@@ -75,7 +74,7 @@ def test_all_images_without_a_label_are_assigned_once_and_columns_hold_what_they
         assert all(0 <= share <= 1 for share in shares)
         assert 0 <= float(row["neighbor_agreement"]) <= 1
         assert float(row["margin"]) <= float(row["score"])
-        assert float(row["view_agreement"]) in (0, 0.5, 1)  # two views
+        assert (NUM_VIEWS * float(row["view_agreement"])).is_integer()
         assert row["nearest_known"] in known
         assert -1 <= float(row["similarity"]) <= 1
         assert row["flag"] in ("", "core", "border", "maybe-known", "tiny-cluster", "outlier")
@@ -136,10 +135,15 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
         assert summary["novel"] == number["chosen"]
         assert 1 <= number["low"] <= number["chosen"] <= number["high"]
         assert set(number["estimates"]) == {"linkage", "silhouette"}
-    assert summary["trials"][chosen(summary)] == max(summary["trials"].values())
-    assert {name.partition("-")[0] for name in summary["trials"]} == {DEFAULT[mode]}
-    assert len(summary["trials"]) == {"gcd": 3, "ncd": 1}[mode]
-    assert set(summary["scores"]) == {"nearkin", "k-means", "k-means, pixels"}
+    tried = map(str, candidates(DiscoverConfig(mode=mode, options={"positive_rate": 0.3})))
+    assert summary["trials"].keys() == {*tried}
+    assert summary["objective"] == MODE_METHODS[mode]
+    if mode == "ncd":
+        assert summary["options"] == {"joint_weight": 1.0, "positive_rate": 0.3}
+    else:
+        assert f"simgcd-{summary['options']['entropy_weight']:g}" in summary["trials"]
+    baseline = {"gcd": "semi-supervised k-means", "ncd": "k-means"}[mode]
+    assert set(summary["scores"]) == {"nearkin", baseline, f"{baseline}, pixels"}
     for scores in summary["scores"].values():
         for each in scores:
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
@@ -163,10 +167,22 @@ def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like
     assert f"{flags['outlier']} of {len(table)} unlabeled images are flagged as outliers" in text
 
 
-def chosen(summary):
-    """The objective as trials are named."""
-    objective = summary["objective"]
-    return str(Candidate(objective, summary.get(OBJECTIVES[objective].setting)))
+def test_what_the_scores_of_novel_images_are_worth_is_measured(finished, mode, truth, encoder):
+    """Restated from the table, on held-out images: those of the encoder's run."""
+    stated = {e["name"]: e for e in strict_json(finished / "summary.json")["score_quality"]}
+    assert {name.split()[0] for name in stated} <= {"ECE", "AUROC"}
+    table = [row for row in rows(finished / "assignments.csv") if row["path"] in held_out(encoder)]
+    ece = stated["ECE of the score, held out"]
+    assert ece["n"] == sum(truth[row["path"]] >= KNOWN for row in table)
+    assert ece["protocol"]["of"] == "held-out images of novel classes"
+    assert 0 <= ece["low"] <= ece["value"] <= ece["high"] <= 1
+    if mode == "ncd":  # in gcd, images of known classes have a part in the match
+        true, predicted = zip(*((truth[row["path"]], row["cluster"]) for row in table))
+        share = hungarian(true, predicted)
+        mean = np.mean([float(row["score"]) for row in table])
+        assert ece["value"] >= abs(mean - share) - 1e-3, "no bins have less error than their mean"
+    text = text_of((finished / "report.html").read_text(encoding="utf-8"))
+    assert f"On novel classes it is {ece['value']:.1%}." in text
 
 
 def hungarian(true, predicted):
@@ -229,7 +245,7 @@ def test_the_configuration_repeats_a_discovery_to_the_bit_whatever_the_hidden_la
     for name in ("assignments.csv", "classifier.safetensors"):
         assert (out / name).read_bytes() == (finished / name).read_bytes(), name
     one, other = (strict_json(path / "summary.json") for path in (out, finished))
-    assert chosen(one) == chosen(other)
+    assert one["options"] == other["options"]
 
 
 def test_resuming_a_finished_discovery_changes_nothing(finished, capsys):

@@ -7,7 +7,7 @@ from discoveries import LEAST, once, table
 from nearkin_command import run
 
 KNOWING = ["--known", "cat,dog"]
-NCL = ["--mode", "ncd", "--objective", "ncl"]
+NCD = ["--mode", "ncd"]
 REFUSED = [
     ([], 2, "either --labeled PATH, or --known A,B"),
     (["--known", "cat,dog", "--labeled", "x"], 2, "either --labeled PATH, or --known A,B"),
@@ -19,7 +19,6 @@ REFUSED = [
     (["--labeled", "missing.csv"], 3, "missing.csv"),
     ([*KNOWING, "--classes", "-1"], 2, "--classes -1"),
     ([*KNOWING, "--classes", "0", "--mode", "ncd"], 2, "--classes 0 says there are none"),
-    ([*KNOWING, "--classes", "0", "--objective", "uno"], 2, "--objective uno searches novel"),
     ([*KNOWING, "--classes", "many"], 2, "--classes"),
     ([*KNOWING, "--classes", "17"], 3, "17 novel classes among"),
     ([*KNOWING, "--from", "missing"], 2, "missing"),
@@ -28,21 +27,17 @@ REFUSED = [
     ([*KNOWING, "--method", "ncl"], 2, "--method ncl learns from labels"),
     ([*KNOWING, "--mode", "both"], 2, "ncd"),
     ([*KNOWING, "--clases", "3"], 2, "Did you mean classes?"),
-    ([*KNOWING, "--num-seed", "3"], 2, "Did you mean num_seeds?"),
-    ([*KNOWING, "--objective", "simgcd", "--dim", "lots"], 2, "--dim lots"),
+    ([*KNOWING, "--hidden-dims", "3"], 2, "Did you mean hidden_dim?"),
+    ([*KNOWING, "--dim", "lots"], 2, "--dim lots"),
     ([*KNOWING, "--balance", "1"], 2, "unknown option --balance for simgcd"),
     ([*KNOWING, "--train-layers", "layer4"], 2, "--train-layers layer4 is not top, last:N or all"),
     ([*KNOWING, "--train-layers", "linear"], 2, "--train-layers linear is not top, last:N or all"),
-    ([*KNOWING, *NCL, "--dim", "3"], 2, "unknown option --dim for ncl"),
-    ([*KNOWING, "--objective", "ncl"], 2, "--objective ncl is not for --mode gcd"),
-    ([*KNOWING, "--objective", "umo"], 2, 'Did you mean "uno"'),
-    ([*KNOWING, "--num-views", "1"], 2, "--num-views 1"),
-    ([*KNOWING, "--pair-rate", "-1"], 2, "--pair-rate -1"),
-    ([*KNOWING, "--pair-rate", "1"], 2, "--pair-rate is a setting of joint_ncl and ncl, and this discovery is by simgcd"),
+    ([*KNOWING, *NCD, "--dim", "3"], 2, "unknown option --dim for ncl"),
+    ([*KNOWING, *NCD, "--positive-rate", "-1"], 2, "--positive-rate -1"),
+    ([*KNOWING, "--positive-rate", "1"], 2, "unknown option --positive-rate for simgcd"),
     ([*KNOWING, "--num-novel-classes", "2"], 2, "give --classes here"),
-    ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "--entropy-weight is a setting of simgcd"),
+    ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "unknown option --entropy-weight for ncl"),
     ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
-    ([*KNOWING, "--lr-milestones", "late"], 2, "--lr-milestones late"),
     ([*KNOWING, "--batch-size", "1000"], 2, "--batch-size 1000"),
     ([*KNOWING, "--augment", "smcl"], 2, "smcl"),
     ([*KNOWING, "--device", "abacus"], 2, "device abacus"),

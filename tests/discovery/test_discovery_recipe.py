@@ -9,14 +9,16 @@ import pytest
 import torch
 
 import nearkin
-from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.choices import MODE_METHODS
+from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.classifier.layers import trained_parts
 from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.samplers import TwoStreamBatchSampler
 from nearkin.discovery.data import open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
-from nearkin.discovery.stages import StageInit, class_stage, known_stage
+from nearkin.discovery.stages import class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
-from nearkin.discovery.trials import OBJECTIVES, Candidate, folds
+from nearkin.discovery.trials import Candidate, candidates, folds
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.options import checked_options, method_options
@@ -32,8 +34,14 @@ PER_CLASS = {
 """Training images of each class, by the data set that a recipe is called after."""
 NUM_KNOWN = {"cub": 100, "stanford_cars": 98, "cifar100": 80, "imagenet100": 50}
 """Known classes, where a table of labeled images names them."""
-DROPS = {"cifar10": 170}
-"""The epoch, from 0, at which the rate of its last stage drops, as its source has it."""
+LABELED = {
+    "cifar10": 25_000,
+    "cub": 1500,
+    "stanford_cars": 2000,
+    "cifar100": 20_000,
+    "imagenet100": 31_900,
+}
+"""Labeled training images (Vaze et al. 2022, table 1)."""
 SIDE, EACH, CPU = 32, 8, torch.device("cpu")
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -66,16 +74,15 @@ def test_a_recipe_leaves_nothing_to_chance_and_fits_its_data_set_also_with_class
         "classes",
         "mode",
         "train_layers",
-        "known_epochs",
         "epochs",
         "batch_size",
         "augment",
     ]
-    decided += ["objective", OBJECTIVES[config.objective].setting, "num_seeds", "start"]
-    decided += ["lr_milestones"] if path.stem in DROPS else []
     decided += ["known"] if path.stem not in NUM_KNOWN else []
+    decided += ["known_epochs"] if config.mode == "ncd" else []
     assert all(settings[name] != "auto" for name in decided)
-    method = OBJECTIVE_METHODS[config.objective]
+    assert candidates(config) == [Candidate(config.mode)], "trials would choose"
+    method = MODE_METHODS[config.mode]
     assert checked_options(method, config.options) == options
     hidden = {len(fold) for fold in folds(len(known), settings["classes"], seed=0)}
     for count in {settings["classes"], *hidden}:
@@ -89,12 +96,22 @@ def small(path):
     options = settings.pop("options")
     sizes = {key: min(value, 8) for key, value in options.items() if type(value) is int}
     known = classes_of(path)[0]
-    few = dict(batch_size=8, num_views=2, val=0.0, known=known)
+    few = dict(batch_size=8, val=0.0, known=known)
     return DiscoverConfig(**settings | few, options=options | sizes)
 
 
-def chosen_of(config):
-    return Candidate(config.objective, getattr(config, OBJECTIVES[config.objective].setting))
+@each_recipe
+def test_a_recipe_is_as_long_as_its_source(path):
+    """200 epochs of all images, 128 at a time, the last ones of an epoch left out."""
+    settings, (known, novel) = read_toml(path, DiscoverConfig), classes_of(path)
+    labeled, count = LABELED[path.stem], (len(known) + novel) * PER_CLASS[path.stem]
+    rows = np.split(np.arange(count), [labeled])
+    sampler = TwoStreamBatchSampler(
+        rows[0], rows[0] % len(known), rows[1], settings["batch_size"], seed=0
+    )
+    assert settings["epochs"] * sampler.steps_per_epoch == pytest.approx(
+        200 * (count // 128), rel=0.015
+    )
 
 
 @pytest.fixture
@@ -112,33 +129,32 @@ def learning(path, tmp_path):
     pretrained = Encoder(build_backbone(name, SIDE), SIDE, {})
     task = DiscoveryTask(dataset.label, dataset.parts.train_rows, len(dataset.classes), novel)
     assert (task.num_known, len(task.labeled)) == (len(known), len(known) * EACH)
-    shared = ("epochs", "lr_milestones", "augment", "batch_size", "seed")
+    shared = ("epochs", "augment", "batch_size", "seed")
     fixed = dict(image_size=SIDE, precision="fp32", workers=0, cache="off")
     base = TrainConfig(**{name: getattr(config, name) for name in shared}, **fixed)
-    encoder = FinetunedEncoder(pretrained, dataset.images, config, base, CPU)
-    before = known_stage(encoder, task, base).method
-    chosen = chosen_of(config)
-    options = chosen.options(config.mode, novel) | dict(config.options)
-    return class_stage(encoder, task, base, StageInit(before), chosen.method, options)
+    cached = Extraction(pretrained, dataset.images, UNTOUCHED, CPU, 0).compute().features
+    encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, CPU)
+    method = MODE_METHODS[config.mode]
+    init = stage_init(encoder, task, base, method, lambda _: None)
+    return class_stage(encoder, task, base, init, method, config.options)
 
 
 @each_recipe
-def test_a_recipe_trains_the_end_of_its_network_and_slows_down_when_it_should(path, learning):
-    """Two steps: the last one before the rate drops, or half-way, and the one after it."""
+def test_a_recipe_trains_the_end_of_its_network_and_slows_down_as_a_cosine(path, learning):
+    """Two steps half-way."""
     config, method, feed = learning.config, learning.method, learning.feed
     settings, per_epoch = read_toml(path, DiscoverConfig), feed.sampler.steps_per_epoch
     assert config.epochs == settings["epochs"]
-    total, drop = config.epochs * per_epoch, DROPS.get(path.stem, config.epochs // 2) * per_epoch
+    total, half = config.epochs * per_epoch, config.epochs // 2 * per_epoch
     optimizer, body = optimizer_for(method, config), method.backbone.body
     before = {name: value.clone() for name, value in body.state_dict().items()}
-    rates, two = [], feed.load(drop - 1, drop + 1)
-    how = dict(start=drop - 1, total=total, schedule=schedule_for(config), seed=config.seed)
+    rates, two = [], feed.load(half - 1, half + 1)
+    how = dict(start=half - 1, total=total, schedule=schedule_for(config), seed=config.seed)
     for _, output in steps(method, optimizer, two, **how):
         assert output.loss.isfinite()
         rates.append([group["lr"] for group in optimizer.param_groups])
-    cosine = [0.05 * (1 + math.cos(math.pi * step / total)) for step in (drop - 1, drop)]
-    due = (0.1, 0.01) if path.stem in DROPS else cosine
-    for rate, expected in zip(rates, due, strict=True):
+    cosine = [0.05 * (1 + math.cos(math.pi * step / total)) for step in (half - 1, half)]
+    for rate, expected in zip(rates, cosine, strict=True):
         assert rate == pytest.approx([expected] * len(rate))
     after = body.state_dict()
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}

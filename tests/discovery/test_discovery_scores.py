@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from nearkin.discovery.scores import confusion, joint_match, novel_match, score
+from nearkin.discovery.scores import (
+    confusion,
+    joint_match,
+    novel_match,
+    score,
+    score_quality,
+)
 from nearkin.metrics import clusters
 from nearkin.metrics.clusters import cluster_accuracy, match, right
 from nearkin.metrics.intervals import score_interval
@@ -228,3 +234,26 @@ def test_the_diagonal_of_the_confusion_is_the_accuracy(pairs, num_known):
     none = truth[:0]
     table = confusion(none, none, joint_match(none, none, 3))
     assert (table.count.shape, table.num_matched) == ((0, 0), 0)
+
+
+def test_the_worth_of_scores_is_their_calibration_error_and_how_often_they_order_two_images():
+    rng = np.random.default_rng(0)
+    certainty, groups = rng.integers(5, 11, 60) / 10, np.arange(60) // 2
+    correct = rng.random(60) < certainty
+    ece, auroc = score_quality(certainty, correct, images="images", groups=groups)
+    binned = sum(
+        abs((certainty[own] - correct[own]).sum())
+        for own in (certainty == c for c in np.unique(certainty))
+    )
+    assert ece.value == pytest.approx(binned / 60)  # six values, a bin each
+    pairs = [
+        1.0 if right > wrong else 0.5 if right == wrong else 0.0
+        for right in certainty[correct] for wrong in certainty[~correct]
+    ]  # fmt: skip
+    assert auroc.value == pytest.approx(np.mean(pairs))
+    assert (ece.name, auroc.name) == ("ECE of the score", "AUROC of the score")
+    for each in (ece, auroc):
+        assert 0 <= each.low < each.value < each.high <= 1
+    same = score_quality(certainty, np.ones(60, bool), images="images")
+    assert [each.name for each in same] == ["ECE of the score"]  # none is wrong
+    assert score_quality(certainty[:0], correct[:0], images="images") == []

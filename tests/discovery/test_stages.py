@@ -7,17 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
-from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
+from nearkin.classifier.features import UNTOUCHED, CachedFeatures, Extraction, ViewSettings
 from nearkin.classifier.layers import trainable_copy
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler, TwoStreamBatchSampler
-from nearkin.discovery.clusterings import head_clustering
-from nearkin.discovery.features import CachedViews, FinetunedEncoder, FrozenEncoder
-from nearkin.discovery.stages import StageInit, class_stage, known_stage
+from nearkin.discovery.features import NUM_VIEWS, CachedViews, FinetunedEncoder, FrozenEncoder
+from nearkin.discovery.stages import class_stage, known_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
@@ -29,7 +27,7 @@ from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 CACHED, IMAGES, DIM = 4, 30, 5
-LAST = ("ncl", "simgcd", "uno")
+LAST = ("ncl", "simgcd")
 """Methods of the last stage."""
 
 
@@ -98,7 +96,7 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
 
 def test_images_without_a_label_have_none_in_a_batch_either():
     labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNLABELED)
-    order = TwoStreamBatchSampler(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
+    order = TwoStreamBatchSampler(np.arange(6), labels[:6], np.arange(6, IMAGES), 8, seed=1)
     for batch in cached_views(sampler=order, labels=labels).load(0, 6):
         assert batch.label[batch.index >= 6].eq(UNLABELED).all()
         assert batch.label[batch.index < 6].tolist() == (batch.index[batch.index < 6] % 2).tolist()
@@ -142,18 +140,22 @@ def finite(method):
 
 
 def started(encoder, task, method="ncl", options=None, **settings):
-    """The first stage after its training, and the last one before it."""
-    known = known_stage(encoder, task, base(**settings))
-    known.try_out()
-    init = StageInit(known.method)
-    return known, class_stage(encoder, task, base(**settings), init, method, options or {})
+    """The stage of the known classes after its training, if there is one, and the last before."""
+    first = []
+
+    def train(stage):
+        stage.try_out()
+        first.append(stage)
+
+    init = stage_init(encoder, task, base(**settings), method, train)
+    return *first, class_stage(encoder, task, base(**settings), init, method, options or {})
 
 
 def trained(labeled, unlabeled, method, num_novel=2, options=None, **settings):
-    """Both stages, one after the other."""
-    known, stage = started(*frozen(labeled, unlabeled, num_novel), method, options, **settings)
-    stage.try_out()
-    return known, stage
+    """All stages, one after the other."""
+    stages = started(*frozen(labeled, unlabeled, num_novel), method, options, **settings)
+    stages[-1].try_out()
+    return stages
 
 
 def test_a_task_knows_its_labeled_and_its_unlabeled_images_and_no_stage_sees_those_held_out():
@@ -183,11 +185,10 @@ def test_the_first_stage_sees_labeled_images_only_and_the_second_half_of_each_ba
     assert seen(stage, steps=30) == set(range(50))
 
 
-@pytest.mark.parametrize("method", LAST)
-def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(method):
+def test_the_last_stage_of_ncl_goes_on_from_the_layer_that_knows_the_known_classes():
     encoder, task = frozen(20, 30)
     cached = copy.deepcopy(encoder.cached)
-    known, stage = started(encoder, task, method)
+    known, stage = started(encoder, task)
     assert not changed(known.method.backbone.state_dict(), stage.method.backbone.state_dict())
     before = state(known.method)
     stage.try_out()
@@ -195,6 +196,30 @@ def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(meth
     assert not changed(before, known.method.state_dict()), "the first stage's network has moved"
     assert torch.equal(cached.center, encoder.cached.center)
     assert torch.equal(cached.views, encoder.cached.views)
+
+
+@pytest.mark.parametrize("dim", [12, 300])
+def test_simgcd_starts_at_the_principal_components_of_what_it_learns_from(dim):
+    """Up to one factor, distances are those of the features; their mean square is one."""
+    cached, truth = blobs([150, 150, 150], dim)
+    cached.center[:, 3] += 70  # a mean that says nothing
+    rows = np.arange(50, 450)
+    cached.center[:50] = torch.nan  # held out
+    label = np.where(truth < 2, truth, UNLABELED)
+    (stage,) = started(FrozenEncoder(cached, CPU), DiscoveryTask(label, rows, 2, 1), "simgcd")
+    layer = stage.method.backbone.eval()
+    with torch.no_grad():
+        found = layer(cached.center[50:, :, None, None]).double()
+    center = cached.center[50:].double()
+    assert found.shape == (400, min(dim, 256))
+    assert found.mean(dim=0).abs().max() < 1e-4
+    assert found.var(dim=0, correction=0).mean().item() == pytest.approx(1, rel=1e-3)
+    ratio = torch.pdist(found) / torch.pdist(center)
+    spread = {12: 1e-4, 300: 0.1}[dim]  # of 300 components, 256 are kept
+    assert ratio.std() / ratio.mean() < spread
+    before = state(stage.method.backbone)
+    stage.try_out()
+    assert changed(before, state(stage.method.backbone))
 
 
 def test_the_last_stage_of_ncl_goes_on_with_the_head_of_the_known_classes():
@@ -205,30 +230,6 @@ def test_the_last_stage_of_ncl_goes_on_with_the_head_of_the_known_classes():
     stage.try_out()
     assert changed(before, stage.method.heads.known.state_dict())
     assert not changed(before, known.method.known.state_dict())
-
-
-def test_classes_differ_the_more_in_size_the_less_balance_is_asked_for():
-    """Ten times as many digits 6 as 8 among the images without a label; 0 to 2 are known."""
-    x, y = load_digits(return_X_y=True)
-    sizes = {0: 30, 1: 30, 2: 30, 6: 120, 8: 12}
-    rows = np.concatenate([np.flatnonzero(y == c)[:n] for c, n in sizes.items()])
-    center = torch.from_numpy(x[rows] / 16).float()
-    noise = torch.randn(2, *center.shape, generator=torch.Generator().manual_seed(0))
-    encoder = FrozenEncoder(CachedFeatures(center, center + 0.1 * noise), CPU)
-    label = np.where(y[rows] < 3, y[rows], UNLABELED)
-    task, settings = DiscoveryTask(label, np.arange(len(rows)), 3, 2), base(epochs=8)
-    known = known_stage(encoder, task, settings)
-    known.try_out()
-
-    def smaller(balance):
-        options = dict(balance=balance, num_heads=1, overclustering=0)
-        stage = class_stage(encoder, task, settings, StageInit(known.method), "uno", options)
-        stage.try_out()
-        found = head_clustering(encoder, stage.method, task).novel[task.unlabeled]
-        return np.bincount(found, minlength=5)[3:].min()
-
-    assert smaller(1.0) > 50  # an even share is 66
-    assert smaller(0.3) < 25
 
 
 def test_the_known_classes_are_learned():
@@ -271,16 +272,14 @@ def test_the_queue_is_at_most_half_of_the_unlabeled_images_or_refused():
 @pytest.mark.parametrize("method", LAST)
 def test_few_images_are_learned_from_and_too_few_refused_in_one_line(method):
     for labeled, unlabeled in ((2, 2), (2, 30), (3, 5), (20, 1), (60, 11)):
-        known, stage = trained(labeled, unlabeled, method)
-        assert finite(known.method), (labeled, unlabeled)
-        assert finite(stage.method), (labeled, unlabeled)
+        *first, stage = trained(labeled, unlabeled, method)
+        assert all(finite(each.method) for each in (*first, stage)), (labeled, unlabeled)
         assert stage.feed.sampler.steps_per_epoch >= 1
         assert stage.feed.sampler.num_labeled <= labeled
     for labeled, unlabeled, says in (
         (0, 20, "0 labeled images to learn from"),
         (1, 20, "1 labeled images to learn from"),
         (1, 1, "1 labeled images to learn from"),
-        (20, 0, "0 unlabeled and 20 labeled images do not make a batch of two"),
     ):
         with pytest.raises(DataError, match=says):
             trained(labeled, unlabeled, method)
@@ -292,7 +291,7 @@ def test_a_batch_that_the_images_do_not_fill_shrinks():
         encoder, task = frozen(labeled, unlabeled)
         for batch_size, method in itertools.product((16, 128), LAST):
             settings = base(batch_size=batch_size)
-            init = StageInit(known_stage(encoder, task, settings).method)
+            init = stage_init(encoder, task, settings, method, lambda _: None)
             order = class_stage(encoder, task, settings, init, method, {}).feed.sampler
             assert order.num_labeled <= order.batch_size / 2
             assert order.batch_size - order.num_labeled <= unlabeled
@@ -304,14 +303,14 @@ def test_a_batch_that_the_images_do_not_fill_shrinks():
 
 def test_as_many_classes_as_images_no_pairs_all_pairs_and_equal_features_are_learned_from():
     for method in LAST:
-        assert finite(trained(12, 6, method, num_novel=6)[1].method), method
+        assert finite(trained(12, 6, method, num_novel=6)[-1].method), method
     for rate in (0.0, 1.0):
         assert finite(trained(20, 30, "ncl", options={"positive_rate": rate})[1].method), rate
     cached = CachedFeatures(torch.ones(40, 6), torch.ones(3, 40, 6))
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNLABELED)
     for method in LAST:
         task = DiscoveryTask(label, np.arange(40), 2, 2)
-        _, stage = started(FrozenEncoder(cached, CPU), task, method)
+        *_, stage = started(FrozenEncoder(cached, CPU), task, method)
         stage.try_out()
         assert finite(stage.method), method
 
@@ -322,10 +321,10 @@ def test_automatic_epochs_come_to_a_number_of_steps_of_which_a_share_can_be_trie
         stage = known_stage(*frozen(labeled, 20), base(epochs="auto", batch_size=16))
         assert stage.config.epochs == epochs
     encoder, task = frozen(20, 30)
-    before = known_stage(encoder, task, base()).method
+    init = stage_init(encoder, task, base(), "ncl", lambda _: None)
 
     def steps(share):
-        stage = class_stage(encoder, task, base(epochs=8), StageInit(before), "ncl", {})
+        stage = class_stage(encoder, task, base(epochs=8), init, "ncl", {})
         stage.try_out(share)
         return int(stage.method.backbone.body[2].num_batches_tracked) // 2  # two views a step
 
@@ -342,10 +341,11 @@ def finetuned():
     images = open_images(rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8))
     torch.manual_seed(0)
     pretrained = Encoder(build_backbone("tiny", 8), 8, {})
+    cached = Extraction(pretrained, images, UNTOUCHED, CPU, 0).compute().features
 
     def encoder(layers="all"):
-        config = DiscoverConfig(train_layers=layers, num_views=2)
-        return FinetunedEncoder(pretrained, images, config, base(cache="off", image_size=8), CPU)
+        config, settings = DiscoverConfig(train_layers=layers), base(cache="off", image_size=8)
+        return FinetunedEncoder(pretrained, cached, images, config, settings, CPU)
 
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNLABELED)
     return encoder, DiscoveryTask(label, np.arange(40), 2, 2)
@@ -361,10 +361,10 @@ def test_only_the_last_blocks_are_trained_and_batch_norms_of_the_others_stay(fin
     encoder = make("last:1")
     start = encoder.pretrained.backbone.body.state_dict()
     start = {name: value.clone() for name, value in start.items()}
-    known, stage = started(encoder, task, method, epochs=1)
-    stage.try_out()
+    stages = started(encoder, task, method, epochs=1)
+    stages[-1].try_out()
     blocks = sorted({name.split(".")[0] for name in start}, key=int)
-    for done in (known, stage):
+    for done in stages:
         moved = changed(start, done.method.backbone.body.state_dict())
         assert {name.split(".")[0] for name in moved} == {blocks[-1]}
         learned = {name for name, _ in done.method.backbone.body.named_parameters()} & moved
@@ -404,8 +404,9 @@ def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
     images = open_images(pixels)
     settings = resolve(TrainConfig(backbone="small", batch_size=4), images, CPU)
     pretrained = Encoder(build_backbone("small", 32), 32, {})
-    encoder = FinetunedEncoder(pretrained, images, DiscoverConfig(), settings, CPU)
-    order = TwoStreamBatchSampler(np.zeros(0, np.int64), np.arange(8), 4, 0)
+    nothing = CachedFeatures(torch.zeros(8, 0), torch.zeros(0, 8, 0))
+    encoder = FinetunedEncoder(pretrained, nothing, images, DiscoverConfig(), settings, CPU)
+    order = TwoStreamBatchSampler(*2 * [np.zeros(0, np.int64)], np.arange(8), 4, 0)
     batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNLABELED)).load(0, 1))
     assert {view.shape for view in batch.views} == {(4, 3, 32, 32)}
 
@@ -416,7 +417,7 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
     cached, layer = encoder.features(known.method, with_views=True)
-    method, views = Encoder(known.method.backbone, 8, {}), ViewSettings("characters", 2, 0)
+    method, views = Encoder(known.method.backbone, 8, {}), ViewSettings("characters", NUM_VIEWS, 0)
     expected = Extraction(method, encoder.images, views, CPU, 0).compute().features
     assert torch.equal(layer(cached.center), expected.center)
     assert torch.equal(cached.views, expected.views)

@@ -9,13 +9,15 @@ import torch
 from nearkin.classifier.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
+from nearkin.discovery.clusterings import kmeans_clustering
 from nearkin.discovery.features import FrozenEncoder
-from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
+from nearkin.discovery.stages import class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.types import UNLABELED
 
 KNOWN, NOVEL, EACH, HELD_OUT = 6, 20, 5, 7
+METHODS = ("ncl", "simgcd")
 BASE = TrainConfig(
     method="ncl", backbone="tiny", image_size=8, batch_size=32, epochs=20, seed=0,
     precision="fp32", workers=0,
@@ -24,7 +26,7 @@ BASE = TrainConfig(
 
 @pytest.fixture(scope="module")
 def init():
-    """Many classes of few images, and a network that has learned the known ones."""
+    """Many classes of few images, and what the last stage of each method starts from."""
     rng = np.random.default_rng(0)
     truth = rng.permutation(np.repeat(np.arange(KNOWN + NOVEL), EACH))
     centers = 3 * rng.normal(size=(KNOWN + NOVEL, 16))
@@ -34,10 +36,11 @@ def init():
     label = np.where(truth < KNOWN, truth, UNLABELED)
     task = DiscoveryTask(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
     encoder = FrozenEncoder(CachedFeatures(center, views), torch.device("cpu"))
-    stage = known_stage(encoder, task, BASE)
-    stage.try_out()
-    init = stage_init(encoder, stage.method, task, 0, "clusters")
-    return encoder, task, truth, stage.method, init.heads
+    return encoder, task, truth, {method: at_clusters(encoder, task, method) for method in METHODS}
+
+
+def at_clusters(encoder, task, method):
+    return stage_init(encoder, task, BASE, method, lambda stage: stage.try_out())
 
 
 def classes_of(encoder, task, method, disjoint):
@@ -50,7 +53,8 @@ def classes_of(encoder, task, method, disjoint):
 
 
 def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_among_them(init):
-    _, task, truth, _, start = init
+    _, task, truth, starts = init
+    start = starts["ncl"].heads
     label = task.label[task.rows]
     novel, joint = start.novel.numpy(), start.joint.numpy()
     assert start.features.isfinite().all()
@@ -61,29 +65,48 @@ def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_amon
     assert cluster_accuracy(rest, novel[label == UNLABELED])[0] > 0.7
 
 
-@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_head_starts_with_the_images_of_its_cluster(init, method):
-    encoder, task, truth, known, start = init
-    disjoint = method == "ncl"
+    encoder, task, truth, starts = init
+    start, disjoint = starts[method].heads, method == "ncl"
+    order = torch.randperm(len(start.joint), generator=torch.Generator().manual_seed(0))
+    mixed = replace(start, features=start.features[order])
     accuracy = {}
-    for name, at in (("clusters", start), ("random", None)):
-        stage = class_stage(encoder, task, BASE, StageInit(known, at), method, {})
+    for name, at in (("clusters", start), ("others", mixed)):
+        stage = class_stage(encoder, task, BASE, starts[method]._replace(heads=at), method, {})
         rest = task.label[task.rows] == UNLABELED
         classes = classes_of(encoder, task, stage.method, disjoint)[rest]
         accuracy[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
-        if at is not None:
+        if at is start:
             cluster = (start.novel + KNOWN if disjoint else start.joint).numpy()[rest]
             assert (classes == cluster).mean() > 0.8
-    assert accuracy["clusters"] > accuracy["random"] + 0.2
+    assert accuracy["clusters"] > accuracy["others"] + 0.2
 
 
 def test_a_start_depends_on_its_seed_and_no_other_and_may_have_few_images(init):
-    encoder, task, _, known, start = init
-    torch.manual_seed(5)
-    again = stage_init(encoder, known, task, 0, "clusters").heads
-    assert torch.equal(again.novel, start.novel)
-    assert torch.equal(again.joint, start.joint)
+    encoder, task, _, starts = init
     few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
-    heads = stage_init(encoder, known, few, 0, "clusters").heads
-    stage = class_stage(encoder, few, BASE, StageInit(known, heads), "ncl", {})
-    assert all(parameter.isfinite().all() for parameter in stage.method.parameters())
+    for method in METHODS:
+        torch.manual_seed(5)
+        again = at_clusters(encoder, task, method).heads
+        assert torch.equal(again.novel, starts[method].heads.novel)
+        assert torch.equal(again.joint, starts[method].heads.joint)
+        start = at_clusters(encoder, few, method)
+        stage = class_stage(encoder, few, BASE, start, method, {})
+        assert all(parameter.isfinite().all() for parameter in stage.method.parameters())
+
+
+def test_k_means_of_mixed_images_has_one_set_of_novel_centers(init):
+    """Where known classes are ruled out, an image is of the nearest novel center of all centers."""
+    encoder, task, _, _ = init
+    features = encoder.cached.center[torch.from_numpy(task.rows)]
+    learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
+    mixed = kmeans_clustering(features, learned, 0, disjoint=False)
+    novel = mixed.joint >= KNOWN
+    assert novel.any()
+    assert (mixed.novel[novel] == mixed.joint[novel]).all()
+    assert (mixed.novel >= KNOWN).all()
+    apart = kmeans_clustering(features, learned, 0, disjoint=True)
+    assert (apart.joint == mixed.joint).all()
+    assert (apart.novel >= KNOWN).all()
+    assert (apart.novel[novel] != apart.joint[novel]).any()

@@ -37,7 +37,7 @@ from nearkin.exports.native import write_native
 from nearkin.exports.network import PixelNetwork
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
-from nearkin.networks.heads import CosineHead, Heads, MultiHead
+from nearkin.networks.heads import CosineHead, Heads
 from nearkin.run.folder import RunFolder
 
 TIMM = "timm:vit_tiny_patch16_224?depth=2"
@@ -291,16 +291,10 @@ def test_the_command_says_what_it_compared_and_so_does_the_card(run_of, data, tm
 
 def heads(kind: str) -> torch.nn.Module:
     torch.manual_seed(1)
-    if kind == "several":
-        made = MultiHead(128, 16, 8, 2, 3, 4, 0.1)
-        made.losses.copy_(torch.tensor([3.0, 2.0, 1.0, 4.0]))
-        return made.eval()
     return {"linear": Heads(128, 2, 3), "cosine": CosineHead(128, 5, 0.1)}[kind].eval()
 
 
-@pytest.mark.parametrize(
-    ("kind", "format"), [("linear", "onnx"), ("several", "torch-export"), ("cosine", "onnx")]
-)
+@pytest.mark.parametrize(("kind", "format"), [("linear", "onnx"), ("cosine", "torch-export")])
 def test_a_classifier_gives_the_probabilities_of_assign(run_of, data, tmp_path, kind, format):
     run = classified(tmp_path / "run", data, heads(kind))
     exported = nearkin.export(run, data, output=tmp_path / "out", format=format)

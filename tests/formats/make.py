@@ -54,8 +54,8 @@ def make(folder):
     )  # fmt: skip
     start = str(trained.path)
     nearkin.discover(
-        data, out=folder / "discover", from_run=start, known=["0", "1", "2"], objective="simgcd",
-        classes=3, num_views=2, batch_size=16, **small,
+        data, out=folder / "discover", from_run=start, known=["0", "1", "2"],
+        classes=3, batch_size=16, **small,
     )  # fmt: skip
     nearkin.classify(data, out=folder / "classify", from_run=start, device="cpu", workers=0)
     return results(folder)

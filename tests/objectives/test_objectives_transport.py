@@ -85,23 +85,3 @@ def test_no_score_is_too_large(dtype):
         # A logarithm of 30,000 leaves single precision two digits after the point.
         atol = scale / epsilon * torch.finfo(codes.dtype).eps
         agree(codes, restated.sinkhorn(extreme.tolist(), epsilon, 3), rtol=0, atol=10 * atol)
-
-
-@pytest.mark.parametrize("balance", [0.0, 0.3, 0.7, 0.95])
-def test_relaxed_codes_are_where_their_cost_is_stationary(balance):
-    """Cost: entropy, scores, and the divergence of masses from equal ones (Chizat et al. 2018)."""
-    values, epsilon = scores(9, 4), 0.2
-    codes = sinkhorn(values, epsilon, 2000, balance=balance)
-    agree(codes.sum(dim=1), [1.0] * 9, rtol=1e-9)
-    price = balance / (1 - balance) * codes.sum(dim=0).log()
-    slope = values / epsilon - codes.log() - price
-    agree(slope, slope.mean(dim=1, keepdim=True).expand_as(slope), rtol=0, atol=1e-8)
-
-
-def test_masses_differ_the_more_the_less_balance_is_asked_for():
-    spread = [
-        sinkhorn(IMAGES, 0.05, 500, balance=balance).sum(dim=0).std().item()
-        for balance in (1.0, 0.8, 0.4, 0.0)
-    ]
-    assert spread == sorted(spread)
-    assert spread[0] < 1e-6 < 1 < spread[-1]

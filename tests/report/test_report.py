@@ -39,7 +39,7 @@ def trained(trained_run, tmp_path_factory):
 def discovered(tmp_path_factory, digits_file, trained):
     settings = DiscoverConfig(
         known=["0", "1", "2", "3", "4"], truth="data", classes=5, mode="ncd", known_epochs=1, epochs=1,
-        num_views=2, objective="ncl", pair_rate=1.0, train_layers="top",
+        options={"positive_rate": 0.2}, train_layers="top",
         from_run=str(trained.path), report=True,
     )  # fmt: skip
     return discover(digits_file, settings, out=tmp_path_factory.mktemp("runs") / "found").folder

@@ -89,15 +89,8 @@ REFUSED = [
     ("DiscoverConfig", "epochs", 0, "auto or a whole number of at least 1"),
     ("DiscoverConfig", "epochs", 2.5, "auto or a whole number of at least 1"),
     ("DiscoverConfig", "known_epochs", 0, "auto or a whole number of at least 1"),
-    ("DiscoverConfig", "num_seeds", 0, "auto or a whole number of at least 1"),
     ("DiscoverConfig", "batch_size", 3, "auto or a whole number of at least 4"),
     ("DiscoverConfig", "max_time", "soon", "a duration; write it as 45m or 2h"),
-    ("DiscoverConfig", "num_views", 1, "a whole number from 2 to 64"),
-    ("DiscoverConfig", "num_views", 65, "a whole number from 2 to 64"),
-    ("DiscoverConfig", "entropy_weight", -0.1, "auto or a number of at least 0"),
-    ("DiscoverConfig", "pair_rate", -0.1, "auto or a number of at least 0"),
-    ("DiscoverConfig", "pair_rate", True, "auto or a number of at least 0"),
-    ("DiscoverConfig", "pair_rate", inf, "a finite number"),
     ("ClassifyConfig", "baselines", "no", "true or false"),
     ("DiscoverConfig", "options", "queue_size", "a table"),
     ("DiscoverConfig", "val", 0.95, "auto or a number from 0 to 0.9"),
@@ -142,9 +135,8 @@ CHANGED = dict(
     labeled="known/ones", known=("cat", "dog"), classes=7, mode="ncd", from_run='runs/"a"'
 )
 CHANGED |= dict(allow_partial=True, method="rotnet", train_layers="last:2", epochs=200, seed=3)
-CHANGED |= dict(known_epochs=100, max_time="2h", lr_milestones=(0.85,), batch_size=64, val=0.0)
-CHANGED |= dict(objective="simgcd", start="random", pair_rate=0.25, entropy_weight=2.0)
-CHANGED |= dict(num_seeds=5, augment="ncl_cifar", num_views=4)
+CHANGED |= dict(known_epochs=100, max_time="2h", batch_size=64, val=0.0)
+CHANGED |= dict(augment="ncl_cifar")
 CHANGED |= dict(truth="data", copy_to="sorted", report=True, accept="runs/b", device="cpu")
 CHANGED |= dict(devices=2, workers=2, cache="disk", scan="full", max_bad=0.5)
 CHANGED |= dict(options={"queue_size": 64, "targets": "official"})
@@ -204,7 +196,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
 
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():
     stored = DiscoverConfig(**CHANGED)
-    left = dict.fromkeys(("classes", "epochs", "pair_rate", "num_seeds"), "auto")
+    left = dict.fromkeys(("classes", "epochs"), "auto")
     free = dict(devices=1, workers=1, max_bad=0.2, copy_to="other")
     config = replace(stored, **left, options={"queue_size": 64}, **free)
     assert continued(config, stored) == replace(stored, **free)

@@ -276,7 +276,7 @@ def weights():
 
 def stages():
     command = "discover classes -o HERE --known a,b,c,d --from good/encoder.safetensors --resume"
-    command += " --batch-size 16 --num-views 2"
+    command += " --batch-size 16"
     for name, (file, content) in STAGES.items():
         files = {file: content}
         given = "" if "number" in name else " --classes 2"

@@ -23,11 +23,12 @@ from nearkin.errors import CheckpointError, UsageError
 from nearkin.files import usable, write_whole
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
-from nearkin.networks.heads import CosineHead, Heads, MultiHead, trainable_layer
+from nearkin.networks.heads import CosineHead, Heads, linear_layer, rectified_layer
 from nearkin.networks.tokens import AttentivePooling
 from nearkin.objectives import unit
 from nearkin.version import check_format
 
+MAX_VIEWS: Final = 64  # Of an image, that a file may ask for
 FORMATS: Final = ("3",)
 """Formats that are read; the last is written."""
 
@@ -267,7 +268,10 @@ def _check_kind(classifier: Classifier, rows: int) -> None:
     if isinstance(augment, str) and augment not in AUGMENTATIONS:  # but a file, or code
         raise ValueError(f"{augment!r} is no augmentation of nearkin's")
     if classifier.kind == "discovery":
-        views_of(DiscoverConfig(**asdict(classifier.drawn)).augment, ("strong",))
+        drawn = asdict(classifier.drawn)
+        if drawn.pop("num_views") not in range(1, MAX_VIEWS + 1):
+            raise ValueError(f"it takes {classifier.drawn.num_views} views of an image")
+        views_of(DiscoverConfig(**drawn).augment, ("strong",))
     elif classifier.drawn.num_views or classifier.num_known != rows:
         raise ValueError("a classification has no views, and no novel classes")
     if classifier.reference is not None:
@@ -284,8 +288,6 @@ def _reference(tensors: dict[str, Tensor], outliers: Mapping[str, Any]) -> Refer
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
-    if "heads.losses" in tensors:
-        return _multi_head(tensors, temperature or 0.0)
     if temperature is not None:
         classes, features = tensors["heads.weight"].shape
         return CosineHead(features, classes, temperature)
@@ -296,17 +298,12 @@ def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
     return Heads(novel.shape[1], len(known), len(novel))
 
 
-def _multi_head(tensors: dict[str, Tensor], temperature: float) -> MultiHead:
-    known, features = tensors["heads.known.weight"].shape
-    hidden = len(tensors["heads.novel.0.projector.0.weight"])
-    novel, dim = tensors["heads.novel.0.prototypes.weight"].shape
-    heads = len(tensors["heads.losses"])
-    return MultiHead(features, hidden, dim, known, novel, heads, temperature)
-
-
 def _layer(tensors: dict[str, Tensor]) -> nn.Module:
     weight = tensors.get("layer.body.1.weight")
-    return nn.Identity() if weight is None else trainable_layer(weight.shape[1], weight.shape[0])
+    if weight is None:
+        return nn.Identity()
+    layer = linear_layer if "layer.body.1.bias" in tensors else rectified_layer
+    return layer(weight.shape[1], weight.shape[0])
 
 
 def _pooling(tensors: dict[str, Tensor]) -> AttentivePooling | None:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.choices import MODE_METHODS
 from nearkin.config import DiscoverConfig
 from nearkin.schema import option
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def method_options(verb: str, arguments: list[str]) -> "HelpPanel | None":
-    """The options of the method that `--method` or `--objective` names, if one does.
+    """The options of the method that `--method`, or `--mode` of a discovery, names, if one does.
 
     Only then is the method imported, which may be a file of the user's own.
     """
     words = [part for word in arguments for part in word.split("=", 1)]
     named = dict(pairwise(words))
-    objective = OBJECTIVE_METHODS.get(named.get("--objective", ""))
-    method = {"train": named.get("--method"), "discover": objective}.get(verb)
+    last_stage = MODE_METHODS.get(named.get("--mode", ""))
+    method = {"train": named.get("--method"), "discover": last_stage}.get(verb)
     if not method:
         return None
     from cyclopts.help import HelpEntry, HelpPanel

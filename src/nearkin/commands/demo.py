@@ -66,7 +66,6 @@ def demo(
         classes=5,
         from_run=str(trained.path),
         epochs=30,
-        num_views=4,
     )
     discovered = discover("digits", config, out=folder / "discover", overwrite=True, reporter=log)
     return Demo(trained, discovered)

@@ -5,22 +5,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nearkin.choices import OBJECTIVE_METHODS
-from nearkin.classifier.layers import trained_parts
+from nearkin.choices import MODE_METHODS
 from nearkin.commands.settings import given
 from nearkin.commands.train import Run
-from nearkin.config import DiscoverConfig
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
     check_sizes,
     open_discovery_data,
 )
-from nearkin.discovery.features import split_layers
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
-from nearkin.discovery.trials import OBJECTIVES, objective_of
+from nearkin.discovery.start import check_layers, with_encoder
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
@@ -30,10 +28,15 @@ from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.named import LABEL_COLUMNS
-from nearkin.run.opening import check_copies, kept_copy, open_run, self_contained
+from nearkin.run.opening import (
+    check_copies,
+    kept_copy,
+    open_run,
+    resumed_settings,
+    self_contained,
+)
 from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter
-from nearkin.schema import option
 from nearkin.tables import write_csv
 from nearkin.training.session import run_worker
 
@@ -50,7 +53,7 @@ def discover(
 ) -> Run:
     """Find novel classes among images of which some are labeled.
 
-    Options of the objective's method, uno, ncl or simgcd, are given by their names.
+    Options of the last stage's method, simgcd, or ncl in mode ncd, are given by their names.
 
     Args:
         data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
@@ -69,12 +72,8 @@ def discover(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config, _ = given(DiscoverConfig, config, settings)
-    if not is_main_process():  # the others take part in the training of an encoder alone
-        folder = run_folder(out, data, config.mode, again=True)
-        trained = resume and folder.stage("features").summary.exists()
-        if not (config.from_run or config.accept or trained):
-            run_worker(data)
-        return Run(folder)
+    if not is_main_process():
+        return _helped(data, config, run_folder(out, data, config.mode, again=True), resume=resume)
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
     config = _checked(config, folder, resume=resume)
@@ -95,6 +94,7 @@ def discover(
         for line in dataset.lines():
             log.info(line)
         check_sizes(dataset, config)
+        config = with_encoder(config, dataset.images, log.info)
         write_bad_files(folder.bad_files, dataset.images)
         if overwrite:
             clear(folder)
@@ -107,6 +107,16 @@ def discover(
         folder.write_settings(config, data_name(data))
         with resource_errors(BATCH_SIZE):
             _run(Pipeline(data, config, folder, run.device, log), dataset)
+    return Run(folder)
+
+
+def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Run:
+    """Take part in the training of an encoder, in which alone there are several processes."""
+    if resume:
+        config = resumed_settings(folder, config)
+    trained = resume and folder.stage("features").summary.exists()
+    if config.from_run == "auto" and not (config.accept or trained):
+        run_worker(data)
     return Run(folder)
 
 
@@ -127,21 +137,23 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
             "themselves have labels"
         )
-    config = _with_objective(self_contained(config))
-    if "num_novel_classes" in config.options:
-        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
+    config = _with_options(self_contained(config))
+    if config.known_epochs != "auto" and config.mode == "gcd":
+        raise UsageError(
+            "--known-epochs is the length of a stage that --mode gcd does not have; leave it out"
+        )
     _check_method(config)
-    if source := kept_copy(folder.start, config.from_run, resume=resume):
+    if config.from_run != "auto":
+        source = kept_copy(folder.start, config.from_run, resume=resume)
         trust = config.trust_remote_code
         encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
-        if config.train_layers != "top":
-            trained_parts(encoder.backbone, split_layers(config.train_layers)[0])
+        check_layers(encoder, config.train_layers)
     return config
 
 
 def _check_method(config: DiscoverConfig) -> None:
     """Refuse a method of the first stage that needs more than images, and a length without one."""
-    method = method_class(config.method)
+    method = method_class(TrainConfig.method if config.method == "auto" else config.method)
     if method.uses_teacher:
         raise UsageError(
             f"{config.method} learns from a teacher; train it first by `nearkin train --method "
@@ -149,7 +161,7 @@ def _check_method(config: DiscoverConfig) -> None:
         )
     if method.uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
-    if config.max_time and config.from_run:
+    if config.max_time and config.from_run != "auto":
         raise UsageError(
             f"--max-time {config.max_time} is the length of training an encoder, and --from gives "
             "one; leave one of the two out"
@@ -172,31 +184,15 @@ def _next_round(config: DiscoverConfig) -> DiscoverConfig:
     encoders = (run.start, run.stage("features").path)
     fitted = earlier.train_layers != "top"
     encoder = next((path for path in encoders if fitted and path.exists()), run.path)
-    return replace(config, from_run=config.from_run or str(encoder))
+    named = config.from_run != "auto"
+    return replace(config, from_run=config.from_run if named else str(encoder))
 
 
-def _with_objective(config: DiscoverConfig) -> DiscoverConfig:
-    """Return the settings with an objective and its method's options, or refuse what is none.
-
-    An objective of another mode, and a setting of another objective, which would do nothing.
-    """
-    config = replace(config, objective=objective_of(config))
-    objective = OBJECTIVES[config.objective]
-    if config.mode not in objective.modes:
-        others = [name for name, each in OBJECTIVES.items() if config.mode in each.modes]
-        raise UsageError(
-            f"--objective {config.objective} is not for --mode {config.mode}; give one of "
-            f"{', '.join(others)}"
-        )
-    if config.classes == 0 and config.objective != "simgcd":
-        other = "--mode ncd" if config.mode == "ncd" else f"--objective {config.objective}"
-        raise UsageError(f"{other} searches novel classes, and --classes 0 says there are none")
-    for name in ("pair_rate", "entropy_weight"):
-        if getattr(config, name) != "auto" and name != objective.setting:
-            owners = [key for key, each in OBJECTIVES.items() if each.setting == name]
-            raise UsageError(
-                f"{option(name)} is a setting of {' and '.join(owners)}, and this discovery is by "
-                f"{config.objective}"
-            )
-    method = OBJECTIVE_METHODS[config.objective]
+def _with_options(config: DiscoverConfig) -> DiscoverConfig:
+    """Return the settings with checked options of the last stage's method."""
+    if config.classes == 0 and config.mode == "ncd":
+        raise UsageError("--mode ncd searches novel classes, and --classes 0 says there are none")
+    if "num_novel_classes" in config.options:
+        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
+    method = MODE_METHODS[config.mode]
     return replace(config, options=checked_options(method, config.options, DiscoverConfig))

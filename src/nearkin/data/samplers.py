@@ -64,12 +64,14 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
 class TwoStreamBatchSampler:
     """Batches of two streams, each with the same number of labeled images.
 
-    An epoch is one pass over the unlabeled images. The labeled ones start again, in a new
-    order, whenever they do not fill another batch. Images that are left over at the end of a
-    pass differ from pass to pass, and no batch has an image twice.
+    An epoch is one pass over the unlabeled images; those that are left over at its end differ from
+    pass to pass. The labeled ones are drawn anew at each step, as many of each class as far as its
+    images last: a few labels of one class count beside many of another (as in the steps of
+    ActiveGCD, Ma et al. 2024, arXiv:2403.04272). No batch has an image twice.
     """
 
     labeled: Int64[np.ndarray, " labeled"]  # Rows of the labeled images; there may be none
+    classes: Int64[np.ndarray, " labeled"]  # The class of each of them
     unlabeled: Int64[np.ndarray, " unlabeled"]  # Rows of the unlabeled images
     batch_size: int  # Images per step, over all processes
     seed: int
@@ -105,21 +107,54 @@ class TwoStreamBatchSampler:
         unlabeled: np.ndarray = self.unlabeled[self._of_unlabeled.rows(step)]
         if self.num_labeled == 0:
             return unlabeled
-        labeled = self.labeled[self._of_labeled.rows(step)]
+        labeled = self.labeled[self._by_class(step)]
         positions = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in (labeled, unlabeled)]
         order = np.concatenate(positions).argsort(kind="stable")
         batch: np.ndarray = np.concatenate([labeled, unlabeled])[order]
         return batch
 
+    def _by_class(self, step: int) -> Int64[np.ndarray, " drawn"]:
+        """The labeled images of a step, by their places among the labeled ones.
+
+        Each class goes through its images in an order that is new in every epoch. Where not all
+        classes can have one image more, chance decides.
+        """
+        epoch, before = divmod(step, self.steps_per_epoch)
+        number, turn = self._turns
+        size, first = self._sizes[number], np.cumsum(self._sizes)[number] - self._sizes[number]
+        most = np.minimum(self._sizes, turn.max() + 1)[number]
+        place = first + (before * most + turn) % size
+        mixed = permutation(~self.seed, ~step, len(turn))
+        drawn = place[mixed[turn[mixed].argsort(kind="stable")]][: self.num_labeled]
+        rows: np.ndarray = _in_classes(self, epoch)[drawn]
+        return rows
+
     @cached_property
-    def _of_labeled(self) -> RandomBatchSampler:
-        # Another seed, or two streams of one length would always have the same pairs.
-        return RandomBatchSampler(len(self.labeled), self.num_labeled, ~self.seed)
+    def _sizes(self) -> Int64[np.ndarray, " classes"]:
+        return np.unique(self.classes, return_counts=True)[1]
+
+    @cached_property
+    def _turns(self) -> tuple[Int64[np.ndarray, " turns"], Int64[np.ndarray, " turns"]]:
+        """Which class has a place in a batch, and for the how manyth time: turn by turn."""
+        turns, left = list[np.ndarray](), self.num_labeled
+        while left > 0:
+            turns.append(np.flatnonzero(self._sizes > len(turns)))
+            left -= len(turns[-1])
+        return np.concatenate(turns), np.repeat(np.arange(len(turns)), list(map(len, turns)))
 
     @cached_property
     def _of_unlabeled(self) -> RandomBatchSampler:
         num_unlabeled = self.batch_size - self.num_labeled
         return RandomBatchSampler(len(self.unlabeled), num_unlabeled, self.seed)
+
+
+@lru_cache(maxsize=2)
+def _in_classes(sampler: TwoStreamBatchSampler, epoch: int) -> Int64[np.ndarray, " labeled"]:
+    """The places of the labeled images, class by class, in each class in the order of an epoch."""
+    # Another seed than that of the other stream, or both would always have the same pairs.
+    order = permutation(~sampler.seed, epoch, len(sampler.labeled))
+    by_class: np.ndarray = order[sampler.classes[order].argsort(kind="stable")]
+    return by_class
 
 
 @dataclass(frozen=True)

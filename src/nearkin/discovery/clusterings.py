@@ -43,12 +43,13 @@ def head_clustering(
 
 
 def kmeans_clustering(
-    features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int
+    features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int, *, disjoint: bool
 ) -> Clustering:
     """Cluster the images to learn from by k-means; others go to the nearest center.
 
-    `joint` clusters all of them, with labeled images fixed in their class; `novel` clusters the
-    unlabeled ones alone, if there are any novel classes.
+    `joint` clusters all of them, with labeled images fixed in their class (semi-supervised
+    k-means, Vaze et al. 2022, section 3.2). `novel` is the nearest of its novel centers or, if
+    unlabeled images are `disjoint` from the known classes, by k-means of these alone.
     """
     from sklearn.metrics import pairwise_distances_argmin
 
@@ -59,9 +60,9 @@ def kmeans_clustering(
     nearest = pairwise_distances_argmin(x, joint.centers)
     if not task.num_novel:
         return Clustering(nearest, nearest)
-    no_labels = np.full(len(task.unlabeled), UNLABELED)
-    novel = constrained_kmeans(x[task.unlabeled], no_labels, task.num_novel, seed=seed)
-    return Clustering(
-        nearest,
-        task.num_known + pairwise_distances_argmin(x, novel.centers),
-    )
+    centers = joint.centers[task.num_known :]
+    if disjoint:
+        no_labels = np.full(len(task.unlabeled), UNLABELED)
+        rows = x[task.unlabeled]
+        centers = constrained_kmeans(rows, no_labels, task.num_novel, seed=seed).centers
+    return Clustering(nearest, task.num_known + pairwise_distances_argmin(x, centers))

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -22,11 +22,14 @@ from nearkin.data.samplers import BatchSampler
 from nearkin.distributed import to_device
 from nearkin.encoders.encoder import Encoder
 from nearkin.method import Method
+from nearkin.metrics.kmeans import SAMPLE
 from nearkin.networks.branch import Backbone
-from nearkin.networks.heads import trainable_layer
+from nearkin.networks.heads import linear_layer, rectified_layer
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
+NUM_VIEWS: Final = 8  # Views of each image whose features are kept
+SAME: Final = 1e-6  # Deviation, relative to their size, below which features are all the same
 LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of an encoder
 
 
@@ -69,10 +72,11 @@ class FrozenEncoder:
 
     cached: CachedFeatures
     device: torch.device
+    has_layer: ClassVar[bool] = True  # Whether a layer on top of the network learns
 
-    def backbone(self, seed: int) -> Backbone:
-        """Return an untrained layer on top of the encoder."""
-        return top_layer(self.cached.center.shape[1], seed)
+    def backbone(self, layer: Backbone) -> Backbone:
+        """Return what is trained below the heads: the layer."""
+        return layer
 
     def feed(
         self, sampler: BatchSampler, kind: type[Method[Any]], label: np.ndarray
@@ -97,19 +101,25 @@ class FinetunedEncoder:
     """
 
     pretrained: Encoder
+    cached: CachedFeatures  # Of the pretrained encoder
     images: Images
     config: DiscoverConfig
     base: TrainConfig  # Resolved settings of all stages
     device: torch.device
     aside: Path | None = None  # See `Extraction`
 
-    def backbone(self, seed: int) -> Backbone:
+    @property
+    def has_layer(self) -> bool:
+        """Whether a layer on top of the network learns."""
+        return split_layers(self.config.train_layers)[1]
+
+    def backbone(self, layer: Backbone) -> Backbone:
         """Return a copy of the pretrained network, with all but the named layers fixed."""
-        part, has_top = split_layers(self.config.train_layers)
-        network = trainable_copy(self.pretrained.backbone, part)
-        if not has_top:
+        network = trainable_copy(
+            self.pretrained.backbone, split_layers(self.config.train_layers)[0]
+        )
+        if not self.has_layer:
             return network
-        layer = top_layer(network.feature_dim, seed)
         return Backbone(nn.Sequential(network, layer.body), layer.feature_dim)
 
     def feed(
@@ -135,7 +145,7 @@ class FinetunedEncoder:
     ) -> tuple[CachedFeatures, nn.Module]:
         """Return features by the method's network, and the layer on top of it."""
         encoder = self.trained(method)
-        num_views = self.config.num_views if with_views else 0
+        num_views = NUM_VIEWS if with_views else 0
         drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
         every = Extraction(encoder, self.images, drawn, self.device, workers, aside=self.aside)
@@ -149,7 +159,7 @@ class FinetunedEncoder:
 
     def _parts(self, method: Method[Any]) -> tuple[Backbone, nn.Module]:
         """Return a method's network, and the layer on top of it that its heads take."""
-        if not split_layers(self.config.train_layers)[1]:
+        if not self.has_layer:
             return method.backbone, nn.Identity()
         network, layer = method.backbone.body.children()
         assert isinstance(network, Backbone)
@@ -169,10 +179,34 @@ def split_layers(layers: str) -> tuple[str, bool]:
     return part, part != layers
 
 
-def top_layer(features: int, seed: int) -> Backbone:
-    """Return the layer that is trained on top of an encoder, as a seed draws it."""
+def random_layer(encoder: DiscoveryEncoder, seed: int) -> Backbone:
+    """Return an untrained layer on top of an encoder, as a seed draws it."""
     with seeded(seed, torch.device("cpu")):
-        return trainable_layer(features, LAYER_DIM)
+        return rectified_layer(encoder.cached.center.shape[1], LAYER_DIM)
+
+
+def principal_layer(encoder: DiscoveryEncoder, rows: Int64[np.ndarray, " n"]) -> Backbone:
+    """Return a layer that turns an encoder's features to their principal components.
+
+    It centers them, and scales all by one number, after which a component has a mean square of 1:
+    what is near each other stays so. There are `LAYER_DIM` components, or fewer where features or
+    images are.
+
+    Args:
+        encoder: The encoder.
+        rows: The images whose components they are.
+    """
+    x = encoder.cached.center[torch.from_numpy(rows[:: -(-len(rows) // SAMPLE)])].double()
+    mean, size = x.mean(dim=0), x.square().mean().sqrt()
+    x = x - mean
+    squares, directions = (each.flip(-1) for each in torch.linalg.eigh(x.T @ x / len(x)))
+    count = min(LAYER_DIM, *x.shape)
+    std = squares[:count].mean().clamp(min=0).sqrt()
+    weight = directions[:, :count].T / (std if std > SAME * size else 1.0)
+    layer = linear_layer(x.shape[1], count)
+    values = {"body.1.weight": weight, "body.1.bias": -(weight @ mean)}
+    layer.load_state_dict({name: value.float() for name, value in values.items()})
+    return layer
 
 
 @torch.no_grad()

@@ -193,7 +193,7 @@ def _pairs(rate: float, num_novel: int) -> Iterator[Finding]:
             f"{rate:.1%} of the pairs of unlabeled images were positive in training, "
             f"where even classes have {1 / num_novel:.1%}, so the pairs taught "
             f"{'that all images are one class' if much else 'almost nothing'}; "
-            f"try a {'smaller' if much else 'larger'} --pair-rate",
+            f"try a {'smaller' if much else 'larger'} --positive-rate",
         )
 
 

@@ -18,21 +18,24 @@ from nearkin.config import DiscoverConfig
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.clusters import Cluster, describe_clusters
 from nearkin.discovery.data import DiscoveryData
-from nearkin.discovery.features import FinetunedEncoder
+from nearkin.discovery.features import NUM_VIEWS, FinetunedEncoder
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline
-from nearkin.discovery.scores import Protocol, score
+from nearkin.discovery.scores import Protocol, joint_match, novel_match, score, score_quality
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.discovery.trials import Trial
 from nearkin.encoders.encoder import write_encoder
 from nearkin.evaluation.baselines import PIXEL_BANK, pixel_features
 from nearkin.method import Method
+from nearkin.metrics.clusters import right
 from nearkin.metrics.metric import Metric, share
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.tables import read_numbers
 from nearkin.types import UNLABELED
 
 OURS: Final = "nearkin"  # The name of the result among the baselines
+BASELINE: Final[Mapping[Mode, str]] = {"gcd": "semi-supervised k-means", "ncd": "k-means"}
+"""Of the encoder's features. In `ncd` no label has a part in what it says of novel classes."""
 IMAGES: Final = {"train": "unlabeled training images", "held out": "held-out images"}
 SCORED: Final[Mapping[Mode, Sequence[tuple[Protocol, str]]]] = {
     "gcd": (("GCD", "train"), ("GCD", "held out")),
@@ -123,6 +126,32 @@ class Outcome:
         ]
 
     @cached_property
+    def score_quality(self) -> list[Metric]:
+        """How well the scores of images of novel classes tell which are right, by their truth."""
+        truth, rows, mode = self.dataset.truth, self.assignments.rows, self.config.mode
+        if truth is None:
+            return []
+        clusters, qualities = self.clusterings[OURS].of(mode), list[Metric]()
+        match = joint_match if mode == "gcd" else novel_match
+        for where, part in (
+            ("train", self.task.unlabeled),
+            ("held out", self.dataset.parts.test_rows),
+        ):
+            matched = match(truth[part], clusters[part], self.task.num_known)
+            own = np.isin(rows, part) & (truth[rows] >= self.task.num_known)
+            qualities += [
+                replace(each, name=f"{each.name}, {where}")
+                for each in score_quality(
+                    self.assignments.score[own],
+                    right(truth[rows[own]], self.assignments.cluster[own], matched),
+                    images=f"{IMAGES[where]} of novel classes",
+                    groups=self.dataset.images.groups[rows[own]],
+                    seed=self.config.seed,
+                )
+            ]
+        return qualities
+
+    @cached_property
     def baseline_ari(self) -> dict[str, float]:
         """The adjusted Rand index between the result and each baseline."""
         from sklearn.metrics import adjusted_rand_score
@@ -156,14 +185,15 @@ def build_outcome(
     classifier.write(folder.classifier)
     result, *other_seeds = [head_clustering(state.encoder, m, task) for m in methods]
     others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]
-    seed = state.base.seed
-    clusterings = {
-        OURS: result,
-        "k-means": kmeans_clustering(state.frozen.cached.center, task, seed),
-    }
+    baselines = {BASELINE[config.mode]: state.frozen.cached.center}
     if len(dataset.images) <= PIXEL_BANK:
         pixels = pixel_features([dataset.images], int(state.base.workers))[0]
-        clusterings["k-means, pixels"] = kmeans_clustering(pixels, task, seed)
+        baselines[f"{BASELINE[config.mode]}, pixels"] = pixels
+    disjoint = config.mode == "ncd"
+    clusterings = {OURS: result} | {
+        name: kmeans_clustering(features, task, state.base.seed, disjoint=disjoint)
+        for name, features in baselines.items()
+    }
     findings = late_findings(
         assignments.predictions,
         mode=config.mode,
@@ -194,7 +224,7 @@ def _classified(
         classes=all_class_names(dataset.classes, task.num_novel),
         num_known=task.num_known,
         calibration=calibration,
-        drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
+        drawn=ViewSettings(state.base.augment, NUM_VIEWS, state.base.seed),
         digest=digest,
     )
     names = tuple(dataset.images.names)

@@ -9,10 +9,15 @@ import torch
 from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.data import DiscoveryData, batch_size, check_sizes
-from nearkin.discovery.features import DiscoveryEncoder, FinetunedEncoder, FrozenEncoder
+from nearkin.discovery.features import (
+    NUM_VIEWS,
+    DiscoveryEncoder,
+    FinetunedEncoder,
+    FrozenEncoder,
+)
 from nearkin.discovery.findings import Finding, early_findings, labels_seen, number_capped
 from nearkin.discovery.number import NumberOfClasses, estimate_number
-from nearkin.discovery.stages import class_stage, known_stage, stage_init
+from nearkin.discovery.stages import Stage, class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -23,7 +28,6 @@ from nearkin.discovery.trials import (
     candidates,
     mean_accuracy,
     shorter,
-    usual,
 )
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
@@ -67,14 +71,12 @@ class DiscoveryState:
     @property
     def num_seeds(self) -> int:
         """How often the last stage is trained."""
-        if self.config.num_seeds != "auto":
-            return self.config.num_seeds
         return SEEDS if self.config.train_layers == "top" else 1
 
     @property
     def options(self) -> dict[str, Value]:
         """The options of the method of the last stage."""
-        own = self.chosen.options(self.config.mode, self.task.num_novel)
+        own = self.chosen.options(self.task.num_novel)
         return own | dict(self.config.options)
 
 
@@ -124,7 +126,7 @@ class Pipeline:
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
             where = self.device, self.folder.kept_features
-            encoder = FinetunedEncoder(pretrained, dataset.images, config, base, *where)
+            encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, *where)
         return DiscoveryState(
             config=config,
             dataset=dataset,
@@ -142,7 +144,7 @@ class Pipeline:
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
         config, trust = self.config, self.config.trust_remote_code
-        if not config.from_run:
+        if config.from_run == "auto":
             return self._trained_encoder(dataset)
         self.log.info(f"stage 1/3  features: from {config.from_run}")
         if not self.folder.start.exists():  # its source may be gone by now
@@ -199,18 +201,18 @@ class Pipeline:
             resolved,
             batch_size=batch_size(dataset, config),
             options={},
-            **self._shared("epochs", "lr_milestones"),
+            epochs=config.epochs,
         )
 
     def _cached(
         self, pretrained: Encoder, dataset: DiscoveryData, base: TrainConfig
     ) -> tuple[CachedFeatures, DiscoveryData]:
         """Return the features of readable images, and the data without the others."""
-        images, num_views = dataset.images, self.config.num_views
-        self.log.info(f"           features of {len(images)} images and {num_views} views of each")
-        numbers = len(images) * pretrained.num_features * (1 + num_views)
+        images = dataset.images
+        self.log.info(f"           features of {len(images)} images and {NUM_VIEWS} views of each")
+        numbers = len(images) * pretrained.num_features * (1 + NUM_VIEWS)
         state_memory("           features", 4 * numbers, self.log)
-        drawn = ViewSettings(base.augment, num_views, base.seed)
+        drawn = ViewSettings(base.augment, NUM_VIEWS, base.seed)
         where = self.device, int(base.workers), self.log, self.folder.kept_features
         extracted = Extraction(pretrained, images, drawn, *where).compute()
         write_bad_files(self.folder.bad_files, images, extracted.reasons(images))
@@ -248,8 +250,7 @@ class Pipeline:
         config, tried = self.config, candidates(self.config)
         folder = self.folder.stage("trials").path
         trials, total = list[Trial](), FOLDS * len(tried)
-        settings = config.mode, folder, config.options, config.start
-        every = Trials(frozen, task, base, *settings, train=shorter)
+        every = Trials(frozen, task, base, config.mode, folder, config.options, train=shorter)
         for trial in every.run(tried):
             trials.append(trial)
             self.log.progress(len(trials), total, "trials on held-out known classes")
@@ -258,7 +259,7 @@ class Pipeline:
                 f"           {candidate}: {mean_accuracy(trials, candidate):.1%} "
                 "accuracy on held-out known classes"
             )
-        chosen = best(trials) if trials else usual(config)
+        chosen = best(trials) if trials else tried[0]
         if not trials:
             self.log.info(f"           too few labels to hold known classes out: {chosen}")
         return trials, chosen
@@ -266,11 +267,14 @@ class Pipeline:
     def train(self, state: DiscoveryState) -> list[Method[Any]]:
         """Train stages 2 and 3; return a method per seed, of which the first is the result."""
         config, task, base = state.config, state.task, state.base
-        self.log.info(f"stage 2/3  {task.num_known} known classes")
-        known = known_stage(state.encoder, task, replace(base, epochs=config.known_epochs))
-        known.run(self.folder.stage("known"), self.log)
-        init = stage_init(state.encoder, known.method, task, config.seed, config.start)
         method, count = state.chosen.method, state.num_seeds
+
+        def train_known(stage: Stage) -> None:
+            self.log.info(f"stage 2/3  {task.num_known} known classes")
+            stage.run(self.folder.stage("known"), self.log)
+
+        first = replace(base, epochs=config.known_epochs)
+        init = stage_init(state.encoder, task, first, method, train_known)
         self.log.info(
             f"stage 3/3  {task.num_novel} novel classes by {state.chosen}, {count} seeds"
         )
@@ -299,7 +303,6 @@ class Pipeline:
             config.mode,
             folder,
             config.options,
-            config.start,
             train=lambda stage, name: stage.run(
                 self.folder.stage(f"calibration-{name}"), self.log
             ),

@@ -94,7 +94,6 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     state, config, calibration = outcome.state, outcome.config, outcome.classifier.calibration
     held_out, predictions = outcome.outliers, outcome.assignments.predictions
     tried = dict.fromkeys(trial.candidate for trial in state.trials)
-    setting = OBJECTIVES[state.chosen.objective].setting
     return {
         "command": "discover",
         "mode": config.mode,
@@ -105,8 +104,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
-        "objective": state.chosen.objective,
-        **({setting: state.chosen.value} if setting else {}),
+        "objective": state.chosen.method,
+        "options": state.options,
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
         "outliers": {
@@ -117,6 +116,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "scores": {
             name: [score.to_dict() for score in scores] for name, scores in outcome.scores.items()
         },
+        "score_quality": [each.to_dict() for each in outcome.score_quality],
         "baseline_ari": outcome.baseline_ari,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
@@ -221,7 +221,9 @@ def _confidence(outcome: Outcome) -> str:
         images = "too few classes are known to hold some out and measure how often it is right"
         return score_meaning(None, images)
     meaning = score_meaning(calibration, "images of held-out known classes")
-    return f"{meaning} On novel classes it may be larger."
+    errors = [each.value for each in outcome.score_quality if each.name.startswith("ECE")]
+    of_novel = f"is {errors[-1]:.1%}" if errors else "may be larger"
+    return f"{meaning} On novel classes it {of_novel}."
 
 
 def _results(outcome: Outcome) -> list[Table]:
@@ -236,6 +238,13 @@ def _results(outcome: Outcome) -> list[Table]:
         rows = [(name, *(str(of[each]) for each in names)) for name, of in columns.items()]
         title, note = how[0].split(":")[0], f"{columns[OURS][names[0]].sentence}."
         tables.append(Table(title, ("", *names), tuple(rows), note))
+    if quality := outcome.score_quality:
+        measured = tuple((each.name, str(each), str(each.n)) for each in quality)
+        note = (
+            "ECE: the expected calibration error of the score, 0 is best. AUROC: how often an "
+            "image whose class is right has a higher score than one whose class is wrong."
+        )
+        tables.append(Table("Scores of novel classes", ("", "value", "images"), measured, note))
     similar = [(name, f"{value:.3f}") for name, value in outcome.baseline_ari.items()]
     if similar:
         note = "Adjusted Rand index between the result and each baseline; 1 if they are equal."
@@ -302,8 +311,8 @@ def _protocol(outcome: Outcome) -> list[str]:
     layers, chosen = config.train_layers, outcome.state.chosen
     origin = "as given or by default"
     if outcome.state.trials and len(candidates(config)) > 1:
-        setting = OBJECTIVES[chosen.objective].setting
-        origin = f"its {setting.replace('_', ' ')} chosen on held-out known classes"
+        name = OBJECTIVES[config.mode].option.replace("_", " ")
+        origin = f"its {name} chosen on held-out known classes"
     return [
         "Unlabeled images are taken to be of novel classes only (ncd)."
         if config.mode == "ncd"

@@ -1,4 +1,4 @@
-"""Scores of predicted classes against true ones, by the protocols of the papers.
+"""Scores of predicted classes against true ones, by the protocols of papers and one of ours.
 
 Clusters have no names, so they are matched with the true classes first. Throughout, `truth` is the
 true class of each image or `UNLABELED`, and `predicted` the class it was put in. Classes below
@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
+from nearkin.classifier.calibration import calibration_error
 from nearkin.metrics.clusters import (
+    RESAMPLES,
     adjusted_rand_index,
     agreement,
     match,
     normalized_mutual_information,
     right,
 )
-from nearkin.metrics.intervals import Groups
+from nearkin.metrics.intervals import Groups, Interval, quantile
 from nearkin.metrics.metric import Metric, share, with_interval
 from nearkin.metrics.metric import Protocol as Method
 from nearkin.types import UNLABELED
@@ -32,7 +34,7 @@ MATCHED: Final[dict[Protocol, str]] = {
     "task-aware": f"task-aware: novel classes only, one Hungarian match, {SURPLUS}",
     "task-agnostic": "task-agnostic: known classes as they are, "
     f"one Hungarian match of novel ones, {SURPLUS}",
-    "GCD": f"GCD: one Hungarian match over all classes, {SURPLUS}",
+    "GCD": f"GCD, v2: one Hungarian match over all classes, {SURPLUS}",
 }
 """How clusters are matched with classes."""
 
@@ -53,14 +55,15 @@ def score(
       Accuracy under one Hungarian match of novel clusters with novel classes, where the images of
       surplus clusters are errors; normalized mutual information (arithmetic mean); adjusted Rand
       index. Images of known classes are left out. A novel one put in a known class is an error.
-    - `task-agnostic`: images that could each be of any class. A known class keeps its number: an
-      image of it is right if put in that very class. Novel clusters are matched with novel
-      classes by one Hungarian match over the images that are novel and predicted to be. So images
-      of known classes in novel clusters are errors, and have no say in the match.
+    - `task-agnostic`: images that could each be of any class. This protocol is ours, and stricter
+      than UNO's, which matches all outputs with the classes of each part anew. A known class keeps
+      its number: an image of it is right if put in that very class. Novel clusters are matched
+      with novel classes by one Hungarian match over the images that are novel and predicted to
+      be. So images of known classes in novel clusters are errors, and have no say in the match.
     - `GCD` (Vaze, Han, Vedaldi, Zisserman. Generalized category discovery. CVPR 2022,
-      arXiv:2201.02609): one match over all classes, as in the second version of its evaluation:
-      images of known ("Old") and novel ("New") classes are counted under the one match of all. A
-      match for each part, as in the first version, raises both numbers.
+      arXiv:2201.02609): one match over all classes, as in the second version of its evaluation
+      (`split_cluster_acc_v2`): images of known ("Old") and novel ("New") classes are counted under
+      the one match of all. A match for each part, as in the first version, raises both numbers.
 
     Intervals are those of other images, with the same model and the same match.
 
@@ -118,6 +121,71 @@ def _agreement(
     return with_interval(
         f"task-aware {name}", value, interval, how, kind="bootstrap", n=len(truth), groups=groups
     )
+
+
+def score_quality(
+    certainty: Float[np.ndarray, " n"],
+    correct: Bool[np.ndarray, " n"],
+    *,
+    images: str,
+    groups: Groups = None,
+    seed: int = 0,
+) -> list[Metric]:
+    """Measure whether the scores of images tell which of them are right.
+
+    Args:
+        certainty: The score of each image, the probability of its class.
+        correct: Whether this class is right.
+        images: Which images these are.
+        groups: The group of each image; None if all are independent.
+        seed: Random seed of the bootstrap.
+
+    Returns:
+        `ECE`, the expected calibration error, from 0 (best) to 1; and `AUROC`, how often a right
+        image has a higher score than a wrong one, where there are both. Each plus and minus its
+        bootstrap error.
+    """
+    how: Method = {"method": "score of an image: the probability of its class", "of": images}
+    statistics: dict[str, Callable[[Any, Any], float]] = {"ECE": calibration_error}
+    if correct.any() and not correct.all():
+        statistics["AUROC"] = _auroc
+    qualities = list[Metric]()
+    for name, statistic in statistics.items() if len(correct) else ():
+        value = statistic(certainty, correct)
+        half = quantile(groups) * _bootstrap_error(statistic, certainty, correct, groups, seed)
+        interval = Interval(max(0.0, value - half), min(1.0, value + half), None)
+        title = f"{name} of the score"
+        qualities.append(
+            with_interval(
+                title, value, interval, how, kind="bootstrap", n=len(correct), groups=groups
+            )
+        )
+    return qualities
+
+
+def _auroc(certainty: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> float:
+    """Return how often a right image has a higher score than a wrong one."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(correct, certainty))
+
+
+def _bootstrap_error(
+    statistic: Callable[[Any, Any], float],
+    certainty: Float[np.ndarray, " n"],
+    correct: Bool[np.ndarray, " n"],
+    groups: Groups,
+    seed: int,
+) -> float:
+    """Return the standard deviation over draws of images, or of whole groups, of both kinds."""
+    rows, generator = np.arange(len(correct)), np.random.default_rng(seed)
+    names, member = np.unique(rows if groups is None else groups, return_inverse=True)
+    even, values = np.full(len(names), 1 / len(names)), list[float]()
+    for _ in range(RESAMPLES):
+        drawn = np.repeat(rows, generator.multinomial(len(names), even)[member])
+        if correct[drawn].any() == correct.any() and correct[drawn].all() == correct.all():
+            values.append(statistic(certainty[drawn], correct[drawn]))
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 1.0
 
 
 def _left_out(truth: Labels, scored: Bool[np.ndarray, " n"]) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """One training stage of a discovery: its recipe, its heads, its batches."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -8,20 +9,26 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
-from nearkin.classifier.classifier import heads_of
+from nearkin.classifier.classifier import apply_layer, heads_of
 from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
 from nearkin.discovery.clusterings import kmeans_clustering
-from nearkin.discovery.features import DiscoveryEncoder, top_features
+from nearkin.discovery.features import (
+    DiscoveryEncoder,
+    principal_layer,
+    random_layer,
+    top_features,
+)
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.errors import DataError
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.networks.heads import Heads, MultiHead
+from nearkin.networks.branch import Backbone
+from nearkin.networks.heads import Heads
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import method_options
@@ -42,6 +49,7 @@ class Recipe:
     lr: float
     options: Mapping[str, Value] = field(default_factory=dict)  # That differ from the paper's
     terms: tuple[str, ...] = ()  # Metrics logged at every step
+    known_first: bool = False  # Whether a stage of the known classes alone comes before
 
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -54,6 +62,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         # nothing on average.
         options={"pseudo_labels": "closest", "num_hard": 0},
         terms=("positive_rate", "classify", "pairs", "consistency", "known", "novel"),
+        known_first=True,
     ),
     "simgcd": Recipe(
         steps=1000,
@@ -61,83 +70,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         options={"dim": 64, "hidden_dim": 256},
         terms=("distill", "entropy", "classify", "contrast", "class_contrast"),
     ),
-    "uno": Recipe(steps=1000, lr=0.1, options={"dim": 64, "hidden_dim": 256}),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class HeadInit:
-    """K-means clusters that the heads over classes start at.
-
-    A random head gives many of its classes no image, and a class without images has no gradient:
-    many classes of few images would be found late or never (Han et al. 2019, section 3.1, start
-    at clusters too; measured in docs/discovery.md).
-    """
-
-    features: Float[Tensor, "learned dim"]
-    """Of the images to learn from, by the network that knows the known classes."""
-    novel: Int64[Tensor, " learned"]
-    """Their clusters among the novel classes, from 0; `UNLABELED` for labeled images."""
-    joint: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
-
-    @torch.no_grad()
-    def init_heads(self, method: Method[Any]) -> None:
-        """Set the weights of a method's heads to the means of the clusters."""
-        heads = heads_of(method)
-        device = next(heads.parameters()).device
-        if isinstance(heads, Heads):
-            # The known head has been trained. The novel one is linear, so it compares directions
-            # from the mean of all unlabeled images: features are not negative, and their own
-            # directions would be nearly the same.
-            unlabeled = self.novel != UNLABELED
-            center = self.features[unlabeled].mean(dim=0)
-            count = heads.novel.out_features
-            weight = unit(means(self.features[unlabeled], self.novel[unlabeled], count) - center)
-            heads.novel.weight.copy_(weight.to(device))
-            heads.novel.bias.copy_(-(weight @ center).to(device))
-        elif isinstance(heads, MultiHead):  # its novel prototypes are not among features
-            known, count = self.novel == UNLABELED, heads.known.num_classes
-            prototypes = means(unit(self.features[known]), self.joint[known], count)
-            heads.known.weight.copy_(unit(prototypes).to(device))
-        else:
-            prototypes = heads.get_parameter("weight")
-            prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))
-
-
-class StageInit(NamedTuple):
-    """What the last stage starts from."""
-
-    known: Method[Any]  # Trained on the known classes
-    heads: HeadInit | None = None  # None for random heads
-
-
-def stage_init(
-    encoder: DiscoveryEncoder, known: Method[Any], task: DiscoveryTask, seed: int, start: str
-) -> StageInit:
-    """Return what the last stage starts from, with heads at `clusters` or at `random`."""
-    if start == "random":
-        return StageInit(known)
-    features = top_features(encoder, known, task.rows)
-    learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
-    clusters = kmeans_clustering(features, learned, seed)
-    unlabeled = learned.label == UNLABELED
-    novel = np.where(unlabeled, clusters.novel - task.num_known, UNLABELED)
-    joint = np.where(unlabeled, clusters.joint, learned.label)
-    return StageInit(known, HeadInit(features, torch.from_numpy(novel), torch.from_numpy(joint)))
-
-
-def means(
-    features: Float[Tensor, "n dim"], cluster: Int64[Tensor, " n"], count: int
-) -> Float[Tensor, "clusters dim"]:
-    """Return the mean of each cluster; zeros for an empty one.
-
-    >>> means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), 3)
-    tensor([[2.],
-            [0.],
-            [5.]])
-    """
-    member = torch.nn.functional.one_hot(cluster, count).to(features.dtype)
-    return member.T @ features / member.sum(dim=0).clamp(min=1)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,16 +97,118 @@ class Stage:
             pass
 
 
+@dataclass(frozen=True, eq=False)
+class HeadInit:
+    """K-means clusters that the heads over classes start at.
+
+    A random head gives many of its classes no image, and a class without images has no gradient:
+    many classes of few images would be found late or never (Han et al. 2019, section 3.1, start
+    at clusters too; measured in docs/discovery.md).
+    """
+
+    features: Float[Tensor, "learned dim"]
+    """Of the images to learn from, as the heads take them."""
+    novel: Int64[Tensor, " learned"]
+    """Their clusters among the novel classes, from 0; `UNLABELED` for labeled images."""
+    joint: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
+
+    @torch.no_grad()
+    def init_heads(self, method: Method[Any]) -> None:
+        """Set the weights of a method's heads to the means of the clusters."""
+        heads = heads_of(method)
+        device = next(heads.parameters()).device
+        if isinstance(heads, Heads):
+            # The known head has been trained. The novel one is linear, so it compares directions
+            # from the mean of all unlabeled images: features are not negative, and their own
+            # directions would be nearly the same.
+            unlabeled = self.novel != UNLABELED
+            center = self.features[unlabeled].mean(dim=0)
+            count = heads.novel.out_features
+            weight = unit(means(self.features[unlabeled], self.novel[unlabeled], count) - center)
+            heads.novel.weight.copy_(weight.to(device))
+            heads.novel.bias.copy_(-(weight @ center).to(device))
+        else:
+            prototypes = heads.get_parameter("weight")
+            prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))
+
+
+class StageInit(NamedTuple):
+    """What the last stage starts from."""
+
+    backbone: Backbone
+    heads: HeadInit
+    known: nn.Module | None = None  # The head of the known classes, where these came before
+
+
+def stage_init(
+    encoder: DiscoveryEncoder,
+    task: DiscoveryTask,
+    base: TrainConfig,
+    method: str,
+    train: Callable[[Stage], None],
+) -> StageInit:
+    """Return what the last stage starts from, with heads at clusters of the features.
+
+    NCL goes on from a stage of the known classes, as in its code and in AutoNovel's. SimGCD starts
+    at the features themselves, in the directions of their principal components: a random layer
+    that learns the known classes first loses what tells novel ones apart (docs/discovery.md).
+
+    Args:
+        encoder: What is trained, or below it.
+        task: The images.
+        base: Settings of the stage of the known classes.
+        method: The method of the last stage.
+        train: Trains the stage of the known classes, if there is one.
+    """
+    if RECIPES[method].known_first:
+        stage = known_stage(encoder, task, base)
+        train(stage)
+        features = top_features(encoder, stage.method, task.rows)
+        heads = head_init(features, task, base.seed)
+        return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
+    layer = principal_layer(encoder, task.rows)
+    features = encoder.cached.center[torch.from_numpy(task.rows)]
+    if encoder.has_layer:
+        with torch.no_grad():
+            features = apply_layer(layer, features)
+    return StageInit(encoder.backbone(layer), head_init(features, task, base.seed))
+
+
+def head_init(features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int) -> HeadInit:
+    """Return heads at clusters of the images to learn from, whose features these are."""
+    learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
+    clusters = kmeans_clustering(features, learned, seed, disjoint=True)
+    unlabeled = learned.label == UNLABELED
+    novel = np.where(unlabeled, clusters.novel - task.num_known, UNLABELED)
+    joint = np.where(unlabeled, clusters.joint, learned.label)
+    return HeadInit(features, torch.from_numpy(novel), torch.from_numpy(joint))
+
+
+def means(
+    features: Float[Tensor, "n dim"], cluster: Int64[Tensor, " n"], count: int
+) -> Float[Tensor, "clusters dim"]:
+    """Return the mean of each cluster; zeros for an empty one.
+
+    >>> means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), 3)
+    tensor([[2.],
+            [0.],
+            [5.]])
+    """
+    member = torch.nn.functional.one_hot(cluster, count).to(features.dtype)
+    return member.T @ features / member.sum(dim=0).clamp(min=1)[:, None]
+
+
 def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfig) -> Stage:
     """Return the stage of the known classes alone (AutoNovel's second stage)."""
     rows = task.labeled
     if len(rows) < 2:
         raise DataError(f"{len(rows)} labeled images to learn from; give more of them")
-    sampler = TwoStreamBatchSampler(
-        np.zeros(0, np.int64), rows, min(int(base.batch_size), len(rows)), base.seed
-    )
-    config = _stage_config(replace(base, lr_milestones=()), "supervised", sampler, {})
-    return _build_stage(encoder, task, sampler, config)
+    nothing = np.zeros(0, np.int64)
+    batch = min(int(base.batch_size), len(rows))
+    sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, base.seed)
+    config = _stage_config(base, "supervised", sampler, {})
+    backbone = encoder.backbone(random_layer(encoder, base.seed))
+    return _build_stage(encoder, task, sampler, config, backbone)
 
 
 def class_stage(
@@ -186,29 +221,24 @@ def class_stage(
 ) -> Stage:
     """Return the stage of known and novel classes together.
 
-    Of the settings of all stages in `base`, epochs and milestones are those of this one. `method`
-    has a recipe; `options` go before those of the recipe. Backbone and head of the known classes
-    go on from where the stage before has left them, as in the code of NCL and AutoNovel.
+    Of the settings of all stages in `base`, epochs are those of this one. `method` has a recipe;
+    `options` go before those of the recipe.
     """
+    if len(task.labeled) < 2:
+        raise DataError(f"{len(task.labeled)} labeled images to learn from; give more of them")
     unlabeled, labeled = task.unlabeled, task.labeled
     # Half of a batch is labeled and no image is in it twice, so few images make it smaller.
     batch = min(int(base.batch_size), len(unlabeled) + min(len(unlabeled), len(labeled)))
-    if batch < 2:
-        raise DataError(
-            f"{len(unlabeled)} unlabeled and {len(labeled)} labeled images do not make a batch "
-            "of two; give more images"
-        )
-    sampler = TwoStreamBatchSampler(labeled, unlabeled, batch, base.seed)
+    sampler = TwoStreamBatchSampler(labeled, task.label[labeled], unlabeled, batch, base.seed)
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
-    stage = _build_stage(encoder, task, sampler, _stage_config(base, method, sampler, resolved))
-    stage.method.backbone.load_state_dict(init.known.backbone.state_dict())
+    config = _stage_config(base, method, sampler, resolved)
+    stage = _build_stage(encoder, task, sampler, config, copy.deepcopy(init.backbone))
     heads = heads_of(stage.method)
-    if isinstance(heads, Heads):  # SimGCD has one head for all classes
-        heads.known.load_state_dict(init.known.get_submodule("known").state_dict())
-    if init.heads is not None:
-        init.heads.init_heads(stage.method)
+    if isinstance(heads, Heads) and init.known is not None:
+        heads.known.load_state_dict(init.known.state_dict())
+    init.heads.init_heads(stage.method)
     return stage
 
 
@@ -239,10 +269,10 @@ def _build_stage(
     task: DiscoveryTask,
     sampler: TwoStreamBatchSampler,
     config: TrainConfig,
+    backbone: Backbone,
 ) -> Stage:
     """Return the stage that a resolved configuration describes, before any training."""
     kind = METHODS[config.method]
-    backbone = encoder.backbone(config.seed)
     with seeded(config.seed, torch.device("cpu")):
         method: Method[Any] = kind(backbone, num_known_classes=task.num_known, **config.options)
     feed = encoder.feed(sampler, kind, task.label)

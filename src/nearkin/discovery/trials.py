@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 
-from nearkin.choices import OBJECTIVE_METHODS
+from nearkin.choices import MODE_METHODS
 from nearkin.classifier.classifier import class_probability, frozen_copy, heads_of
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
 from nearkin.discovery.features import DiscoveryEncoder, top_features
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
+from nearkin.discovery.stages import Stage, StageInit, class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
@@ -31,29 +31,23 @@ from nearkin.metrics.clusters import right
 from nearkin.schema import Auto, Value
 from nearkin.types import UNLABELED
 
-ObjectiveName = Literal["uno", "ncl", "joint_ncl", "simgcd"]
-
 
 @dataclass(frozen=True)
 class Objective:
-    """What the last stage may minimize, and its setting that trials choose."""
+    """The option that trials choose of what the last stage of a mode minimizes."""
 
-    modes: tuple[Mode, ...]
-    options: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    setting: str = ""  # None where it is empty
-    values: tuple[float, ...] = ()
-    default: float = 0.0  # Where too few classes are known to hold some out
+    option: str
+    values: tuple[float, ...]  # The first one counts unless another is clearly better
+    options: Mapping[str, Value] = field(default_factory=dict[str, Value])  # Of each value
 
 
-NCL: Final = Objective(("ncd",), {}, "pair_rate", (0.25, 0.5, 0.75), default=0.5)
-OBJECTIVES: Final[dict[str, Objective]] = {
-    "simgcd": Objective(("gcd",), {}, "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
-    "joint_ncl": replace(NCL, options={"joint_weight": 1.0}),
-    "ncl": NCL,
-    "uno": Objective(("gcd", "ncd")),
+OBJECTIVES: Final[Mapping[Mode, Objective]] = {
+    "gcd": Objective("entropy_weight", (1.0, 0.5, 2.0)),
+    # NCL, whose two heads are also trained as one classifier. Its values are relative to the
+    # positive pairs of equally large classes.
+    "ncd": Objective("positive_rate", (0.5, 0.25, 0.75), {"joint_weight": 1.0}),
 }
-DEFAULT: Final[dict[Mode, ObjectiveName]] = {"gcd": "simgcd", "ncd": "joint_ncl"}
-"""The objective of `auto`: where trials chose it, they gained nothing (docs/discovery.md)."""
+"""By mode: where trials chose another one, they gained nothing (docs/discovery.md)."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
 MOST_HIDDEN: Final = 0.6  # Largest share of the known classes that a fold hides
@@ -62,60 +56,43 @@ SCORED: Final = 0.2  # Share of each known class that a trial does not learn fro
 
 @dataclass(frozen=True)
 class Candidate:
-    """An objective with a value of its tuned setting, if it has one."""
+    """The objective of a mode with a value of the option that trials choose; None: it is given."""
 
-    objective: str
+    mode: Mode
     value: float | None = None
 
     @property
     def method(self) -> str:
         """The method of the last stage."""
-        return OBJECTIVE_METHODS[self.objective]
+        return MODE_METHODS[self.mode]
 
-    def options(self, mode: Mode, num_novel: int) -> dict[str, Value]:
+    def options(self, num_novel: int) -> dict[str, Value]:
         """Return the options of the method.
 
-        A pair rate is relative to the positive pairs of equally large classes, of which there are
-        1 / num_novel: so a value that was chosen with few hidden classes fits many novel ones.
+        A positive rate is relative to that of equally large classes, 1 / num_novel: so a value
+        that was chosen with few held-out classes fits many novel ones.
         """
-        objective, own = OBJECTIVES[self.objective], dict[str, Value]()
-        if objective.setting == "pair_rate":
-            own["positive_rate"] = min(1.0, (self.value or 0.0) / num_novel)
-        elif objective.setting:
-            own[objective.setting] = self.value or 0.0
-        if self.method == "uno" and mode == "gcd":
-            own["unlabeled"] = "all"
-        return {**objective.options, **own}
+        objective = OBJECTIVES[self.mode]
+        if self.value is None:
+            return dict(objective.options)
+        value = min(1.0, self.value / num_novel) if self.mode == "ncd" else self.value
+        return {**objective.options, objective.option: value}
 
     def __str__(self) -> str:
         """As in files and in the log.
 
-        >>> str(Candidate("ncl", 0.5)), str(Candidate("uno"))
-        ('ncl-0.5', 'uno')
+        >>> str(Candidate("ncd", 0.5)), str(Candidate("gcd"))
+        ('ncl-0.5', 'simgcd')
         """
-        return self.objective if self.value is None else f"{self.objective}-{self.value:g}"
-
-
-def objective_of(config: DiscoverConfig) -> ObjectiveName:
-    """Return the objective that settings name, or that of their mode."""
-    return DEFAULT[config.mode] if config.objective == "auto" else config.objective
+        return self.method if self.value is None else f"{self.method}-{self.value:g}"
 
 
 def candidates(config: DiscoverConfig) -> list[Candidate]:
-    """Return what trials compare: one candidate, where there is no value to choose."""
-    name = objective_of(config)
-    setting = OBJECTIVES[name].setting
-    value = getattr(config, setting) if setting else None
-    values = OBJECTIVES[name].values if value == "auto" else (value,)
-    return [Candidate(name, value) for value in values]
-
-
-def usual(config: DiscoverConfig) -> Candidate:
-    """Return the candidate to take where nothing can be tried."""
-    first = candidates(config)[0]
-    objective = OBJECTIVES[first.objective]
-    tuned = objective.setting and getattr(config, objective.setting) == "auto"
-    return replace(first, value=objective.default) if tuned else first
+    """Return what trials compare: one candidate, where the value is given."""
+    objective = OBJECTIVES[config.mode]
+    if objective.option in config.options:
+        return [Candidate(config.mode)]
+    return [Candidate(config.mode, value) for value in objective.values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +145,6 @@ class Trials:
     mode: Mode  # ncd hides classes; gcd also hides half of the labels of the others
     folder: Path  # Where finished trials are kept, so that a resumed run does none twice
     options: Mapping[str, Value]  # That were given for the method
-    start: str  # Where heads start: at `clusters` or at `random`
     train: Callable[[Stage, str], None]
     """Trains a stage, `known` or `class`."""
     known_epochs: int | Auto = "auto"
@@ -184,9 +160,9 @@ class Trials:
             for candidate in tried:
                 path = self.folder / f"{self.mode}-{fold}-{candidate}.npz"
                 if not path.exists():
-                    # The known classes are learned anew in each fold: a network that was
-                    # trained on all of them has seen the labels of the hidden ones.
-                    init = init or self._init(hiding.task)
+                    # The start is made anew in each fold: a network that was trained on all
+                    # known classes has seen the labels of the hidden ones.
+                    init = init or self._init(hiding.task, candidate.method)
                     self._try(hiding, init, candidate, path)
                 yield Trial(fold, candidate, *_read(path, hiding.task), hiding.task.unlabeled)
 
@@ -205,16 +181,16 @@ class Trials:
         rows = np.setdiff1d(labeled, scored)
         return _Hiding(DiscoveryTask(label, rows, len(rest), len(hidden)), truth, scored)
 
-    def _init(self, task: DiscoveryTask) -> StageInit:
-        """Train on the classes that stay known."""
-        stage = known_stage(self.encoder, task, replace(self.base, epochs=self.known_epochs))
-        self.train(stage, "known")
-        return stage_init(self.encoder, stage.method, task, self.base.seed, self.start)
+    def _init(self, task: DiscoveryTask, method: str) -> StageInit:
+        base = replace(self.base, epochs=self.known_epochs)
+        return stage_init(
+            self.encoder, task, base, method, lambda stage: self.train(stage, "known")
+        )
 
     def _try(self, hiding: "_Hiding", init: StageInit, candidate: Candidate, path: Path) -> None:
         """Search for the hidden classes and write how well they were found."""
         task, truth = hiding.task, hiding.truth
-        options = candidate.options(self.mode, task.num_novel) | dict(self.options)
+        options = candidate.options(task.num_novel) | dict(self.options)
         stage = class_stage(self.encoder, task, self.base, init, candidate.method, options)
         self.train(stage, "class")
         heads = frozen_copy(heads_of(stage.method))
@@ -288,11 +264,27 @@ def _read(path: Path, task: DiscoveryTask) -> tuple[float, np.ndarray, np.ndarra
 
 
 def best(trials: Sequence[Trial]) -> Candidate:
-    """Return the candidate with the highest mean accuracy over the folds; of equals, the first."""
+    """Return the first candidate that is not clearly worse than the best one.
+
+    Clearly: by more than a standard error of the mean difference over the folds, of which a single
+    one has none (the one-standard-error rule, Breiman et al. 1984, section 3.4.3).
+    """
     tried = dict.fromkeys(trial.candidate for trial in trials)
-    return max(tried, key=lambda candidate: mean_accuracy(trials, candidate))
+    accuracy = {each: _accuracies(trials, each) for each in tried}
+    top = max(tried, key=lambda each: fmean(accuracy[each]))
+    for candidate in tried:
+        behind = np.subtract(accuracy[top], accuracy[candidate])
+        error = behind.std(ddof=1) / math.sqrt(len(behind)) if len(behind) > 1 else 0.0
+        if behind.mean() <= error:
+            return candidate
+    return top
 
 
 def mean_accuracy(trials: Sequence[Trial], candidate: Candidate) -> float:
     """Return the mean accuracy over the folds."""
-    return fmean(trial.accuracy for trial in trials if trial.candidate == candidate)
+    return fmean(_accuracies(trials, candidate))
+
+
+def _accuracies(trials: Sequence[Trial], candidate: Candidate) -> list[float]:
+    """Return the accuracy in each fold."""
+    return [trial.accuracy for trial in trials if trial.candidate == candidate]

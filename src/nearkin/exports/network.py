@@ -6,7 +6,6 @@ from typing_extensions import override
 
 from nearkin.classifier.classifier import Classifier, apply_layer, class_probability
 from nearkin.encoders.encoder import Encoder
-from nearkin.networks.heads import MultiHead
 
 
 class PixelNetwork(nn.Module):
@@ -33,9 +32,8 @@ class Probabilities(nn.Module):
 
     def __init__(self, classifier: Classifier) -> None:
         super().__init__()
-        heads = classifier.heads
         self.layer = classifier.layer
-        self.heads = heads.best() if isinstance(heads, MultiHead) else heads
+        self.heads = classifier.heads
         self.temperature = classifier.calibration.temperature if classifier.calibration else 1.0
 
     @override

@@ -16,7 +16,7 @@ Queries: features and embeddings of all views. Keys: prototypes of all classes.
 """
 
 from functools import partial
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import MultiHead, ProjectedPrototypes, Prototypes
 from nearkin.objectives import sinkhorn, swapped_match, unit
-from nearkin.schema import Count, Dim, DimOrZero, Fraction, Temperature
+from nearkin.schema import Count, Dim, DimOrZero, Temperature
 from nearkin.types import UNLABELED, Batch, Encoded, Step
 
 Losses = Float[Tensor, " heads"]
@@ -39,8 +39,8 @@ NEWEST: Final = 0.01  # Share of the newest loss in the average by which a head 
 class UNO(Method[Losses]):
     """A view's class must be that of the other view: its label or, without one, a balanced code.
 
-    Images without a label are taken to be of novel classes, or of `all`. Either part of a batch
-    may be empty. The head with the least loss is the classifier.
+    Images without a label are taken to be of novel classes. Either part of a batch may be empty.
+    The head with the least loss is the classifier.
 
     Args:
         num_known_classes: Number of known classes, which have labels.
@@ -50,11 +50,8 @@ class UNO(Method[Losses]):
         num_heads: Number of heads, and of those with more classes.
         overclustering: How many times as many novel classes these have; 0 for no such heads. The
             official scripts have 10 for CIFAR-10, and 5 or 3 for CIFAR-100.
-        unlabeled: Classes that images without a label may be of: `novel` ones, or `all`.
         epsilon: Softness of the codes (Sinkhorn's regularization).
         num_iterations: Number of Sinkhorn-Knopp iterations.
-        balance: How equal the codes keep the classes, up to 1, which is the paper's; less where
-            classes differ much in size.
         temperature: Softmax temperature.
     """
 
@@ -72,17 +69,13 @@ class UNO(Method[Losses]):
         hidden_dim: DimOrZero = 2048,
         num_heads: Count = 4,
         overclustering: Annotated[int, Meta(ge=0)] = 3,
-        unlabeled: Literal["novel", "all"] = "novel",
         epsilon: Annotated[float, Meta(ge=1e-3)] = 0.05,
         num_iterations: Count = 3,
-        balance: Fraction = 1.0,
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
-        self.first_code = num_known_classes if unlabeled == "novel" else 0
-        self.sinkhorn = partial(
-            sinkhorn, epsilon=epsilon, iterations=num_iterations, balance=balance
-        )
+        self.num_known = num_known_classes
+        self.sinkhorn = partial(sinkhorn, epsilon=epsilon, iterations=num_iterations)
         self.temperature = temperature
         self.online = Branch(backbone)
         sizes = self.backbone.feature_dim, hidden_dim or self.backbone.feature_dim, dim
@@ -126,7 +119,7 @@ class UNO(Method[Losses]):
     ) -> Float[Tensor, "n classes"]:
         """Labels, and codes of the images that have none (eq. 4)."""
         unlabeled = label == UNLABELED
-        codes = self.sinkhorn(cosines[unlabeled, self.first_code :])
+        codes = self.sinkhorn(cosines[unlabeled, self.num_known :])
         targets = F.one_hot(label.clamp(min=0), cosines.shape[1]).to(codes.dtype)
-        targets[unlabeled] = F.pad(codes, (self.first_code, 0))
+        targets[unlabeled] = F.pad(codes, (self.num_known, 0))
         return targets

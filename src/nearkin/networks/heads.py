@@ -9,11 +9,16 @@ from nearkin.networks.branch import Backbone, mlp
 from nearkin.objectives import look_up, unit
 
 
-def trainable_layer(features: int, dim: int) -> Backbone:
+def linear_layer(features: int, dim: int) -> Backbone:
+    """Return a linear layer to train on the features of a frozen network."""
+    return Backbone(nn.Sequential(nn.Flatten(), nn.Linear(features, dim)), dim)
+
+
+def rectified_layer(features: int, dim: int) -> Backbone:
     """Return a layer to train on the features of a frozen network: linear, batch norm, ReLU.
 
-    Its features are not negative, as those of the papers' networks are: pseudo-labels by the
-    similarity or the ranks of features rely on that.
+    Its features are not negative, as those of a ResNet are: pseudo-labels by the similarity or the
+    ranks of features rely on that (NCL, AutoNovel).
     """
     linear = nn.Linear(features, dim, bias=False)
     return Backbone(nn.Sequential(nn.Flatten(), linear, nn.BatchNorm1d(dim), nn.ReLU()), dim)

@@ -330,7 +330,6 @@ def sinkhorn(
     epsilon: float,
     iterations: int,
     ignored: Bool[Tensor, " batch"] | None = None,
-    balance: float = 1.0,
 ) -> Float[Tensor, "batch prototypes"]:
     """Soft assignments that use every prototype equally (Caron et al. 2020, section 3.1, eq. 3).
 
@@ -338,17 +337,11 @@ def sinkhorn(
     their codes sum to one after any number of iterations. In logarithms, where no score is too
     large for `exp(score / epsilon)`.
 
-    With `balance` below 1 the masses of prototypes may differ: their divergence from equal ones
-    is a cost of `epsilon balance / (1 - balance)` times KL(masses, equal) in place of a constraint
-    (Chizat et al. 2018, Scaling algorithms for unbalanced optimal transport problems, Math. Comp.,
-    table 1). At 0 the codes are a softmax of each image.
-
     Args:
         scores: Similarity of each image with each prototype.
         epsilon: How soft the assignments are; above 0.
         iterations: At least 1; prototypes get equal mass only in the limit.
         ignored: Images that take no prototype's mass; their codes mean nothing.
-        balance: How equal the masses of prototypes are, from 0 to 1.
 
     >>> sinkhorn(torch.zeros(2, 4), epsilon=0.05, iterations=3)
     tensor([[0.2500, 0.2500, 0.2500, 0.2500],
@@ -360,6 +353,6 @@ def sinkhorn(
         mass = kernel + image
         if ignored is not None:
             mass = mass.masked_fill(ignored[:, None], torch.finfo(scores.dtype).min / 2)
-        prototype = -balance * mass.logsumexp(dim=0)
+        prototype = -mass.logsumexp(dim=0)
         image = -(kernel + prototype).logsumexp(dim=1, keepdim=True)
     return (kernel + prototype + image).exp()

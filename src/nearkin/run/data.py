@@ -272,7 +272,8 @@ def _encoder_of(config: Config) -> str:
         case EmbedConfig():
             return config.encoder
         case DiscoverConfig():
-            return config.accept or config.from_run
+            encoder = config.accept or config.from_run
+            return "" if encoder == "auto" else encoder
         case ClassifyConfig():
             return config.from_run
 

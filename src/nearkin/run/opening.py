@@ -166,7 +166,7 @@ def self_contained(config: Settings) -> Settings:
     Paths of Python files become absolute, and an augmentation from a file becomes its views.
     """
     changed = dict[str, Any]()
-    if isinstance(config, TrainConfig | DiscoverConfig):
+    if isinstance(config, TrainConfig | DiscoverConfig) and config.method != "auto":
         method_class(config.method)
         changed["method"] = absolute(config.method)
     changed["augment"] = stored_views(config.augment)
