@@ -78,11 +78,11 @@ def test_features_are_computed_by_workers_from_an_archive(
 
 def test_a_run_folder_is_written_by_one_at_a_time(windows, digits_file, tmp_path, refusal):
     run = RunFolder(tmp_path / "run")
-    settings = "--epochs 1 --batch-size 32 --backbone tiny -q --out"
+    settings = "--labels none --epochs 1 --batch-size 32 --backbone tiny -q --out"
     train = ["train", str(digits_file), *settings.split(), str(run.path)]
     run.path.mkdir()
     with run.locked():
         assert "is in use by process" in refusal(4, *train)
     assert main(train) == 0
-    assert main(["evaluate", str(run.path), "--protocol", "knn"]) == 0
+    assert main(["evaluate", str(run.path), "--protocol", "labelfree"]) == 0
     assert run.evaluation.exists()
