@@ -16,6 +16,7 @@ from benchmarks.__main__ import main, measure, names
 from benchmarks.discovery import tables
 from benchmarks.shared.memory import Watch, alone
 from benchmarks.shared.rows import Row, compared, interval_of, made_with
+from benchmarks.shared.seeds import interval
 from benchmarks.shared.turns import alternate, turns
 
 KEYS = {
@@ -153,7 +154,7 @@ def test_a_line_has_both_figures_and_the_interval():
 
 def test_the_tables_of_discovery_are_those_of_the_rows_beside_it():
     """With Student's intervals: of .1, .2, .3 the half is 4.303 times .1 / 3 ** .5."""
-    assert tables.interval([0.1, 0.2, 0.3]) == pytest.approx((0.2, 4.302653 * 0.1 / 3**0.5))
+    assert interval([0.1, 0.2, 0.3]) == pytest.approx((0.2, 4.302653 * 0.1 / 3**0.5))
     page = tables.PAGE.read_text(encoding="utf-8")
     assert all(f"<!-- {name} -->\n| " in page for name in tables.TABLES)
     assert tables.written(page) == page

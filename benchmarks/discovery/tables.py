@@ -2,17 +2,17 @@
 
     python -m benchmarks.discovery.tables
 
-Seeds are the sample: a mean of few has the interval of Student's t, which a bootstrap of as many
-values is too narrow for (of 5 seeds it covers 84 % where it says 95).
+Seeds are the sample, and intervals are Student's.
 """
 
 import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
+from benchmarks.shared.seeds import interval
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "discovery.md"
 Row = dict[str, str]
@@ -21,27 +21,14 @@ Sample = dict[str, float]
 
 NAMES: Final = {
     "digits": "digits", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10",
-    "omniglot": "Omniglot", "caltech": "Caltech-99",
+    "omniglot": "Omniglot", "caltech": "Caltech-99", "trash": "TrashNet", "flowers": "flowers",
 }  # fmt: skip
-RESULTS: Final = {"gcd": "SimGCD", "ncd": "joint NCL"}
 PARTS: Final = (
     ("NCL", "base"),
     ("NCL+SCL", "base"),
     ("NCL+SCL+HNG", "NCL+SCL"),
     ("NCL+SCL, clusters", "NCL+SCL"),
 )
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of the length of its 95 % interval over seeds.
-
-    >>> "{:.3f} {:.3f}".format(*interval([0.1, 0.2, 0.3]))
-    '0.200 0.248'
-    """
-    from scipy.stats import t
-
-    x = np.asarray(values)
-    return float(x.mean()), float(t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5)
 
 
 def read(name: str) -> list[Row]:
@@ -68,41 +55,41 @@ def mean(values: Sample) -> str:
 
 def difference(first: Sample, second: Sample) -> str:
     """Write the mean difference of the same seeds, and its interval."""
-    value, half = interval([first[seed] - second[seed] for seed in first])
+    value, half = interval([first[seed] - second[seed] for seed in first if seed in second])
     return f"{short(value, '+')} [{short(value - half, '+')}, {short(value + half, '+')}]"
 
 
-def mixed() -> Iterator[Sequence[str]]:
-    """Yield the result of each set and mode beside k-means."""
-    rows = read("mixed.csv")
-    yield "data, mode", "all", "known", "novel", "k-means: all", "novel minus k-means"
-    for mode, arm in RESULTS.items():
-        for data, name in NAMES.items():
-            scores = [
-                sample(rows, score, mode=mode, data=data, arm=arm)
-                for score in ("all", "known", "novel")
-            ]
-            k_means = [
-                sample(rows, score, mode=mode, data=data, arm="k-means")
-                for score in ("all", "novel")
-            ]
+def result(file: str, arm: str, **values: str) -> Iterator[Sequence[str]]:
+    """Yield what an arm has on each set beside k-means."""
+    rows = read(file)
+    yield "data", "seeds", "all", "known", "novel", "k-means: all", "novel minus k-means"
+    for data, name in NAMES.items():
+        scores = [
+            sample(rows, score, data=data, arm=arm, **values)
+            for score in ("all", "known", "novel")
+        ]
+        k_means = [
+            sample(rows, score, data=data, arm="k-means", **values) for score in ("all", "novel")
+        ]
+        if scores[0]:
             cells = [*map(mean, scores), mean(k_means[0]), difference(scores[2], k_means[1])]
-            yield f"{name}, {mode}", *cells
+            yield name, str(len(scores[0])), *cells
 
 
-def official() -> Iterator[Sequence[str]]:
-    """Yield SimGCD minus the loss of its authors' code."""
-    rows = read("mixed.csv")
-    yield "data", "all", "known", "novel"
+def beside() -> Iterator[Sequence[str]]:
+    """Yield what SimGCD has more than its authors' code, and than what was before."""
+    rows, arms = read("start.csv"), ("official", "known classes first")
+    scores = ("all", "novel")
+    yield "data", *(f"{score}, minus {arm}" for arm in arms for score in scores)
     for data, name in NAMES.items():
         cells = [
-            difference(*(
-                sample(rows, score, mode="gcd", data=data, arm=arm)
-                for arm in ("SimGCD", "SimGCD, official")
-            ))
-            for score in ("all", "known", "novel")
-        ]  # fmt: skip
-        yield name, *cells
+            difference(*(sample(rows, score, data=data, arm=each) for each in ("SimGCD", arm)))
+            for arm in arms
+            for score in scores
+            if sample(rows, score, data=data, arm=arm)
+        ]
+        if len(cells) == len(arms) * len(scores):
+            yield name, *cells
 
 
 def parts() -> Iterator[Sequence[str]]:
@@ -120,7 +107,10 @@ def parts() -> Iterator[Sequence[str]]:
 
 
 TABLES: Final[dict[str, Callable[[], Iterator[Sequence[str]]]]] = {
-    "mixed": mixed, "official": official, "parts": parts,
+    "gcd": partial(result, "start.csv", "SimGCD"),
+    "beside": beside,
+    "ncd": partial(result, "mixed.csv", "joint NCL", mode="ncd"),
+    "parts": parts,
 }  # fmt: skip
 
 

@@ -148,7 +148,30 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
         for each in scores:
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
             assert each["n"] > 0
-    assert set(summary["baseline_ari"]) == set(summary["scores"]) - {"nearkin"}
+
+
+def test_the_ends_of_an_estimated_interval_are_trained_and_shown_beside_the_result(finished, mode):
+    summary = strict_json(finished / "summary.json")
+    trained = {each["novel"]: each for each in summary["alternatives"]}
+    if mode == "ncd":  # the number was given
+        assert not trained
+        return
+    number, method = summary["number"], summary["objective"]
+    assert set(trained) == {number["low"], number["chosen"], number["high"]}
+    sizes = [each["size"] for each in summary["clusters"] if each["kind"] == "novel"]
+    assert trained[number["chosen"]]["sizes"] == sorted(sizes, reverse=True)
+    held_out = {each["name"]: each for each in summary["scores"]["nearkin"]}
+    assert trained[number["chosen"]]["known"] == held_out["known classes, held out"]
+    text = text_of((finished / "report.html").read_text(encoding="utf-8"))
+    for novel, each in trained.items():
+        assert len(each["sizes"]) == novel
+        assert sum(each["sizes"]) <= summary["unlabeled"]
+        assert -1 <= each["silhouette"] <= 1
+        assert -1 <= each["seed_agreement"] <= 1
+        stage = f"{method}-1" if novel == number["chosen"] else f"{method}-{novel}-classes-1"
+        assert (finished / "stages" / stage / "metrics.csv").exists()
+        assert f"{each['sizes'][0]} to {each['sizes'][-1]}" in text
+        assert (f"--classes {novel}" in text) == (novel != number["chosen"])  # how to take another
 
 
 def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like_no_class(

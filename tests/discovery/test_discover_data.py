@@ -1,5 +1,6 @@
 """Which images `nearkin discover` takes: labels of a table or of folders, copies, broken files."""
 
+import html
 import shutil
 import tomllib
 from collections import Counter
@@ -113,6 +114,8 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     labeled = table(tmp_path / "labels.csv", written)
     settings = ["--labeled", labeled, "--val", 0.2, *LEAST]
     assert run("discover", data, "-o", out, *settings) == 0
+    stored = tomllib.loads((out / "config.toml").read_text())
+    assert (stored["method"], stored["from_run"]) == ("simclr", "auto"), "not what was decided"
     settings = tomllib.loads((out / "stages" / "features" / "config.toml").read_text())
     assert (settings["method"], settings["labels"], settings["known"]) == ("simclr", "none", [])
     held = strict_json(out / "summary.json")["held_out"]
@@ -159,3 +162,32 @@ def test_scores_of_a_network_are_calibrated_by_trainings_of_that_network(
     with np.load(trial) as used, np.load(frozen) as other:
         assert calibration["num_images"] == len(used["correct"])
         assert not np.array_equal(used["probability"], other["probability"])
+
+
+def test_one_label_of_each_class_is_enough_and_names_may_be_in_any_script(flat, encoder, tmp_path):
+    """Four classes of one label, files and classes with names that people and machines give."""
+    known = ["кошка", "猫 \N{CAT FACE}", "قطة", 'c, "d"; = #1']
+    own = ["изображение", "画像 {}", "صورة", "a'b", "%d"]
+    images = {f"{own[int(path.name[0])]} {path.name}": path for path in sorted(flat.iterdir())}
+    data = tmp_path / "данные"
+    data.mkdir()
+    for name, path in images.items():
+        shutil.copy(path, data / name)
+    labeled = [(f"{own[n]} {n}-00.png", known[n]) for n in range(4)]
+    out, copies = tmp_path / "結果", tmp_path / "отсортировано"
+    typed = ["--labeled", table(tmp_path / "метки.csv", labeled), "--from", encoder, *LEAST]
+    assert discover(data, "-o", out, *typed, "--copy-to", copies, "--report") == 0
+    summary = strict_json(out / "summary.json")
+    assert (sorted(summary["known"]), summary["labeled"]) == (sorted(known), 4)
+    assert names(out) == images.keys() - {path for path, _ in labeled}
+    found = Counter(row["cluster"] for row in rows(out / "assignments.csv"))
+    assert found.keys() <= {*known, "new-1", "new-2"}
+    assert {row["cluster"]: int(row["size"]) for row in rows(out / "clusters.csv")} == {
+        **dict.fromkeys(("new-1", "new-2"), 0), **found,
+    }  # fmt: skip
+    assert len(list((out / "classes").iterdir())) == len(found)
+    assert sum(path.is_file() for path in copies.rglob("*")) == found.total()
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert all(html.escape(name) in page for name in known)
+    assert run("assign", out, data, "-o", tmp_path / "再.csv") == 0
+    assert [row["path"] for row in rows(tmp_path / "再.csv")] == sorted(images)

@@ -30,9 +30,16 @@ HOME = Path(nearkin.__file__).parent / "recipes"
 RECIPES = sorted(HOME.glob("discovery/*.toml"))
 PER_CLASS = {
     "cifar10": 5000, "cub": 30, "stanford_cars": 41, "cifar100": 500, "imagenet100": 1300,
+    "herbarium19": 50,
 }  # fmt: skip
 """Training images of each class, by the data set that a recipe is called after."""
-NUM_KNOWN = {"cub": 100, "stanford_cars": 98, "cifar100": 80, "imagenet100": 50}
+NUM_KNOWN = {
+    "cub": 100,
+    "stanford_cars": 98,
+    "cifar100": 80,
+    "imagenet100": 50,
+    "herbarium19": 341,
+}
 """Known classes, where a table of labeled images names them."""
 LABELED = {
     "cifar10": 25_000,
@@ -40,6 +47,7 @@ LABELED = {
     "stanford_cars": 2000,
     "cifar100": 20_000,
     "imagenet100": 31_900,
+    "herbarium19": 8900,
 }
 """Labeled training images (Vaze et al. 2022, table 1)."""
 SIDE, EACH, CPU = 32, 8, torch.device("cpu")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from discoveries import (
     LEAST,
+    LEAST_NCD,
     bytes_of,
     held_out,
     names,
@@ -23,13 +24,13 @@ from nearkin.data.labels import numbered
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
 from nearkin.discovery.clusters import CLUSTER_COLUMNS
-from nearkin.discovery.rounds import accepted_classes, accepted_labels
+from nearkin.discovery.rounds import accepted, accepted_classes
 from nearkin.errors import DataError
 from nearkin.tables import read_csv, write_csv
 
 
 @pytest.fixture
-def accepted(discovery, tmp_path):
+def edited(discovery, tmp_path):
     """A copy of a discovery, for a user to write into."""
     return Path(shutil.copytree(discovery, tmp_path / "accepted"))
 
@@ -59,8 +60,8 @@ def be_sure(run_folder):
     return "new-1", {row["path"] for row in assignments if row["flag"]}
 
 
-def test_named_classes_become_known_ones_round_by_round(accepted, flat, tmp_path):
-    first, second, third = accepted, tmp_path / "second", tmp_path / "third"
+def test_named_classes_become_known_ones_round_by_round(edited, flat, tmp_path):
+    first, second, third = edited, tmp_path / "second", tmp_path / "third"
     cluster, core = be_sure(first)
     name(first, {cluster: "a digit of my own"})
     single, other = label(first, "another digit", 2)
@@ -72,7 +73,9 @@ def test_named_classes_become_known_ones_round_by_round(accepted, flat, tmp_path
     labels = dict.fromkeys(learned, known[3]) | dict.fromkeys((single, other), known[4])
     assert sorted(strict_json(second / "summary.json")["known"]) == sorted(known)
     assert names(second) == names(first) - labels.keys()
-    assert {row["path"]: row["label"] for row in rows(second / "accepted.csv")} == labels
+    taken = rows(second / "accepted.csv")
+    assert {row["path"]: row["label"] for row in taken if row["label"]} == labels
+    assert {row["path"] for row in taken if row["cluster"]} == names(second)
     # The encoder, what it sees and what is held out are those of the first round.
     assert tomllib.loads((second / "config.toml").read_text())["from_run"] == str(first)
     assert bytes_of(second, "encoder.safetensors") == bytes_of(first, "encoder.safetensors")
@@ -89,6 +92,21 @@ def test_named_classes_become_known_ones_round_by_round(accepted, flat, tmp_path
     assert {row["kind"] for row in rows(third / "clusters.csv")} == {"known"}
     assert "No novel class" in (third / "report.html").read_text(encoding="utf-8")
     assert run("assign", third, flat, "-o", tmp_path / "new.csv") == 0
+
+
+def test_a_round_searches_the_classes_that_are_left(edited, flat, tmp_path):
+    """Every image starts in the cluster that it was found in, which may have a name by now."""
+    sure, _ = be_sure(edited)
+    name(edited, {sure: "three"})
+    found = {row["path"]: row["cluster"] for row in rows(edited / "assignments.csv")}
+    again = [each for each in LEAST if each not in ("--classes", "2")]
+    assert run("discover", flat, "-o", tmp_path / "next", *again, "--accept", edited) == 0
+    clusters = {r["path"]: r["cluster"] for r in rows(tmp_path / "next" / "accepted.csv")}
+    started = {path: cluster for path, cluster in clusters.items() if cluster}
+    named = {path: {sure: "three"}.get(found[path], found[path]) for path in started}
+    assert started == named
+    left = {cluster for cluster in started.values() if cluster.startswith("new-")}
+    assert strict_json(tmp_path / "next" / "summary.json")["novel"] == len(left)
 
 
 def finished_by_hand(folder, written, named):
@@ -119,8 +137,8 @@ def test_only_sure_images_of_named_classes_are_accepted_and_exact_copies_share_a
     shutil.copy(data / "4-00.png", data / "4-same.png")
     folder = finished_by_hand(tmp_path / "copies", [], [("new-1", "")])
     table(folder / "to_label.csv", [("4-00.png", "four")])
-    labels, _ = accepted_labels(folder, split_images(open_images(str(data)), 0.1, 0), "data")
-    assert labels == {"4-00.png": "four", "4-same.png": "four"}
+    given, _ = accepted(folder, split_images(open_images(str(data)), 0.1, 0), "data")
+    assert given.labels == {"4-00.png": "four", "4-same.png": "four"}
 
 
 def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_as_they_were_written(tmp_path):
@@ -133,15 +151,15 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_as_they_were_
     assert accepted_classes(folder) == dict.fromkeys(paths, "c")
 
 
-def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(accepted, parts):
+def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(edited, parts):
     """Only if another one has some; else there is nothing to go on with."""
-    sure, _ = be_sure(accepted)
-    name(accepted, {"new-2": "vague"})
+    sure, _ = be_sure(edited)
+    name(edited, {"new-2": "vague"})
     with pytest.raises(DataError, match="no image of a class with a name is flagged as core"):
-        accepted_labels(accepted, parts, "labels.csv")
-    name(accepted, {sure: "clear"})
-    labels, notes = accepted_labels(accepted, parts, "labels.csv")
-    assert set(labels.values()) == {"clear"}
+        accepted(edited, parts, "labels.csv")
+    name(edited, {sure: "clear"})
+    given, notes = accepted(edited, parts, "labels.csv")
+    assert set(given.labels.values()) == {"clear"}
     assert ("left out", 1, ("vague",)) in [(n.decision, n.count, n.examples) for n in notes]
 
 
@@ -178,17 +196,87 @@ def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
     monkeypatch.chdir(tmp_path)
     copied = Path(shutil.copytree(flat, "images"))
     shutil.copy(flat / "4-00.png", copied / "4-same.png")
-    accepted = Path(shutil.copytree(discovery, "accepted"))
+    edited = Path(shutil.copytree(discovery, "accepted"))
     for clusters, images, more, code, says in CONTRADICTIONS:
         for file_name in ("clusters.csv", "to_label.csv"):
-            shutil.copy(discovery / file_name, accepted)
-        name(accepted, clusters)
-        with (accepted / "to_label.csv").open("a", encoding="utf-8") as file:
+            shutil.copy(discovery / file_name, edited)
+        name(edited, clusters)
+        with (edited / "to_label.csv").open("a", encoding="utf-8") as file:
             file.writelines(f"{path},{each},,,\n" for path, each in images.items())
         data = copied if "4-same.png" in images else flat
-        before = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
+        before = {path: path.read_bytes() for path in edited.iterdir() if path.is_file()}
         typed = ["-o", "accepted" if "--overwrite" in more else "run", "--accept", "accepted"]
         assert says in refusal(code, "discover", data, *typed, *LEAST, *more)
         assert not Path("run", "stages").exists()
-        left = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
+        left = {path: path.read_bytes() for path in edited.iterdir() if path.is_file()}
         assert left == before, says
+
+
+def answer(run_folder, *answers):
+    """Answer questions as a user would; ones that were not asked are appended."""
+    asked = rows(run_folder / "questions.csv")
+    written = [dict(question="", cluster=c, other=o, path=p, answer=a) for c, o, p, a in answers]
+    said = {(row["cluster"], row["other"], row["path"]) for row in written}
+    kept = [row for row in asked if (row["cluster"], row["other"], row["path"]) not in said]
+    write_rows(run_folder / "questions.csv", kept + written)
+
+
+def test_it_asks_which_classes_are_one_and_whether_typical_images_belong(discovery):
+    asked, clusters = rows(discovery / "questions.csv"), rows(discovery / "clusters.csv")
+    found = {row["path"]: row["cluster"] for row in rows(discovery / "assignments.csv")}
+    of_images = [row for row in asked if row["path"]]
+    assert {row["cluster"] for row in of_images} == {
+        row["cluster"] for row in clusters if row["kind"] == "novel" and row["size"] != "0"
+    }
+    assert all(found[row["path"]] == row["cluster"] for row in of_images)
+    medoids = {row["cluster"]: row["medoid"] for row in clusters}
+    first = {row["cluster"]: row["path"] for row in reversed(of_images)}
+    assert first.items() <= medoids.items()
+    merges = {frozenset((row["cluster"], other)) for row in clusters
+              for other in filter(None, row["merge"].split("; "))}  # fmt: skip
+    pairs = [frozenset((row["cluster"], row["other"])) for row in asked if row["other"]]
+    assert sorted(map(sorted, pairs)) == sorted(map(sorted, merges))
+
+
+def test_answers_merge_classes_and_take_images_out_of_them(edited, parts):
+    sure, core = be_sure(edited)
+    name(edited, {sure: "three"})
+    other = next(row["cluster"] for row in rows(edited / "clusters.csv")
+                 if row["kind"] == "novel" and row["cluster"] != sure)  # fmt: skip
+    out = min(core - held_out(edited))
+    answer(edited, (sure, other, "", "Yes"), (sure, "", out, "no"))
+    given, _ = accepted(edited, parts, "labels.csv")
+    assert given.labels.keys() == core - held_out(edited) - {out}
+    assert other not in given.clusters.values()
+    assert ("three" in given.clusters.values()) == any(
+        row["cluster"] == other for row in rows(edited / "assignments.csv")
+    )
+    assert out not in given.clusters
+    assert given.excluded == [(out, "three")]
+    for wrong in ("perhaps", "2"):
+        answer(edited, (sure, other, "", wrong))
+        with pytest.raises(DataError, match=f"'{wrong}' is no answer for {sure} and {other}"):
+            accepted(edited, parts, "labels.csv")
+    answer(edited, (sure, other, "", "yes"))
+    name(edited, {other: "four"})
+    with pytest.raises(DataError, match=r"are one class, but clusters\.csv names them 'three'"):
+        accepted(edited, parts, "labels.csv")
+
+
+def test_after_novel_classes_alone_unlabeled_images_are_never_of_the_first_known_ones(
+    flat, labels, encoder, tmp_path
+):
+    """However many rounds follow, and also of a class that was named since."""
+    first, second, third = (tmp_path / each for each in ("first", "second", "third"))
+    least = [*LEAST_NCD, "--labeled", labels, "--from", encoder]
+    assert run("discover", flat, "-o", first, *least, "--mode", "ncd") == 0
+    excluded = [{"path": "", "class": f"digit {number}"} for number in range(3)]
+    assert rows(first / "excluded.csv") == excluded
+    label(first, "a new digit", 2)
+    for before, after in ((first, second), (second, third)):
+        assert run("discover", flat, "-o", after, *LEAST, "--accept", before) == 0
+        shutil.rmtree(before)
+        assert rows(after / "excluded.csv") == excluded
+        found = [row["cluster"] for row in rows(after / "assignments.csv")]
+        assert not {"digit 0", "digit 1", "digit 2"} & {*found}
+        label(after, "another digit", 1)

@@ -54,6 +54,7 @@ def report(name="cat", uri=DOT):
         results=(Table(name, (name, name), ((name, name),), name),),
         confusion=Confusion((name, name), (name, name), ((20, 0), (10, 9))),
         num_novel_curves=(replace(curve, series=two, note=name, chosen=3, interval=(2, 4)),),
+        alternatives=Table(name, (name, name), ((name, name),), name),
         curves=(curve,),
     )
 

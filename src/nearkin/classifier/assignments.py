@@ -103,8 +103,8 @@ def assign(
     A row depends on its image and on what was learned, not on the other images. The flag is the
     first of these that holds:
 
-    - `outlier`: by the encoder's features it is farther from the images that were learned from
-      than 99 % of these are from one another; see `Reference`.
+    - `outlier`: by the encoder's features it is farther from the labeled images than 95 % of the
+      images of classes that were held out; see `Reference`.
     - `tiny-cluster`: its novel class has fewer images in the discovery than 5, or than a tenth of
       the median of the novel classes that have any.
     - `maybe-known`: its class is novel, but its feature is more similar to the mean of a known
@@ -164,7 +164,7 @@ def assign(
 
 
 def outliers(predictions: Predictions) -> Bool[np.ndarray, " images"]:
-    """Whether images are farther from those that were learned from than 99 % of these."""
+    """Whether images are farther from the labeled ones than those of a held-out class."""
     if predictions.distance is None:
         return np.zeros(len(predictions.paths), bool)
     return np.asarray(predictions.distance > predictions.max_distance)

@@ -158,7 +158,7 @@ class Classifier:
         paths: tuple[str, ...],
         label: Int64[np.ndarray, " images"],
         *,
-        only_novel: Bool[np.ndarray, " images"] | None = None,
+        excluded: Bool[np.ndarray, "images classes"] | None = None,
     ) -> Predictions:
         """Classify images by an encoder's features of them and of their views.
 
@@ -166,14 +166,12 @@ class Classifier:
             cached: Their features.
             paths: Their names.
             label: Their known classes, `UNLABELED` for images without a label.
-            only_novel: Images that are known to be of no known class, as those without a label
-                in the data of a discovery in mode ncd are. None: no image is.
+            excluded: Classes that an image is known not to have, as the known ones are for the
+                images of a discovery in mode ncd. None: any image may be of any class.
         """
-        known = np.arange(len(self.classes)) < self.num_known
-        impossible = None if only_novel is None else only_novel[:, None] & known
 
         def probability(features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
-            return class_probability(self.heads, apply_layer(self.layer, features), impossible)
+            return class_probability(self.heads, apply_layer(self.layer, features), excluded)
 
         reference = self.reference
         with torch.inference_mode():
@@ -205,7 +203,7 @@ class Classifier:
         metadata = {
             "format": FORMATS[-1],
             "kind": self.kind,
-            "outliers": {"k": self.reference.k, "max_distance": self.reference.max_distance},
+            "outliers": {"max_distance": self.reference.max_distance},
             "classes": self.classes,
             "num_known": self.num_known,
             "temperature": getattr(self.heads, "temperature", None),

@@ -5,6 +5,7 @@ about with it.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from nearkin.objectives import unit
 from nearkin.types import UNLABELED
 
 BANK: Final = 20_000  # Images that are kept, at the most
-OUTLIERS: Final = 0.01  # Share of them that would be outliers themselves
-MIN_IMAGES: Final = 20  # From which 99 % of them say something
-K: Final = 10  # The neighbor whose distance counts; fewer where classes are smaller
+MIN_IMAGES: Final = 20  # Labeled images from which they say what an outlier is
+VARIANCE: Final = 0.99  # Share of it that lies in the subspace of labeled images
+HELD_OUT: Final = 5  # Times that some classes are held out for the threshold, at the most
+WITHIN: Final = 0.95  # Share of the images of held-out classes that are no outliers
 
 Bank = Float[Tensor, "bank dim"]
 Features = Float[Tensor, "n dim"]
@@ -37,17 +39,24 @@ class Reference:
     cluster: Int[np.ndarray, " bank"]  # The label of each, or the class it was assigned to
     labeled: Bool[np.ndarray, " bank"]
     sizes: Int[np.ndarray, " classes"]  # Images without a label that the run put in each class
-    k: int
     max_distance: float
-    """The cosine distance to the k-th nearest of the others that 99 % of these do not exceed."""
+    """The distance that 95 % of the images of held-out classes do not exceed."""
+
+    @cached_property
+    def _subspace(self) -> "Subspace":
+        return Subspace.of(_powers(self.features[torch.from_numpy(self.labeled)]))
 
     def distance(self, features: Features) -> Numbers:
-        """Return the cosine distance of each image to the k-th nearest of these.
+        """Return the distance of each image to the subspace of the labeled ones, from 0 to 2.
 
-        Sun, Ming, Zhu, Li. Out-of-distribution detection with deep nearest neighbors. ICML 2022,
-        arXiv:2204.06507. NaN where there are no others.
+        The error of reconstruction by principal components (Wang, Li, Feng, Zhang. ViM:
+        out-of-distribution with virtual-logit matching. CVPR 2022, arXiv:2203.10807, section 3),
+        here of features whose numbers are replaced by their square roots, with their signs, and
+        scaled to length one (Perronnin, Sanchez, Mensink. Improving the Fisher kernel for
+        large-scale image classification. ECCV 2010). Images without a label have no say, since
+        any of these may be an outlier itself. The features are those of the encoder.
         """
-        return _distance(self.features, features, self.k)
+        return self._subspace.distance(_powers(features))
 
     def check(self, num_classes: int, dim: int) -> None:
         """Raise an error of any kind if it is not of so many classes and features."""
@@ -56,10 +65,37 @@ class Reference:
             raise ValueError(f"its reference is of {self.features.shape[1]} features")
         if self.cluster.shape != (size,) or self.labeled.shape != (size,):
             raise ValueError("its reference has images without a class")
-        if not np.isin(self.cluster, np.arange(num_classes)).all() or not 1 <= self.k <= K:
+        if not np.isin(self.cluster, np.arange(num_classes)).all() or not self.labeled.any():
             raise ValueError(f"the classes of its reference are not among {num_classes}")
-        if not -0.01 <= self.max_distance <= 2.01:
+        if not 0 <= self.max_distance <= 2:
             raise ValueError(f"its largest distance is {self.max_distance}")
+
+
+class Subspace(NamedTuple):
+    """The mean of some rows, and the fewest principal components with 99 % of their variance."""
+
+    mean: Float[Tensor, " dim"]
+    components: Float[Tensor, "dim kept"]
+
+    @classmethod
+    def of(cls, x: Features) -> "Subspace":
+        """Fit it to rows, of which there is one at least."""
+        mean = x.mean(dim=0)
+        variance, components = torch.linalg.eigh((x - mean).T @ (x - mean))
+        # Ascending: the first ones, whose variances sum to less than the rest, are left out.
+        outside = variance.clamp(min=0).cumsum(0) <= (1 - VARIANCE) * variance.clamp(min=0).sum()
+        return cls(mean, components[:, ~outside])
+
+    def distance(self, x: Features) -> Numbers:
+        """Return the Euclidean distance of rows to it."""
+        left = x - self.mean
+        inside = (left @ self.components).square().sum(dim=1)
+        return np.asarray((left.square().sum(dim=1) - inside).clamp(min=0).sqrt().numpy())
+
+
+def _powers(features: Features) -> Features:
+    """Return the roots of unit features: few large numbers say less, many small ones more."""
+    return unit(features.sign() * features.abs().sqrt())
 
 
 def reference_of(
@@ -67,33 +103,37 @@ def reference_of(
 ) -> Reference:
     """Return what tells how unlike these images another one is.
 
-    The distance is that to the tenth of the nearest images or, where the classes are smaller, to
-    the one that half of them have beside themselves. Of too few images, none is an outlier.
-
     Args:
         features: The encoder's, of the images that were learned from.
         cluster: The class of each: its label, or the one that it was assigned to.
-        labeled: Whether it is a label.
+        labeled: Whether it is a label; one is.
         num_classes: Number of all classes.
     """
-    share = BANK // 2 if labeled.any() and not labeled.all() else BANK
+    share = BANK // 2 if not labeled.all() else BANK
     kept = [evenly(cluster, np.flatnonzero(own), share) for own in (labeled, ~labeled)]
     rows = np.sort(np.concatenate(kept))
     bank = features[torch.from_numpy(rows)].contiguous()
-    counts = np.bincount(cluster[rows])
-    k = int(np.clip(np.median(counts[counts > 0]) - 1, 1, K))
-    distance = _distance(bank, bank, k)
-    enough = len(rows) >= MIN_IMAGES
-    largest = float(np.quantile(distance, 1 - OUTLIERS)) if enough else 2.0
+    own = labeled[rows]
+    largest = _max_distance(bank[torch.from_numpy(own)], cluster[rows][own])
     sizes = np.bincount(cluster[~labeled], minlength=num_classes)
-    return Reference(bank, cluster[rows], labeled[rows], sizes, k, largest)
+    return Reference(bank, cluster[rows], own, sizes, largest)
 
 
-def _distance(bank: Bank, features: Features, k: int) -> Numbers:
-    found = neighbors(bank, features, k)
-    if not found.similarity.shape[1]:
-        return np.full(len(features), np.nan)
-    return np.asarray(1 - found.similarity[:, -1])
+def _max_distance(features: Features, label: Clusters) -> float:
+    """Return the distance from which images are outliers; 2 where too few are labeled.
+
+    Some classes in turn are held out as if they were novel, since images of novel classes are
+    no outliers, and lie farther from the known ones than images of these.
+    """
+    classes = np.unique(label)
+    if len(label) < MIN_IMAGES or len(classes) < 2:
+        return 2.0
+    turn, x = np.searchsorted(classes, label) % HELD_OUT, _powers(features)
+    distances = list[Numbers]()
+    for number in range(min(HELD_OUT, len(classes))):
+        out = torch.from_numpy(turn == number)
+        distances.append(Subspace.of(x[~out]).distance(x[out]))
+    return float(np.quantile(np.concatenate(distances), WITHIN))
 
 
 class Neighbors(NamedTuple):

@@ -27,7 +27,6 @@ from nearkin.methods import method_class
 from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
-from nearkin.run.named import LABEL_COLUMNS
 from nearkin.run.opening import (
     check_copies,
     kept_copy,
@@ -37,7 +36,6 @@ from nearkin.run.opening import (
 )
 from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter
-from nearkin.tables import write_csv
 from nearkin.training.session import run_worker
 
 
@@ -99,8 +97,8 @@ def discover(
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
-        if config.accept:
-            write_csv(folder.accepted, LABEL_COLUMNS, dataset.accepted.items())
+        if config.accept or config.mode == "ncd":
+            dataset.accepted.write(folder)
         if folder.summary.exists():
             log.info("already complete")
             return Run(folder)

@@ -42,6 +42,36 @@ def head_clustering(
     return Clustering(joint, novel)
 
 
+def start_clusters(
+    features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int
+) -> Int64[np.ndarray, " learned"]:
+    """Return the classes that the images to learn from start in; labeled ones in their own.
+
+    By k-means, from the clusters of the round before if there was one. Images of classes that no
+    unlabeled one has take no part in it.
+    """
+    first = task.num_excluded
+    label: Int64[np.ndarray, " learned"] = task.label[task.rows]
+    part = (label == UNLABELED) | (label >= first)
+
+    def numbered(classes: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, " part"]:
+        own = classes[task.rows][part]
+        return np.asarray(np.where(own < first, UNLABELED, own - first))
+
+    cluster = label.copy()
+    cluster[part] = (
+        first
+        + constrained_kmeans(
+            compact(features)[part].astype(np.float64),
+            numbered(task.label),
+            task.num_known + task.num_novel - first,
+            seed=seed,
+            start=None if task.start is None else numbered(task.start),
+        ).cluster
+    )
+    return cluster
+
+
 def kmeans_clustering(
     features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int, *, disjoint: bool
 ) -> Clustering:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from nearkin.classifier.assignments import Assignments, rounded, typical
 from nearkin.classifier.reference import Reference, class_sums, compare_with_means
+from nearkin.classifier.report import CORE
 from nearkin.metrics.selection import least_certain
 from nearkin.objectives import unit
 from nearkin.objectives.contrast import MIN_LENGTH
@@ -84,7 +85,7 @@ def describe_clusters(
         assignments.classes,
     )
     features = assignments.features
-    silhouette = _silhouette(features, cluster)
+    silhouette = class_silhouettes(features, cluster)
     seed_agreement = _seed_agreement(cluster, others)
     merge = _merges(assignments)
     sums, every = (
@@ -178,8 +179,11 @@ def _projections(
     return np.asarray((own * (mean_of_others - other.mean(axis=0))).sum(axis=1))
 
 
-def _silhouette(features: Features, cluster: Clusters) -> dict[int, float]:
-    """Return the mean silhouette of each class that has one."""
+def class_silhouettes(features: Features, cluster: Clusters) -> dict[int, float]:
+    """Return the mean silhouette (cosine distance) of each class of two images or more.
+
+    Nothing with fewer than two classes. Of many images, about 2,000 are compared.
+    """
     from sklearn.metrics import silhouette_samples
 
     numbers, size = np.unique(cluster, return_counts=True)
@@ -242,3 +246,25 @@ def label_table(assignments: Assignments, rows: Clusters) -> Iterator[list[Any]]
     for row in rows.tolist():
         score, margin = float(assignments.score[row]), float(assignments.margin[row])
         yield [paths[row], "", names[row], rounded(score), rounded(margin)]
+
+
+QUESTION_COLUMNS: Final = ("question", "cluster", "other", "path", "answer")
+
+
+def question_table(
+    clusters: Iterable[Cluster], assignments: Assignments
+) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of questions.csv; answers, yes or no, are for the user to fill in.
+
+    Whether two novel classes that may be one are, each pair once; and whether the most typical
+    images of each, as the report shows them, belong to it.
+    """
+    novel = [cluster for cluster in clusters if cluster.kind == "novel"]
+    for cluster in novel:
+        for other in cluster.merge:
+            if cluster.name < other:
+                yield "are they one class?", cluster.name, other, "", ""
+    paths = assignments.paths
+    for cluster in novel:
+        for row in typical(assignments, cluster.number)[:CORE].tolist():
+            yield "does it belong to it?", cluster.name, "", paths[row], ""

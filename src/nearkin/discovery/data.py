@@ -1,19 +1,20 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import spellings
 from nearkin.data.notes import lines, named
 from nearkin.data.split import Split
-from nearkin.discovery.rounds import accept, accepted_labels, read_accepted
+from nearkin.discovery.rounds import Accepted, accept, accepted
 from nearkin.errors import DataError
 from nearkin.labels.held_out import keep_few
 from nearkin.labels.known import label_images, own_images
@@ -36,8 +37,8 @@ class DiscoveryData:
     truth: Int64[np.ndarray, " images"] | None
     """True classes, for scoring only; known ones keep their numbers, others come after them."""
     names: tuple[str, ...]  # Of all true classes, or of the known ones if there is no truth
-    accepted: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels that come from an earlier discovery, by image path."""
+    accepted: Accepted = field(default_factory=Accepted)
+    """What comes from an earlier discovery, and what unlabeled images cannot be."""
 
     @property
     def images(self) -> Images:
@@ -53,6 +54,37 @@ class DiscoveryData:
     def classes(self) -> tuple[str, ...]:
         """Names of the known classes."""
         return self.images.classes
+
+    @property
+    def num_excluded(self) -> int:
+        """How many known classes, the first ones, no unlabeled image has."""
+        return sum(not path and name in self.classes for path, name in self.accepted.excluded)
+
+    def excluded(self, num_classes: int) -> Bool[np.ndarray, "images classes"]:
+        """Return which classes, of these and of novel ones, each image is known not to have."""
+        mask = np.zeros((len(self.images), num_classes), bool)
+        mask[self.label == UNLABELED, : self.num_excluded] = True
+        row = {name: number for number, name in enumerate(self.images.names)}
+        for path, name in self.accepted.excluded:
+            if path in row and name in self.classes:
+                mask[row[path], self.classes.index(name)] = True
+        return mask
+
+    @property
+    def novel_before(self) -> list[str]:
+        """Clusters of the round before that are of no known class, the largest first."""
+        sizes = Counter(self.accepted.clusters.values())
+        return [name for name, _ in sizes.most_common() if name not in self.classes]
+
+    def start(self, num_novel: int) -> Int64[np.ndarray, " images"] | None:
+        """Return the class that each image starts in; None in a first round."""
+        if not self.accepted.clusters:
+            return None
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        novel = self.novel_before[:num_novel]
+        numbers |= {name: len(self.classes) + place for place, name in enumerate(novel)}
+        clusters = map(self.accepted.clusters.get, self.images.names)
+        return np.array([numbers.get(name or "", UNLABELED) for name in clusters], np.int64)
 
     def lines(self) -> Iterator[str]:
         """Describe the data for the log."""
@@ -104,21 +136,23 @@ def open_discovery_data(
     opened = open_usable(data, config, on_progress, on_open)
     images = label_images(opened, config.labeled, config.known)
     parts = keep_few(hold_out(images, config, on_progress, resumed))
-    labels = dict[str, str]()
-    if resumed is not None and resumed.accepted.exists():
-        labels = read_accepted(resumed.accepted)
+    given = Accepted()
+    if resumed is not None and resumed.excluded.exists():
+        given = Accepted.read(resumed)
     elif config.accept:
         where = config.labeled or "the data"
-        labels, notes = accepted_labels(Path(config.accept), parts, where)
+        given, notes = accepted(Path(config.accept), parts, where)
         parts = replace(parts, images=parts.images.noted(*notes))
-    images = accept(parts.images, labels)
+    elif config.mode == "ncd":
+        given = Accepted(excluded=[("", name) for name in parts.images.classes])
+    images = accept(parts.images, given)
     images = images.noted(*(n for n in spellings(images.classes) if n not in images.notes))
     truth, names = None, images.classes
     if config.truth:
         truth, names = truth_labels(images, config.truth, opened)
         if config.mode == "ncd":
             check_disjoint(images, truth)
-    return DiscoveryData(replace(parts, images=images), truth, names, labels)
+    return DiscoveryData(replace(parts, images=images), truth, names, given)
 
 
 def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:

@@ -24,7 +24,6 @@ Kind = Literal[
     "tiny",
     "merged",
     "collapse",
-    "positive rate",
     "unlabeled-known",
 ]
 Labels = Int[np.ndarray, " n"]
@@ -39,8 +38,6 @@ MERGED: Final = 3
 """Even shares above which a novel class may be several in one; takes four classes or more."""
 COLLAPSED: Final = 0.9  # Share of the unlabeled images above which one class holds nearly all
 MIN_RANK: Final = 1.5  # Effective rank of features below which they differ in one direction only
-POSITIVE_RATES: Final = 0.05, 0.9
-"""Too low, as a share of the positive rate of even classes, and too high."""
 UNLABELED_KNOWN: Final = 0.1
 """Share of the unlabeled images that may seem to be of known classes without a warning."""
 NEIGHBORS: Final = 10  # Nearest images that tell where an image lies
@@ -93,23 +90,14 @@ def number_capped(high: int, most: int) -> Iterator[Finding]:
         )
 
 
-def late_findings(
-    predictions: Predictions,
-    *,
-    mode: Mode,
-    positive_rate: float | None = None,
-) -> list[Finding]:
-    """Return the warnings of a finished discovery, beside the early ones.
-
-    `positive_rate` is the share of positive pairs in training, None if it paired no images.
-    """
+def late_findings(predictions: Predictions, *, mode: Mode) -> list[Finding]:
+    """Return the warnings of a finished discovery, beside the early ones."""
     names, num_known = predictions.classes, predictions.num_known
     unlabeled = predictions.label == UNLABELED
     sizes = np.bincount(predictions.cluster[unlabeled], minlength=len(names))
     return [
         *_sizes(sizes, names, num_known, mode),
         *_one_direction(predictions.features[unlabeled]),
-        *(() if positive_rate is None else _pairs(positive_rate, len(names) - num_known)),
     ]
 
 
@@ -180,20 +168,6 @@ def _one_direction(features: Features) -> Iterator[Finding]:
             "collapse",
             f"the features of the unlabeled images have an effective rank of {rank:.1f}, too low "
             "to separate classes; train the encoder longer, or with stronger augmentations",
-        )
-
-
-def _pairs(rate: float, num_novel: int) -> Iterator[Finding]:
-    """Warn if hardly any pairs of images were positive in training, or nearly all."""
-    least, most = POSITIVE_RATES
-    if num_novel > 1 and not least / num_novel <= rate <= most:
-        much = rate > most
-        yield Finding(
-            "positive rate",
-            f"{rate:.1%} of the pairs of unlabeled images were positive in training, "
-            f"where even classes have {1 / num_novel:.1%}, so the pairs taught "
-            f"{'that all images are one class' if much else 'almost nothing'}; "
-            f"try a {'smaller' if much else 'larger'} --positive-rate",
         )
 
 

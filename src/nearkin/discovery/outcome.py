@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from nearkin.classifier.classifier import Classifier, all_class_names, frozen_co
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
 from nearkin.config import DiscoverConfig
+from nearkin.discovery.alternatives import Alternative, describe
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.clusters import Cluster, describe_clusters
 from nearkin.discovery.data import DiscoveryData
@@ -30,7 +30,6 @@ from nearkin.method import Method
 from nearkin.metrics.clusters import right
 from nearkin.metrics.metric import Metric, share
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.tables import read_numbers
 from nearkin.types import UNLABELED
 
 OURS: Final = "nearkin"  # The name of the result among the baselines
@@ -56,6 +55,8 @@ class Outcome:
     assignments: Assignments  # Of all images that came without a label
     clusters: list[Cluster]  # The classes of these images, and novel classes that stayed empty
     clusterings: Mapping[str, Clustering]  # Of the result, `OURS`, and of every baseline
+    by_number: Mapping[int, Sequence[Clustering]]
+    """By each seed, for each number of novel classes that was trained with."""
     findings: list[Finding]
 
     @property
@@ -80,6 +81,24 @@ class Outcome:
         }
 
     @cached_property
+    def alternatives(self) -> list[Alternative]:
+        """What was found with each number of novel classes; nothing if there was one only."""
+        if len(self.by_number) < 2:
+            return []
+        rows, mode = self.assignments.rows, self.config.mode
+        features = self.state.frozen.cached.center[torch.from_numpy(rows)].numpy()
+        return [
+            describe(
+                features,
+                [seed.of(mode)[rows] for seed in seeds],
+                num_known=self.task.num_known,
+                num_novel=number,
+                known=next(iter(self._known_scores(seeds[0])), None),
+            )
+            for number, seeds in self.by_number.items()
+        ]
+
+    @cached_property
     def outliers(self) -> Metric | None:
         """The share of held-out images that are flagged as outliers; None if none is held out."""
         rows = self.dataset.parts.test_rows
@@ -87,7 +106,7 @@ class Outcome:
             return None
         flagged = outliers(self.assignments.predictions)[rows]
         protocol = {
-            "method": "farther from all classes than 99 % of the images learned from",
+            "method": "farther from the labeled images than 95 % of those of held-out classes",
             "of": "held-out images",
         }
         groups = self.dataset.images.groups[rows]
@@ -151,21 +170,11 @@ class Outcome:
             ]
         return qualities
 
-    @cached_property
-    def baseline_ari(self) -> dict[str, float]:
-        """The adjusted Rand index between the result and each baseline."""
-        from sklearn.metrics import adjusted_rand_score
-
-        rows, mode = self.task.unlabeled, self.config.mode
-        predicted = {name: each.of(mode)[rows] for name, each in self.clusterings.items()}
-        ours = predicted.pop(OURS)
-        return {name: float(adjusted_rand_score(ours, each)) for name, each in predicted.items()}
-
 
 def build_outcome(
     pipeline: Pipeline,
     state: DiscoveryState,
-    methods: Sequence[Method[Any]],
+    methods: Mapping[int, Sequence[Method[Any]]],
     trials: Sequence[Trial],
 ) -> Outcome:
     """Classify all images by the first seed, write its encoder and classifier, and compare it.
@@ -173,17 +182,24 @@ def build_outcome(
     Args:
         pipeline: The run.
         state: What its stages started from.
-        methods: What they trained, one per seed.
+        methods: What they trained, one per seed for each number of novel classes.
         trials: Those by which the scores of the result are calibrated.
     """
     config, folder, dataset, task = state.config, pipeline.folder, state.dataset, state.task
-    network = state.pretrained
+    network, own = state.pretrained, methods[task.num_novel][0]
     if isinstance(state.encoder, FinetunedEncoder):
-        network = state.encoder.trained(methods[0])
+        network = state.encoder.trained(own)
     write_encoder(folder.encoder, network.backbone, network.details, network.preprocessing)
-    classifier, assignments = _classified(state, methods[0], network.digest, calibrate(trials))
+    classifier, assignments = _classified(state, own, network.digest, calibrate(trials))
     classifier.write(folder.classifier)
-    result, *other_seeds = [head_clustering(state.encoder, m, task) for m in methods]
+    by_number = {
+        number: [
+            head_clustering(state.encoder, method, replace(task, num_novel=number))
+            for method in seeds
+        ]
+        for number, seeds in methods.items()
+    }
+    result, *other_seeds = by_number[task.num_novel]
     others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]
     baselines = {BASELINE[config.mode]: state.frozen.cached.center}
     if len(dataset.images) <= PIXEL_BANK:
@@ -194,11 +210,6 @@ def build_outcome(
         name: kmeans_clustering(features, task, state.base.seed, disjoint=disjoint)
         for name, features in baselines.items()
     }
-    findings = late_findings(
-        assignments.predictions,
-        mode=config.mode,
-        positive_rate=positive_rate(folder) if state.chosen.method == "ncl" else None,
-    )
     return Outcome(
         folder=folder,
         config=config,
@@ -208,7 +219,8 @@ def build_outcome(
         assignments=assignments,
         clusters=describe_clusters(assignments, classifier.top_reference, others),
         clusterings=clusterings,
-        findings=state.findings + findings,
+        by_number=by_number,
+        findings=[*state.findings, *late_findings(assignments.predictions, mode=config.mode)],
     )
 
 
@@ -216,7 +228,7 @@ def _classified(
     state: DiscoveryState, method: Method[Any], digest: str, calibration: Calibration | None
 ) -> tuple[Classifier, Assignments]:
     """Return the classifier of a trained method, and all images in its classes."""
-    config, dataset, task = state.config, state.dataset, state.task
+    dataset, task = state.dataset, state.task
     cached, layer = state.encoder.features(method, with_views=True)
     classifier = Classifier(
         layer=frozen_copy(layer),
@@ -229,22 +241,15 @@ def _classified(
     )
     names = tuple(dataset.images.names)
     # Only these are known to be of no known class; new images may be of any.
-    only_novel = dataset.label == UNLABELED if config.mode == "ncd" else None
-    found = classifier.predict(cached, names, dataset.label, only_novel=only_novel).cluster
+    excluded = dataset.excluded(len(classifier.classes))
+    found = classifier.predict(cached, names, dataset.label, excluded=excluded).cluster
     labeled = task.label != UNLABELED
     own, rows = np.where(labeled, task.label, found), task.rows
     learned = cached.center[torch.from_numpy(rows)]
     reference = reference_of(learned, own[rows], labeled[rows], len(classifier.classes))
     classifier = replace(classifier, reference=reference)
-    predictions = classifier.predict(cached, names, dataset.label, only_novel=only_novel)
+    predictions = classifier.predict(cached, names, dataset.label, excluded=excluded)
     return classifier, assign(predictions, classifier.top_reference, calibration)
-
-
-def positive_rate(folder: RunFolder) -> float:
-    """Return the mean positive rate of the last epoch of NCL."""
-    rows = read_numbers(folder.stage("ncl-0").metrics)
-    last = rows[-1]["epoch"]
-    return fmean(row["positive_rate"] for row in rows if row["epoch"] > last - 1)
 
 
 def calibrate(trials: Sequence[Trial]) -> Calibration | None:

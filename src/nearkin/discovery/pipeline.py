@@ -17,7 +17,7 @@ from nearkin.discovery.features import (
 )
 from nearkin.discovery.findings import Finding, early_findings, labels_seen, number_capped
 from nearkin.discovery.number import NumberOfClasses, estimate_number
-from nearkin.discovery.stages import Stage, class_stage, stage_init
+from nearkin.discovery.stages import Stage, StageInit, class_stage, head_init, stage_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -74,9 +74,18 @@ class DiscoveryState:
         return SEEDS if self.config.train_layers == "top" else 1
 
     @property
-    def options(self) -> dict[str, Value]:
-        """The options of the method of the last stage."""
-        own = self.chosen.options(self.task.num_novel)
+    def numbers(self) -> list[int]:
+        """The numbers of novel classes to train with, that of the result first.
+
+        On frozen features, where a training takes seconds, also the ends of the interval.
+        """
+        ends = (self.estimate.low, self.estimate.high) if self.estimate else ()
+        others = ends if self.config.train_layers == "top" else ()
+        return list(dict.fromkeys((self.task.num_novel, *others)))
+
+    def options(self, num_novel: int) -> dict[str, Value]:
+        """Return the options of the method of the last stage."""
+        own = self.chosen.options(num_novel)
         return own | dict(self.config.options)
 
 
@@ -223,22 +232,25 @@ class Pipeline:
         return cached, dataset
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
-        if self.config.classes != "auto":
+        if self.config.classes != "auto" or dataset.accepted.clusters:
             return None
         self.log.info("           estimating the number of novel classes")
         estimate = estimate_number(self.folder.number, cached, dataset, self.config)
         self.log.info(
             f"           {estimate.chosen} novel classes, between {estimate.low} and "
-            f"{estimate.high} ({estimate.text}); fix it with --classes N"
+            f"{estimate.high} ({estimate.text}); take another with --classes N: features are kept"
         )
         return estimate
 
     def _task(self, dataset: DiscoveryData, estimate: NumberOfClasses | None) -> DiscoveryTask:
-        number = estimate.chosen if estimate else int(self.config.classes)
+        left = len(dataset.novel_before) if self.config.classes == "auto" else self.config.classes
+        number = estimate.chosen if estimate else left
         label = dataset.label.copy()
         # Known classes are scored on held-out images, so their labels may train nothing.
         label[dataset.parts.test_rows] = UNLABELED
-        return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
+        known, excluded = len(dataset.classes), dataset.num_excluded
+        rows, start = dataset.parts.train_rows, dataset.start(number)
+        return DiscoveryTask(label, rows, known, number, excluded, start)
 
     def _chosen(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
@@ -264,26 +276,35 @@ class Pipeline:
             self.log.info(f"           too few labels to hold known classes out: {chosen}")
         return trials, chosen
 
-    def train(self, state: DiscoveryState) -> list[Method[Any]]:
-        """Train stages 2 and 3; return a method per seed, of which the first is the result."""
-        config, task, base = state.config, state.task, state.base
-        method, count = state.chosen.method, state.num_seeds
+    def train(self, state: DiscoveryState) -> dict[int, list[Method[Any]]]:
+        """Train stages 2 and 3; return a method per seed for each number of novel classes.
+
+        The first seed of the first number is the result.
+        """
 
         def train_known(stage: Stage) -> None:
-            self.log.info(f"stage 2/3  {task.num_known} known classes")
+            self.log.info(f"stage 2/3  {state.task.num_known} known classes")
             stage.run(self.folder.stage("known"), self.log)
 
-        first = replace(base, epochs=config.known_epochs)
-        init = stage_init(state.encoder, task, first, method, train_known)
-        self.log.info(
-            f"stage 3/3  {task.num_novel} novel classes by {state.chosen}, {count} seeds"
-        )
+        first = replace(state.base, epochs=state.config.known_epochs)
+        init = stage_init(state.encoder, state.task, first, state.chosen.method, train_known)
+        return {number: self._classes(state, init, number) for number in state.numbers}
+
+    def _classes(self, state: DiscoveryState, init: StageInit, number: int) -> list[Method[Any]]:
+        """Train stage 3 with a number of novel classes; two seeds tell whether they agree."""
+        base, method = state.base, state.chosen.method
+        task, is_result = replace(state.task, num_novel=number), number == state.task.num_novel
+        count = state.num_seeds if is_result else min(2, state.num_seeds)
+        if not is_result:
+            init = init._replace(heads=head_init(init.heads.features, task, base.seed))
+        self.log.info(f"stage 3/3  {number} novel classes by {state.chosen}, {count} seeds")
         methods = list[Method[Any]]()
         for seed in range(count):
-            self.log.info(f"           {method}-{seed}")
+            name = f"{method}-{seed}" if is_result else f"{method}-{number}-classes-{seed}"
+            self.log.info(f"           {name}")
             own = replace(base, seed=base.seed + seed)
-            stage = class_stage(state.encoder, task, own, init, method, state.options)
-            stage.run(self.folder.stage(f"{method}-{seed}"), self.log)
+            stage = class_stage(state.encoder, task, own, init, method, state.options(number))
+            stage.run(self.folder.stage(name), self.log)
             methods.append(stage.method)
         return methods
 

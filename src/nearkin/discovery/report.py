@@ -18,13 +18,16 @@ from nearkin.classifier.report import (
     write_results,
 )
 from nearkin.data.notes import plain
+from nearkin.discovery.alternatives import table
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
+    QUESTION_COLUMNS,
     Cluster,
     cluster_table,
     label_first,
     label_table,
+    question_table,
 )
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import confusion, joint_match, novel_match
@@ -32,7 +35,7 @@ from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
-from nearkin.report.encoder_report import run_info
+from nearkin.report.encoder_report import command, run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table
 from nearkin.run.copies import file_names
@@ -54,6 +57,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(outcome.clusters, assignments))
     to_label = label_first(assignments, outcome.task.rows)[:TO_LABEL]
     write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label))
+    write_csv(folder.questions, QUESTION_COLUMNS, question_table(outcome.clusters, assignments))
     _write_sheets(outcome)
     numbers = summary(outcome)
     write_results(
@@ -104,8 +108,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
+        "alternatives": [each.to_dict() for each in outcome.alternatives],
         "objective": state.chosen.method,
-        "options": state.options,
+        "options": state.options(outcome.task.num_novel),
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
         "outliers": {
@@ -117,7 +122,6 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             name: [score.to_dict() for score in scores] for name, scores in outcome.scores.items()
         },
         "score_quality": [each.to_dict() for each in outcome.score_quality],
-        "baseline_ari": outcome.baseline_ari,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
         "notes": plain(outcome.dataset.images.notes),
@@ -156,6 +160,7 @@ def _embeddings(outcome: Outcome) -> Embeddings:
 def build_report(outcome: Outcome) -> DiscoveryReport:
     """Return the values on the page."""
     images, estimate = outcome.dataset.images, outcome.state.estimate
+    alternatives = outcome.alternatives
     num_unlabeled = len(outcome.assignments.rows)
     shown, views = class_views(outcome.assignments), dict[str, list[ClassView]](novel=[], known=[])
     for cluster in outcome.clusters:
@@ -185,11 +190,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         num_unlabeled=num_unlabeled,
         novel=tuple(views["novel"]),
         assigned=tuple(views["known"]),
-        num_novel_source=(
-            "given with --classes"
-            if estimate is None
-            else f"estimated by {' and '.join(estimate.estimates)}"
-        ),
+        num_novel_source=_origin_of_number(outcome),
         interval=None if estimate is None else (estimate.low, estimate.high),
         score_meaning=_confidence(outcome),
         unsure=tiles(outcome.assignments, unsure, with_class=True),
@@ -197,8 +198,17 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
         num_novel_curves=tuple(_estimate_charts(outcome)),
+        alternatives=table(alternatives, outcome.task.num_novel) if alternatives else None,
         curves=tuple(_training_charts(outcome)),
     )
+
+
+def _origin_of_number(outcome: Outcome) -> str:
+    estimate = outcome.state.estimate
+    if estimate is not None:
+        return f"estimated by {' and '.join(estimate.estimates)}"
+    given = outcome.config.classes != "auto"
+    return "given with --classes" if given else "left of the round before"
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
@@ -245,10 +255,6 @@ def _results(outcome: Outcome) -> list[Table]:
             "image whose class is right has a higher score than one whose class is wrong."
         )
         tables.append(Table("Scores of novel classes", ("", "value", "images"), measured, note))
-    similar = [(name, f"{value:.3f}") for name, value in outcome.baseline_ari.items()]
-    if similar:
-        note = "Adjusted Rand index between the result and each baseline; 1 if they are equal."
-        tables.append(Table("Similarity to the baselines", ("", "ARI"), tuple(similar), note))
     return tables
 
 
@@ -294,7 +300,7 @@ def _training_charts(outcome: Outcome) -> list[Chart]:
     """Return curves of the last stage of the result: means over epochs."""
     rows = read_numbers(outcome.folder.stage(f"{outcome.state.chosen.method}-0").metrics)
     charts = []
-    for name in ("loss", "positive_rate", "entropy"):
+    for name in ("loss", "entropy"):
         epochs = defaultdict[int, list[float]](list)
         for row in rows:
             if name in row:
@@ -334,17 +340,28 @@ def _outliers(outcome: Outcome) -> str:
     measured = "" if held_out is None else f" Of held-out images, {held_out} are."
     return (
         f"{flags.count('outlier')} of {len(flags)} unlabeled images are flagged as outliers: "
-        "farther from the images learned from than 99 % of these from one another. They may be "
+        "farther from the labeled images than 95 % of those of held-out classes. They may be "
         f"of none of the classes.{measured}"
     )
 
 
 def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
+    others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
+    encoder = outcome.config.from_run or str(run)
     return [
+        *(
+            (
+                f"Take {count(number, 'novel class')}; the features are kept.",
+                command(data, replace(outcome.config, classes=number, from_run=encoder)),
+            )
+            for number in others
+        ),
         (
             f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}; "
-            f"label single images in {outcome.folder.to_label.name}.",
+            f"label single images in {outcome.folder.to_label.name}; say in "
+            f"{outcome.folder.questions.name} which classes are one, and which of their "
+            "core images do not belong to them.",
             "",
         ),
         (

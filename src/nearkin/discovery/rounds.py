@@ -1,8 +1,10 @@
-"""Labels that an earlier discovery gives a next one: names of its classes, labels of images."""
+"""What an earlier discovery gives a next one: labels, clusters, and what images cannot be."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from nearkin.data.images import Images
 from nearkin.data.labels import class_names, composed, numbered
@@ -12,31 +14,81 @@ from nearkin.data.tables import Resolver
 from nearkin.errors import DataError, UsageError
 from nearkin.labels.known import with_copies
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import image_labels, named_classes, read_edited
+from nearkin.run.named import (
+    Answers,
+    answers,
+    image_labels,
+    named_classes,
+    read_edited,
+)
+from nearkin.tables import write_csv
+
+ACCEPTED_COLUMNS: Final = ("path", "label", "cluster")
+EXCLUDED_COLUMNS: Final = ("path", "class")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a round takes over from the one before it, by names of images and of classes."""
+
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels, by image."""
+    clusters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The class that an image without a label starts in; a known one, or one without a name."""
+    excluded: Collection[tuple[str, str]] = ()
+    """An image, and a class that it does not have; '' stands for all images without a label."""
+
+    def write(self, folder: RunFolder) -> None:
+        """Write it into the folder of the round, which then needs the earlier one no more."""
+        rows = [(path, label, "") for path, label in self.labels.items()]
+        rows += [(path, "", cluster) for path, cluster in self.clusters.items()]
+        if rows:
+            write_csv(folder.accepted, ACCEPTED_COLUMNS, rows)
+        write_csv(folder.excluded, EXCLUDED_COLUMNS, self.excluded)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "Accepted":
+        """Return what was written into a folder; nothing of a first discovery."""
+        given = folder.accepted.exists()
+        rows = read_edited(folder.accepted, ACCEPTED_COLUMNS) if given else []
+        return cls(
+            {row["path"]: row["label"] for row in rows if row["label"]},
+            {row["path"]: row["cluster"] for row in rows if row["cluster"]},
+            read_excluded(folder),
+        )
+
+
+def read_excluded(folder: RunFolder) -> list[tuple[str, str]]:
+    """Return which classes images of a discovery do not have, as `Accepted.excluded`."""
+    if not folder.excluded.exists():
+        return []
+    rows = read_edited(folder.excluded, EXCLUDED_COLUMNS)
+    return [(row["path"], row["class"]) for row in rows]
 
 
 def accepted_classes(run: Path) -> dict[str, str]:
     """Return the names that the user gave to the classes of core images, by image path.
 
-    Only images flagged as core are sure enough to train on. Two classes of one name become one.
+    Only images flagged as core are sure enough to train on, if nobody says that they do not
+    belong. Two classes of one name become one.
     """
     folder = RunFolder(run)
     if not (folder.clusters.exists() and folder.assignments.exists()):
         raise UsageError(f"{run} is no finished discovery; --accept wants one")
-    names = named_classes(folder)
+    names, outside = named_classes(folder), answers(folder).outside
     return {
         row["path"]: names[row["cluster"]]
         for row in read_edited(folder.assignments, ("path", "cluster", "flag"))
-        if row["flag"] == "core" and row["cluster"] in names
+        if row["flag"] == "core" and row["cluster"] in names and row["path"] not in outside
     }
 
 
-def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, str], list[Note]]:
-    """Return the labels that an earlier discovery gives a next one, by image path; and notes.
+def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note]]:
+    """Return what an earlier discovery gives a next one; and notes.
 
-    Those that it was given itself by the one before it; those of single images; and the names of
-    classes, for core images. A name is a guess about an image: it goes behind any label, and
-    labels none that is held out, since it would be scored as if it were true.
+    Labels are those that it was given itself by the one before it; those of single images; and
+    the names of classes, for core images. A name is a guess about an image: it goes behind any
+    label, and labels none that is held out, since it would be scored as if it were true.
 
     Args:
         run: The earlier discovery.
@@ -46,10 +98,11 @@ def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, st
     folder, images = RunFolder(run), parts.images
     learned = {images.names[row] for row in parts.train_rows.tolist()}
     of_classes, of_images = accepted_classes(run), image_labels(folder)
-    if not (of_images or named_classes(folder)):
+    said, names = answers(folder), named_classes(folder)
+    if not (of_images or names or said.same):
         raise UsageError(
-            f"{folder.clusters} names no class; write names in the column name first, or labels "
-            f"of single images in {folder.to_label.name}"
+            f"{folder.clusters} names no class; write names in the column name first, labels of "
+            f"single images in {folder.to_label.name}, or answers in {folder.questions.name}"
         )
     own = dict(zip(images.names, class_names(images), strict=True))
     find = Resolver(folder.to_label, images.names).named
@@ -61,17 +114,65 @@ def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, st
                 f"{folder.to_label}; keep one of them"
             )
     merged, _ = with_copies(images, [of_images.get(name, "") for name in images.names])
-    of_images |= {name: label for name, label in zip(images.names, merged, strict=True) if label}
-    of_earlier = read_accepted(folder.accepted) if folder.accepted.exists() else {}
+    of_copies = {name: label for name, label in zip(images.names, merged, strict=True) if label}
+    of_images = of_images | of_copies
+    earlier = Accepted.read(folder)
     guessed = {path: name for path, name in of_classes.items() if path in learned}
-    every = {**guessed, **of_earlier, **of_images}
+    every = {**guessed, **earlier.labels, **of_images}
     labels = {path: label for path, label in every.items() if own.get(path) == ""}
-    if not labels:
+    if not (labels or said.same):
         raise DataError(
             f"{run} labels none of these images: no image of a class with a name is flagged as "
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
-    return labels, _accepted_notes(folder, labels, every, own)
+    found = {
+        row["path"]: row["cluster"] for row in read_edited(folder.assignments, ("path", "cluster"))
+    }
+    pairs = ((found[path], label) for path, label in of_images.items() if path in found)
+    clusters = _renamed(folder, found, names, class_of_clusters(pairs), said)
+    excluded = [
+        *earlier.excluded,
+        *((path, names[cluster]) for path, cluster in said.outside.items() if cluster in names),
+    ]
+    clusters = {path: each for path, each in clusters.items() if path in own.keys() - labels}
+    given = Accepted(labels, clusters, excluded)
+    return given, _accepted_notes(folder, labels, every, own)
+
+
+def _renamed(
+    folder: RunFolder,
+    found: Mapping[str, str],
+    names: Mapping[str, str],
+    labels: Mapping[str, str],
+    said: Answers,
+) -> dict[str, str]:
+    """Return the cluster of each image by the name of its class, where a person has said it.
+
+    Names of clusters count before labels of their images. Clusters that are one have one name, and
+    images that do not belong to theirs are in none.
+    """
+    kinds = {
+        row["cluster"]: row["kind"] for row in read_edited(folder.clusters, ("cluster", "kind"))
+    }
+    of = {cluster: cluster for cluster in kinds}
+    of |= {cluster: label for cluster, label in labels.items() if kinds.get(cluster) == "novel"}
+    of |= names
+    for pair in said.same * len(said.same):
+        one = next((of[each] for each in pair if of[each] != each), of[pair[0]])
+        of |= dict.fromkeys(pair, one)
+    return {path: of[cluster] for path, cluster in found.items() if path not in said.outside}
+
+
+def class_of_clusters(labeled: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the class of each cluster with labeled images: that of most, of equals the first.
+
+    >>> class_of_clusters([("new-1", "cat"), ("new-2", "dog"), ("new-1", "eel"), ("new-1", "eel")])
+    {'new-1': 'eel', 'new-2': 'dog'}
+    """
+    counts = defaultdict[str, Counter[str]](Counter)
+    for cluster, label in labeled:
+        counts[cluster][label] += 1
+    return {cluster: each.most_common(1)[0][0] for cluster, each in counts.items()}
 
 
 def _accepted_notes(
@@ -92,14 +193,11 @@ def _accepted_notes(
     return notes + noted("left out", lost, text)
 
 
-def read_accepted(path: Path) -> dict[str, str]:
-    """Return the labels that a discovery was given by the one before it, by image path."""
-    return {row["path"]: row["label"] for row in read_edited(path, ("path", "label"))}
-
-
-def accept(images: Images, labels: Mapping[str, str]) -> Images:
-    """Label more images. Known classes keep their numbers."""
-    known = class_names(images)
+def accept(images: Images, given: Accepted) -> Images:
+    """Label more images. Classes that no unlabeled image has come first, then known ones."""
+    known, labels = class_names(images), given.labels
     every = [own or labels.get(name, "") for name, own in zip(images.names, known, strict=True)]
-    classes, numbers = numbered(every, images.classes)
+    excluded = [name for path, name in given.excluded if not path and name in images.classes]
+    first = dict.fromkeys([*excluded, *images.classes])
+    classes, numbers = numbered(every, tuple(first))
     return replace(images, labels=numbers, classes=classes)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from nearkin.classifier.classifier import apply_layer, heads_of
@@ -16,7 +16,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
-from nearkin.discovery.clusterings import kmeans_clustering
+from nearkin.discovery.clusterings import start_clusters
 from nearkin.discovery.features import (
     DiscoveryEncoder,
     principal_layer,
@@ -108,9 +108,8 @@ class HeadInit:
 
     features: Float[Tensor, "learned dim"]
     """Of the images to learn from, as the heads take them."""
-    novel: Int64[Tensor, " learned"]
-    """Their clusters among the novel classes, from 0; `UNLABELED` for labeled images."""
-    joint: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
+    cluster: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
+    labeled: Bool[Tensor, " learned"]
 
     @torch.no_grad()
     def init_heads(self, method: Method[Any]) -> None:
@@ -121,15 +120,15 @@ class HeadInit:
             # The known head has been trained. The novel one is linear, so it compares directions
             # from the mean of all unlabeled images: features are not negative, and their own
             # directions would be nearly the same.
-            unlabeled = self.novel != UNLABELED
-            center = self.features[unlabeled].mean(dim=0)
-            count = heads.novel.out_features
-            weight = unit(means(self.features[unlabeled], self.novel[unlabeled], count) - center)
+            features = self.features[~self.labeled]
+            novel = self.cluster[~self.labeled] - heads.known.out_features
+            center = features.mean(dim=0)
+            weight = unit(means(features, novel, heads.novel.out_features) - center)
             heads.novel.weight.copy_(weight.to(device))
             heads.novel.bias.copy_(-(weight @ center).to(device))
         else:
             prototypes = heads.get_parameter("weight")
-            prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))
+            prototypes.copy_(means(unit(self.features), self.cluster, len(prototypes)).to(device))
 
 
 class StageInit(NamedTuple):
@@ -164,7 +163,8 @@ def stage_init(
         stage = known_stage(encoder, task, base)
         train(stage)
         features = top_features(encoder, stage.method, task.rows)
-        heads = head_init(features, task, base.seed)
+        alone = replace(task, num_excluded=task.num_known)  # as its head of novel classes is
+        heads = head_init(features, alone, base.seed)
         return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
     layer = principal_layer(encoder, task.rows)
     features = encoder.cached.center[torch.from_numpy(task.rows)]
@@ -176,12 +176,8 @@ def stage_init(
 
 def head_init(features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int) -> HeadInit:
     """Return heads at clusters of the images to learn from, whose features these are."""
-    learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
-    clusters = kmeans_clustering(features, learned, seed, disjoint=True)
-    unlabeled = learned.label == UNLABELED
-    novel = np.where(unlabeled, clusters.novel - task.num_known, UNLABELED)
-    joint = np.where(unlabeled, clusters.joint, learned.label)
-    return HeadInit(features, torch.from_numpy(novel), torch.from_numpy(joint))
+    cluster = torch.from_numpy(start_clusters(features, task, seed))
+    return HeadInit(features, cluster, torch.from_numpy(task.label[task.rows] != UNLABELED))
 
 
 def means(
@@ -231,6 +227,8 @@ def class_stage(
     batch = min(int(base.batch_size), len(unlabeled) + min(len(unlabeled), len(labeled)))
     sampler = TwoStreamBatchSampler(labeled, task.label[labeled], unlabeled, batch, base.seed)
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
+    if method == "simgcd":  # NCL has a head for images of novel classes alone
+        requested["num_excluded"] = task.num_excluded
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
     config = _stage_config(base, method, sampler, resolved)

@@ -85,7 +85,8 @@ class RunFolder:
         self.exports = path / "exports"  # The folder of what the user has copied or exported
 
         # Classes
-        self.accepted = path / "accepted.csv"  # Labels that come from the discovery before
+        self.accepted = path / "accepted.csv"  # Labels and clusters of the discovery before
+        self.excluded = path / "excluded.csv"  # Classes that images without a label do not have
         self.kept_features = stages / "kept-features"  # Those that cannot be outside of the run
         self.number = stages / "number.json"  # The estimate of the number of classes
         self.classifier = path / "classifier.safetensors"  # Assigns classes to features
@@ -93,6 +94,7 @@ class RunFolder:
         self.assignments = path / "assignments.csv"  # The class of every image not learned from
         self.clusters = path / "clusters.csv"  # The novel classes, with room for their names
         self.to_label = path / "to_label.csv"  # Images whose labels would teach most, with room
+        self.questions = path / "questions.csv"  # What a person can say of whole classes
         # These three as the discovery wrote them, before the user's edits
         self.original_assignments = path / "original-assignments.csv"
         self.original_clusters = path / "original-clusters.csv"

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from nearkin.errors import DataError
 from nearkin.files import usable
@@ -12,6 +12,8 @@ from nearkin.tables import read_csv
 CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
 LABEL_COLUMNS: Final = ("path", "label")
 """Columns that are required, of clusters.csv and of to_label.csv."""
+ANSWER_COLUMNS: Final = ("cluster", "other", "path", "answer")
+ANSWERS: Final = ("", "yes", "no")
 
 Row = dict[str, str]
 
@@ -55,10 +57,49 @@ def check_names(path: Path, rows: Collection[Row]) -> None:
 
 
 def named_classes(folder: RunFolder) -> dict[str, str]:
-    """Return the name of each class that a person has named, by what it is called by itself."""
+    """Return the name of each class that a person has named, by what it is called by itself.
+
+    Classes that are one, by the answers, have the name of either.
+    """
     rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
     check_names(folder.clusters, rows)
-    return {row["cluster"]: name for row in rows if (name := row["name"].strip())}
+    names = {row["cluster"]: name for row in rows if (name := row["name"].strip())}
+    same = answers(folder).same
+    for pair in same * len(same):  # as often as the longest chain of them
+        for name in {names[cluster] for cluster in pair if cluster in names}:
+            names |= {cluster: names.get(cluster, name) for cluster in pair}
+        if len({names.get(cluster) for cluster in pair}) > 1:
+            raise DataError(
+                f"{folder.questions}: {pair[0]!r} and {pair[1]!r} are one class, but "
+                f"{folder.clusters.name} names them {names[pair[0]]!r} and {names[pair[1]]!r}; "
+                "change one of the two"
+            )
+    return names
+
+
+class Answers(NamedTuple):
+    """What a person has answered in questions.csv."""
+
+    same: list[tuple[str, str]]  # Two classes that are one
+    outside: Mapping[str, str]  # The class that an image does not belong to, by the image's path
+
+
+def answers(folder: RunFolder) -> Answers:
+    """Return the answers to the questions of a discovery; none where it asked nothing."""
+    same, outside = list[tuple[str, str]](), dict[str, str]()
+    rows = read_edited(folder.questions, ANSWER_COLUMNS) if folder.questions.exists() else []
+    for row in rows:
+        answer = row["answer"].strip().lower()
+        if answer not in ANSWERS:
+            which = row["path"] or f"{row['cluster']} and {row['other']}"
+            raise DataError(
+                f"{folder.questions}: {row['answer']!r} is no answer for {which}; write yes or no"
+            )
+        if row["path"] and answer == "no":
+            outside[row["path"]] = row["cluster"]
+        if row["other"] and answer == "yes":
+            same.append((row["cluster"], row["other"]))
+    return Answers(same, outside)
 
 
 def image_labels(folder: RunFolder) -> Mapping[str, str]:

@@ -122,6 +122,7 @@ class DiscoveryReport:
     confusion: Confusion | None = None
     num_novel_curves: tuple[Chart, ...] = ()
     """Curves of the criteria by which the number of novel classes was estimated."""
+    alternatives: Table | None = None  # other numbers of novel classes, beside that of the result
     curves: tuple[Chart, ...] = ()  # training curves
 
 
@@ -257,6 +258,7 @@ def _discovery_sections(report: DiscoveryReport) -> list[Section]:
         report.unsure,
     )
     scores = Markup().join(map(BLOCKS.results, report.results)) + _confusion(report.confusion)
+    alternatives = BLOCKS.results(report.alternatives) if report.alternatives else Markup()
     return [
         ("Findings", BLOCKS.findings(report.findings)),
         ("Novel classes", novel),
@@ -264,7 +266,7 @@ def _discovery_sections(report: DiscoveryReport) -> list[Section]:
         ("Images to look at", unsure),
         ("Confidence", BLOCKS.paragraphs([report.score_meaning, RELIABILITY])),
         ("Scores against the ground truth", scores),
-        ("Number of classes", line_charts(report.num_novel_curves)),
+        ("Number of classes", line_charts(report.num_novel_curves) + alternatives),
         ("Training curves", line_charts(report.curves)),
     ]
 
