@@ -168,7 +168,7 @@ def minimize(objective: Callable[[], Tensor], parameters: Sequence[Tensor], step
         history_size=HISTORY,
         line_search_fn="strong_wolfe",
     )
-    optimizer.step(objective)  # type: ignore[arg-type]
+    optimizer.step(objective)
     return bool(optimizer.state[parameters[0]]["n_iter"] < steps)
 
 
