@@ -57,8 +57,8 @@ def test_the_command_line_starts_without_the_modules_of_unix():
         assert said.encode() in done.stdout
 
 
-def test_what_needs_no_run_folder_works(windows, capsys):
-    for words in ("doctor", "check digits", "config recipe:cifar10/moco"):
+def test_what_needs_no_run_folder_works(windows, digits_file, capsys):
+    for words in ("doctor", f"check {digits_file}", "config recipe:cifar10/moco"):
         assert main(words.split()) == 0
         assert capsys.readouterr().out, words
 
@@ -76,17 +76,13 @@ def test_features_are_computed_by_workers_from_an_archive(
     assert np.array_equal(first["vector"], second["vector"])
 
 
-def test_a_run_folder_is_written_by_one_at_a_time(windows, tmp_path, refusal):
+def test_a_run_folder_is_written_by_one_at_a_time(windows, digits_file, tmp_path, refusal):
     run = RunFolder(tmp_path / "run")
-    train = [
-        "train",
-        "digits",
-        *["--epochs", "1", "--backbone", "tiny", "-q", "--out"],
-        str(run.path),
-    ]
+    settings = "--labels none --epochs 1 --batch-size 32 --backbone tiny -q --out"
+    train = ["train", str(digits_file), *settings.split(), str(run.path)]
     run.path.mkdir()
     with run.locked():
         assert "is in use by process" in refusal(4, *train)
     assert main(train) == 0
-    assert main(["evaluate", str(run.path), "--protocol", "knn"]) == 0
+    assert main(["evaluate", str(run.path), "--protocol", "labelfree"]) == 0
     assert run.evaluation.exists()

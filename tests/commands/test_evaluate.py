@@ -32,15 +32,22 @@ def run(tmp_path_factory):
     return train(str(folder / "colors.npz"), settings, out=folder / "run").folder
 
 
+@pytest.fixture(scope="module")
+def usual(run):
+    """What `evaluate` measures without options: all of it is in the summary."""
+    run.evaluation.unlink(missing_ok=True)  # other tests may have been first
+    metrics = evaluate(run.path).metrics
+    assert not run.evaluation.exists()
+    return metrics
+
+
 def stored(run):
     return run.evaluation.read_bytes() if run.evaluation.exists() else b""
 
 
-def test_further_measures_are_stored_and_on_the_page(run):
+def test_further_measures_are_stored_and_on_the_page(run, usual):
     run.evaluation.unlink(missing_ok=True)  # other tests may have been first
     summary = run.summary.read_bytes()
-    evaluate(run.path)
-    assert not run.evaluation.exists()  # the summary has all of that
     first = evaluate(run.path, protocol=["retrieval"])
     second = evaluate(run.path, protocol=["knn", "linear"])
     stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["metrics"]
@@ -83,13 +90,12 @@ def restated_embedding(encoder, weights, images):
     return (hidden.clamp(min=0) @ last.T + bias).float().numpy()
 
 
-def test_the_embedding_is_measured_beside_the_features(run, log):
+def test_the_embedding_is_measured_beside_the_features(run, usual, log):
     """From the method in the newest checkpoint, whose projector the file is."""
     evaluation = evaluate(run.path, features="embedding", reporter=log)
     assert list(evaluation.metrics) == ["embedding", "encoder", "untrained", "pixels"]
     assert f"embedding 128 dimensions, by {run.projector}" in log.texts
-    plain = evaluate(run.path).metrics
-    assert evaluation.metrics["encoder"] == plain["encoder"]
+    assert evaluation.metrics["encoder"] == usual["encoder"]
     state = torch.load(latest(run.checkpoints), weights_only=True)["method"]
     of_projector = {
         name.removeprefix("online.projector."): value

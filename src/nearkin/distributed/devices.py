@@ -124,6 +124,7 @@ def threads_for(size: int) -> AbstractContextManager[Any]:
     For work of many short products, such as k-means. Threads that meet after each of them gain
     little on an idle machine, and on a busy one wait for the one that has no core.
     """
+    torch.get_num_threads()  # the first call, here or by an operation, undoes earlier limits
     return threadpool_limits(1) if size <= LITTLE else nullcontext()
 
 

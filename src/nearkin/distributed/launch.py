@@ -4,7 +4,9 @@ All run the same program. The main process, rank 0, writes files and prints; the
 workers, which run a function that the main process names.
 """
 
+import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +39,11 @@ EXIT_SECONDS: Final = 5
 
 START_TIMEOUT: Final = timedelta(days=1)
 """How long workers wait for the main process, which reads all images before it meets them."""
+
+# A training that failed leaves its group in a cycle of its error. A fork that frees it waits for
+# ever for the group's threads, which it lacks; so a fork frees nothing that was there before it.
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 @contextmanager

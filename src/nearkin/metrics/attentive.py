@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -118,14 +119,17 @@ def _fit_path(
     weight = x.new_zeros(start.numel(), num_classes, requires_grad=True)
     bias = x.new_zeros(num_classes, requires_grad=True)
 
-    def logits(rows: slice) -> Tensor:
-        return pool_tokens(x[rows], attention) @ weight + bias
-
-    def squares() -> Tensor:
-        return attention.square().sum() + weight.square().sum()
-
-    fits, parameters = [], (attention, weight, bias)
+    parameters, fits = (attention, weight, bias), []
     for strength in strengths:
-        minimize(logits, y, squares, parameters, strength=strength, steps=STEPS)
+
+        def objective(decay: float = 1 / (2 * strength * len(y))) -> Tensor:
+            logits = pool_tokens(x, attention) @ weight + bias
+            squares = attention.square().sum() + weight.square().sum()
+            loss = F.cross_entropy(logits, y) + decay * squares
+            for each, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                each.grad = grad
+            return loss.detach()
+
+        minimize(objective, parameters, STEPS)
         fits.append(Fitted(*(each.detach().clone() for each in parameters)))
     return fits

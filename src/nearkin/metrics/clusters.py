@@ -169,10 +169,11 @@ class _Pairs:
         )
 
     def _table(self, count: np.ndarray, row: np.ndarray, column: np.ndarray) -> Any:
-        from scipy.sparse import csr_array
+        from scipy.sparse import coo_array
 
         shape = len(self.classes), len(self.clusters)
-        return csr_array((count, (row, column)), shape=shape)  # counts of one cell are added
+        # Counts of one cell are added here, but not by `csr_array` of scipy 1.13.
+        return coo_array((count, (row, column)), shape=shape).tocsr()
 
 
 def _entropy(shares: Float[np.ndarray, "*counts"]) -> float:
