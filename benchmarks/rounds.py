@@ -4,7 +4,7 @@ In each of five rounds one image per novel class gets its true label: those that
 first, or random ones. Then all is learned again. A class that has a label is known from then on,
 and as many novel classes are searched as are left. Scored is GCD accuracy (version 2) of all
 held-out images. What it gains stands beside what is left to gain up to a linear probe of the same
-features with the labels of all images (ceiling). Further arms differ from the first in one point.
+features with the labels of all images (ceiling).
 """
 
 from argparse import Namespace
@@ -27,10 +27,8 @@ from nearkin.classifier.classifier import Classifier, frozen_copy, heads_of
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
 from nearkin.discovery.clusters import label_first
-from nearkin.discovery.features import top_features
-from nearkin.discovery.rounds import class_of_clusters
 from nearkin.discovery.scores import joint_match
-from nearkin.discovery.stages import StageInit, class_stage, stage_init
+from nearkin.discovery.stages import class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.discovery.trials import OBJECTIVES, Candidate, shorter
 from nearkin.method import Method
@@ -38,13 +36,13 @@ from nearkin.metrics.clusters import right
 from nearkin.metrics.probe import train_probe
 from nearkin.types import UNLABELED
 
-ARMS: Final = ["put first", "random", "clusters anew", "layer continued", "mask forgotten"]
+ARMS: Final = ["put first", "random"]
 OPTIONS: Final = (
     Option("sets", ["omniglot", "caltech"], "what is discovered", ["digits"]),
     Option("seeds", [6, 7, 8], "each draws novel classes and labels", [6, 7]),
     Option("modes", ["gcd", "ncd"], "of the first discovery", ["gcd"]),
     Option("labeled", 5, "rounds", 1),
-    Option("arms", ARMS, "how rounds go on; the last one after ncd alone", ARMS[:1]),
+    Option("arms", ARMS, "which images are labeled", ARMS[:1]),
 )
 Labels = Int64[np.ndarray, " images"]
 
@@ -56,8 +54,7 @@ class Round:
     bench: Bench
     mode: Mode
     label: Labels  # As in `Bench.truth`, `UNLABELED` where nobody has labeled an image
-    arm: str = ""
-    before: "Round | None" = None
+    is_first: bool = True
 
     @cached_property
     def order(self) -> list[int]:
@@ -72,51 +69,18 @@ class Round:
         given = self.bench.task(self.mode)
         new = {*self.label.tolist()} - {UNLABELED, *range(given.num_known)}
         number = np.append(np.argsort(self.order), UNLABELED)  # the last entry is of UNLABELED
-        masked = self.mode == "ncd" and (self.before is None or self.arm != "mask forgotten")
-        task = DiscoveryTask(
-            number[self.label],
-            given.rows,
-            given.num_known + len(new),
-            given.num_novel - len(new),
-            given.num_known if masked else 0,
-        )
-        if self.before is None or self.arm == "clusters anew":
-            return task
-        return replace(task, start=self._start(task, self.before))
-
-    def _start(self, task: DiscoveryTask, before: "Round") -> Labels:
-        """Return the clusters of the round before, renamed by the labels."""
-        names = [str(number) for number in before.order[: before.task.num_known]]
-        names += [f"new-{number}" for number in range(before.task.num_novel)]
-        cluster = dict(
-            zip(before.assignments.rows.tolist(), before.assignments.cluster, strict=True)
-        )
-        labeled = np.flatnonzero((self.label != UNLABELED) & (before.label == UNLABELED))
-        own = class_of_clusters(
-            (names[cluster[row]], str(self.label[row]))
-            for row in labeled.tolist()
-            if cluster[row] >= before.task.num_known
-        )
-        known = {str(number): place for place, number in enumerate(self.order[: task.num_known])}
-        left = [name for name in names[before.task.num_known :] if name not in own]
-        place = known | {name: task.num_known + n for n, name in enumerate(left[: task.num_novel])}
-        start = np.full(len(self.label), UNLABELED)
-        for row, number in cluster.items():
-            start[row] = place.get(own.get(names[number], names[number]), UNLABELED)
-        return start
+        known, novel = given.num_known + len(new), given.num_novel - len(new)
+        return DiscoveryTask(number[self.label], given.rows, known, novel)
 
     @cached_property
     def method(self) -> Method[Any]:
         """What the stages learn, in half the steps of a usual discovery."""
         encoder, task, base = self.bench.encoder, self.task, self.bench.base
-        mode: Mode = "gcd" if self.before else self.mode
+        mode: Mode = self.mode if self.is_first else "gcd"
         chosen = Candidate(mode, OBJECTIVES[mode].values[0])
         init = stage_init(
             encoder, task, base, chosen.method, lambda stage: shorter(stage, "known")
         )
-        if self.before is not None and self.arm == "layer continued":
-            features = top_features(encoder, self.before.method, task.rows)
-            init = StageInit(self.before.method.backbone, replace(init.heads, features=features))
         stage = class_stage(
             encoder, task, base, init, chosen.method, chosen.options(task.num_novel)
         )
@@ -141,7 +105,8 @@ class Round:
         """What assignments.csv has: all images without a label, those held out too."""
         task, cached, names = self.task, self.bench.encoder.cached, tuple(self.bench.images.names)
         unlabeled, classifier = task.label == UNLABELED, self.classifier
-        excluded = unlabeled[:, None] & task.excluded
+        first = self.bench.task(self.mode).num_known if self.mode == "ncd" else 0
+        excluded = unlabeled[:, None] & (np.arange(len(classifier.classes)) < first)
         found = classifier.predict(cached, names, task.label, excluded=excluded).cluster
         own, rows = np.where(unlabeled, found, task.label), task.rows
         learned = cached.center[torch.from_numpy(rows)]
@@ -166,7 +131,7 @@ class Round:
             rows = self.assignments.rows[label_first(self.assignments, self.task.rows)]
         rows = rows[: self.bench.task(self.mode).num_novel]
         label[rows] = self.bench.truth[rows]
-        return Round(self.bench, self.mode, label, arm, self)
+        return Round(self.bench, self.mode, label, is_first=False)
 
 
 def ceiling(bench: Bench) -> float:
@@ -188,9 +153,8 @@ def run(options: Namespace) -> Iterator[Row]:
                 for each, known in zip(benches, given, strict=True)
             ]
             for arm in options.arms:
-                if mode == "ncd" or arm != "mask forgotten":
-                    rounds = np.array([_accuracies(each, arm, options.labeled) for each in starts])
-                    yield _row(f"{name}, {mode}, {arm}", rounds, most)
+                rounds = np.array([_accuracies(each, arm, options.labeled) for each in starts])
+                yield _row(f"{name}, {mode}, {arm}", rounds, most)
 
 
 def _accuracies(now: Round, arm: str, rounds: int) -> list[float]:

@@ -135,5 +135,4 @@ class Bench:
         if mode == "gcd":
             label[np.random.default_rng(self.seed).permutation(len(label)) % 2 == 0] = UNLABELED
         label[self.held_out] = UNLABELED
-        rows, excluded = np.flatnonzero(~self.held_out), num_known if mode == "ncd" else 0
-        return DiscoveryTask(label, rows, num_known, len(self.novel), excluded)
+        return DiscoveryTask(label, np.flatnonzero(~self.held_out), num_known, len(self.novel))

@@ -9,7 +9,7 @@ import torch
 from nearkin.classifier.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
-from nearkin.discovery.clusterings import kmeans_clustering, start_clusters
+from nearkin.discovery.clusterings import kmeans_clustering
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.stages import class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask
@@ -109,19 +109,3 @@ def test_k_means_of_mixed_images_has_one_set_of_novel_centers(init):
     assert (apart.joint == mixed.joint).all()
     assert (apart.novel >= KNOWN).all()
     assert (apart.novel[novel] != apart.joint[novel]).any()
-
-
-def test_classes_that_no_unlabeled_image_has_take_no_part_and_a_round_starts_where_one_ended(init):
-    _, task, truth, starts = init
-    features = starts["simgcd"].heads.features
-    label, rows = task.label[task.rows], task.rows
-    for excluded in (0, 3, KNOWN):
-        some = replace(task, num_excluded=excluded)
-        cluster = start_clusters(features, some, 0)
-        assert (cluster[label != UNLABELED] == label[label != UNLABELED]).all()
-        assert cluster[label == UNLABELED].min() >= excluded
-    # From the truth, with novel classes in another order: that order stays.
-    renamed = np.where(truth < KNOWN, truth, KNOWN + (truth - KNOWN + 1) % NOVEL)
-    begun = replace(task, start=np.where(truth < KNOWN, UNLABELED, renamed))
-    cluster = start_clusters(features, begun, 0)
-    assert (cluster == renamed[rows]).mean() > 0.9

@@ -206,17 +206,3 @@ def test_unlabeled_images_of_known_and_of_novel_classes_are_told_apart():
     known, novel = counts[:3, :3], counts[3:, 3:]
     right = known.trace() + novel[linear_sum_assignment(-novel)].sum()
     assert right / counts.sum() > 0.9
-
-
-def test_images_without_a_label_have_none_of_the_excluded_classes():
-    """Neither these prototypes nor their gradient see them; labeled images teach them as ever."""
-    batch = double_for("simgcd")
-    for label, taught in ((UNLABELED, False), (0, True)):
-        method = small("simgcd", num_excluded=2, entropy_weight=2.0).double()
-        every = replace(batch, label=torch.full((BATCH,), label))
-        step = method(every, 0.6)
-        step.loss.backward()
-        gradient = method.heads.weight.grad
-        assert bool(gradient[:2].any()) == taught
-        assert gradient[2:].any()
-        assert step.loss.isfinite()

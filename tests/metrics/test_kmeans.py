@@ -142,20 +142,6 @@ def test_the_start_with_the_least_inertia_wins_and_the_seed_decides_where_it_is(
     assert some[0] == first.inertia == again.inertia != other.inertia
 
 
-def test_clusters_start_at_the_rows_that_are_said_to_be_theirs_and_the_others_by_the_seed():
-    """So they keep their numbers, and what no start would find is found where it was before."""
-    x, truth = blobs(5, 20)
-    nobody, renamed = np.full(len(x), UNLABELED), np.array([3, 0, 4, 1, 2])[truth]
-    assert (constrained_kmeans(x, nobody, 5, seed=0, start=renamed).cluster == renamed).all()
-    few = np.where(np.arange(len(x)) % 20 < 2, renamed, UNLABELED)
-    few[truth == 1] = UNLABELED
-    found = constrained_kmeans(x, nobody, 5, seed=0, start=few).cluster
-    assert (found == renamed).all()
-    label = np.where(np.arange(len(x)) % 20 == 5, truth, UNLABELED)  # which counts before a start
-    wrong = np.where(label == UNLABELED, UNLABELED, renamed)
-    assert (constrained_kmeans(x, label, 5, seed=0, start=wrong).cluster == truth).all()
-
-
 def test_precision_and_what_all_rows_share_change_no_cluster():
     x, truth = blobs(6, each=30)
     label = np.where((truth < 2) & (np.arange(180) % 3 == 0), truth, UNLABELED)

@@ -97,12 +97,16 @@ def discover(
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
-        if config.accept or config.mode == "ncd":
-            dataset.accepted.write(folder)
         if folder.summary.exists():
             log.info("already complete")
             return Run(folder)
+        left = dataset.accepted.num_left
+        if config.classes == "auto" and left is not None:
+            config = replace(config, classes=left)
+            log.info(f"           {left} novel classes are left; take another with --classes N")
         folder.write_settings(config, data_name(data))
+        if config.accept or config.mode == "ncd":
+            dataset.accepted.write(folder)
         with resource_errors(BATCH_SIZE):
             _run(Pipeline(data, config, folder, run.device, log), dataset)
     return Run(folder)

@@ -43,32 +43,18 @@ def head_clustering(
 
 
 def start_clusters(
-    features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int
+    features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int, *, disjoint: bool
 ) -> Int64[np.ndarray, " learned"]:
-    """Return the classes that the images to learn from start in; labeled ones in their own.
+    """Return the classes that the images to learn from start in, by k-means; labels where known.
 
-    By k-means, from the clusters of the round before if there was one. Images of classes that no
-    unlabeled one has take no part in it.
+    Where unlabeled images are `disjoint` from the known classes, they are clustered alone.
     """
-    first = task.num_excluded
     label: Int64[np.ndarray, " learned"] = task.label[task.rows]
-    part = (label == UNLABELED) | (label >= first)
-
-    def numbered(classes: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, " part"]:
-        own = classes[task.rows][part]
-        return np.asarray(np.where(own < first, UNLABELED, own - first))
-
+    part = label == UNLABELED if disjoint else np.ones(len(label), bool)
+    first = task.num_known if disjoint else 0
+    x, count = compact(features)[part].astype(np.float64), task.num_known + task.num_novel - first
     cluster = label.copy()
-    cluster[part] = (
-        first
-        + constrained_kmeans(
-            compact(features)[part].astype(np.float64),
-            numbered(task.label),
-            task.num_known + task.num_novel - first,
-            seed=seed,
-            start=None if task.start is None else numbered(task.start),
-        ).cluster
-    )
+    cluster[part] = first + constrained_kmeans(x, label[part], count, seed=seed).cluster
     return cluster
 
 

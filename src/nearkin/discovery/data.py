@@ -1,6 +1,5 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,36 +54,15 @@ class DiscoveryData:
         """Names of the known classes."""
         return self.images.classes
 
-    @property
-    def num_excluded(self) -> int:
-        """How many known classes, the first ones, no unlabeled image has."""
-        return sum(not path and name in self.classes for path, name in self.accepted.excluded)
-
     def excluded(self, num_classes: int) -> Bool[np.ndarray, "images classes"]:
-        """Return which classes, of these and of novel ones, each image is known not to have."""
+        """Return which classes, of the known and the novel ones, images are known not to have."""
         mask = np.zeros((len(self.images), num_classes), bool)
-        mask[self.label == UNLABELED, : self.num_excluded] = True
         row = {name: number for number, name in enumerate(self.images.names)}
         for path, name in self.accepted.excluded:
-            if path in row and name in self.classes:
-                mask[row[path], self.classes.index(name)] = True
+            if name in self.classes:
+                rows = row.get(path, []) if path else self.label == UNLABELED
+                mask[rows, self.classes.index(name)] = True
         return mask
-
-    @property
-    def novel_before(self) -> list[str]:
-        """Clusters of the round before that are of no known class, the largest first."""
-        sizes = Counter(self.accepted.clusters.values())
-        return [name for name, _ in sizes.most_common() if name not in self.classes]
-
-    def start(self, num_novel: int) -> Int64[np.ndarray, " images"] | None:
-        """Return the class that each image starts in; None in a first round."""
-        if not self.accepted.clusters:
-            return None
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        novel = self.novel_before[:num_novel]
-        numbers |= {name: len(self.classes) + place for place, name in enumerate(novel)}
-        clusters = map(self.accepted.clusters.get, self.images.names)
-        return np.array([numbers.get(name or "", UNLABELED) for name in clusters], np.int64)
 
     def lines(self) -> Iterator[str]:
         """Describe the data for the log."""

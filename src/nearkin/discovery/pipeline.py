@@ -232,7 +232,7 @@ class Pipeline:
         return cached, dataset
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
-        if self.config.classes != "auto" or dataset.accepted.clusters:
+        if self.config.classes != "auto":
             return None
         self.log.info("           estimating the number of novel classes")
         estimate = estimate_number(self.folder.number, cached, dataset, self.config)
@@ -243,14 +243,11 @@ class Pipeline:
         return estimate
 
     def _task(self, dataset: DiscoveryData, estimate: NumberOfClasses | None) -> DiscoveryTask:
-        left = len(dataset.novel_before) if self.config.classes == "auto" else self.config.classes
-        number = estimate.chosen if estimate else left
+        number = estimate.chosen if estimate else int(self.config.classes)
         label = dataset.label.copy()
         # Known classes are scored on held-out images, so their labels may train nothing.
         label[dataset.parts.test_rows] = UNLABELED
-        known, excluded = len(dataset.classes), dataset.num_excluded
-        rows, start = dataset.parts.train_rows, dataset.start(number)
-        return DiscoveryTask(label, rows, known, number, excluded, start)
+        return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
 
     def _chosen(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
@@ -296,7 +293,11 @@ class Pipeline:
         task, is_result = replace(state.task, num_novel=number), number == state.task.num_novel
         count = state.num_seeds if is_result else min(2, state.num_seeds)
         if not is_result:
-            init = init._replace(heads=head_init(init.heads.features, task, base.seed))
+            init = init._replace(
+                heads=head_init(
+                    init.heads.features, task, base.seed, disjoint=state.config.mode == "ncd"
+                )
+            )
         self.log.info(f"stage 3/3  {number} novel classes by {state.chosen}, {count} seeds")
         methods = list[Method[Any]]()
         for seed in range(count):

@@ -207,8 +207,8 @@ def _origin_of_number(outcome: Outcome) -> str:
     estimate = outcome.state.estimate
     if estimate is not None:
         return f"estimated by {' and '.join(estimate.estimates)}"
-    given = outcome.config.classes != "auto"
-    return "given with --classes" if given else "left of the round before"
+    given = "given with --classes"
+    return f"{given}, or left of the round before" if outcome.config.accept else given
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:

@@ -1,4 +1,4 @@
-"""What an earlier discovery gives a next one: labels, clusters, and what images cannot be."""
+"""What an earlier discovery gives a next one: labels, and what images cannot be."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -15,6 +15,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.labels.known import with_copies
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import (
+    LABEL_COLUMNS,
     Answers,
     answers,
     image_labels,
@@ -23,7 +24,6 @@ from nearkin.run.named import (
 )
 from nearkin.tables import write_csv
 
-ACCEPTED_COLUMNS: Final = ("path", "label", "cluster")
 EXCLUDED_COLUMNS: Final = ("path", "class")
 
 
@@ -33,29 +33,21 @@ class Accepted:
 
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Labels, by image."""
-    clusters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The class that an image without a label starts in; a known one, or one without a name."""
     excluded: Collection[tuple[str, str]] = ()
     """An image, and a class that it does not have; '' stands for all images without a label."""
+    num_left: int | None = None  # Novel classes that have no name yet; None if nobody has said
 
     def write(self, folder: RunFolder) -> None:
         """Write it into the folder of the round, which then needs the earlier one no more."""
-        rows = [(path, label, "") for path, label in self.labels.items()]
-        rows += [(path, "", cluster) for path, cluster in self.clusters.items()]
-        if rows:
-            write_csv(folder.accepted, ACCEPTED_COLUMNS, rows)
+        write_csv(folder.accepted, LABEL_COLUMNS, self.labels.items())
         write_csv(folder.excluded, EXCLUDED_COLUMNS, self.excluded)
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Accepted":
         """Return what was written into a folder; nothing of a first discovery."""
         given = folder.accepted.exists()
-        rows = read_edited(folder.accepted, ACCEPTED_COLUMNS) if given else []
-        return cls(
-            {row["path"]: row["label"] for row in rows if row["label"]},
-            {row["path"]: row["cluster"] for row in rows if row["cluster"]},
-            read_excluded(folder),
-        )
+        rows = read_edited(folder.accepted, LABEL_COLUMNS) if given else []
+        return cls({row["path"]: row["label"] for row in rows}, read_excluded(folder))
 
 
 def read_excluded(folder: RunFolder) -> list[tuple[str, str]]:
@@ -129,38 +121,25 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
         row["path"]: row["cluster"] for row in read_edited(folder.assignments, ("path", "cluster"))
     }
     pairs = ((found[path], label) for path, label in of_images.items() if path in found)
-    clusters = _renamed(folder, found, names, class_of_clusters(pairs), said)
     excluded = [
         *earlier.excluded,
         *((path, names[cluster]) for path, cluster in said.outside.items() if cluster in names),
     ]
-    clusters = {path: each for path, each in clusters.items() if path in own.keys() - labels}
-    given = Accepted(labels, clusters, excluded)
+    num_left = _num_left(found, class_of_clusters(pairs) | names, said, own.values())
+    given = Accepted(labels, excluded, num_left)
     return given, _accepted_notes(folder, labels, every, own)
 
 
-def _renamed(
-    folder: RunFolder,
-    found: Mapping[str, str],
-    names: Mapping[str, str],
-    labels: Mapping[str, str],
-    said: Answers,
-) -> dict[str, str]:
-    """Return the cluster of each image by the name of its class, where a person has said it.
-
-    Names of clusters count before labels of their images. Clusters that are one have one name, and
-    images that do not belong to theirs are in none.
-    """
-    kinds = {
-        row["cluster"]: row["kind"] for row in read_edited(folder.clusters, ("cluster", "kind"))
-    }
-    of = {cluster: cluster for cluster in kinds}
-    of |= {cluster: label for cluster, label in labels.items() if kinds.get(cluster) == "novel"}
-    of |= names
-    for pair in said.same * len(said.same):
-        one = next((of[each] for each in pair if of[each] != each), of[pair[0]])
-        of |= dict.fromkeys(pair, one)
-    return {path: of[cluster] for path, cluster in found.items() if path not in said.outside}
+def _num_left(
+    found: Mapping[str, str], names: Mapping[str, str], said: Answers, known: Collection[str]
+) -> int:
+    """Return how many novel classes have no name; those that are one by the answers count once."""
+    left = set(found.values()) - names.keys() - {*known}
+    one = {cluster: cluster for cluster in left}
+    for a, b in said.same:
+        if a in one and b in one:
+            one = {each: one[a] if of == one[b] else of for each, of in one.items()}
+    return len(set(one.values()))
 
 
 def class_of_clusters(labeled: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -194,10 +173,8 @@ def _accepted_notes(
 
 
 def accept(images: Images, given: Accepted) -> Images:
-    """Label more images. Classes that no unlabeled image has come first, then known ones."""
+    """Label more images. Known classes keep their numbers."""
     known, labels = class_names(images), given.labels
     every = [own or labels.get(name, "") for name, own in zip(images.names, known, strict=True)]
-    excluded = [name for path, name in given.excluded if not path and name in images.classes]
-    first = dict.fromkeys([*excluded, *images.classes])
-    classes, numbers = numbered(every, tuple(first))
+    classes, numbers = numbered(every, images.classes)
     return replace(images, labels=numbers, classes=classes)

@@ -163,8 +163,7 @@ def stage_init(
         stage = known_stage(encoder, task, base)
         train(stage)
         features = top_features(encoder, stage.method, task.rows)
-        alone = replace(task, num_excluded=task.num_known)  # as its head of novel classes is
-        heads = head_init(features, alone, base.seed)
+        heads = head_init(features, task, base.seed, disjoint=True)
         return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
     layer = principal_layer(encoder, task.rows)
     features = encoder.cached.center[torch.from_numpy(task.rows)]
@@ -174,9 +173,18 @@ def stage_init(
     return StageInit(encoder.backbone(layer), head_init(features, task, base.seed))
 
 
-def head_init(features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int) -> HeadInit:
-    """Return heads at clusters of the images to learn from, whose features these are."""
-    cluster = torch.from_numpy(start_clusters(features, task, seed))
+def head_init(
+    features: Float[Tensor, "learned dim"],
+    task: DiscoveryTask,
+    seed: int,
+    *,
+    disjoint: bool = False,
+) -> HeadInit:
+    """Return heads at clusters of the images to learn from, whose features these are.
+
+    Where unlabeled images are `disjoint` from the known classes, of these alone.
+    """
+    cluster = torch.from_numpy(start_clusters(features, task, seed, disjoint=disjoint))
     return HeadInit(features, cluster, torch.from_numpy(task.label[task.rows] != UNLABELED))
 
 
@@ -227,8 +235,6 @@ def class_stage(
     batch = min(int(base.batch_size), len(unlabeled) + min(len(unlabeled), len(labeled)))
     sampler = TwoStreamBatchSampler(labeled, task.label[labeled], unlabeled, batch, base.seed)
     requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
-    if method == "simgcd":  # NCL has a head for images of novel classes alone
-        requested["num_excluded"] = task.num_excluded
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
     config = _stage_config(base, method, sampler, resolved)

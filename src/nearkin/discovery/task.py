@@ -22,10 +22,6 @@ class DiscoveryTask:
     rows: Int64[np.ndarray, " learned"]  # The images to learn from
     num_known: int
     num_novel: int
-    num_excluded: int = 0
-    """Of the known classes, the first ones, which no unlabeled image has: all in mode ncd."""
-    start: Int64[np.ndarray, " images"] | None = None
-    """The class of each image to start from, `UNLABELED` for none; None in a first round."""
 
     @property
     def labeled(self) -> Int64[np.ndarray, " labeled"]:
@@ -36,11 +32,6 @@ class DiscoveryTask:
     def unlabeled(self) -> Int64[np.ndarray, " unlabeled"]:
         """The rows of the others."""
         return self.rows[np.flatnonzero(self.label[self.rows] == UNLABELED)]
-
-    @property
-    def excluded(self) -> Bool[np.ndarray, "1 classes"]:
-        """The classes that an unlabeled image cannot have."""
-        return np.arange(self.num_known + self.num_novel)[None] < self.num_excluded
 
     @property
     def only_novel(self) -> Bool[np.ndarray, "1 classes"]:

@@ -178,9 +178,7 @@ class Trials:
         labeled = self.task.labeled
         scored = labeled[_some_of_each(truth[labeled], self.base.seed)]
         rows = np.setdiff1d(labeled, scored)
-        excluded = len(rest) if self.mode == "ncd" else 0
-        task = DiscoveryTask(label, rows, len(rest), len(hidden), excluded)
-        return _Hiding(task, truth, scored)
+        return _Hiding(DiscoveryTask(label, rows, len(rest), len(hidden)), truth, scored)
 
     def _init(self, task: DiscoveryTask, method: str) -> StageInit:
         base = replace(self.base, epochs="auto")
@@ -205,7 +203,7 @@ class Trials:
                 return class_probability(heads, some, impossible).numpy()
 
         disjoint, rows = self.mode == "ncd", task.unlabeled
-        probability = predicted(rows, task.excluded)
+        probability = predicted(rows, task.only_novel if disjoint else None)
         y, x = truth[rows], probability.argmax(axis=1)
         matched = (novel_match if disjoint else joint_match)(y, x, task.num_known)
         correct = right(y, x, matched)

@@ -21,11 +21,10 @@ Queries: unit features and embeddings of all views. Keys: prototypes of all clas
 embeddings of all other views.
 """
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
@@ -34,9 +33,6 @@ from nearkin.networks.heads import CosineHead
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
 from nearkin.schema import CountOrZero, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.types import UNLABELED, Batch, Encoded, Step
-
-IMPOSSIBLE: Final = -1e4
-"""The logit of a class without probability; minus infinity times a target of 0 is no number."""
 
 
 class SimGCD(Method[None]):
@@ -48,7 +44,6 @@ class SimGCD(Method[None]):
     Args:
         num_known_classes: Number of known classes, which have labels.
         num_novel_classes: Number of novel classes.
-        num_excluded: Of the known classes, the first ones, which no unlabeled image has.
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         sup_weight: Weight of the supervised terms; the others share the rest.
@@ -72,7 +67,6 @@ class SimGCD(Method[None]):
         *,
         num_known_classes: int,
         num_novel_classes: CountOrZero = 5,
-        num_excluded: CountOrZero = 0,
         dim: Dim = 256,
         hidden_dim: DimOrZero = 2048,
         sup_weight: Fraction = 0.35,
@@ -91,7 +85,6 @@ class SimGCD(Method[None]):
         self.sharp_until = sharp_until
         self.contrast_temperature = contrast_temperature
         self.sup_temperature = sup_temperature
-        self.num_excluded = num_excluded
         sizes = hidden_dim, hidden_dim, dim
         self.online = Branch(backbone, *sizes, norm=False, activation=nn.GELU)
         classes = num_known_classes + num_novel_classes
@@ -105,7 +98,7 @@ class SimGCD(Method[None]):
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
         h, label = torch.cat(encoded), batch.label
         z1, z2 = unit(self.online.projector(h)).chunk(2)
-        logits = self._possible(self.heads(h), label.repeat(2))
+        logits = self.heads(h)
         sharper = self.temperature / self.sharpness(progress)
         targets = (logits.detach() * sharper).softmax(dim=1)
         known = label != UNLABELED
@@ -120,13 +113,6 @@ class SimGCD(Method[None]):
         taught = terms["class_contrast"] + terms["classify"]
         loss = (1 - self.sup_weight) * free + self.sup_weight * taught
         return Step(loss, None, {name: term.detach() for name, term in terms.items()})
-
-    def _possible(
-        self, logits: Float[Tensor, "views classes"], label: Int64[Tensor, " views"]
-    ) -> Float[Tensor, "views classes"]:
-        """The logits, without those of classes that unlabeled images cannot have."""
-        excluded = torch.arange(logits.shape[1], device=logits.device) < self.num_excluded
-        return logits.masked_fill((label == UNLABELED)[:, None] & excluded, IMPOSSIBLE)
 
     def sharpness(self, progress: float) -> float:
         """The temperature of targets, which falls in a line at first."""

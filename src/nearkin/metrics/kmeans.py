@@ -75,7 +75,6 @@ def constrained_kmeans(
     k: int,
     *,
     seed: int,
-    start: Int[np.ndarray, " n"] | None = None,
     n_init: int = 10,
     max_iter: int = 100,
 ) -> Clustering:
@@ -96,8 +95,6 @@ def constrained_kmeans(
             that no label has are free.
         k: How many clusters, those of the labeled classes included.
         seed: Decides where the free clusters start.
-        start: The cluster of each row to start from, or `UNLABELED`: a cluster with such rows
-            starts at the mean of these and of its labeled ones. None: of no row.
         n_init: How often to start.
         max_iter: Most steps of each start; it ends before when no row moves.
 
@@ -114,12 +111,8 @@ def constrained_kmeans(
     x = features - middle  # squares of what all rows share would drown the rest
     x = x.astype(np.result_type(features, np.float32))
     rows = _Rows(x, label, k)
-    begin = label if start is None else np.where(label == UNLABELED, start, label)
-    first = _sums(x[begin != UNLABELED], begin[begin != UNLABELED], k)
-    if first[1].all():  # every start would be the same
-        n_init = 1
     generator = np.random.default_rng(seed)
-    attempts = (_descend(rows, _start(rows, *first, generator), max_iter) for _ in range(n_init))
+    attempts = (_descend(rows, _start(rows, generator), max_iter) for _ in range(n_init))
     with threads_for(x.size):
         best = min(attempts, key=lambda clustering: clustering.inertia)
     return Clustering(best.cluster, best.centers + middle, best.inertia)
@@ -184,23 +177,18 @@ def _sums(
     return total, np.bincount(cluster, minlength=k)
 
 
-def _start(
-    rows: _Rows,
-    total: Float[np.ndarray, "k dim"],
-    count: Int[np.ndarray, " k"],
-    generator: np.random.Generator,
-) -> Float[np.ndarray, "k dim"]:
-    """Means of the clusters that have rows, then k-means++ with respect to them."""
-    taken = count > 0
-    centers: Float[np.ndarray, "k dim"] = total / np.maximum(count, 1)[:, None]
+def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k dim"]:
+    """Means of the labeled classes, then k-means++ with respect to them."""
+    taken = rows.count > 0
+    centers: Float[np.ndarray, "k dim"] = rows.total / np.maximum(rows.count, 1)[:, None]
     if not len(rows.free):
         return centers  # nothing will ever move there
     away = rows.nearest(centers[taken])[1].astype(np.float64)
     draws = min(DRAWS, 1 + len(away) // 10)  # the best of nearly all would be the same each time
     for cluster in np.flatnonzero(~taken):
-        left = away.sum()
-        usual = np.finfo(float).tiny < left < np.inf  # else all rows are as good
-        drawn = generator.choice(len(away), draws, p=away / left if usual else None)
+        total = away.sum()
+        usual = np.finfo(float).tiny < total < np.inf  # else all rows are as good
+        drawn = generator.choice(len(away), draws, p=away / total if usual else None)
         closer = np.minimum(away[:, None], rows.distances(rows.free[drawn]))
         best = closer.sum(axis=0).argmin()
         centers[cluster], away = rows.free[drawn[best]], closer[:, best]
