@@ -17,7 +17,7 @@ def words(text: str) -> list[str]:
 SHORT = words("-q --batch-size 16 --train-layers top")
 FEW = [*SHORT, *words("--epochs 2 --classes 2")]
 LEAST = [*FEW, *words("--entropy-weight 1")]
-LEAST_NCD = [*FEW, *words("--known-epochs 10 --positive-rate 0.5")]
+LEAST_NCD = [*FEW, *words("--positive-rate 0.5")]
 
 
 def once(*arguments: object) -> list[str]:

@@ -230,8 +230,6 @@ class DiscoverConfig(RunConfig):
     train_layers: str = "top"
     """What learns from labels: top, a layer on the frozen encoder; last:N, its blocks, or all;
     or these and the layer, as last:1,top."""
-    known_epochs: AutoCount = "auto"
-    """Epochs over the labeled images, in the second stage."""
     epochs: AutoCount = "auto"
     """Epochs over the unlabeled images, in the third stage."""
     max_time: Duration = ""
@@ -336,7 +334,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Views": ("augment", "image_size", "view_sizes"),
     "Optimization": (
-        *("epochs", "known_epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
+        *("epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
         *("lars_form", "warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
         *("freeze_epochs", "seed"),
     ),

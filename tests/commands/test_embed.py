@@ -268,7 +268,7 @@ def test_a_killed_run_goes_on_without_its_source_to_the_same_bytes(
 def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
     source, images, hidden, tmp_path
 ):
-    settings = "--known 0,1 --classes 2 --epochs 1 --known-epochs 1"
+    settings = "--known 0,1 --classes 2 --epochs 1"
     settings += " --val 0 --device cpu --workers 0"
     settings += " --entropy-weight 1 --resume -q"
     out = tmp_path / "run"

@@ -124,7 +124,7 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     assert own.stat().st_size == pytest.approx(final.stat().st_size, rel=0.01)
 
 
-TRAINED = ["--known-epochs", 1, "--epochs", 1]
+TRAINED = ["--epochs", 1]
 
 
 @pytest.mark.parametrize("layers", ["last:1", "last:1,top"])

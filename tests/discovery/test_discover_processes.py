@@ -23,8 +23,7 @@ pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch knows no processes"
 )
 SETTINGS = words(
-    "--known 0,1,2 --val 0 --batch-size 16 --known-epochs 1 --epochs 1 --classes 2 "
-    "--entropy-weight 1 --device cpu"
+    "--known 0,1,2 --val 0 --batch-size 16 --epochs 1 --classes 2 --entropy-weight 1 --device cpu"
 )
 SHORT = """
 import sys

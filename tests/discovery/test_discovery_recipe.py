@@ -87,7 +87,6 @@ def test_a_recipe_leaves_nothing_to_chance_and_fits_its_data_set_also_with_class
         "augment",
     ]
     decided += ["known"] if path.stem not in NUM_KNOWN else []
-    decided += ["known_epochs"] if config.mode == "ncd" else []
     assert all(settings[name] != "auto" for name in decided)
     assert candidates(config) == [Candidate(config.mode)], "trials would choose"
     method = MODE_METHODS[config.mode]

@@ -99,8 +99,8 @@ def test_a_round_searches_the_classes_that_are_left(edited, flat, tmp_path):
     sure, _ = be_sure(edited)
     name(edited, {sure: "three"})
     found = {row["path"]: row["cluster"] for row in rows(edited / "assignments.csv")}
-    again = [each for each in LEAST if each not in ("--classes", "2")]
-    assert run("discover", flat, "-o", tmp_path / "next", *again, "--accept", edited) == 0
+    again = once("discover", flat, *LEAST, "-o", tmp_path / "next", "--accept", edited)
+    assert run(*once(*again, "--classes", "auto")) == 0
     clusters = {r["path"]: r["cluster"] for r in rows(tmp_path / "next" / "accepted.csv")}
     started = {path: cluster for path, cluster in clusters.items() if cluster}
     named = {path: {sure: "three"}.get(found[path], found[path]) for path in started}

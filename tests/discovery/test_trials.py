@@ -65,8 +65,7 @@ BASE = TrainConfig(
 
 def trials(folder, mode, cached, task, **base):
     encoder, settings = FrozenEncoder(cached, CPU), replace(BASE, **base)
-    how = dict(train=shorter, known_epochs=40)
-    return Trials(encoder, task, settings, mode, folder, {}, **how)
+    return Trials(encoder, task, settings, mode, folder, {}, train=shorter)
 
 
 def first_trial(folder, mode, *given, **base):

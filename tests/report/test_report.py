@@ -38,7 +38,7 @@ def trained(trained_run, tmp_path_factory):
 @pytest.fixture(scope="module")
 def discovered(tmp_path_factory, digits_file, trained):
     settings = DiscoverConfig(
-        known=["0", "1", "2", "3", "4"], truth="data", classes=5, mode="ncd", known_epochs=1, epochs=1,
+        known=["0", "1", "2", "3", "4"], truth="data", classes=5, mode="ncd", epochs=1,
         options={"positive_rate": 0.2}, train_layers="top",
         from_run=str(trained.path), report=True,
     )  # fmt: skip

@@ -88,7 +88,6 @@ REFUSED = [
     ("DiscoverConfig", "mode", "both", "gcd or ncd"),
     ("DiscoverConfig", "epochs", 0, "auto or a whole number of at least 1"),
     ("DiscoverConfig", "epochs", 2.5, "auto or a whole number of at least 1"),
-    ("DiscoverConfig", "known_epochs", 0, "auto or a whole number of at least 1"),
     ("DiscoverConfig", "batch_size", 3, "auto or a whole number of at least 4"),
     ("DiscoverConfig", "max_time", "soon", "a duration; write it as 45m or 2h"),
     ("ClassifyConfig", "baselines", "no", "true or false"),
@@ -97,7 +96,7 @@ REFUSED = [
     ("DiscoverConfig", "max_bad", 1.5, "a number from 0 to 1"),
     ("DiscoverConfig", "workers", -1, "auto or a whole number of at least 0"),
     ("DiscoverConfig", "seed", 2**32, "a whole number from 0 to 4294967295"),
-    ("DiscoverConfig", "lr_milestones", (170.0,), "a list of numbers from 0.001 to 0.999"),
+    ("TrainConfig", "lr_milestones", (170.0,), "a list of numbers from 0.001 to 0.999"),
 ]
 """Kind, setting, value, and what it is not."""
 
@@ -135,7 +134,7 @@ CHANGED = dict(
     labeled="known/ones", known=("cat", "dog"), classes=7, mode="ncd", from_run='runs/"a"'
 )
 CHANGED |= dict(allow_partial=True, method="rotnet", train_layers="last:2", epochs=200, seed=3)
-CHANGED |= dict(known_epochs=100, max_time="2h", batch_size=64, val=0.0)
+CHANGED |= dict(max_time="2h", batch_size=64, val=0.0)
 CHANGED |= dict(augment="ncl_cifar")
 CHANGED |= dict(truth="data", copy_to="sorted", report=True, accept="runs/b", device="cpu")
 CHANGED |= dict(devices=2, workers=2, cache="disk", scan="full", max_bad=0.5)

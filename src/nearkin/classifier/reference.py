@@ -22,7 +22,7 @@ from nearkin.types import UNLABELED
 BANK: Final = 20_000  # Images that are kept, at the most
 MIN_IMAGES: Final = 20  # Labeled images from which they say what an outlier is
 VARIANCE: Final = 0.99  # Share of it that lies in the subspace of labeled images
-HELD_OUT: Final = 5  # Times that some classes are held out for the threshold, at the most
+HELD_OUT: Final = 10  # Times that some classes are held out for the threshold, at the most
 WITHIN: Final = 0.95  # Share of the images of held-out classes that are no outliers
 
 Bank = Float[Tensor, "bank dim"]

@@ -136,10 +136,6 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
             "themselves have labels"
         )
     config = _with_options(self_contained(config))
-    if config.known_epochs != "auto" and config.mode == "gcd":
-        raise UsageError(
-            "--known-epochs is the length of a stage that --mode gcd does not have; leave it out"
-        )
     _check_method(config)
     if config.from_run != "auto":
         source = kept_copy(folder.start, config.from_run, resume=resume)

@@ -286,7 +286,7 @@ class Pipeline:
             self.log.info(f"stage 2/3  {state.task.num_known} known classes")
             stage.run(self.folder.stage("known"), self.log)
 
-        first = replace(state.base, epochs=state.config.known_epochs)
+        first = replace(state.base, epochs="auto")
         init = stage_init(state.encoder, state.task, first, state.chosen.method, train_known)
         return {number: self._classes(state, init, number) for number in state.numbers}
 
@@ -327,6 +327,5 @@ class Pipeline:
             train=lambda stage, name: stage.run(
                 self.folder.stage(f"calibration-{name}"), self.log
             ),
-            known_epochs=config.known_epochs,
         )
         return list(trials.run([state.chosen], num_folds=1))

@@ -28,7 +28,7 @@ from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
 from nearkin.metrics.clusters import right
-from nearkin.schema import Auto, Value
+from nearkin.schema import Value
 from nearkin.types import UNLABELED
 
 
@@ -147,7 +147,6 @@ class Trials:
     options: Mapping[str, Value]  # That were given for the method
     train: Callable[[Stage, str], None]
     """Trains a stage, `known` or `class`."""
-    known_epochs: int | Auto = "auto"
 
     def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
         """Try every candidate in every fold, or in some."""
@@ -184,7 +183,7 @@ class Trials:
         return _Hiding(task, truth, scored)
 
     def _init(self, task: DiscoveryTask, method: str) -> StageInit:
-        base = replace(self.base, epochs=self.known_epochs)
+        base = replace(self.base, epochs="auto")
         return stage_init(
             self.encoder, task, base, method, lambda stage: self.train(stage, "known")
         )
