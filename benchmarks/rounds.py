@@ -26,11 +26,12 @@ from nearkin.classifier.assignments import Assignments, assign
 from nearkin.classifier.classifier import Classifier, frozen_copy, heads_of
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
+from nearkin.config import DiscoverConfig
 from nearkin.discovery.clusters import label_first
 from nearkin.discovery.scores import joint_match
 from nearkin.discovery.stages import class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask, Mode
-from nearkin.discovery.trials import OBJECTIVES, Candidate, shorter
+from nearkin.discovery.trials import candidates, shorter
 from nearkin.method import Method
 from nearkin.metrics.clusters import right
 from nearkin.metrics.probe import train_probe
@@ -77,7 +78,7 @@ class Round:
         """What the stages learn, in half the steps of a usual discovery."""
         encoder, task, base = self.bench.encoder, self.task, self.bench.base
         mode: Mode = self.mode if self.is_first else "gcd"
-        chosen = Candidate(mode, OBJECTIVES[mode].values[0])
+        chosen = candidates(DiscoverConfig(mode=mode))[0]  # the usual one
         init = stage_init(
             encoder, task, base, chosen.method, lambda stage: shorter(stage, "known")
         )

@@ -1,7 +1,7 @@
 """Discovery of classes on features of frozen encoders, an arm at a time, beside k-means.
 
     python -m benchmarks discovery --data FOLDER [--sets caltech trash] [--seeds 6 7 8 9 10]
-        [--arms k-means SimGCD] [--checkout SIMGCD] --csv docs/discovery/start.csv
+        [--arms k-means components] [--checkout SIMGCD] --csv docs/discovery/start.csv
 
 FOLDER has the data sets (`SETS` of sets.py) and, in runs/NAME, an encoder trained on each without
 labels. Scored are images held out, of known and novel classes mixed. A row of the table is written
@@ -26,16 +26,8 @@ from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, commit
 from benchmarks.shared.seeds import interval
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
-from nearkin.discovery.features import top_features
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import (
-    Stage,
-    StageInit,
-    class_stage,
-    head_init,
-    known_stage,
-    stage_init,
-)
+from nearkin.discovery.stages import Stage, class_stage, components_init, known_init
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import right
 
@@ -44,19 +36,19 @@ OPTIONS: Final = (
            quick=["digits"], choices=list(SETS)),
     Option("seeds", [6, 7, 8, 9, 10], "each draws novel classes, held-out images and labels",
            quick=[0]),
-    Option("arms", ["k-means", "SimGCD", "known classes first"], "what is compared"),
+    Option("arms", ["k-means", "components", "known classes first"], "what is compared"),
     Option("checkout", Path(), "CVMI-Lab/SimGCD, for the arm `official`"),
     Option("csv", Path(), "where rows are kept; nowhere if empty"),
 )  # fmt: skip
 SCORES: Final = ("all", "known", "novel", "aware", "train")
 COLUMNS: Final = ("mode", "data", "seed", "arm", *SCORES, "seconds", "commit")
 VARIANTS: Final[Mapping[str, Mapping[str, float]]] = {
-    "SimGCD": {},
+    "components": {},
     "contrast at 1": {"contrast_temperature": 1.0},
     "entropy weight .5": {"entropy_weight": 0.5},
     "entropy weight 2": {"entropy_weight": 2.0},
 }
-"""Options of arms that start where a discovery in mode gcd does."""
+"""Options of arms that start at principal components."""
 
 
 def scores(bench: Bench, task: DiscoveryTask, found: Clustering) -> dict[str, float]:
@@ -85,23 +77,15 @@ def k_means(bench: Bench, task: DiscoveryTask) -> Clustering:
     return kmeans_clustering(bench.encoder.cached.center, task, bench.seed, disjoint=False)
 
 
-def known_first(bench: Bench, task: DiscoveryTask) -> StageInit:
-    """Start as until 2026-11: a random layer with ReLU that has learned the known classes."""
-    stage = known_stage(bench.encoder, task, bench.base)
-    stage.try_out()
-    features = top_features(bench.encoder, stage.method, task.rows)
-    return StageInit(stage.method.backbone, head_init(features, task, bench.seed))
-
-
 def trained(
     bench: Bench, task: DiscoveryTask, arm: str, checkout: Path, more_seed: int = 0
 ) -> Clustering:
     """Train an arm and return what it finds."""
     options: dict[str, Any] = {"entropy_weight": 1.0, **VARIANTS.get(arm, {})}
     if arm == "known classes first":
-        init = known_first(bench, task)
+        init = known_init(bench.encoder, task, bench.base, Stage.try_out)
     else:
-        init = stage_init(bench.encoder, task, bench.base, "simgcd", Stage.try_out)
+        init = components_init(bench.encoder, task, bench.seed)
     base = replace(bench.base, seed=bench.base.seed + more_seed)
     stage = class_stage(bench.encoder, task, base, init, "simgcd", options)
     if arm == "official":
@@ -112,7 +96,7 @@ def trained(
 
 def most_alike(bench: Bench, task: DiscoveryTask) -> Clustering:
     """Of three trainings, return the one whose classes the others find most alike."""
-    found = [trained(bench, task, "SimGCD", Path(), more_seed) for more_seed in range(3)]
+    found = [trained(bench, task, "components", Path(), more_seed) for more_seed in range(3)]
     classes = [each.joint[task.unlabeled] for each in found]
     alike = [sum(adjusted_rand_score(each, other) for other in classes) for each in classes]
     return found[int(np.argmax(alike))]

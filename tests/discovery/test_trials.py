@@ -16,7 +16,7 @@ from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
-    OBJECTIVES,
+    RATES,
     Candidate,
     Trial,
     Trials,
@@ -34,7 +34,7 @@ KNOWN, EACH, OTHERS = 5, 8, 30
 LEARNED = EACH - 1  # Of each known class in a trial; a fifth of them is for its score
 TRIED = {
     "ncd": (Candidate("ncd", 0.25), Candidate("ncd", 0.75)),
-    "gcd": (Candidate("gcd", 0.5), Candidate("gcd", 2.0)),
+    "gcd": (Candidate("gcd"),),
 }
 MODES = ("ncd", "gcd")
 
@@ -219,17 +219,15 @@ def trial(candidate, accuracy, fold=0):
     return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool), np.zeros(1, int))
 
 
-USUAL, LOW, HIGH = (Candidate("ncd", value) for value in OBJECTIVES["ncd"].values)
+USUAL, LOW, HIGH = (Candidate("ncd", value) for value in RATES)
 
 
 def test_what_is_given_is_not_searched_for():
-    for mode, value in (("ncd", 0.5), ("gcd", 1.0)):
-        option = OBJECTIVES[mode].option
-        config = DiscoverConfig(known=["a", "b"], mode=mode, options={"temperature": 0.2})
-        assert [c.value for c in candidates(config)] == [*OBJECTIVES[mode].values]
-        assert candidates(config)[0].value == value, "the usual one comes first"
-        assert candidates(replace(config, options={option: 0.3})) == [Candidate(mode)]
-        assert option not in Candidate(mode).options(5)
+    config = DiscoverConfig(known=["a", "b"], mode="ncd", options={"temperature": 0.2})
+    assert [each.rate for each in candidates(config)] == [0.5, 0.25, 0.75], "the usual one first"
+    assert candidates(replace(config, options={"positive_rate": 0.3})) == [Candidate("ncd")]
+    assert "positive_rate" not in Candidate("ncd").options(5)
+    assert candidates(DiscoverConfig(known=["a", "b"])) == [Candidate("gcd")]
 
 
 def test_the_first_value_is_taken_unless_another_is_better_by_a_standard_error():
@@ -259,4 +257,4 @@ def test_the_first_value_is_taken_unless_another_is_better_by_a_standard_error()
 def test_a_positive_rate_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_all(value, k):
     both = {"joint_weight": 1.0, "positive_rate": min(1, value / k)}
     assert Candidate("ncd", value).options(k) == both
-    assert Candidate("gcd", value).options(k) == {"entropy_weight": value}
+    assert Candidate("gcd").options(k) == {"entropy_weight": 1.0}

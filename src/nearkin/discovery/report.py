@@ -31,7 +31,7 @@ from nearkin.discovery.clusters import (
 )
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import confusion, joint_match, novel_match
-from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
+from nearkin.discovery.trials import candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
@@ -317,8 +317,7 @@ def _protocol(outcome: Outcome) -> list[str]:
     layers, chosen = config.train_layers, outcome.state.chosen
     origin = "as given or by default"
     if outcome.state.trials and len(candidates(config)) > 1:
-        name = OBJECTIVES[config.mode].option.replace("_", " ")
-        origin = f"its {name} chosen on held-out known classes"
+        origin = "its share of positive pairs chosen on held-out known classes"
     return [
         "Unlabeled images are taken to be of novel classes only (ncd)."
         if config.mode == "ncd"

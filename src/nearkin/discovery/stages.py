@@ -18,6 +18,7 @@ from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
 from nearkin.discovery.clusterings import start_clusters
 from nearkin.discovery.features import (
+    LAYER_DIM,
     DiscoveryEncoder,
     principal_layer,
     random_layer,
@@ -49,7 +50,6 @@ class Recipe:
     lr: float
     options: Mapping[str, Value] = field(default_factory=dict)  # That differ from the paper's
     terms: tuple[str, ...] = ()  # Metrics logged at every step
-    known_first: bool = False  # Whether a stage of the known classes alone comes before
 
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -62,7 +62,6 @@ RECIPES: Final[dict[str, Recipe]] = {
         # nothing on average.
         options={"pseudo_labels": "closest", "num_hard": 0},
         terms=("positive_rate", "classify", "pairs", "consistency", "known", "novel"),
-        known_first=True,
     ),
     "simgcd": Recipe(
         steps=1000,
@@ -148,9 +147,10 @@ def stage_init(
 ) -> StageInit:
     """Return what the last stage starts from, with heads at clusters of the features.
 
-    NCL goes on from a stage of the known classes, as in its code and in AutoNovel's. SimGCD starts
-    at the features themselves, in the directions of their principal components: a random layer
-    that learns the known classes first loses what tells novel ones apart (docs/discovery.md).
+    NCL goes on from the known classes, as in its code and in AutoNovel's. SimGCD has no stage of
+    these in its code, and starts at the features themselves, in the directions of their principal
+    components; but on features that are no wider than the layer, at a layer that has learned the
+    known classes, which found more there (docs/discovery.md).
 
     Args:
         encoder: What is trained, or below it.
@@ -159,18 +159,36 @@ def stage_init(
         method: The method of the last stage.
         train: Trains the stage of the known classes, if there is one.
     """
-    if RECIPES[method].known_first:
-        stage = known_stage(encoder, task, base)
-        train(stage)
-        features = top_features(encoder, stage.method, task.rows)
-        heads = head_init(features, task, base.seed, disjoint=True)
-        return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
+    wide = encoder.cached.center.shape[1] > LAYER_DIM or not encoder.has_layer
+    if method == "simgcd" and wide:
+        return components_init(encoder, task, base.seed)
+    return known_init(encoder, task, base, train, disjoint=method == "ncl")
+
+
+def components_init(encoder: DiscoveryEncoder, task: DiscoveryTask, seed: int) -> StageInit:
+    """Start at the principal components of the frozen features, or at the network as it is."""
     layer = principal_layer(encoder, task.rows)
     features = encoder.cached.center[torch.from_numpy(task.rows)]
     if encoder.has_layer:
         with torch.no_grad():
             features = apply_layer(layer, features)
-    return StageInit(encoder.backbone(layer), head_init(features, task, base.seed))
+    return StageInit(encoder.backbone(layer), head_init(features, task, seed))
+
+
+def known_init(
+    encoder: DiscoveryEncoder,
+    task: DiscoveryTask,
+    base: TrainConfig,
+    train: Callable[[Stage], None],
+    *,
+    disjoint: bool = False,
+) -> StageInit:
+    """Start at a random layer, or at the network, that has learned the known classes."""
+    stage = known_stage(encoder, task, base)
+    train(stage)
+    features = top_features(encoder, stage.method, task.rows)
+    heads = head_init(features, task, base.seed, disjoint=disjoint)
+    return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
 
 
 def head_init(

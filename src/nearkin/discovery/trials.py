@@ -1,4 +1,4 @@
-"""Hold known classes out, search for them as if novel: choose a weight, and calibrate, by that.
+"""Hold known classes out, search for them as if novel: choose a setting, and calibrate, by that.
 
 Nothing is chosen by the labels that a result is scored on (DTC, Han et al. 2019, and GCD, Vaze et
 al. 2022, hold classes out to count novel ones; Troisemaine et al. 2024, "A practical approach to
@@ -7,7 +7,7 @@ novel class discovery in tabular data", to tune a method).
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -31,23 +31,14 @@ from nearkin.metrics.clusters import right
 from nearkin.schema import Value
 from nearkin.types import UNLABELED
 
-
-@dataclass(frozen=True)
-class Objective:
-    """The option that trials choose of what the last stage of a mode minimizes."""
-
-    option: str
-    values: tuple[float, ...]  # The first one counts unless another is clearly better
-    options: Mapping[str, Value] = field(default_factory=dict[str, Value])  # Of each value
-
-
-OBJECTIVES: Final[Mapping[Mode, Objective]] = {
-    "gcd": Objective("entropy_weight", (1.0, 0.5, 2.0)),
-    # NCL, whose two heads are also trained as one classifier. Its values are relative to the
-    # positive pairs of equally large classes.
-    "ncd": Objective("positive_rate", (0.5, 0.25, 0.75), {"joint_weight": 1.0}),
+RATES: Final = (0.5, 0.25, 0.75)
+"""Shares of positive pairs that are tried for NCL, relative to those of equally large classes. The
+first one counts unless another is clearly better."""
+OPTIONS: Final[Mapping[Mode, Mapping[str, Value]]] = {
+    "gcd": {"entropy_weight": 1.0},
+    "ncd": {"joint_weight": 1.0},  # its two heads are also trained as one classifier
 }
-"""By mode: where trials chose another one, they gained nothing (docs/discovery.md)."""
+"""Options of the method of a mode that differ from its own."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
 MOST_HIDDEN: Final = 0.6  # Largest share of the known classes that a fold hides
@@ -56,10 +47,10 @@ SCORED: Final = 0.2  # Share of each known class that a trial does not learn fro
 
 @dataclass(frozen=True)
 class Candidate:
-    """The objective of a mode with a value of the option that trials choose; None: it is given."""
+    """The method of a mode, with a share of positive pairs where it has one that is not given."""
 
     mode: Mode
-    value: float | None = None
+    rate: float | None = None
 
     @property
     def method(self) -> str:
@@ -69,14 +60,13 @@ class Candidate:
     def options(self, num_novel: int) -> dict[str, Value]:
         """Return the options of the method.
 
-        A positive rate is relative to that of equally large classes, 1 / num_novel: so a value
-        that was chosen with few held-out classes fits many novel ones.
+        A rate is relative to that of equally large classes, 1 / num_novel: so one that was chosen
+        with few held-out classes fits many novel ones.
         """
-        objective = OBJECTIVES[self.mode]
-        if self.value is None:
-            return dict(objective.options)
-        value = min(1.0, self.value / num_novel) if self.mode == "ncd" else self.value
-        return {**objective.options, objective.option: value}
+        own = dict(OPTIONS[self.mode])
+        if self.rate is not None:
+            own["positive_rate"] = min(1.0, self.rate / num_novel)
+        return own
 
     def __str__(self) -> str:
         """As in files and in the log.
@@ -84,15 +74,14 @@ class Candidate:
         >>> str(Candidate("ncd", 0.5)), str(Candidate("gcd"))
         ('ncl-0.5', 'simgcd')
         """
-        return self.method if self.value is None else f"{self.method}-{self.value:g}"
+        return self.method if self.rate is None else f"{self.method}-{self.rate:g}"
 
 
 def candidates(config: DiscoverConfig) -> list[Candidate]:
-    """Return what trials compare: one candidate, where the value is given."""
-    objective = OBJECTIVES[config.mode]
-    if objective.option in config.options:
+    """Return what trials compare: one candidate, where there is nothing to choose."""
+    if config.mode == "gcd" or "positive_rate" in config.options:
         return [Candidate(config.mode)]
-    return [Candidate(config.mode, value) for value in objective.values]
+    return [Candidate("ncd", rate) for rate in RATES]
 
 
 @dataclass(frozen=True, eq=False)
