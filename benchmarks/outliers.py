@@ -1,4 +1,4 @@
-"""Does a discovery flag junk among the images that it learns from?
+"""Junk among the images that a discovery learns from: how much of it is flagged.
 
 Images of another set, noise and blank images are 5 or 20 % of the unlabeled images. Their scores
 are compared with those of all other unlabeled images, of known and of novel classes: AUROC with

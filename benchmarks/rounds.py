@@ -1,4 +1,4 @@
-"""What do a person's labels bring to a discovery, round by round?
+"""What a person's labels bring to a discovery, round by round.
 
 In each of five rounds one image per novel class gets its true label: those that the report puts
 first, or random ones. Then all is learned again. A class that has a label is known from then on,

@@ -244,6 +244,8 @@ def _candidates(hashes: UInt64[np.ndarray, " images"], bits: Int64[np.ndarray, "
     return np.concatenate(pairs)
 
 
+# OpenBLAS may say that a product is invalid which is not (numpy issues 13173 and 24067).
+@np.errstate(invalid="ignore")
 def similarity(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"]:
     """Return the correlation of near-duplicates, one aligned to the other; 0 of other pairs."""
     found = np.zeros(len(pairs), np.float32)

@@ -117,7 +117,7 @@ def _cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "classes dim"], Float[Tensor, " classes"]]:
     """Return the mean cross-entropy of linear logits, and its gradients, by blocks of rows.
 
-    Of few images, autograd takes several times as long as these few products.
+    Of few images, autograd takes twice as long.
     """
     loss, of_weight, of_bias = bias.new_zeros(()), torch.zeros_like(weight), torch.zeros_like(bias)
     for rows in blocks(len(y), size):
