@@ -112,11 +112,11 @@ def task(bench: Bench, own: Features, junk: Features, share: float, most: int) -
     )
 
 
-def by_subspace(task: Task) -> tuple[Float[np.ndarray, " n"], float]:
-    """Return the distances and the threshold of nearkin."""
+def by_nearkin(task: Task) -> tuple[Float[np.ndarray, " n"], float]:
+    """Return the distances of nearkin, in units of their threshold."""
     labeled, cluster = task.label != UNLABELED, task.label.clip(min=0)
     reference = reference_of(task.features, cluster, labeled, int(cluster.max()) + 1)
-    return reference.distance(task.features), reference.max_distance
+    return reference.distance(task.features), 1.0
 
 
 def by_neighbor(task: Task) -> tuple[Float[np.ndarray, " n"], float]:
@@ -125,7 +125,7 @@ def by_neighbor(task: Task) -> tuple[Float[np.ndarray, " n"], float]:
     return distance, float(np.quantile(distance, 0.99))
 
 
-RULES: Final = {"subspace": by_subspace, "neighbor": by_neighbor}
+RULES: Final = {"nearkin": by_nearkin, "neighbor": by_neighbor}
 
 
 def _scores(

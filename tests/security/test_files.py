@@ -87,7 +87,7 @@ CLASSIFIER = {
     "encoder": "",
     "classes": ["a", "b", "new-1"],
     "num_known": 2,
-    "outliers": {"max_distance": 0.5},
+    "outliers": {"k": 1, "max_neighbor": 0.5, "max_left": 0.5},
     "temperature": 0.1,
     "calibration": None,
     "details": {"augment": "simclr_cifar", "num_views": 2, "seed": 0},
@@ -99,7 +99,10 @@ CLASSIFIERS = {
     "fewer names than classes": {"classes": ["a"]},
     "infinitely many known classes": {"num_known": float("inf")},
     "more known classes than there are": {"num_known": 10**12},
-    "a distance that is no number": {"outliers": {"max_distance": float("nan")}},
+    "the neighbor before the first": {"outliers": {"k": 0, "max_neighbor": 0.5, "max_left": 0.5}},
+    "a distance that is no number": {
+        "outliers": {"k": 1, "max_neighbor": float("nan"), "max_left": 0.5}
+    },
     "no outliers": {"outliers": None},
     "a temperature of 0": {"temperature": 0},
     "a temperature that is text": {"temperature": "x"},

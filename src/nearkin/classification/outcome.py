@@ -158,7 +158,6 @@ class Outcome:
             },
             "differences": {name: asdict(each) for name, each in self.differences.items()},
             "calibration": None if calibration is None else asdict(calibration),
-            "outliers": {"max_distance": self.predictions.max_distance},
             "labels_to_check": [doubt._asdict() for doubt in self.doubts],
             "flags": flag_counts(self.assignments),
             "notes": plain(self.dataset.images.notes),

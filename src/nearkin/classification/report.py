@@ -133,8 +133,8 @@ def _findings(outcome: Outcome) -> Iterator[str]:
     if outliers:
         yield (
             f"{count(outliers, 'image')} flagged as outliers: farther from the training images "
-            "than 95 % of those of classes that were held out. They may be of a class that has no "
-            "label yet."
+            "than 95 % of those of classes that were held out, or than 99 % of these from one "
+            "another. They may be of a class that has no label yet."
         )
     if outcome.doubts:
         yield f"{count(len(outcome.doubts), 'training label')} to check; see below."

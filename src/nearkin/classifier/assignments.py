@@ -104,7 +104,8 @@ def assign(
     first of these that holds:
 
     - `outlier`: by the encoder's features it is farther from the labeled images than 95 % of the
-      images of classes that were held out; see `Reference`.
+      images of classes that were held out, or farther from all than 99 % of these from one
+      another; see `Reference`.
     - `tiny-cluster`: its novel class has fewer images in the discovery than 5, or than a tenth of
       the median of the novel classes that have any.
     - `maybe-known`: its class is novel, but its feature is more similar to the mean of a known
@@ -164,10 +165,10 @@ def assign(
 
 
 def outliers(predictions: Predictions) -> Bool[np.ndarray, " images"]:
-    """Whether images are farther from the labeled ones than those of a held-out class."""
+    """Whether images are farther from those that were learned from than the thresholds."""
     if predictions.distance is None:
         return np.zeros(len(predictions.paths), bool)
-    return np.asarray(predictions.distance > predictions.max_distance)
+    return np.asarray(predictions.distance > 1)
 
 
 def _tiny(reference: Reference, predictions: Predictions) -> float:

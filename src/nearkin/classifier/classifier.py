@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.features import CachedFeatures, ViewSettings
-from nearkin.classifier.reference import Reference
+from nearkin.classifier.reference import THRESHOLDS, Reference
 from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.encoders.encoder import Encoder, read_tensors, separate_weights
@@ -87,8 +87,7 @@ class Predictions:
     classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
     num_known: int
     distance: Float[np.ndarray, " images"] | None = None
-    """To the images that were learned from, see `Reference`; None without a reference."""
-    max_distance: float = np.inf  # Images that are farther away are outliers
+    """To the images that were learned from, see `Reference`; None without. Above 1: outliers."""
 
     @property
     def cluster(self) -> Int[np.ndarray, " images"]:
@@ -185,7 +184,6 @@ class Classifier:
                 classes=self.classes,
                 num_known=self.num_known,
                 distance=None if reference is None else reference.distance(cached.center),
-                max_distance=np.inf if reference is None else reference.max_distance,
             )
 
     def write(self, path: Path) -> None:
@@ -203,7 +201,7 @@ class Classifier:
         metadata = {
             "format": FORMATS[-1],
             "kind": self.kind,
-            "outliers": {"max_distance": self.reference.max_distance},
+            "outliers": {key: getattr(self.reference, key) for key in THRESHOLDS},
             "classes": self.classes,
             "num_known": self.num_known,
             "temperature": getattr(self.heads, "temperature", None),

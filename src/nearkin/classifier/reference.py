@@ -24,6 +24,11 @@ MIN_IMAGES: Final = 20  # Labeled images from which they say what an outlier is
 VARIANCE: Final = 0.99  # Share of it that lies in the subspace of labeled images
 HELD_OUT: Final = 10  # Times that some classes are held out for the threshold, at the most
 WITHIN: Final = 0.95  # Share of the images of held-out classes that are no outliers
+NEAR: Final = 0.99  # Share of the images that were learned from that are near enough to others
+LARGEST: Final = 4.0  # More than any distance: nothing is an outlier
+LEAST: Final = 1e-6  # A distance between rows that are equal, as numbers are rounded
+THRESHOLDS: Final = ("k", "max_neighbor", "max_left")
+K: Final = 10  # The neighbor whose distance counts; fewer where classes are smaller
 
 Bank = Float[Tensor, "bank dim"]
 Features = Float[Tensor, "n dim"]
@@ -39,24 +44,32 @@ class Reference:
     cluster: Int[np.ndarray, " bank"]  # The label of each, or the class it was assigned to
     labeled: Bool[np.ndarray, " bank"]
     sizes: Int[np.ndarray, " classes"]  # Images without a label that the run put in each class
-    max_distance: float
-    """The distance that 95 % of the images of held-out classes do not exceed."""
+    k: int
+    max_neighbor: float
+    """The cosine distance to the k-th nearest of the others that 99 % of these do not exceed."""
+    max_left: float
+    """The distance to the subspace of the known classes that 95 % of the images of others keep."""
 
     @cached_property
     def _subspace(self) -> "Subspace":
         return Subspace.of(_powers(self.features[torch.from_numpy(self.labeled)]))
 
     def distance(self, features: Features) -> Numbers:
-        """Return the distance of each image to the subspace of the labeled ones, from 0 to 2.
+        """Return how far each image is from these; above 1 it is an outlier.
 
-        The error of reconstruction by principal components (Wang, Li, Feng, Zhang. ViM:
-        out-of-distribution with virtual-logit matching. CVPR 2022, arXiv:2203.10807, section 3),
-        here of features whose numbers are replaced by their square roots, with their signs, and
-        scaled to length one (Perronnin, Sanchez, Mensink. Improving the Fisher kernel for
-        large-scale image classification. ECCV 2010). Images without a label have no say, since
-        any of these may be an outlier itself. The features are those of the encoder.
+        The larger of two distances, each in units of its threshold:
+
+        - to the subspace of the labeled images: the error of reconstruction by principal
+          components (Wang, Li, Feng, Zhang. ViM: out-of-distribution with virtual-logit matching.
+          CVPR 2022, arXiv:2203.10807, section 3), of the square roots of features (Perronnin,
+          Sanchez, Mensink. Improving the Fisher kernel for large-scale image classification. ECCV
+          2010). Images without a label have no say: any of these may be an outlier itself.
+        - to the k-th nearest of all (Sun, Ming, Zhu, Li. Out-of-distribution detection with deep
+          nearest neighbors. ICML 2022, arXiv:2204.06507), the cosine distance. It finds more of
+          what was not learned from, and none of what is alike and was.
         """
-        return self._subspace.distance(_powers(features))
+        left = self._subspace.distance(_powers(features)) / self.max_left
+        return np.fmax(left, _neighbor(self.features, features, self.k) / self.max_neighbor)
 
     def check(self, num_classes: int, dim: int) -> None:
         """Raise an error of any kind if it is not of so many classes and features."""
@@ -67,8 +80,10 @@ class Reference:
             raise ValueError("its reference has images without a class")
         if not np.isin(self.cluster, np.arange(num_classes)).all() or not self.labeled.any():
             raise ValueError(f"the classes of its reference are not among {num_classes}")
-        if not 0 <= self.max_distance <= 2:
-            raise ValueError(f"its largest distance is {self.max_distance}")
+        if not 1 <= self.k <= K:
+            raise ValueError(f"it has no neighbor {self.k}")
+        if not (0 < self.max_neighbor <= LARGEST and 0 < self.max_left <= LARGEST):
+            raise ValueError(f"its largest distances are {self.max_neighbor} and {self.max_left}")
 
 
 class Subspace(NamedTuple):
@@ -114,26 +129,38 @@ def reference_of(
     rows = np.sort(np.concatenate(kept))
     bank = features[torch.from_numpy(rows)].contiguous()
     own = labeled[rows]
-    largest = _max_distance(bank[torch.from_numpy(own)], cluster[rows][own])
+    left = _max_left(bank[torch.from_numpy(own)], cluster[rows][own])
+    counts = np.bincount(cluster[rows])
+    k = int(np.clip(np.median(counts[counts > 0]) - 1, 1, K))
+    near = LARGEST
+    if len(rows) >= MIN_IMAGES:
+        near = max(LEAST, float(np.quantile(_neighbor(bank, bank, k), NEAR)))
     sizes = np.bincount(cluster[~labeled], minlength=num_classes)
-    return Reference(bank, cluster[rows], own, sizes, largest)
+    return Reference(bank, cluster[rows], own, sizes, k, near, left)
 
 
-def _max_distance(features: Features, label: Clusters) -> float:
-    """Return the distance from which images are outliers; 2 where too few are labeled.
+def _neighbor(bank: Bank, features: Features, k: int) -> Numbers:
+    found = neighbors(bank, features, k)
+    if not found.similarity.shape[1]:
+        return np.full(len(features), np.nan)
+    return np.asarray(1 - found.similarity[:, -1])
+
+
+def _max_left(features: Features, label: Clusters) -> float:
+    """Return the distance to the subspace from which images are outliers.
 
     Some classes in turn are held out as if they were novel, since images of novel classes are
     no outliers, and lie farther from the known ones than images of these.
     """
     classes = np.unique(label)
     if len(label) < MIN_IMAGES or len(classes) < 2:
-        return 2.0
+        return LARGEST
     turn, x = np.searchsorted(classes, label) % HELD_OUT, _powers(features)
     distances = list[Numbers]()
     for number in range(min(HELD_OUT, len(classes))):
         out = torch.from_numpy(turn == number)
         distances.append(Subspace.of(x[~out]).distance(x[out]))
-    return float(np.quantile(np.concatenate(distances), WITHIN))
+    return max(LEAST, float(np.quantile(np.concatenate(distances), WITHIN)))
 
 
 class Neighbors(NamedTuple):

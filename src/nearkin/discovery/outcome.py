@@ -106,7 +106,8 @@ class Outcome:
             return None
         flagged = outliers(self.assignments.predictions)[rows]
         protocol = {
-            "method": "farther from the labeled images than 95 % of those of held-out classes",
+            "method": "farther from the labeled images than 95 % of those of held-out classes, or "
+            "from all images learned from than 99 % of these from one another",
             "of": "held-out images",
         }
         groups = self.dataset.images.groups[rows]

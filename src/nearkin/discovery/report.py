@@ -96,7 +96,7 @@ def _write_sheets(outcome: Outcome) -> None:
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return all numbers as plain values."""
     state, config, calibration = outcome.state, outcome.config, outcome.classifier.calibration
-    held_out, predictions = outcome.outliers, outcome.assignments.predictions
+    held_out = outcome.outliers
     tried = dict.fromkeys(trial.candidate for trial in state.trials)
     return {
         "command": "discover",
@@ -114,7 +114,6 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
         "outliers": {
-            "max_distance": predictions.max_distance,
             "held_out": None if held_out is None else held_out.to_dict(),
         },
         "flags": flag_counts(outcome.assignments),
@@ -339,7 +338,8 @@ def _outliers(outcome: Outcome) -> str:
     measured = "" if held_out is None else f" Of held-out images, {held_out} are."
     return (
         f"{flags.count('outlier')} of {len(flags)} unlabeled images are flagged as outliers: "
-        "farther from the labeled images than 95 % of those of held-out classes. They may be "
+        "farther from the labeled images than 95 % of those of held-out classes, or from all "
+        "images learned from than 99 % of these from one another. They may be "
         f"of none of the classes.{measured}"
     )
 

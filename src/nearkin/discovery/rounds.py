@@ -125,17 +125,17 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
         *earlier.excluded,
         *((path, names[cluster]) for path, cluster in said.outside.items() if cluster in names),
     ]
-    num_left = _num_left(found, class_of_clusters(pairs) | names, said, own.values())
+    named = {**class_of_clusters(pairs), **names}
+    num_left = _num_left(folder, {*found.values()} - named.keys(), said)
     given = Accepted(labels, excluded, num_left)
     return given, _accepted_notes(folder, labels, every, own)
 
 
-def _num_left(
-    found: Mapping[str, str], names: Mapping[str, str], said: Answers, known: Collection[str]
-) -> int:
-    """Return how many novel classes have no name; those that are one by the answers count once."""
-    left = set(found.values()) - names.keys() - {*known}
-    one = {cluster: cluster for cluster in left}
+def _num_left(folder: RunFolder, unnamed: Collection[str], said: Answers) -> int:
+    """Return how many of some classes are novel; those that are one by the answers count once."""
+    rows = read_edited(folder.clusters, ("cluster", "kind"))
+    one = {row["cluster"]: row["cluster"] for row in rows if row["kind"] == "novel"}
+    one = {cluster: each for cluster, each in one.items() if cluster in unnamed}
     for a, b in said.same:
         if a in one and b in one:
             one = {each: one[a] if of == one[b] else of for each, of in one.items()}
