@@ -41,6 +41,8 @@ OTHERS: Final = ("digits", "cifar10.npz", "fashion.npz")
 SIDE: Final = 32
 
 Features = Float[Tensor, "n dim"]
+Judged = tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]
+"""Distances, and which images are flagged."""
 
 
 class Task(NamedTuple):
@@ -112,29 +114,28 @@ def task(bench: Bench, own: Features, junk: Features, share: float, most: int) -
     )
 
 
-def by_nearkin(task: Task) -> tuple[Float[np.ndarray, " n"], float]:
-    """Return the distances of nearkin, in units of their threshold."""
+def by_nearkin(task: Task) -> Judged:
+    """Return the distances to the subspace of labeled images, and the outliers, of nearkin."""
     labeled, cluster = task.label != UNLABELED, task.label.clip(min=0)
     reference = reference_of(task.features, cluster, labeled, int(cluster.max()) + 1)
-    return reference.distance(task.features), 1.0
+    return reference.distance(task.features), reference.outliers(task.features)
 
 
-def by_neighbor(task: Task) -> tuple[Float[np.ndarray, " n"], float]:
-    """Return the distances to the tenth nearest image, and the quantile of these."""
+def by_neighbor(task: Task) -> Judged:
+    """Return the distances to the tenth nearest image, and the farthest hundredth."""
     distance = 1 - neighbors(task.features, task.features, 10).similarity[:, -1]
-    return distance, float(np.quantile(distance, 0.99))
+    return distance, distance > np.quantile(distance, 0.99)
 
 
 RULES: Final = {"nearkin": by_nearkin, "neighbor": by_neighbor}
 
 
 def _scores(
-    task: Task, distance: Float[np.ndarray, " n"], threshold: float
+    task: Task, distance: Float[np.ndarray, " n"], flagged: Bool[np.ndarray, " n"]
 ) -> tuple[float, float, float]:
     """Return the AUROC, the share of junk that is flagged, and the share of the others."""
     unlabeled = task.label == UNLABELED
-    junk, distance = task.junk[unlabeled], distance[unlabeled]
-    flagged = distance > threshold
+    junk, distance, flagged = task.junk[unlabeled], distance[unlabeled], flagged[unlabeled]
     return outlier_auroc(distance, junk), flagged[junk].mean(), flagged[~junk].mean()
 
 

@@ -199,7 +199,7 @@ def test_tiny_is_below_five_or_a_tenth_of_the_usual():
 def test_an_image_like_no_class_is_flagged_whatever_else_it_is():
     predictions = heaps([12, 12, 30, 30, 30])
     far = np.arange(len(predictions.paths)) % 2 == 0
-    flag = assign(replace(predictions, distance=0.95 + 0.1 * far)).flag
+    flag = assign(replace(predictions, outlier=far)).flag
     assert [each == "outlier" for each in flag] == far[predictions.label == UNLABELED].tolist()
     assert "outlier" not in flags(predictions).values()
 

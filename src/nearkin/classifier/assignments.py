@@ -165,10 +165,10 @@ def assign(
 
 
 def outliers(predictions: Predictions) -> Bool[np.ndarray, " images"]:
-    """Whether images are farther from those that were learned from than the thresholds."""
-    if predictions.distance is None:
+    """Whether images are outliers; none is without a reference."""
+    if predictions.outlier is None:
         return np.zeros(len(predictions.paths), bool)
-    return np.asarray(predictions.distance > 1)
+    return predictions.outlier
 
 
 def _tiny(reference: Reference, predictions: Predictions) -> float:

@@ -87,7 +87,8 @@ class Predictions:
     classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
     num_known: int
     distance: Float[np.ndarray, " images"] | None = None
-    """To the images that were learned from, see `Reference`; None without. Above 1: outliers."""
+    """To the images that were learned from, see `Reference`; None without a reference."""
+    outlier: Bool[np.ndarray, " images"] | None = None
 
     @property
     def cluster(self) -> Int[np.ndarray, " images"]:
@@ -184,6 +185,7 @@ class Classifier:
                 classes=self.classes,
                 num_known=self.num_known,
                 distance=None if reference is None else reference.distance(cached.center),
+                outlier=None if reference is None else reference.outliers(cached.center),
             )
 
     def write(self, path: Path) -> None:

@@ -55,21 +55,25 @@ class Reference:
         return Subspace.of(_powers(self.features[torch.from_numpy(self.labeled)]))
 
     def distance(self, features: Features) -> Numbers:
-        """Return how far each image is from these; above 1 it is an outlier.
+        """Return the distance of each image to the subspace of the labeled ones.
 
-        The larger of two distances, each in units of its threshold:
-
-        - to the subspace of the labeled images: the error of reconstruction by principal
-          components (Wang, Li, Feng, Zhang. ViM: out-of-distribution with virtual-logit matching.
-          CVPR 2022, arXiv:2203.10807, section 3), of the square roots of features (Perronnin,
-          Sanchez, Mensink. Improving the Fisher kernel for large-scale image classification. ECCV
-          2010). Images without a label have no say: any of these may be an outlier itself.
-        - to the k-th nearest of all (Sun, Ming, Zhu, Li. Out-of-distribution detection with deep
-          nearest neighbors. ICML 2022, arXiv:2204.06507), the cosine distance. It finds more of
-          what was not learned from, and none of what is alike and was.
+        The error of reconstruction by principal components (Wang, Li, Feng, Zhang. ViM:
+        out-of-distribution with virtual-logit matching. CVPR 2022, arXiv:2203.10807, section 3),
+        of the square roots of features (Perronnin, Sanchez, Mensink. Improving the Fisher kernel
+        for large-scale image classification. ECCV 2010). Images without a label have no say: any
+        of these may be an outlier itself.
         """
-        left = self._subspace.distance(_powers(features)) / self.max_left
-        return np.fmax(left, _neighbor(self.features, features, self.k) / self.max_neighbor)
+        return self._subspace.distance(_powers(features))
+
+    def outliers(self, features: Features) -> Bool[np.ndarray, " n"]:
+        """Whether images are too far from the labeled ones, or from all.
+
+        The distance to the k-th nearest of all (Sun, Ming, Zhu, Li. Out-of-distribution detection
+        with deep nearest neighbors. ICML 2022, arXiv:2204.06507) finds more of what was not
+        learned from, and nothing of what was and is alike.
+        """
+        near = _neighbor(self.features, features, self.k)
+        return (self.distance(features) > self.max_left) | (near > self.max_neighbor)
 
     def check(self, num_classes: int, dim: int) -> None:
         """Raise an error of any kind if it is not of so many classes and features."""
