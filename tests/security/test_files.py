@@ -165,7 +165,7 @@ def number(**changed):
     return json.dumps(estimate | changed).encode()
 
 
-TRIAL = "stages/trials/gcd-0-simgcd-0.5.npz"
+TRIAL = "stages/trials/gcd-0-simgcd.npz"
 STAGES = {
     "a trial of other images": (TRIAL, saved(
         np.savez, accuracy=np.array(0.5), probability=np.full((2, 4), 0.25),
