@@ -74,8 +74,9 @@ class FrozenEncoder:
     device: torch.device
     has_layer: ClassVar[bool] = True  # Whether a layer on top of the network learns
 
-    def backbone(self, layer: Backbone) -> Backbone:
+    def backbone(self, layer: Backbone | None) -> Backbone:
         """Return what is trained below the heads: the layer."""
+        assert layer is not None
         return layer
 
     def feed(
@@ -113,12 +114,12 @@ class FinetunedEncoder:
         """Whether a layer on top of the network learns."""
         return split_layers(self.config.train_layers)[1]
 
-    def backbone(self, layer: Backbone) -> Backbone:
-        """Return a copy of the pretrained network, with all but the named layers fixed."""
+    def backbone(self, layer: Backbone | None) -> Backbone:
+        """Return a copy of the pretrained network, of which the named part learns, and a layer."""
         network = trainable_copy(
             self.pretrained.backbone, split_layers(self.config.train_layers)[0]
         )
-        if not self.has_layer:
+        if layer is None:
             return network
         return Backbone(nn.Sequential(network, layer.body), layer.feature_dim)
 

@@ -159,6 +159,8 @@ def stage_init(
         method: The method of the last stage.
         train: Trains the stage of the known classes, if there is one.
     """
+    if len(task.labeled) < 2:
+        raise DataError(f"{len(task.labeled)} labeled images to learn from; give more of them")
     wide = encoder.cached.center.shape[1] > LAYER_DIM or not encoder.has_layer
     if method == "simgcd" and wide:
         return components_init(encoder, task, base.seed)
@@ -167,9 +169,9 @@ def stage_init(
 
 def components_init(encoder: DiscoveryEncoder, task: DiscoveryTask, seed: int) -> StageInit:
     """Start at the principal components of the frozen features, or at the network as it is."""
-    layer = principal_layer(encoder, task.rows)
-    features = encoder.cached.center[torch.from_numpy(task.rows)]
+    features, layer = encoder.cached.center[torch.from_numpy(task.rows)], None
     if encoder.has_layer:
+        layer = principal_layer(encoder, task.rows)
         with torch.no_grad():
             features = apply_layer(layer, features)
     return StageInit(encoder.backbone(layer), head_init(features, task, seed))
@@ -223,13 +225,12 @@ def means(
 def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfig) -> Stage:
     """Return the stage of the known classes alone (AutoNovel's second stage)."""
     rows = task.labeled
-    if len(rows) < 2:
-        raise DataError(f"{len(rows)} labeled images to learn from; give more of them")
     nothing = np.zeros(0, np.int64)
     batch = min(int(base.batch_size), len(rows))
     sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, base.seed)
     config = _stage_config(base, "supervised", sampler, {})
-    backbone = encoder.backbone(random_layer(encoder, base.seed))
+    layer = random_layer(encoder, base.seed) if encoder.has_layer else None
+    backbone = encoder.backbone(layer)
     return _build_stage(encoder, task, sampler, config, backbone)
 
 
@@ -246,8 +247,6 @@ def class_stage(
     Of the settings of all stages in `base`, epochs are those of this one. `method` has a recipe;
     `options` go before those of the recipe.
     """
-    if len(task.labeled) < 2:
-        raise DataError(f"{len(task.labeled)} labeled images to learn from; give more of them")
     unlabeled, labeled = task.unlabeled, task.labeled
     # Half of a batch is labeled and no image is in it twice, so few images make it smaller.
     batch = min(int(base.batch_size), len(unlabeled) + min(len(unlabeled), len(labeled)))
