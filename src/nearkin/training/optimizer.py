@@ -14,6 +14,7 @@ from nearkin.errors import UsageError
 from nearkin.method import Method, Schedule
 from nearkin.networks.blocks import layer_depths
 from nearkin.networks.branch import Backbone
+from nearkin.training.muon import Muon
 
 MOMENTUM = 0.9  # Of SGD and LARS
 BETAS = (0.9, 0.999)  # Of AdamW, and of Muon for what is no matrix
@@ -210,14 +211,9 @@ def build_optimizer(
     parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
     `vectors`, as in SwAV's form, LARS decays everything too.
 
-    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) moves matrices by steps with
-    equal singular values, a convolution's weights as a matrix with a row per output channel, and
-    biases, norms and matrices with a side below 4 as NAdamW does. Its steps are as long as usual
-    ones of AdamW (Liu et al. 2025, arXiv:2502.16982, eq. 4), whose learning rates serve here too.
-    On a GPU they are computed in bfloat16: another number of processes changes them by up to a
-    percent, where it changes other optimizers' steps by rounding in float32. Divided matrices
-    (FSDP) round otherwise, and where a batch has fewer images than a matrix has rows, directions
-    that hold nothing but rounding are amplified: steps differ by up to a third.
+    `Muon` needs whole matrices, which FSDP divides. On a GPU its steps are computed in bfloat16:
+    another number of processes changes them by up to a percent, where it changes other
+    optimizers' steps by rounding in float32.
 
     With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
@@ -254,11 +250,8 @@ def build_optimizer(
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return torch.optim.AdamW(groups, lr, betas=BETAS, fused=True)
         case "muon":
-            from nearkin.training.muon import Muon
-
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            muon: Optimizer = Muon(groups, lr, nesterov=True, betas=BETAS)
-            return muon
+            return Muon(groups, lr, betas=BETAS)
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
