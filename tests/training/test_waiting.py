@@ -135,6 +135,15 @@ def test_views_are_given_to_a_gpu_without_waiting(preset):
     assert waited == []
 
 
+def test_kernels_are_tried_out_for_the_shapes_of_training_alone():
+    """Evaluation has others, of its last batches too."""
+    method, tried = small("simclr"), []
+    method.backbone.register_forward_hook(lambda *_: tried.append(torch.backends.cudnn.benchmark))
+    run(method, "simclr", until=1)
+    assert tried == [True]
+    assert not torch.backends.cudnn.benchmark
+
+
 MOST_NODES = 2_000  # of a graph that is compiled in seconds; MoCo once had 11,000
 
 

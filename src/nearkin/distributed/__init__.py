@@ -5,6 +5,7 @@ from nearkin.distributed.devices import available_cpus as available_cpus
 from nearkin.distributed.devices import choose_device as choose_device
 from nearkin.distributed.devices import cpus_per_process as cpus_per_process
 from nearkin.distributed.devices import device_name as device_name
+from nearkin.distributed.devices import fixed_shapes as fixed_shapes
 from nearkin.distributed.devices import free_memory as free_memory
 from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.devices import threads_for as threads_for

@@ -377,4 +377,5 @@ def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
     if world_size() > 1 or any(branch.chunk_size for branch in branches):
         raise UsageError("several processes, or chunks, cannot be compiled; leave out --compile")
     for network in dict.fromkeys(part for branch in branches for part in branch.children()):
-        network.compile(mode="reduce-overhead" if graphs else "default")
+        # A graph for each size of views: one for sizes in general would be slower for all.
+        network.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)

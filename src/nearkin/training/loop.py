@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from nearkin.data.rng import seeded
-from nearkin.distributed import data_parallel, is_sharded, to_host_async
+from nearkin.distributed import data_parallel, fixed_shapes, is_sharded, to_host_async
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
@@ -112,7 +112,7 @@ def steps(
             set_learning_rates(optimizer, method, schedule, progress, frozen)
             if frozen:
                 freeze_backbones(method, progress < frozen)
-            with seeded(fold(seed, step), device):
+            with seeded(fold(seed, step), device), fixed_shapes():
                 with torch.autocast(device.type, precision, enabled=precision != torch.float32):
                     result: Step[Any] = model(batch, progress)
                 optimizer.zero_grad(set_to_none=True)
