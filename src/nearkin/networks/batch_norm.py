@@ -65,13 +65,13 @@ def groups_as_channels(x: Tensor, groups: int) -> Tensor:
 
     From (group x row, channel, ...) to (row, group x channel, ...), in channels_last memory.
     """
-    parts = x.movedim(1, -1).unflatten(0, (groups, -1))
+    parts: Tensor = x.movedim(1, -1).unflatten(0, (groups, -1))
     return parts.movedim(0, -2).flatten(-2).movedim(-1, 1)
 
 
 def groups_as_rows(x: Tensor, groups: int) -> Tensor:
     """Undo `groups_as_channels`."""
-    parts = x.movedim(1, -1).unflatten(-1, (groups, -1))
+    parts: Tensor = x.movedim(1, -1).unflatten(-1, (groups, -1))
     return parts.movedim(-2, 0).flatten(0, 1).movedim(-1, 1)
 
 
@@ -216,7 +216,7 @@ class GroupedBatchNorm(_BatchNorm):
         """
         assert self.momentum is not None
         mean, var = self.running_mean.repeat(beside), self.running_var.repeat(beside)
-        affine = self.weight, self.bias
+        affine: tuple[Tensor, Tensor] = self.weight, self.bias
         if self.affine and beside > 1:
             affine = self.weight.repeat(beside), self.bias.repeat(beside)
         normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)

@@ -113,8 +113,13 @@ def as_backbone(
 
 def input_channels(body: nn.Module) -> int:
     """Return the channels of the images of a network: of its first convolution, if it has one."""
-    convolutions = (module for module in body.modules() if isinstance(module, nn.Conv2d))
-    return getattr(next(convolutions, None), "in_channels", 3) or 3
+    convolution = first_convolution(body)
+    return convolution.in_channels if convolution else 3
+
+
+def first_convolution(body: nn.Module) -> nn.Conv2d | None:
+    """Return the convolution that sees the images: of a vision transformer, that of patches."""
+    return next((module for module in body.modules() if isinstance(module, nn.Conv2d)), None)
 
 
 class Branch(nn.Module):
@@ -248,6 +253,18 @@ def freeze_backbones(network: nn.Module, frozen: bool) -> None:
         if isinstance(module, Backbone):
             module.train(not frozen)
             module.keeps_gradients = not frozen or world_size() > 1
+
+
+def freeze_first_convolution(backbone: Backbone) -> None:
+    """Let the first convolution of a backbone keep its weights.
+
+    Raises:
+        UsageError: If the backbone has none.
+    """
+    convolution = first_convolution(backbone)
+    if convolution is None:
+        raise UsageError(f"backbone {backbone.name} has no convolution, whose weights would stay")
+    convolution.requires_grad_(False)
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ from nearkin.training.health import Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
     build_optimizer,
+    half_cosine,
     restore_optimizer,
     warmup_cosine,
     warmup_milestones,
@@ -74,6 +75,12 @@ def schedule_for(config: TrainConfig) -> Schedule:
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 
+def weight_decay_for(config: TrainConfig) -> Schedule:
+    """Build the weight decay of a resolved configuration, as a function of progress."""
+    first, last = float(config.weight_decay), config.final_weight_decay
+    return half_cosine(first, first if last == "auto" else last)
+
+
 def training_steps(
     config: TrainConfig,
     method: Method[Any],
@@ -91,6 +98,8 @@ def training_steps(
         start=start,
         total=total,
         schedule=schedule_for(config),
+        weight_decay=weight_decay_for(config),
+        clip_norm=config.clip_norm,
         seed=config.seed,
         precision=PRECISIONS[config.precision],
         frozen=frozen_share(config),

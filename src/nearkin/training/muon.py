@@ -80,7 +80,7 @@ class Muon(Optimizer):
                     p.add_(steps[p], alpha=-group["lr"] * STEP_SIZE * max(_sides(p)) ** 0.5)
         return loss
 
-    def _steps(self, matrices: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _steps(self, matrices: list[Tensor]) -> list[Tensor]:
         """Average the gradients of matrices, look ahead, and make that orthogonal."""
         if not matrices:
             return []
@@ -94,7 +94,7 @@ class Muon(Optimizer):
         device = matrices[0].device
         return orthogonal(ahead, native_precision(device), padded=device.type != "cpu")
 
-    def _adapt(self, params: Sequence[Tensor], group: dict[str, Any]) -> None:
+    def _adapt(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Take a step of NAdamW, without its weight decay."""
         if not params:
             return
@@ -166,7 +166,7 @@ def _part(matrix: Tensor, like: Tensor) -> Tensor:
     rows, columns = _sides(like)
     upright = matrix.mT if rows > columns else matrix
     order = sorted(range(1, like.ndim), key=like.stride, reverse=True)
-    part = upright[:rows, :columns].unflatten(1, [like.shape[dim] for dim in order])
+    part: Tensor = upright[:rows, :columns].unflatten(1, [like.shape[dim] for dim in order])
     return part.permute(0, *(1 + order.index(dim) for dim in range(1, like.ndim)))
 
 

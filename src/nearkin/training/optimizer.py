@@ -154,11 +154,18 @@ def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -
     if not 0 <= final <= 1:
         raise UsageError(f"final is {final}; choose a part of the peak, from 0 to 1")
 
-    def cosine(progress: float) -> float:
-        fallen = (progress - warmup) / (1 - warmup)
-        return final + (1 - final) * (1 + math.cos(math.pi * fallen)) / 2
+    cosine = half_cosine(1.0, final)
+    return _risen(warmup, start, lambda progress: cosine((progress - warmup) / (1 - warmup)))
 
-    return _risen(warmup, start, cosine)
+
+def half_cosine(first: float, last: float) -> Schedule:
+    """Return a schedule from `first` to `last` along half a cosine.
+
+    >>> schedule = half_cosine(0.04, 0.4)
+    >>> [round(schedule(progress), 2) for progress in (0.0, 0.5, 1.0)]
+    [0.04, 0.22, 0.4]
+    """
+    return lambda progress: last + (first - last) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def warmup_milestones(
@@ -282,6 +289,13 @@ def set_learning_rates(
         if group.get("backbone"):
             due = delayed(due, frozen)
         group["lr"] = float(group["peak_lr"] * due(progress))  # checkpoints hold no numpy numbers
+
+
+def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
+    """Set the weight decay of every group that has any."""
+    for group in optimizer.param_groups:
+        if group["weight_decay"]:
+            group["weight_decay"] = weight_decay
 
 
 def delayed(schedule: Schedule, frozen: float) -> Schedule:
