@@ -60,6 +60,7 @@ class SimGCD(Method[None]):
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.02, min_std=0.35, max_cosine=0.74)
     uses_labels: ClassVar[bool] = True
+    metrics = ("distill", "entropy", "classify", "contrast", "class_contrast")
 
     def __init__(
         self,

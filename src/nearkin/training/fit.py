@@ -117,8 +117,6 @@ class Lead:
     folder: RunFolder
     log: Logger
     evaluate: Evaluate
-    terms: Sequence[str] = ()
-    """Metrics of the method to log beside the loss."""
     on_row: Callable[[Mapping[str, int | float]], object] = ignore_row
     """Called with every row of metrics.csv, without its empty cells."""
 
@@ -142,7 +140,7 @@ def fit(
     with ExitStack() as stack:
         if lead:
             # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
-            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
+            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *method.metrics), upto=start)
             stack.enter_context(journal)
             record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
@@ -206,7 +204,7 @@ class Record:
     def after(self, done: int, step: Step[Any], lr: float, due: bool) -> None:
         """Note a step, and evaluate the method if that is due."""
         values = {"loss": step.loss.item()} | {
-            key: value.item() for key, value in step.metrics.items() if key in self.lead.terms
+            key: value.item() for key, value in step.metrics.items() if key in self.method.metrics
         }
         at = f"epoch {-(-done // self.per_epoch)}/{self.config.epochs}"
         texts = [at, f"loss {values['loss']:.3f}", *self.pace.reach(done)]
