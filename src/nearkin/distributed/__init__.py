@@ -18,6 +18,7 @@ from nearkin.distributed.ranks import broadcast_bytes as broadcast_bytes
 from nearkin.distributed.ranks import data_parallel as data_parallel
 from nearkin.distributed.ranks import diverging_together as diverging_together
 from nearkin.distributed.ranks import gather as gather
+from nearkin.distributed.ranks import gather_all as gather_all
 from nearkin.distributed.ranks import group_of_rank as group_of_rank
 from nearkin.distributed.ranks import is_main_process as is_main_process
 from nearkin.distributed.ranks import is_sharded as is_sharded
