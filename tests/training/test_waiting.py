@@ -144,7 +144,7 @@ def test_kernels_are_tried_out_for_the_shapes_of_training_alone():
     assert not torch.backends.cudnn.benchmark
 
 
-MOST_NODES = 2_000  # of a graph that is compiled in seconds; MoCo once had 11,000
+MOST_NODES = 2_700  # of a graph, a third of them views of memory; MoCo once had 11,000
 
 
 @pytest.mark.slow

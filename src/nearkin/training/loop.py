@@ -91,7 +91,9 @@ def steps(
     """Train from step `start` to step `total`, yielding the number of steps done and the last.
 
     While a GPU computes gradients, the next batch is prepared; of the whole step, only its loss,
-    metrics and the norm of its gradients are waited for, and these are on the CPU then.
+    metrics and the norm of its gradients are waited for, and these are on the CPU then. That is
+    before the optimizer's step: undoing one that diverged would take a copy of the whole state,
+    and behind the wait the GPU still makes the next views while it is given the update.
 
     Args:
         method: What to train. It is left in training mode.
