@@ -30,6 +30,14 @@ def test_a_method_takes_any_network_and_finds_its_width():
         assert backbone.feature_dim == 24, name
 
 
+def test_moco_v3_can_leave_the_first_convolution_as_it_was_drawn():
+    method = METHODS["moco_v3"](network(), **SMALL["moco_v3"], frozen_patches=True)
+    fixed = {name for name, p in method.online.named_parameters() if not p.requires_grad}
+    assert fixed == {"backbone.body.0.weight", "backbone.body.0.bias"}
+    with pytest.raises(UsageError, match="has no convolution"):
+        small("moco_v3", frozen_patches=True)
+
+
 def hidden(method):
     """Output widths of the layers of the projector but the last; UNO has one in each head."""
     heads = getattr(method, "more_classes", None)
