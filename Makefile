@@ -53,7 +53,7 @@ lint: $(VENV)/developed
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py $(PLANTED)
 
-# Share of random changes that the tests of a room notice, in docs/mutation.csv. Stop it at any time.
+# Share of random changes that the tests of a package notice, in docs/mutation.csv. Stop it at any time.
 mutation: $(VENV)/developed
 	$(RUN)python -m pip install --quiet cosmic-ray
 	$(RUN)python tests/mutation.py $(ROOMS)

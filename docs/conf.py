@@ -13,8 +13,8 @@ import architecture  # noqa: E402  (beside this file)
 
 ROOT: Final = DOCS.parent
 ROOMS: Final = (
-    "The rooms of nearkin, from the command line to plain types; "
-    "arrows point from a room to those that it imports"
+    "The packages of nearkin, from the command line to plain types; "
+    "arrows point from a package to those that it imports"
 )
 LINK: Final = re.compile(r"\[([^\]]*)\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 
