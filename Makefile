@@ -48,6 +48,7 @@ lint: $(VENV)/developed
 	$(RUN)ruff format --check .
 	$(RUN)lint-imports --no-cache
 	$(RUN)zizmor --quiet --offline .github
+	$(RUN)python docs/words.py
 
 # Apply one known bug at a time, and run the test that must catch it. PLANTED=moco takes some of them.
 planted: $(VENV)/developed

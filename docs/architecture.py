@@ -3,8 +3,8 @@
     python docs/architecture.py [--source FOLDER] [--image FILE]
 
 Writes the tables of docs/architecture.md, prints what it counts, and draws the image if it is told
-where. The order of the packages is import-linter's, from pyproject.toml. `make docs` writes tables,
-and `make site` draws the image. With another `--source` no table is written.
+where. The order of the packages is that of import-linter, in pyproject.toml. `make docs` writes
+tables, and `make site` draws the image. With another `--source` no table is written.
 """
 
 import argparse
@@ -32,7 +32,6 @@ Edges = Mapping[tuple[str, str], int]
 ROOMS = {
     "cli": "parse arguments, call one command, print",
     "sklearn": "a training as a transformer of scikit-learn",
-    "api": "the same commands from Python, typed",
     "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",
     "exports": "weights and graphs for other programs, compared; the model card",
@@ -50,15 +49,21 @@ ROOMS = {
     "transforms": "views as a transform for any DataLoader",
     "networks": "backbones, projectors, momentum encoders, batch norm in groups",
     "memory": "queue and memory bank",
+    "labels": "labels of images: known classes, what is held out, the truth",
     "data": "images from anywhere, views, order, split, duplicates, cache",
     "objectives": "losses of unit vectors; pure functions",
     "distributed": "processes and devices",
-    "tables": "CSV tables, atomic writes, files with a checksum; no torch",
-    "config": "settings from the command line, environment and files",
+    "tables": "CSV and Parquet tables; no torch",
+    "files": "atomic writes, files with a checksum",
+    "toml": "settings as files",
+    "config": "settings of each kind of run",
+    "schema": "types of settings, checked by msgspec",
+    "choices": "names that several packages share",
     "places": "paths that users give, and what the system refuses",
     "extensions": "methods, backbones, augmentations and sources from outside",
     "types": "Batch and Step",
     "errors": "errors with exit codes",
+    "text": "text for people",
     "pace": "time left, images per second",
     "version": "the version",
 }
@@ -437,7 +442,8 @@ def main() -> None:
     if options.image:
         draw_rooms(options.image, source)
     if lengths:
-        parts = {"walks": table("question", lengths), "steps": steps(), "sizes": table("count", sizes)}
+        parts = {"walks": table("question", lengths), "sizes": table("count", sizes)}
+        parts["steps"] = steps()
         fill(ROOT / "docs" / "architecture.md", parts)
 
 

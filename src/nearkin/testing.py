@@ -1,4 +1,4 @@
-"""Check that a method keeps the invariants of nearkin, in a test of one's own: `check_method(MyMethod)`.
+"""Check that a method keeps the invariants, in a test of one's own: `check_method(MyMethod)`.
 
 Real training steps with a tiny network and 16 images a step; nothing is mocked. It takes a second.
 """

@@ -115,7 +115,9 @@ def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about():
             low, high = found["interval"]
             assert low < found["value"] < high, case
             value = f"{100 * found['value']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-            baselines = [f"{100 * found[name]:.1f} %" for name in ("raw_pixels", "untrained_network")]
+            baselines = [
+                f"{100 * found[name]:.1f} %" for name in ("raw_pixels", "untrained_network")
+            ]
             row = f"| {found['what']} | {value} | {' | '.join(baselines)} |"
             assert row in section(entry["method"], "Measured"), case
             assert f"| {value} |" in text, case
