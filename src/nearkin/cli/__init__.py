@@ -27,7 +27,7 @@ EVERYTHING = "--help-all"  # Help with all options, not only the common ones
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code; see docs/exit-codes.md."""
+    """Run a command and return its exit code; see docs/reference.md."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names that its encoding cannot spell
     try:

@@ -1,4 +1,4 @@
-"""`nearkin explore`: the page of a run, with a server behind it."""
+"""`nearkin explore`: the report of a run, with a server behind it."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +22,7 @@ def explore(
     trust_remote_code: bool = False,
     reporter: Reporter | None = None,
 ) -> None:
-    """Serve the page of a run to the browsers of this computer, until Ctrl-C or SIGTERM.
+    """Serve the report of a run to the browsers of this computer, until Ctrl-C or SIGTERM.
 
     The address holds a secret, new each time; without it nothing is served.
 

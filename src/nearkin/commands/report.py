@@ -1,4 +1,4 @@
-"""`nearkin report`: the page of a run, written again."""
+"""`nearkin report`: the report of a run, written again."""
 
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ def write_report(
     one_file: int = 50_000,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Write the page of a finished run again, or a page with the map of a table of features.
+    """Write the report of a finished run again, or a page with the map of a table of features.
 
-    Of a table, a block is in memory, so that a million images have room.
+    Of a table, one block is in memory, so that a million images fit.
 
     Args:
         run: The run folder, or what `embed` has written.
