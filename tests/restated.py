@@ -76,7 +76,12 @@ def nt_xent(a, b, temperature):
 
 
 def sup_con(a, b, label, temperature):
-    """Khosla et al. 2020, equation 2: the mean over P(i), the views of the class of i but i itself."""
+    """Khosla et al. 2020, equation 2: the mean over P(i), the views of the class of i but i itself.
+
+    Of images that have a label, and among these alone.
+    """
+    taught = [row for row, number in enumerate(label) if number >= 0]
+    a, b, label = ([rows[row] for row in taught] for rows in (a, b, label))
     z, classes = a + b, label + label
     losses = []
     for i, anchor in enumerate(z):
@@ -84,7 +89,7 @@ def sup_con(a, b, label, temperature):
         logits = {k: dot(anchor, z[k]) / temperature for k in others}
         total = math.log(math.fsum(map(math.exp, logits.values())))
         losses.append(mean([total - logits[p] for p in others if classes[p] == classes[i]]))
-    return mean(losses)
+    return mean(losses) if losses else 0.0
 
 
 def soft_match(logits, target):

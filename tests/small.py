@@ -63,7 +63,7 @@ SMALL: dict[str, dict[str, object]] = {
     "vicreg": dict(dim=16),
 }
 
-PARTED = ("ncl", "simgcd", "uno")
+PARTED = ("ncl",)
 """Methods that divide a batch by its labels, and so have to know how many there are of each."""
 
 

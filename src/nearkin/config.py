@@ -133,6 +133,10 @@ class TrainConfig(RunConfig):
     """Peak learning rate, used as it is (not scaled by the batch size)."""
     weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
     """Weight decay."""
+    final_weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
+    """Weight decay at the end, to which it goes along a cosine; auto: it stays as it is."""
+    clip_norm: Annotated[float, Meta(ge=0, le=MAX)] = 0.0
+    """Largest norm of all gradients together, to which longer ones are scaled; 0: no limit."""
     lars_form: Literal["you", "simclr", "byol", "swav", "solo-learn"] = "you"
     """Form of LARS: the paper's (You et al. 2017), or that of the code of others."""
     warmup: Annotated[float, Meta(ge=0, le=0.99)] = 0.1
@@ -181,6 +185,8 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if self.lr_milestones and self.cosine_end:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
+        if self.weight_decay == 0 and self.final_weight_decay not in ("auto", 0):
+            raise UsageError("--final-weight-decay changes one above 0; give --weight-decay too")
         if self.fsdp and self.chunk_size:
             raise UsageError("--fsdp and --chunk-size exclude each other; give one")
         if self.fsdp and self.optimizer == "muon":
@@ -335,8 +341,8 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Views": ("augment", "image_size", "view_sizes"),
     "Optimization": (
         *("epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
-        *("lars_form", "warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
-        *("freeze_epochs", "seed"),
+        *("final_weight_decay", "clip_norm", "lars_form", "warmup", "warmup_start"),
+        *("cosine_end", "lr_milestones", "layer_decay", "freeze_epochs", "seed"),
     ),
     "Evaluation": ("evaluate_every", "on_collapse", "baselines"),
     "Machine": (

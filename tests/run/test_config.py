@@ -116,6 +116,8 @@ def test_a_setting_of_a_wrong_type_or_out_of_its_range_is_refused_by_its_name():
     assert done.stdout.splitlines() == [
         f"{option(name)} {as_typed(value)} is not {says}" for _, name, value, says in REFUSED
     ]
+    with pytest.raises(UsageError, match="--final-weight-decay changes one above 0"):
+        TrainConfig(weight_decay=0.0, final_weight_decay=0.1)
     with pytest.raises(UsageError, match="--lr-milestones and --cosine-end"):
         TrainConfig(lr_milestones=[0.6], cosine_end=0.1)
 

@@ -35,6 +35,7 @@ from nearkin.training.health import Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
     build_optimizer,
+    half_cosine,
     restore_optimizer,
     warmup_cosine,
     warmup_milestones,
@@ -74,6 +75,12 @@ def schedule_for(config: TrainConfig) -> Schedule:
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 
+def weight_decay_for(config: TrainConfig) -> Schedule:
+    """Build the weight decay of a resolved configuration, as a function of progress."""
+    first, last = float(config.weight_decay), config.final_weight_decay
+    return half_cosine(first, first if last == "auto" else last)
+
+
 def training_steps(
     config: TrainConfig,
     method: Method[Any],
@@ -91,6 +98,8 @@ def training_steps(
         start=start,
         total=total,
         schedule=schedule_for(config),
+        weight_decay=weight_decay_for(config),
+        clip_norm=config.clip_norm,
         seed=config.seed,
         precision=PRECISIONS[config.precision],
         frozen=frozen_share(config),
@@ -108,8 +117,6 @@ class Lead:
     folder: RunFolder
     log: Logger
     evaluate: Evaluate
-    terms: Sequence[str] = ()
-    """Metrics of the method to log beside the loss."""
     on_row: Callable[[Mapping[str, int | float]], object] = ignore_row
     """Called with every row of metrics.csv, without its empty cells."""
 
@@ -133,7 +140,7 @@ def fit(
     with ExitStack() as stack:
         if lead:
             # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
-            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
+            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *method.metrics), upto=start)
             stack.enter_context(journal)
             record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
@@ -197,7 +204,7 @@ class Record:
     def after(self, done: int, step: Step[Any], lr: float, due: bool) -> None:
         """Note a step, and evaluate the method if that is due."""
         values = {"loss": step.loss.item()} | {
-            key: value.item() for key, value in step.metrics.items() if key in self.lead.terms
+            key: value.item() for key, value in step.metrics.items() if key in self.method.metrics
         }
         at = f"epoch {-(-done // self.per_epoch)}/{self.config.epochs}"
         texts = [at, f"loss {values['loss']:.3f}", *self.pace.reach(done)]

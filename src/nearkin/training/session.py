@@ -107,7 +107,7 @@ def train_encoder(
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
-        lead = Lead(folder, log, monitor.evaluate, method.metrics, on_row)
+        lead = Lead(folder, log, monitor.evaluate, on_row)
         trained = fit(config, method, growing(config, parts), lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
