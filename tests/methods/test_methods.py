@@ -1,4 +1,4 @@
-"""What is particular to methods whose batch is all they know: SimCLR, Barlow Twins, VICReg."""
+"""What is particular to methods whose batch is all they know: SimCLR, Barlow Twins, VICReg, LeJEPA."""
 
 import pytest
 import restated
@@ -55,3 +55,16 @@ def test_vicreg_adds_what_the_views_lack_in_agreement_spread_and_independence():
     method, batch = small("vicreg", **weights).double().eval(), double_at(0)
     expected = restated.vicreg(*lists(embeddings(method, batch)), **weights)
     assert method(batch, 0.5).loss.item() == pytest.approx(expected)
+
+
+def test_lejepa_predicts_the_mean_of_the_large_views_and_draws_one_set_of_directions_a_step():
+    method, batch = small("sigreg", weight=0.2).double().eval(), double_at(0, num_views=4)
+    torch.manual_seed(5)
+    loss = method(batch, 0.5).loss.item()
+    torch.manual_seed(5)
+    directions = [restated.normalized(a) for a in torch.randn(12, 8, dtype=torch.float64).tolist()]
+    views = [z.tolist() for z in embeddings(method, batch)]
+    center = [[(a + b) / 2 for a, b in zip(*pair)] for pair in zip(*views[:2])]
+    off = [(x - c) ** 2 for z in views for u, v in zip(z, center) for x, c in zip(u, v)]
+    spread = restated.mean([restated.sigreg(z, directions) for z in views])
+    assert loss == pytest.approx(0.8 * restated.mean(off) + 0.2 * spread)

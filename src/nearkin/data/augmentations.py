@@ -45,6 +45,8 @@ SMALL: Final = replace(MOCO, scale=(0.08, 1.0), blur=0.0)
 BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
 SOLO: Final = replace(BYOL, blur=0.0, interpolation="bicubic")  # solo-learn's asymmetric.yaml
 SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views
+# Balestriero & LeCun 2025, official code, the large views
+LEJEPA: Final = replace(BYOL, scale=(0.3, 1.0), solarize=0.2)
 NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet
 # Wen et al. 2023, official code: a crop of 224 of 256 px
 SIMGCD: Final = View(scale=((224 / 256) ** 2,) * 2, ratio=(1.0, 1.0), flip=0.5)
@@ -92,6 +94,10 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "byol_additive": asymmetric(replace(BYOL, additive_brightness=True)),
     "swav": (SWAV, SWAV, *(small(SWAV),) * 6),
     "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *(small(BYOL),) * 6),
+    "lejepa": (
+        *(LEJEPA,) * 2,
+        *(replace(LEJEPA, kind="small", scale=(0.05, 0.3), size=98 / 224),) * 6,
+    ),
     "simsiam": (MOCO,),
     "ncl": (NCL,),
     "simgcd": (SIMGCD,),
