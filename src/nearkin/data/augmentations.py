@@ -109,6 +109,7 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "swav_cifar": (replace(SMALL, scale=(0.14, 1.0)),),
     "asymmetric_cifar": (replace(BYOL, blur=0.0), replace(BYOL, blur=0.0, solarize=0.2)),
     "solo_cifar": (SOLO, replace(SOLO, solarize=0.2)),
+    "lejepa_cifar": (replace(BYOL, scale=(0.2, 1.0), blur=0.0, solarize=0.1),),
     "vicreg_cifar": (replace(SOLO, scale=(0.2, 1.0), solarize=0.1),),
     "ncl_cifar": (
         replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32, whole_shifts=True),

@@ -10,6 +10,9 @@ NeurIPS 2020, arXiv:2006.07733.
 p are the online network's predictions from the two views and z the target's embeddings of them,
 unit vectors; m is `momentum`, at step k of K.
 
+    online: backbone -> Linear BN ReLU -> Linear, predictor: Linear BN ReLU -> Linear
+    target: backbone -> Linear BN ReLU -> Linear
+
 Queries: predictions from either view. Keys: the target's embedding of the other view.
 """
 

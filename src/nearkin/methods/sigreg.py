@@ -11,7 +11,7 @@ z are the embeddings of the views in d dimensions, j any view, w is `weight`, a 
 directions and g(t) = exp(-t^2 / 2). SIGReg is the test of Epps and Pulley for a standard normal
 distribution of the N images along each direction.
 
-    backbone -> Linear BN ReLU -> Linear BN ReLU -> Linear
+    backbone -> (Linear BN ReLU) x 2 -> Linear
 
 Queries: online embeddings of all views. Keys: the mean embedding of the large views.
 """

@@ -11,6 +11,8 @@ representations. ICML 2020, arXiv:2002.05709.
 z are the embeddings of all 2N views of a batch, a those of first views and b those of second
 ones; t is `temperature`.
 
+    backbone -> Linear BN ReLU -> Linear
+
 Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 

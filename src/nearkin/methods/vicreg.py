@@ -12,6 +12,8 @@ self-supervised learning. ICLR 2022, arXiv:2105.04906.
 a and b are the embeddings of the two views and z_j is dimension j of d, over the batch. As in
 the official code, s is a mean over dimensions as well, and v the mean of both views.
 
+    backbone -> (Linear BN ReLU) x 2 -> Linear
+
 Queries: online embeddings of view 1. Keys: the embedding of view 2.
 """
 
