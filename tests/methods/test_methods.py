@@ -1,5 +1,7 @@
 """What is particular to methods whose batch is all they know: SimCLR, Barlow Twins, VICReg, LeJEPA."""
 
+import itertools
+
 import pytest
 import restated
 import torch
@@ -54,6 +56,27 @@ def test_vicreg_adds_what_the_views_lack_in_agreement_spread_and_independence():
     weights = dict(invariance=2.0, variance=3.0, covariance=5.0)
     method, batch = small("vicreg", **weights).double().eval(), double_at(0)
     expected = restated.vicreg(*lists(embeddings(method, batch)), **weights)
+    assert method(batch, 0.5).loss.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("simclr", dict(temperature=0.3)),
+        ("vicreg", dict(invariance=2.0, variance=3.0, covariance=5.0)),
+    ],
+)
+def test_of_four_views_it_is_the_mean_over_their_six_pairs(name, options):
+    method, batch = small(name, **options).double().eval(), double_at(0, num_views=4)
+    views = embeddings(method, batch)
+    if name == "simclr":
+        options, views = [options["temperature"]], [unit(z) for z in views]
+    pairs = itertools.combinations(lists(views), 2)
+    terms = {
+        "simclr": lambda a, b: restated.nt_xent(a, b, *options),
+        "vicreg": lambda a, b: restated.vicreg(a, b, **options),
+    }
+    expected = restated.mean([terms[name](a, b) for a, b in pairs])
     assert method(batch, 0.5).loss.item() == pytest.approx(expected)
 
 

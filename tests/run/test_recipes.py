@@ -17,9 +17,9 @@ from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.opening import open_images
 from nearkin.methods import METHODS
-from nearkin.objectives import sigreg, unit
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
+from nearkin.objectives import sigreg, unit
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import checked_options, method_options

@@ -75,7 +75,15 @@ def small(view: View) -> View:
     return replace(view, kind="small", scale=(0.05, 0.14), size=96 / 224)
 
 
-DERIVED: Final = {"weak": weak, "small": small, "gray": gray}
+REDUCED: Final = 2 / 3  # Side of a view of kind "reduced"
+
+
+def reduced(view: View) -> View:
+    """The same view at fewer pixels: less than half the cost, and shows as much of the image."""
+    return replace(view, kind="reduced", size=REDUCED * view.size)
+
+
+DERIVED: Final = {"weak": weak, "small": small, "reduced": reduced, "gray": gray}
 """Kinds of views that every augmentation has: its own or, without one, derived from its first."""
 
 
@@ -183,8 +191,8 @@ def views_of(
     """The views that a method gets of an augmentation.
 
     A `View` among `kinds` is taken as it is. A kind takes the augmentation's views of that kind
-    in their order; a single one serves any number of times. "weak", "small" and "gray" are derived
-    from the augmentation's first view where it has none of them. `more` appends all further views
+    in their order; a single one serves any number of times. Kinds of `DERIVED` are derived from
+    the augmentation's first view where it has none of them. `more` appends all further views
     of the augmentation (multi-crop).
     """
     own = augmentation(augment)
