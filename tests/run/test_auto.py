@@ -88,7 +88,7 @@ def test_views_that_a_method_cannot_take_or_no_memory_holds_are_refused():
     for method, count, says in (
         ("moco", 4, "moco takes 2 views of an image, not 4; leave --num-views out"),
         ("rotnet", 2, "rotnet takes 1 view of an image, not 2"),
-        ("simclr", 1, "simclr takes 2 views of an image or more; give --num-views 2"),
+        ("simclr", 1, "simclr takes 2 views of an image or more, not 1; leave --num-views out"),
     ):
         with pytest.raises(UsageError, match=says):
             resolve(TrainConfig(method=method, num_views=count, epochs=1), images, CPU)

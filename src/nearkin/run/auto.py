@@ -76,7 +76,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     check_teacher(config)
     chosen, processes = method_class(config.method).defaults, num_processes(config.devices)
     size = _or(config.image_size, lambda: image_size(images, device))
-    usual = usual_batch(len(kinds_of_views(config)))
+    usual = usual_batch(kinds_of_views(config).count("reduced"))
     most = min(usual, len(images))
     batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
     if config.fsdp and processes == 1:
@@ -177,14 +177,13 @@ def _with_frozen_epochs(config: TrainConfig) -> TrainConfig:
     return config
 
 
-def usual_batch(num_views: int) -> int:
-    """Return how many images have as many pixels in their views as `USUAL_BATCH` in two views.
+def usual_batch(reduced: int) -> int:
+    """Return how many images, with so many reduced views beside two, have the usual pixels.
 
-    >>> usual_batch(1), usual_batch(2), usual_batch(4)
-    (256, 256, 177)
+    >>> usual_batch(0), usual_batch(2), usual_batch(6)
+    (256, 177, 110)
     """
-    further = max(0, num_views - 2)
-    return round(USUAL_BATCH / (1 + further * REDUCED**2 / 2))
+    return round(USUAL_BATCH / (1 + reduced * REDUCED**2 / 2))
 
 
 def check_batch(batch: int, num_images: int, processes: int) -> None:

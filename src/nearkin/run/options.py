@@ -154,17 +154,12 @@ def kinds_of_views(config: TrainConfig) -> tuple[str | View, ...]:
     Raises:
         UsageError: If the method does not take as many.
     """
-    cls, name = method_class(config.method), label(config.method)
+    cls = method_class(config.method)
     further = config.num_views - len(cls.views)
-    if config.num_views and further < 0:
+    if config.num_views and (further < 0 or further > 0 and not cls.more_views):
         raise UsageError(
-            f"{name} takes {len(cls.views)} views of an image or more; give --num-views "
-            f"{len(cls.views)}, or leave it out"
-        )
-    if further > 0 and not cls.more_views:
-        raise UsageError(
-            f"{name} takes {count(len(cls.views), 'view')} of an image, not {config.num_views}; "
-            "leave --num-views out"
+            f"{label(config.method)} takes {count(len(cls.views), 'view')} of an image"
+            f"{' or more' if cls.more_views else ''}, not {config.num_views}; leave --num-views out"
         )
     return (*cls.views, *("reduced",) * further)
 
