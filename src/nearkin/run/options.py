@@ -156,10 +156,11 @@ def kinds_of_views(config: TrainConfig) -> tuple[str | View, ...]:
     """
     cls = method_class(config.method)
     further = config.num_views - len(cls.views)
-    if config.num_views and (further < 0 or further > 0 and not cls.more_views):
+    if config.num_views and (further < 0 or (further > 0 and not cls.more_views)):
+        more = " or more" if cls.more_views else ""
         raise UsageError(
-            f"{label(config.method)} takes {count(len(cls.views), 'view')} of an image"
-            f"{' or more' if cls.more_views else ''}, not {config.num_views}; leave --num-views out"
+            f"{label(config.method)} takes {count(len(cls.views), 'view')} of an image{more}, not "
+            f"{config.num_views}; leave --num-views out"
         )
     return (*cls.views, *("reduced",) * further)
 
