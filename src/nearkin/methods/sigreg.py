@@ -42,7 +42,7 @@ class SIGReg(Method[None]):
         num_directions: Number of random directions of a step.
     """
 
-    # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
+    # Smaller than in the paper, and SimCLR's optimizer; not searched (docs/lab.md).
     defaults: ClassVar[Defaults] = Defaults(
         optimizer="muon",
         lr=4e-3,
