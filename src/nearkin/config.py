@@ -119,6 +119,8 @@ class TrainConfig(RunConfig):
     """Fraction of the images held out for evaluation, where the data have no test part."""
     image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
     """Side in pixels of the images that the encoder is for."""
+    num_views: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Views of each image, from the third on at two thirds of the side; 0: as the augmentation."""
     view_sizes: Sequence[ViewSize] | Auto = "auto"
     """Sides of the views in pixels, such as 16,24,32, each for an equal part of training."""
     epochs: AutoCount = "auto"
@@ -338,7 +340,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
         *("method", "backbone", "init_from", "encoder", "from_run", "teacher", "teacher_views"),
         *("allow_partial", "lora", "drop_path", "train_layers"),
     ),
-    "Views": ("augment", "image_size", "view_sizes"),
+    "Views": ("augment", "num_views", "image_size", "view_sizes"),
     "Optimization": (
         *("epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
         *("final_weight_decay", "clip_norm", "lars_form", "warmup", "warmup_start"),

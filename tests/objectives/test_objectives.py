@@ -100,6 +100,7 @@ def agreement(seed, small=False):
         ),
         "barlow_twins": (*both("barlow_twins", off), (a, b)),
         "vicreg": (*both("vicreg", **weights), (a, b)),
+        "sigreg": (*both("sigreg", vectors(3, dim, seed + 3)), (a,)),
     }
 
 

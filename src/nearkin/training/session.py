@@ -42,7 +42,7 @@ from nearkin.run.auto import describe, length, shrunk, view_sides
 from nearkin.run.data import note_data, noted_channels, open_usable, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
-from nearkin.run.options import known_classes
+from nearkin.run.options import kinds_of_views, known_classes
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import augmentation_sheet
 from nearkin.training.fit import Lead, fit, ignore_row
@@ -209,7 +209,11 @@ def build(
     batch_size, view_epochs = int(config.batch_size), int(config.teacher_views)
     batches = Batches.of(
         images,
-        views_of(config.augment, method.views, more=method.more_views),
+        views_of(
+            config.augment,
+            kinds_of_views(config),
+            more=method.more_views and not config.num_views,
+        ),
         image_size=int(config.image_size),
         sampler=RandomBatchSampler(len(images), batch_size, config.seed, window, view_epochs),
         device=device,
