@@ -93,7 +93,7 @@ def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, 
     paths = [str(path) for path in sorted(photographs.iterdir())]
     encoder = SelfSupervisedEncoder(backbone="tiny", batch_size=4, **QUICK)
     settings = {"image_size": 16, "workers": 0, "val": 0.25}
-    encoder.set_params(settings=settings, out=tmp_path / "run").fit(paths)
+    encoder.set_params(settings=settings, output=tmp_path / "run").fit(paths)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["val"] == 0.25
     backwards = encoder.transform([*paths[::-1], paths[3]])
     assert (backwards[:-1][::-1] == encoder.transform(paths)).all()

@@ -44,7 +44,7 @@ class SelfSupervisedEncoder(
         options: Options of the method, such as {"temperature": 0.2}.
         settings: Further arguments of `nearkin.train`. Unless they say otherwise, all images are
             trained on (`val` is 0), and no page is written.
-        out: The run folder to keep; none if None.
+        output: The run folder to keep; none if None.
         device: Where to compute.
         random_state: Seed, generator, or None for another seed each time.
 
@@ -65,7 +65,7 @@ class SelfSupervisedEncoder(
         batch_size: int | Auto = "auto",
         options: Mapping[str, Value] | None = None,
         settings: Mapping[str, Any] | None = None,
-        out: str | Path | None = None,
+        output: str | Path | None = None,
         device: str = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class SelfSupervisedEncoder(
         self.batch_size = batch_size
         self.options = options
         self.settings = settings
-        self.out = out
+        self.output = output
         self.device = device
         self.random_state = random_state
 
@@ -99,7 +99,7 @@ class SelfSupervisedEncoder(
                 batch_size=self.batch_size,
                 options=self.options,
                 device=self.device,
-                out=self.out or Path(folder) / "run",
+                output=self.output or Path(folder) / "run",
                 seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
                 **{"val": 0.0, "report": False, **(self.settings or {})},
             )

@@ -13,7 +13,7 @@ def photos(tmp_path):
     names = [f"{i}.png" for i in range(4)]
     data = fill(tmp_path / "photos", *names)
     (tmp_path / "photos.csv").write_text("path,label\n" + "".join(f"{n},cat\n" for n in names))
-    for name in ("old.parquet", "old.csv", "old.html", "old.png", "old.faiss"):
+    for name in ("old.parquet", "old.csv", "old.html", "old.png"):
         (tmp_path / name).write_text("mine")
     return data
 
@@ -27,14 +27,13 @@ def photos(tmp_path):
         ("embed NONE photos.csv -o photos.npy", 2),
         ("embed NONE photos -o photos.npy", 4),
         ("embed NONE photos -o old.parquet", 4),
-        ("assign NONE photos -o old.csv", 4),
+        ("predict NONE photos -o old.csv", 4),
         ("select NONE photos --num 2 -o old.csv", 4),
         ("duplicates photos -o old.csv", 4),
         ("duplicates photos --page old.html", 4),
-        ("report NONE -o old.html", 4),
+        ("explore NONE -o old.html", 4),
         ("compare NONE OTHER -o old.html", 4),
-        ("neighbors NONE photos/0.png --sheet old.png", 4),
-        ("index old.parquet -o old.faiss", 4),
+        ("neighbors NONE photos/0.png -o old.png", 4),
     ],
 )
 def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, command, code):
@@ -43,7 +42,7 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
     assert run(*command.split()) == code
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert ("exists, and may have been edited" if code == 4 else "which is read") in error
+    assert ("replace it with --overwrite" if code == 4 else "and is read") in error
     assert contents(tmp_path) == before
 
 

@@ -31,7 +31,7 @@ def classified(tmp_path_factory, digits_file, trained_run):
     learned, rows = names[UNLABELED:], dict(zip(images.names, images.labels.tolist()))
     write_csv(folder / "labels.csv", ("path", "label"), [(n, rows[n]) for n in learned])
     nearkin.classify(
-        digits_file, out=folder / "run", labels=folder / "labels.csv", from_run=trained_run,
+        trained_run, digits_file, output=folder / "run", labels=folder / "labels.csv",
         baselines=False, workers=0, report=False,
     )  # fmt: skip
     return folder / "run", set(learned)

@@ -197,7 +197,7 @@ def test_a_training_keeps_images_where_it_is_told_to(photographs, tmp_path, cach
     settings = {"backbone": "tiny", "image_size": 16, "batch_size": 4, "epochs": 1, "val": 0.0}
     settings |= {"evaluate_every": 0, "report": False}
     disk, auto = (
-        train(photographs, TrainConfig(**settings, **more), out=tmp_path / more["cache"]).folder
+        train(photographs, TrainConfig(**settings, **more), output=tmp_path / more["cache"]).folder
         for more in (dict(cache="disk", workers=2), dict(cache="auto", workers=0))
     )
     assert disk.encoder.read_bytes() == auto.encoder.read_bytes()

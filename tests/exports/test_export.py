@@ -73,9 +73,7 @@ def made(folder: Path, data: Path, name: str) -> Path:
         network = build_backbone(name, view.image_size)
         varied(network.body, view.image_size)
     write_encoder(run.encoder, network, details, view)
-    run.write_settings(
-        TrainConfig(backbone="tiny", init_from="/secret/place/start.pth"), str(data)
-    )
+    run.write_settings(TrainConfig(backbone="tiny", encoder="/secret/place/start.pth"), str(data))
     run.write_summary({"metrics": {}, "left_out": {}})
     return folder
 
@@ -300,7 +298,7 @@ def test_a_classifier_gives_the_probabilities_of_assign(run_of, data, tmp_path, 
     exported = nearkin.export(run, data, output=tmp_path / "out", format=format)
     assert exported.what == f"5 classes as {format}"
     encoder, photo = load(run), data / "1.png"
-    assigned = nearkin.assign(run, data, workers=0).assignments
+    assigned = nearkin.predict(run, data, workers=0).assignments
     with Image.open(photo) as image:
         pixels = torch.from_numpy(encoder.preprocessing.pixels(np.asarray(image)))
     network = PixelNetwork(encoder, read_classifier(RunFolder(run).classifier))

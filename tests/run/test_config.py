@@ -131,7 +131,7 @@ def test_every_setting_has_a_default_and_a_sentence():
 
 
 CHANGED = dict(
-    labeled="known/ones", known=("cat", "dog"), classes=7, mode="ncd", from_run='runs/"a"'
+    labeled="known/ones", known=("cat", "dog"), classes=7, mode="ncd", encoder='runs/"a"'
 )
 CHANGED |= dict(allow_partial=True, method="rotnet", train_layers="last:2", epochs=200, seed=3)
 CHANGED |= dict(max_time="2h", batch_size=64, val=0.0)
@@ -174,9 +174,9 @@ def test_a_file_is_read_as_settings_of_what_it_is_for(tmp_path):
     path.write_text('clases = 5\nmode = "ncd"\n')
     with pytest.raises(UsageError, match=r"unknown key clases\. Did you mean classes"):
         read_toml(path, DiscoverConfig)
-    path.write_text('from_run = "runs/a"\n')
-    assert read_toml(path, DiscoverConfig) == {"from_run": "runs/a"}
-    with pytest.raises(UsageError, match="unknown key from_run"):
+    path.write_text('encoder = "runs/a"\n')
+    assert read_toml(path, DiscoverConfig) == {"encoder": "runs/a"}
+    with pytest.raises(UsageError, match="unknown key encoder"):
         read_toml(path)
     path.write_text("lr = 0.1\n")
     with pytest.raises(UsageError, match="unknown key lr"):
@@ -189,7 +189,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
     named = set(re.findall(r"--([a-z-]+) [^-;]* became", str(refused.value)))
     # They do not touch the result, or are planned when a run begins.
     free = {"devices", "workers", "max_bad", "max_time", "copy_to", "report", "trust_remote_code"}
-    every = {entry.name for entry in fields(DiscoverConfig)} - free - {"from_run"} | {"from"}
+    every = {entry.name for entry in fields(DiscoverConfig)} - free - {"encoder"} | {"from"}
     assert named == {name.replace("_", "-") for name in every}
 
 

@@ -238,9 +238,9 @@ def _protocol(outcome: Outcome) -> Iterator[str]:
 
 def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
-    yield "Classify new images.", f"nearkin assign {run} NEW_IMAGES -o new.csv"
+    yield "Classify new images.", f"nearkin predict {run} NEW_IMAGES -o new.csv"
     yield "Browse images at full size, and search by image.", f"nearkin explore {run}"
     yield (
         "Look for classes that have no label yet, beside these.",
-        f"nearkin discover {data} --labeled LABELED --from {run}",
+        f"nearkin discover {data} --labeled LABELED --encoder {run}",
     )

@@ -347,12 +347,12 @@ def _outliers(outcome: Outcome) -> str:
 def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
     others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
-    encoder = outcome.config.from_run or str(run)
+    encoder = outcome.config.encoder or str(run)
     return [
         *(
             (
                 f"Take {count(number, 'novel class')}; the features are kept.",
-                command(data, replace(outcome.config, classes=number, from_run=encoder)),
+                command(data, replace(outcome.config, classes=number, encoder=encoder)),
             )
             for number in others
         ),
@@ -367,5 +367,5 @@ def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
             "Discover more classes, with these as known ones, from the same features.",
             f"nearkin discover {data} --accept {run}",
         ),
-        ("Assign new images to these classes.", f"nearkin assign {run} NEW_IMAGES -o new.csv"),
+        ("Assign new images to these classes.", f"nearkin predict {run} NEW_IMAGES -o new.csv"),
     ]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nearkin.config import Config, EmbedConfig, TrainConfig
+from nearkin.config import ClassifyConfig, Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
@@ -154,7 +154,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     sizes = summary["sizes"]
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
-    origin = f", starting from {config.init_from}" if config.init_from else ""
+    origin = f", starting from {config.encoder}" if config.encoder else ""
     labels = _use_of_labels(images)
     if config.known:  # a setting of the methods that learn from labels
         labels = (
@@ -201,7 +201,7 @@ def _described(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Name the encoders that a training started or learned from, and whose weights these are."""
-    for title, key in (("Start", "init_from"), ("Teacher", "teacher")):
+    for title, key in (("Start", "start"), ("Teacher", "teacher")):
         if key in summary:
             yield title, summary[key]
     yield from origin_rows(summary)
@@ -305,7 +305,7 @@ def _steps(
         ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
         (
             "Label some classes, and discover the novel ones.",
-            f"nearkin discover {data} --known A,B --from {run}",
+            f"nearkin discover {data} --known A,B --encoder {run}",
         ),
     ]
 
@@ -315,31 +315,32 @@ def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
         *_browsing_steps(run),
         (
             "Continue to train it on these images, and see whether that helps.",
-            f"nearkin train {data} --init-from {run}",
+            f"nearkin train {data} --encoder {run}",
         ),
         (
             "Label some classes, and discover the novel ones.",
-            f"nearkin discover {data} --known A,B --from {run}",
+            f"nearkin discover {data} --known A,B --encoder {run}",
         ),
         (
             "Label a few images of each class, and train a classifier.",
-            f"nearkin classify {data} --from {run} --labels LABELS.csv",
+            f"nearkin classify {run} {data} --labels LABELS.csv",
         ),
     ]
 
 
-NEEDS = {"teacher_views": "teacher", "freeze_epochs": "init_from"}
+NEEDS = {"teacher_views": "teacher", "freeze_epochs": "encoder"}
 """Settings that have no effect without another one."""
 
 
 def command(data: str, config: Config) -> str:
     """Return the command that repeats a run: every setting in effect that is not the default."""
-    encoder = [config.encoder] if isinstance(config, EmbedConfig) else []
-    words = ["nearkin", config.verb, *encoder, data]
+    has_word = isinstance(config, EmbedConfig | ClassifyConfig)
+    words = ["nearkin", config.verb, *([config.encoder] if has_word else []), data]
     for name, default in vars(type(config)()).items():
         value = getattr(config, name)
         in_effect = name not in NEEDS or getattr(config, NEEDS[name])
-        if name not in ("options", "encoder") and value != default and in_effect:
+        elsewhere = name == "options" or (name == "encoder" and has_word)
+        if value != default and in_effect and not elsewhere:
             words += [f"--no-{name}"] if value is False else [option(name), as_typed(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]

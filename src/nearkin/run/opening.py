@@ -65,8 +65,8 @@ def open_run(
         file = Path(split_source(source)[1])
         inside = file.exists() and file.resolve().is_relative_to(folder.path.resolve())
         if overwrite and source and inside:
-            raise UsageError(f"--overwrite would remove {source}; choose another --out")
-    with writing(folder.path, "choose another --out"):
+            raise UsageError(f"--overwrite would remove {source}; choose another -o")
+    with writing(folder.path, "choose another -o"):
         folder.path.mkdir(parents=True, exist_ok=True)
     with folder.locked():
         was_empty = not folder.is_occupied
@@ -108,7 +108,7 @@ def _prepare(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         )
     if folder.is_occupied and overwrite and not folder.data.exists():
         raise OutputError(
-            f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
+            f"{path} is no run, so --overwrite spares it; empty it or choose another -o"
         )
     for each in (path, *path.glob(f"{STAGES}/**/")):
         remove_partial(each)
@@ -146,7 +146,7 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
     """
     if folder.config.exists():
         if KINDS[folder.kind] is not type(config):
-            raise UsageError(f"{folder.path} is a {folder.kind}; choose another --out")
+            raise UsageError(f"{folder.path} is a {folder.kind}; choose another -o")
         goes_on = continued(config, folder.settings_of(type(config))[0])
         own = vars(config)
         taken = {name: value for name, value in vars(goes_on).items() if value != own[name]}
@@ -155,7 +155,7 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
     if any(folder.checkpoints.glob("ckpt-*.pt")):
         raise CheckpointError(
             f"{folder.path} has checkpoints but no {folder.config.name}; bring it back, or start "
-            "anew in another --out"
+            "anew in another -o"
         )
     return config
 

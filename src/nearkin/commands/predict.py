@@ -1,31 +1,34 @@
-"""`nearkin assign`: new images into the classes of a run, without training."""
+"""`nearkin predict`: new images into the classes of a run, without training."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from nearkin.classifier import assignments
 from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.classifier import read_classifier
 from nearkin.classifier.features import Extraction
-from nearkin.commands.embed import spare
+from nearkin.commands.settings import PathLike
+from nearkin.commands.sources import write_rows
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
-from nearkin.files import writing
+from nearkin.files import check_new
+from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
 from nearkin.run.copies import copy_to as copy_images
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import write_csv
+from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.schema import Auto
 from nearkin.types import UNLABELED
 
 
-@dataclass(frozen=True, eq=False)
-class Assigned:
+@dataclass(frozen=True, eq=False, repr=False)
+class PredictedClasses(Result):
     """New images in the classes of a run."""
 
     images: Images
@@ -34,13 +37,19 @@ class Assigned:
     bad: dict[str, str]
     """The others, with the reason."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary per image, with the columns of assignments.csv; and the bad ones."""
-        rows = [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.table()]
-        return {"images": rows, "bad": self.bad}
+    @override
+    def records(self) -> list[Row]:
+        """A row per image, with the columns of assignments.csv."""
+        return [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.table()]
 
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        """The rows of all images, and the bad ones."""
+        return {"images": self.records(), "bad": self.bad}
+
+    @override
     def lines(self) -> list[str]:
-        """Return lines that say how many images each class has."""
+        """How many images each class has."""
         numbers, counts = np.unique(self.assignments.cluster, return_counts=True)
         names = [self.assignments.classes[number] for number in numbers]
         width = max(map(len, names))
@@ -48,40 +57,42 @@ class Assigned:
         return lines + [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
 
 
-def assign(
-    run: str | Path,
+def predict(
+    run: PathLike,
     data: Any,
     *,
-    output: str | Path | None = None,
-    copy_to: str | Path | None = None,
+    output: PathLike | None = None,
+    copy_to: PathLike | None = None,
+    overwrite: bool = False,
     trust_remote_code: bool = False,
     device: str = "auto",
-    workers: int | Literal["auto"] = "auto",
-    reporter: Reporter | None = None,
-) -> Assigned:
+    workers: int | Auto = "auto",
+    verbose: bool | Reporter = True,
+) -> PredictedClasses:
     """Sort new images into the classes of a discovery or a classification, without training.
 
     Args:
-        run: The run folder.
+        run: The run.
         data: Images: a folder, a table, an archive or shards, or a name such as digits.
         output: A CSV file like assignments.csv.
         copy_to: A new folder to sort the images into, by class.
+        overwrite: Replace the file.
         trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
         workers: Processes that decode photos; `auto`: one per CPU.
-        reporter: Receives progress.
+        verbose: Whether to show progress, or what receives it.
 
     Raises:
         NearkinError: One line on what cannot be done.
     """
     if output is not None:
-        spare(Path(output), data)
+        check_new(Path(output), overwrite=overwrite, reads=[data])
     folder = RunFolder(Path(run))
     classifier = read_classifier(folder.classifier)
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
-    log = reporter or Silent()
+    log = reporter_of(verbose)
     images = open_images(data, labels="none", on_progress=log.progress)
     extracted = Extraction(
         encoder,
@@ -93,16 +104,13 @@ def assign(
     ).compute()
     cached, rows = extracted.readable(images)
     readable, no_labels = images.subset(rows), np.full(len(rows), UNLABELED)
-    predictions = classifier.predict(cached, tuple(readable.names), no_labels)
-    assigned = assignments.assign(predictions, classifier.top_reference, classifier.calibration)
+    predicted = classifier.predict(cached, tuple(readable.names), no_labels)
+    assigned = assignments.assign(predicted, classifier.top_reference, classifier.calibration)
     if output is not None:
-        path = Path(output)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_csv(path, COLUMNS, assigned.table())
+        write_rows(Path(output), COLUMNS, assigned.table())
     if copy_to is not None:
         every, classes = np.arange(len(readable)), assigned.class_names
         copy_images(Path(copy_to), readable, every, classes, data=[data_name(data)])
     reasons = {file.name: file.reason for file in images.bad}
     reasons |= extracted.reasons(images)
-    return Assigned(readable, assigned, dict(sorted(reasons.items())))
+    return PredictedClasses(readable, assigned, dict(sorted(reasons.items())))
