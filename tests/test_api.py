@@ -108,7 +108,7 @@ def as_paths(kind):
     """A type whose objects of Python are paths, as the command line has them."""
     if kind in (os.PathLike[str], Encoder, Embeddings):
         return Path
-    return (get_origin(kind), *{as_paths(each) for each in get_args(kind)}) if get_args(kind) else kind
+    return (get_origin(kind), frozenset(map(as_paths, get_args(kind)))) if get_args(kind) else kind
 
 
 def test_what_the_command_line_reads_of_a_command_is_what_it_declares():
