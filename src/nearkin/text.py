@@ -1,6 +1,22 @@
 """Text for people: without control characters, in columns, abridged."""
 
 from collections.abc import Sequence
+from typing import Final
+from unicodedata import category
+
+JOINERS: Final = "\u200c\u200d"
+"""Between letters of Persian and of the scripts of India, and between the parts of an emoji."""
+
+
+def is_visible(character: str) -> bool:
+    r"""Whether a character is a letter, a space or a joiner of any script.
+
+    Controls, marks of direction and bytes that are not UTF-8 are not.
+
+    >>> [is_visible(character) for character in "a\u3000\u202f\u200c\u202e\n"]
+    [True, True, True, True, False, False]
+    """
+    return character.isprintable() or character in JOINERS or category(character) == "Zs"
 
 
 def printable(text: str) -> str:
@@ -9,7 +25,7 @@ def printable(text: str) -> str:
     >>> print(printable("a\x1b[31mred"))
     a\x1b[31mred
     """
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    return "".join(c if is_visible(c) or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -294,7 +294,10 @@ def run_folder(
         return RunFolder(Path(output))
     named = data_name(data)
     base = named.partition("{")[0].rstrip("/-_") if is_pattern(named) else named
-    stem = Path(base).name.split(".")[0].replace(":", "-")
+    name_of_data = Path(base).name.strip(".")
+    if not Path(base).is_dir():  # whose names may have points
+        name_of_data = name_of_data.split(".")[0]
+    stem = name_of_data.replace(":", "-")
     path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
     while path.exists() and (not path.is_dir() or RunFolder(path).is_occupied):
