@@ -93,14 +93,11 @@ def evaluate(
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError("of features, no images are read; give --bank at most")
         return evaluate_vectors(encoder, bank, protocol, device, verbose)
-    assert not isinstance(encoder, Embeddings)
     name = name_of(encoder)
     if bank is not None:
         raise UsageError(f"--bank is for features, and {name} is an encoder; leave it out")
     log, where = reporter_of(verbose), choose_device(device)
     folder, config, images = _run_of(name, data, trust_remote_code=trust_remote_code)
-    if data is None and images == data_name(None) and not Path(images).exists():
-        raise UsageError(f"{name} keeps no images; give DATA, too")
     if image_size != "auto" and folder.config.exists():
         raise UsageError("a run is measured at its own --image-size; leave the option out")
     loaded = load_source(
@@ -184,6 +181,15 @@ def _run_of(
     An encoder that is of no run has the default settings, and no images. Settings that name code
     to make images or views with are refused, unless it is trusted.
     """
+    folder, config, images = _stored(encoder, data, trust_remote_code=trust_remote_code)
+    if data is None and images == data_name(None) and not Path(images).exists():
+        raise UsageError(f"{encoder} keeps no images; give DATA, too")
+    return folder, config, images
+
+
+def _stored(
+    encoder: str, data: Any, *, trust_remote_code: bool
+) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
     folder = RunFolder(Path(encoder))
     if is_own(encoder) and not folder.path.is_file():
         if not folder.path.exists():

@@ -4,11 +4,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nearkin.commands.settings import PathLike
+from nearkin.commands.settings import PathLike, name_of
 from nearkin.commands.sources import Vectors, VectorsLike, images_of, is_table, table_of
 from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import Embeddings
 from nearkin.files import check_new, writing
 from nearkin.report.pages import write_page, write_table_page
 from nearkin.report.server import LOOPBACK, Server
@@ -65,8 +64,7 @@ def explore(
         check_new(Path(output), overwrite=overwrite)
     if is_table(run):
         return _write_map(run, data, output, one_file)
-    assert not isinstance(run, Embeddings)
-    folder = RunFolder(Path(run))
+    folder = RunFolder(Path(name_of(run)))
     if write or output is not None:
         images = images_of(folder, data, trust_remote_code=trust_remote_code)
         path = None if output is None else Path(output)

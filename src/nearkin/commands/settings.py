@@ -11,6 +11,8 @@ from torch import nn
 from nearkin.config import Settings, settings_from
 from nearkin.data.augmentations import stored_views
 from nearkin.encoders.encoder import Encoder, object_name
+from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.methods import method_name
 
 PathLike = str | os.PathLike[str]
@@ -43,11 +45,16 @@ def given(
     return settings_from(kind, vars(config) if config else {}, values), network
 
 
-def name_of(encoder: EncoderLike) -> str:
+def name_of(encoder: EncoderLike | Embeddings) -> str:
     """The text that stands for an encoder in settings and files; `nearkin.load` takes it.
 
     An encoder has a name as long as it is in memory, so the caller keeps it.
+
+    Raises:
+        UsageError: If these are features.
     """
+    if isinstance(encoder, Embeddings):
+        raise UsageError("these are features; give an encoder")
     return object_name(encoder) if isinstance(encoder, Encoder) else os.fspath(encoder)
 
 

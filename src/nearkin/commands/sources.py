@@ -141,7 +141,6 @@ def open_vectors(
         with table_of(source) as table:
             yield Vectors(table, "", data)
         return
-    assert not isinstance(source, Embeddings)
     name = name_of(source)
     if vectors is None and data is None:
         if not is_own(name):
@@ -152,7 +151,7 @@ def open_vectors(
         return
     if vectors is None:
         computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
-        vectors = embed(source, data, labels="none", **computing, **how)
+        vectors = embed(name, data, labels="none", **computing, **how)
     with table_of(vectors) as table:
         yield Vectors(table, name, data, **how)
 

@@ -259,10 +259,11 @@ def _of_ground_truth(cluster: np.ndarray, labels: np.ndarray) -> Iterator[Colori
 def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Coloring:
     """Return a coloring by class names, '' for unknown."""
     found, numbers = np.unique(values, return_inverse=True)
-    classes = sorted(found.tolist(), key=natural)
+    classes: list[str] = sorted(found.tolist(), key=natural)
+    place = {each: position for position, each in enumerate(classes)}
+    positions = np.array([place[each] for each in found.tolist()], np.int64)
     unknown = int("" in classes)  # which comes first
-    place = np.argsort(sorted(range(len(found)), key=lambda at: natural(found[at])))
-    return Coloring(name, place[numbers] - unknown, tuple(classes[unknown:]), note)
+    return Coloring(name, positions[numbers] - unknown, tuple(classes[unknown:]), note)
 
 
 def natural(name: str) -> list[tuple[int, str]]:

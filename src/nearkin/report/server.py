@@ -34,9 +34,7 @@ TRANSFER_TIMEOUT: Final = 300.0  # seconds for a request body or an answer
 # once, the client would see a reset instead of the answer.
 LINGER: Final = 1.0
 START: Final = "/?token="
-HOST: Final = re.compile(
-    r"(\[[0-9a-f:]+\]|[\w.-]+)(?::[1-9][0-9]{0,4})?", re.ASCII | re.IGNORECASE
-)
+HOST: Final = re.compile(r"(?ai)(\[[0-9a-f:]+\]|[\w.-]+)(?::[1-9][0-9]{0,4})?")
 IMAGE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
 FILE: Final = re.compile(FILES + r"/(0|[1-9][0-9]{0,8})\.(js|webp)")
 HEADERS: Final = {  # of every answer

@@ -42,7 +42,7 @@ from nearkin.run.copies import copy_to, file_names
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
 from nearkin.tables import write_csv
-from nearkin.text import is_visible
+from nearkin.text import printable
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
@@ -335,7 +335,7 @@ def _clusters(folder: RunFolder) -> dict[str, str]:
 
 def _valid(name: str) -> str:
     name = name.strip()
-    if len(name) > MAX_NAME or not all(map(is_visible, name)):
+    if len(name) > MAX_NAME or printable(name) != name or "\n" in name:
         raise UsageError(f"a name is one line of at most {MAX_NAME} characters; choose another")
     return name
 

@@ -17,7 +17,7 @@ from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
 from nearkin.places import user_path
-from nearkin.text import is_visible
+from nearkin.text import JOINERS
 
 MAX_STEM: Final = 230
 """Bytes of a file name; with a number and `.png` behind it, it fits in 255."""
@@ -115,7 +115,7 @@ def _safe(name: str) -> tuple[str, str]:
 
 
 def _is_safe(character: str) -> bool:
-    return character not in FORBIDDEN and is_visible(character)
+    return character not in FORBIDDEN and (character.isprintable() or character in JOINERS)
 
 
 def _names(images: Images, rows: Iterable[int]) -> list[str]:
