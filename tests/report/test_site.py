@@ -165,7 +165,7 @@ def test_a_name_is_one_plain_line_and_comes_back_as_it_was(folder):
         "x" * 100,
         "'=1+1",
         "@me",
-        "گربه\u200cها",
+        "می\u200cشود",
         "全角\u3000空白",
         'Geige, "rot"; 小提琴',
         "</script>",

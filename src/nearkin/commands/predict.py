@@ -5,18 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from nearkin.classifier import assignments
 from nearkin.classifier.assignments import COLUMNS, Assignments
-from nearkin.classifier.classifier import read_classifier
+from nearkin.classifier.classifier import Classifier, read_classifier
 from nearkin.classifier.features import Extraction
 from nearkin.commands.settings import PathLike
 from nearkin.commands.sources import write_rows
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import load
+from nearkin.encoders.encoder import Encoder, load
 from nearkin.files import check_new
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
@@ -92,25 +93,33 @@ def predict(
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
-    log = reporter_of(verbose)
+    processes = available_cpus() if workers == "auto" else workers
+    found = classified(
+        classifier, encoder, data, choose_device(device), processes, reporter_of(verbose)
+    )
+    if output is not None:
+        write_rows(Path(output), COLUMNS, found.assignments.table())
+    if copy_to is not None:
+        every, classes = np.arange(len(found.images)), found.assignments.class_names
+        copy_images(Path(copy_to), found.images, every, classes, data=[data_name(data)])
+    return found
+
+
+def classified(
+    classifier: Classifier,
+    encoder: Encoder,
+    data: Any,
+    device: torch.device,
+    workers: int,
+    log: Reporter,
+) -> PredictedClasses:
+    """Sort images into the classes of a classifier, by the features of its encoder."""
     images = open_images(data, labels="none", on_progress=log.progress)
-    extracted = Extraction(
-        encoder,
-        images,
-        classifier.drawn,
-        choose_device(device),
-        available_cpus() if workers == "auto" else workers,
-        log,
-    ).compute()
+    extracted = Extraction(encoder, images, classifier.drawn, device, workers, log).compute()
     cached, rows = extracted.readable(images)
     readable, no_labels = images.subset(rows), np.full(len(rows), UNLABELED)
     predicted = classifier.predict(cached, tuple(readable.names), no_labels)
     assigned = assignments.assign(predicted, classifier.top_reference, classifier.calibration)
-    if output is not None:
-        write_rows(Path(output), COLUMNS, assigned.table())
-    if copy_to is not None:
-        every, classes = np.arange(len(readable)), assigned.class_names
-        copy_images(Path(copy_to), readable, every, classes, data=[data_name(data)])
     reasons = {file.name: file.reason for file in images.bad}
     reasons |= extracted.reasons(images)
     return PredictedClasses(readable, assigned, dict(sorted(reasons.items())))
