@@ -4,7 +4,7 @@ import pytest
 from builders import contents, fill
 from nearkin_command import run
 
-from nearkin.run.folder import data_name
+from nearkin.run.folder import data_name, run_folder
 
 
 @pytest.fixture
@@ -44,6 +44,23 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
     assert error.count("\n") == 1
     assert ("replace it with --overwrite" if code == 4 else "and is read") in error
     assert contents(tmp_path) == before
+
+
+def test_a_run_folder_is_called_like_the_folder_of_its_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for data, name in (("photos.v1.2", "photos.v1.2"), (".cache", "cache"), ("a.tar.gz", "a")):
+        if not data.endswith(".gz"):
+            (tmp_path / data).mkdir()
+        assert (
+            run_folder(None, tmp_path / data, "simclr", again=False).path.name == f"{name}-simclr"
+        )
+
+
+def test_files_are_replaced_on_request(tmp_path, monkeypatch, photos):
+    monkeypatch.chdir(tmp_path)
+    assert run("duplicates", "photos", "-o", "old.csv", "--page", "old.html", "--overwrite") == 0
+    assert (tmp_path / "old.csv").read_text().startswith("path,")
+    assert "<html" in (tmp_path / "old.html").read_text()
 
 
 def test_a_run_on_a_built_in_set_is_of_it_whatever_folder_has_its_name(tmp_path, monkeypatch):

@@ -89,3 +89,8 @@ def test_the_card_of_a_classifier_names_its_classes_in_order(folder, tmp_path):
     assert "of unit length" not in card
     listed = card.split("Classes, in order: ")[1].splitlines()[0]
     assert listed.index("cat") < listed.index("dog") < listed.index("new-1")
+
+
+def test_names_of_classes_are_no_markdown(folder, tmp_path):
+    card = card_of(folder.path, tmp_path / "out", folder, classes=("a\n# b", "`c`"))
+    assert "Classes, in order: `a\\n# b`, `` `c` ``" in card
