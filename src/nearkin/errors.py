@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-FLAGS: Final = ("resume", "overwrite", "allow_partial", "trust_remote_code", "dynamic_size")
+FLAGS: Final = (
+    "resume",
+    "overwrite",
+    "write",
+    "allow_partial",
+    "trust_remote_code",
+    "dynamic_size",
+)
 """Options without a value."""
 OPTION: Final = re.compile(r"(?<![\w-])(?:--([a-z][a-z-]*[a-z])|-(o))(?![\w-])")
 COMMAND: Final = re.compile(r"`nearkin ([a-z]+)((?: [^`]+)?)`")
@@ -42,7 +49,8 @@ def worded(text: str) -> str:
 
 def _parameter(found: re.Match[str]) -> str:
     name = (found[1] or "output").replace("-", "_")
-    return f"{name}=True" if name in FLAGS else name
+    has_value = found.string[found.end() :].startswith((" true", " false"))
+    return f"{name}=True" if name in FLAGS and not has_value else name
 
 
 def _call(found: re.Match[str]) -> str:

@@ -123,7 +123,7 @@ def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path, re
         evaluate(run.encoder, run.path.parent / "colors.npz", features="embedding")
     other = RunFolder(shutil.copytree(run.path, tmp_path / "other"))
     other.projector.unlink()
-    with pytest.raises(UsageError, match=r"other has no embedding: .* leave out --features emb"):
+    with pytest.raises(UsageError, match=r"other has no embedding: .* leave out features emb"):
         evaluate(other.path, features="embedding")
     says = "--protocol quick,knm is not a list of "  # before anything is opened
     assert says in refusal(2, "evaluate", tmp_path / "no run", "--protocol", "quick,knm")

@@ -237,7 +237,7 @@ def test_a_smaller_view_shows_what_the_larger_one_shows():
 
 def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):
     settings = {"backbone": "timm:test_vit2", "image_size": 32, "epochs": 1}
-    with pytest.raises(UsageError, match=r"images of 20 px .*; give --view-sizes 16 or 32"):
+    with pytest.raises(UsageError, match=r"images of 20 px .*; give view_sizes 16 or 32"):
         nearkin.train(
             builders.pixels(16, 32), output=tmp_path / "run", view_sizes=[32, 20], **settings
         )

@@ -148,7 +148,7 @@ def test_a_second_run_decodes_nothing_and_a_disk_that_cannot_be_written_is_one_l
 ):
     cache_folder.parent.touch()
     images = open_images(folder, cache=False)
-    with pytest.raises(ResourceError, match=r"cannot be written .*--cache off") as raised:
+    with pytest.raises(ResourceError, match=r"cannot be written .*cache off") as raised:
         Cache(images, SIZE, "disk")
     assert "\n" not in str(raised.value)
     cache_folder.parent.unlink()

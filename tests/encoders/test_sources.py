@@ -81,7 +81,7 @@ def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
     offline(monkeypatch, tmp_path)
     for source in ("dinov2-small", f"dinov2-small@{tmp_path / 'none.pth'}"):
         for size, advice in ((8, "14"), (20, "14 or 28")):
-            with pytest.raises(UsageError, match=rf"patches of 14 px .* --image-size {advice}$"):
+            with pytest.raises(UsageError, match=rf"patches of 14 px .* image_size {advice}$"):
                 load(source, image_size=size)
     for source in ("torchvision:vit_b_16", "torchvision:vit_b_16@none.pth"):
         assert "cannot take images of 100 px" in refusal(source, image_size=100)

@@ -401,11 +401,11 @@ def test_outputs_that_cannot_be_are_refused(run_of, tmp_path):
             nearkin.export(run, output=output, format=format)
     for output in (None, out, tmp_path / "e.onnx/"):
         named = output if output is None else f"{output}/"
-        with pytest.raises(UsageError, match=r"^give --format, one of onnx, .*, atlas; or a file"):
+        with pytest.raises(UsageError, match=r"^give format, one of onnx, .*, atlas; or a file"):
             nearkin.export(run, output=named)
-    with pytest.raises(UsageError, match="--dynamic-size is of graphs"):
+    with pytest.raises(UsageError, match="dynamic_size=True is of graphs"):
         nearkin.export(run, output=out, format="timm", dynamic_size=True)
-    with pytest.raises(UsageError, match="is no run folder to export into; give -o"):
+    with pytest.raises(UsageError, match="is no run folder to export into; give output"):
         nearkin.export(RunFolder(run).encoder, format="torch-export")
     with pytest.raises(DataError, match="4 channels of uint8, and the encoder takes RGB"):
         nearkin.export(run, np.zeros((4, 16, 16, 4), np.uint8), output=out, format="onnx")
@@ -419,12 +419,14 @@ def test_what_exists_is_replaced_only_if_it_is_an_export_and_asked_for(run_of, t
     nearkin.export(run, output=folder, format="torch-export")
     before = contents(tmp_path)
     for output in (folder, file, mine.parent):
-        with pytest.raises(OutputError, match=r"exists; give --overwrite to replace it, or"):
+        with pytest.raises(OutputError, match=r"exists; choose another output, or replace it"):
             nearkin.export(run, output=output, format="torch-export")
     for output in (mine.parent, mine):
-        with pytest.raises(OutputError, match="is no folder of an export, which --overwrite repl"):
+        with pytest.raises(
+            OutputError, match="is no folder of an export, which overwrite=True repl"
+        ):
             nearkin.export(run, output=output, format="torch-export", overwrite=True)
-    with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
+    with pytest.raises(OutputError, match=r"cannot write .*; choose another output"):
         nearkin.export(run, output=mine / "out", format="torch-export", overwrite=True)
     assert contents(tmp_path) == before
     (folder / "model.pt2").unlink()

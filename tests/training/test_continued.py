@@ -333,12 +333,12 @@ def test_multi_crop_views_are_whole_patches(encoders, tmp_path):
 
 
 REFUSED = [
-    (dict(lora=4), r"--lora needs an encoder to start from; give --encoder"),
-    (dict(freeze_epochs=2), r"--freeze-epochs needs an encoder"),
+    (dict(lora=4), r"lora needs an encoder to start from; give encoder"),
+    (dict(freeze_epochs=2), r"freeze_epochs needs an encoder"),
     (dict(grad_checkpointing=True, compile="on"), r"exclude each other"),
     (dict(backbone="torchvision/resnet18", drop_path=0.1), r"no drop path; leave"),
     (dict(encoder=TINY, freeze_epochs=2, epochs=2), r"2 of 2 epochs leaves none"),
-    (dict(encoder=TINY, lora=4), r"tiny has no linear layers for --lora"),
+    (dict(encoder=TINY, lora=4), r"tiny has no linear layers for lora"),
     (dict(encoder=TINY, backbone="small"), r"small is not the architecture of .* tiny;"),
     (dict(encoder="dinov2-smal"), r"Did you mean dinov2-small\?"),
 ]
@@ -351,7 +351,7 @@ def test_what_cannot_be_is_refused_in_one_line(encoders, tmp_path, monkeypatch):
             nearkin.train(images(16), output=tmp_path / str(number), batch_size=8, **options)
         assert "\n" not in str(refused.value)
     monkeypatch.setattr("nearkin.commands.train.open_logged", None)  # sizes come before images
-    with pytest.raises(UsageError, match=r"patches of 16 px .* --image-size 32 or 48$"):
+    with pytest.raises(UsageError, match=r"patches of 16 px .* image_size 32 or 48$"):
         nearkin.train(images(16), output=tmp_path / "size", encoder=VIT, image_size=40)
 
 

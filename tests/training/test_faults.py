@@ -160,7 +160,7 @@ def test_a_folder_or_log_that_cannot_be_written_is_refused_before_the_data_are_o
         with pytest.raises(OutputError, match="cannot write "):
             train("no-such-data", CONFIG, output=out)
     (tmp_path / "train.log").mkdir()
-    with pytest.raises(OutputError, match=r"cannot write .*train.log.*; choose another -o"):
+    with pytest.raises(OutputError, match=r"cannot write .*train.log.*; choose another output"):
         train("no-such-data", CONFIG, output=tmp_path)
 
 

@@ -350,5 +350,5 @@ def test_the_size_of_an_architecture_is_known_without_its_weights():
 def test_the_run_that_teaches_cannot_be_overwritten(distilled):
     run, data, config = distilled
     taught = replace(config, teacher=str(run.path))
-    with pytest.raises(UsageError, match="--overwrite would remove"):
+    with pytest.raises(UsageError, match="overwrite=True would remove"):
         train(str(data), taught, output=run.path, overwrite=True)
