@@ -84,7 +84,7 @@ def test_a_run_goes_on_with_the_encoder_that_it_began_with(encoder, classified, 
     changed = nearkin.load(classified)
     with torch.no_grad():
         next(changed.parameters()).mul_(2)
-    with pytest.raises(UsageError, match="encoder object:tiny-[0-9a-f]+ became object:tiny-"):
+    with pytest.raises(UsageError, match=r"encoder object:tiny-[0-9a-f]+ became object:tiny-"):
         nearkin.classify(changed, digits_file, output=classified.path, **how)
 
 

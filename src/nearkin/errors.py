@@ -19,7 +19,7 @@ FLAGS: Final = (
     "dynamic_size",
 )
 """Options without a value."""
-OPTION: Final = re.compile(r"(?<![\w-])(?:--([a-z][a-z-]*[a-z])|-(o))(?![\w-])")
+OPTION: Final = re.compile(r"(?<![^\s(;,])(?:--([a-z][a-z-]*[a-z])|-(o))(?![\w-])")
 COMMAND: Final = re.compile(r"`nearkin ([a-z]+)((?: [^`]+)?)`")
 _TYPED: Final = ContextVar("typed", default=False)
 
