@@ -13,8 +13,6 @@ from nearkin.classifier.features import CachedFeatures
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
 from nearkin.discovery.features import FrozenEncoder
-from nearkin.discovery.number import NumberOfClasses
-from nearkin.discovery.outcome import calibrate
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -215,18 +213,6 @@ def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
     few = replace(task, label=label, num_known=4)
     (trial,) = trials(tmp_path, "gcd", cached, few).run(TRIED["gcd"][:1], num_folds=1)
     assert trial.fold == 1
-
-
-def test_an_estimated_number_is_wrong_in_the_trials_as_it_may_be_for_novel_classes(tmp_path):
-    """Their probabilities calibrate together, though they are of other numbers of classes."""
-    every = replace(trials(tmp_path, "gcd", *images()), ratios=(1.0, 0.5, 2.0))
-    results = list(every.run([Candidate("gcd")]))
-    assert [each.probability.shape[1] - (KNOWN - 2) for each in results] == [2, 1, 4]
-    assert calibrate(results).num_images == len(
-        np.unique(np.concatenate([t.rows for t in results]))
-    )
-    estimate = NumberOfClasses(chosen=6, low=3, high=9, estimates={}, curve=[], most=50)
-    assert estimate.ratios == (1, 0.5, 1.5)
 
 
 def trial(candidate, accuracy, fold=0):

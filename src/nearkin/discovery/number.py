@@ -49,11 +49,6 @@ class NumberOfClasses:
     most: int  # Classes that the images looked at can show
 
     @property
-    def ratios(self) -> tuple[float, float, float]:
-        """By what the number that is searched for may be wrong, the best guess first."""
-        return 1.0, self.low / self.chosen, self.high / self.chosen
-
-    @property
     def text(self) -> str:
         """Each rule's estimate."""
         return ", ".join(f"{name} {number}" for name, number in self.estimates.items())

@@ -260,10 +260,7 @@ def calibrate(trials: Sequence[Trial]) -> Calibration | None:
     """
     if not trials:
         return None
-    parts = [trial.probability for trial in trials]
-    width = max(part.shape[1] for part in parts)  # folds may search for other numbers of classes
-    same = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
-    probability = np.concatenate(same)
+    probability = np.concatenate([trial.probability for trial in trials])
     correct = np.concatenate([trial.correct for trial in trials])
     # Where a cluster is another class's, it is known only that the image is not of it.
     target = np.where(correct, probability.argmax(axis=1), UNLABELED)

@@ -130,7 +130,7 @@ class Pipeline:
         ]
         for finding in findings:
             self.log.info(f"warning: {finding.text}")
-        trials, chosen = self._chosen(frozen, task, base, estimate)
+        trials, chosen = self._chosen(frozen, task, base)
         encoder: DiscoveryEncoder = frozen
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
@@ -250,23 +250,16 @@ class Pipeline:
         return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
 
     def _chosen(
-        self,
-        frozen: FrozenEncoder,
-        task: DiscoveryTask,
-        base: TrainConfig,
-        estimate: NumberOfClasses | None,
+        self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
     ) -> tuple[list[Trial], Candidate]:
         """Search for held-out known classes with every candidate, and choose the best.
 
-        A single one is tried too: trials also calibrate the classifier. Where the number of novel
-        classes is an estimate, that of the folds is wrong by as much as this one may be.
+        A single one is tried too: trials also calibrate the classifier.
         """
         config, tried = self.config, candidates(self.config)
         folder = self.folder.stage("trials").path
         trials, total = list[Trial](), FOLDS * len(tried)
         every = Trials(frozen, task, base, config.mode, folder, config.options, train=shorter)
-        if estimate:
-            every = replace(every, ratios=estimate.ratios)
         for trial in every.run(tried):
             trials.append(trial)
             self.log.progress(len(trials), total, "trials on held-out known classes")

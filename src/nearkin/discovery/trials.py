@@ -136,14 +136,11 @@ class Trials:
     options: Mapping[str, Value]  # That were given for the method
     train: Callable[[Stage, str], None]
     """Trains a stage, `known` or `class`."""
-    ratios: Sequence[float] = (1.0,) * FOLDS
-    """For each fold, how many classes are searched for relative to those that are hidden."""
 
     def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
         """Try every candidate in every fold, or in some."""
         task = self.task
-        hidden = folds(task.num_known, task.num_novel, self.base.seed)
-        every = enumerate(map(self._hide, hidden, self.ratios))
+        every = enumerate(map(self._hide, folds(task.num_known, task.num_novel, self.base.seed)))
         # Where there are few labels, some folds leave too few of them to learn from.
         labeled = (each for each in every if len(each[1].task.labeled) >= 2)
         for fold, hiding in islice(labeled, num_folds):
@@ -157,7 +154,7 @@ class Trials:
                     self._try(hiding, init, candidate, path)
                 yield Trial(fold, candidate, *_read(path, hiding.task), hiding.task.unlabeled)
 
-    def _hide(self, hidden: Int64[np.ndarray, " hidden"], ratio: float) -> "_Hiding":
+    def _hide(self, hidden: Int64[np.ndarray, " hidden"]) -> "_Hiding":
         """Hide some known classes; their numbers come last."""
         old, count = self.task.label, self.task.num_known
         rest = np.setdiff1d(np.arange(count), hidden)
@@ -170,8 +167,7 @@ class Trials:
         labeled = self.task.labeled
         scored = labeled[_some_of_each(truth[labeled], self.base.seed)]
         rows = np.setdiff1d(labeled, scored)
-        searched = max(1, round(ratio * len(hidden)))
-        return _Hiding(DiscoveryTask(label, rows, len(rest), searched), truth, scored)
+        return _Hiding(DiscoveryTask(label, rows, len(rest), len(hidden)), truth, scored)
 
     def _init(self, task: DiscoveryTask, method: str) -> StageInit:
         return stage_init(
