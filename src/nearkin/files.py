@@ -90,7 +90,7 @@ def check_new(path: Path, *, overwrite: bool, reads: Iterable[Any] = ()) -> None
     """
     named = [Path(read) for read in reads if isinstance(read, str | os.PathLike)]
     if path.resolve() in [read.resolve() for read in named]:
-        raise UsageError(f"{path} would be replaced, and is read; choose another -o")
+        raise UsageError(f"this would replace {path}, which is read; choose another -o")
     if not overwrite and os.path.lexists(path):
         raise OutputError(f"{path} exists; choose another -o, or replace it with --overwrite")
 

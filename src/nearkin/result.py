@@ -29,9 +29,9 @@ class Result(ABC):
     def to_dict(self) -> Mapping[str, Any]:
         """Plain values, for JSON."""
 
-    @abstractmethod
     def records(self) -> Sequence[Row]:
-        """Rows of a table, each a value by the name of its column."""
+        """Rows of a table, each a value by the name of its column; by default one of all."""
+        return [self.to_dict()]
 
     def to_pandas(self) -> Any:
         """Return the rows as a `pandas.DataFrame`.

@@ -42,7 +42,7 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
     assert run(*command.split()) == code
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert ("replace it with --overwrite" if code == 4 else "and is read") in error
+    assert ("replace it with --overwrite" if code == 4 else "which is read") in error
     assert contents(tmp_path) == before
 
 

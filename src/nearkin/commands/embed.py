@@ -53,17 +53,7 @@ from nearkin.training.health import health
 
 RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
 """Images whose features a killed run loses at most, by device: about a minute's on a CPU."""
-OTHER_FORMATS: Final = (
-    ".csv",
-    ".tsv",
-    ".json",
-    ".jsonl",
-    ".txt",
-    ".h5",
-    ".pt",
-    ".pkl",
-    ".feather",
-)
+OTHER_FORMATS: Final = (".csv", ".tsv", ".json", ".txt", ".h5", ".pt", ".pkl", ".feather")
 """Endings of files that features are not written to, and no run folder has."""
 USED_ALONE: Final = (
     "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "precision", "batch_size",

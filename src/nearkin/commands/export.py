@@ -27,7 +27,7 @@ from nearkin.exports.model_card import PREPROCESSING, Card
 from nearkin.exports.native import write_native
 from nearkin.exports.network import PixelNetwork
 from nearkin.files import PARTIAL, check_new, writing
-from nearkin.result import Result, Row
+from nearkin.result import Result
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
@@ -51,11 +51,6 @@ class Export(Result):
     path: Path
     what: str
     checks: tuple[str, ...] = ()
-
-    @override
-    def records(self) -> list[Row]:
-        """One row: all of it."""
-        return [self.to_dict()]
 
     @override
     def to_dict(self) -> dict[str, Any]:

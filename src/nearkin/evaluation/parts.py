@@ -20,7 +20,7 @@ from nearkin.evaluation.embeddings import Embeddings, embed_images, embeddings_o
 from nearkin.evaluation.vectors import ROOM, matrix, read_footer, write_parquet
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
 from nearkin.pace import ProgressCallback, ignore_progress, under
-from nearkin.result import Result, Row
+from nearkin.result import Result
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.schema import Auto
@@ -66,11 +66,6 @@ class ShardsWritten(Result):
     num_parts: int
     count: int = 0  # Images with features, once no part is missing
     bad: int = 0  # Unreadable images, once no part is missing
-
-    @override
-    def records(self) -> list[Row]:
-        """One row: all of it."""
-        return [self.to_dict()]
 
     @override
     def to_dict(self) -> dict[str, Any]:
