@@ -247,7 +247,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         images, y = checked_images(self, X, fitting=True), column_or_1d(y)
         check_consistent_length(X, y)
         names = ["" if label == UNLABELED else str(label) for label in y.tolist()]
-        known = {name: label for name, label in zip(names, y.tolist(), strict=True) if name}
+        known = {str(label): label for label in sorted({*y.tolist()} - {UNLABELED})}
         if not known or len(known) == len(set(names)):
             raise ValueError("y has to hold classes, and -1 for images without a label")
         data = replace(images, labels=names) if isinstance(images, PathList) else (images, names)

@@ -149,6 +149,10 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
     try:
         write_rows(discovered.clusters, [first | {"name": "<b>sevens"}, *others])
         page = explore(discovered.path, output=tmp_path / "page.html").read_text()
+        site = RunSite(discovered, images_of(discovered))
+        assert "&lt;b&gt;sevens (new-1)" in site.page
+        site.name(["new-1"], "eights")
+        assert "eights (new-1)" in site.page
     finally:
         discovered.clusters.write_bytes(before)
     assert "&lt;b&gt;sevens (new-1)" in page

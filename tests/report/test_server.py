@@ -22,11 +22,13 @@ PICTURES = 20
 class Shop(RunSite):
     """A site that records its requests."""
 
+    page = PAGE
+
     def __init__(self):
         self.requests = []
         self.error = None
         self.log = []
-        self.page, self.policy = PAGE, POLICY
+        self.policy = POLICY
 
     def image(self, number, *, large):
         self.requests.append(("image" if large else "thumbnail", number))
