@@ -155,6 +155,7 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
         assert "eights (new-1)" in site.page
     finally:
         discovered.clusters.write_bytes(before)
+        discovered.original_clusters.unlink(missing_ok=True)
     assert "&lt;b&gt;sevens (new-1)" in page
     assert "<b>sevens" not in page
     assert "<b>sevens" in packed(page)["colorings"][0]["classes"]
