@@ -1,7 +1,6 @@
 """Features in parts: whole or not at all, by any number of processes, and the same at the end."""
 
 import csv
-import inspect
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from processes import srun
 from pyarrow import dataset, parquet
 
 import nearkin
-from nearkin.commands.embed import embed, embed_files, embed_shards
+from nearkin.commands.embed import embed, embed_files
 from nearkin.errors import OutputError
 from nearkin.evaluation.parts import SHARD
 from nearkin.files import whole, writing
@@ -135,7 +134,6 @@ def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
     made = nearkin.embed_shards(run, images, output=tmp_path / "vectors", shard_size=3)
     assert made.missing == 0
     assert contents(tmp_path / "vectors") == contents(parts)
-    assert inspect.signature(embed_shards).parameters["shard_size"].default == SHARD
     assert f"{SHARD:,}" in parameter_docs(embed_files)["shard_size"]
 
 
@@ -215,7 +213,7 @@ def test_each_process_makes_every_second_part(run, images, tmp_path, monkeypatch
         assert embedded(run, images, folder) == 0
         made = {f"part-{number:06}.parquet" for number in range(first, SHARD_OF_3, 2)}
         assert contents(folder).keys() == made | {"_parts.json"}
-        assert ("4 parts are still missing" in capsys.readouterr().out) == (first == 0)
+        assert ("4 shards are still missing" in capsys.readouterr().out) == (first == 0)
 
 
 def test_the_jobs_of_an_array_make_what_one_makes(parts, run, images, tmp_path):
@@ -273,7 +271,10 @@ def test_a_folder_that_holds_anything_else_or_a_damaged_note_is_refused(
     write_files(tmp_path / "other", {"part-000000.parquet": b"mine"})
     assert "is not empty" in refusal(4, *arguments(run, images, tmp_path / "other"))
     assert contents(tmp_path / "other") == {"part-000000.parquet": b"mine"}
-    assert "is not empty" in refusal(4, "embed", run, images, "-o", images)
+    before = contents(images)
+    for more in ([], ["--overwrite"]):  # no run folder is made among images
+        refusal(4, "embed", run, images, "-o", images, *more)
+        assert contents(images) == before
     (tmp_path / "file").write_text("mine")
     assert "cannot write" in refusal(4, *arguments(run, images, tmp_path / "file"))
     note = json.loads((copied / "_parts.json").read_text())

@@ -104,8 +104,8 @@ def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
         return True
     from nearkin.commands.embed import makes_shards
 
-    shards = ("output", "shard_size", "shard", "engine")
-    if name == "embed" and makes_shards(*(given[each] for each in shards)):
+    none = {"output": None, "shard_size": None, "shard": "", "engine": "local"}
+    if name == "embed" and makes_shards(*(given.get(each, none[each]) for each in none)):
         return True
     print("this command takes one process; the first does it, this one ends", file=sys.stderr)
     return False

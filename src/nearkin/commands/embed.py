@@ -32,7 +32,7 @@ from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.parts import MOST, SHARD, PartFolder, ShardsWritten, note_on
+from nearkin.evaluation.parts import MOST, PartFolder, ShardsWritten, note_on
 from nearkin.evaluation.ray_parts import Opener, compute_on_ray
 from nearkin.evaluation.table import are_vectors
 from nearkin.evaluation.vectors import FORMATS, check_format, write_embeddings
@@ -160,7 +160,7 @@ def embed_files(
         config: The settings.
         output: The run folder, runs/DATA-ENCODER if not given; or a file of features alone,
             .parquet, .npz or .npy; or a folder of shards.
-        shard_size: Images of a shard; 65,536 if not given.
+        shard_size: Images of a shard; 65,536 if not given, or those of the folder.
         shard: I/N, such as 1/8: make the I-th of N shares of the shards, as a job of an array.
         engine: ray: let the actors of a Ray cluster make the shards.
         resume: Continue the run that is in the folder.
@@ -176,8 +176,7 @@ def embed_files(
         if Path(output).suffix in FORMATS:
             raise UsageError(f"{output} is the name of one file, without shards; give a folder")
         _check_alone(config, resume=resume, overwrite=overwrite)
-        size = SHARD if shard_size is None else shard_size
-        how |= {"shard_size": size, "shard": shard, "engine": engine}
+        how |= {"shard_size": shard_size, "shard": shard, "engine": engine}
         return embed_shards(encoder, data, config, output=output, **how)
     if output is None or Path(output).suffix not in (*FORMATS, *OTHER_FORMATS):
         again: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
@@ -300,7 +299,7 @@ def embed_shards(
     config: EmbedConfig | None = None,
     *,
     output: PathLike,
-    shard_size: int = SHARD,
+    shard_size: int | None = None,
     shard: str = "",
     engine: Engine = "local",
     backbone: nn.Module | None = None,
@@ -318,7 +317,7 @@ def embed_shards(
         data: Images: a folder, a table, an archive or shards, or a name such as digits.
         config: The settings, of which `settings` replaces some.
         output: A new folder, or one that was begun with the same encoder, data and size of shards.
-        shard_size: Images of a shard.
+        shard_size: Images of a shard; 65,536 if not given, or those of the folder.
         shard: `I/N` makes the I-th of N shares of the shards, with I from 1; all if empty.
         engine: `ray` computes on the cluster at the variable RAY_ADDRESS, or else on one that is
             started on this machine. Its nodes need the same files under the same names.
@@ -334,13 +333,14 @@ def embed_shards(
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
     _check_alone(config, resume=False)
+    path = Path(output)
+    shard_size = PartFolder.shard_size(path) if shard_size is None else shard_size
     if shard_size < 1:
         raise UsageError(f"--shard-size {shard_size} is less than one image; give at least 1")
     first, step = _turn(shard)
     log = reporter_of(verbose)
     if engine == "ray":
         _check_engine(encoder, data, shard, backbone)
-    path = Path(output)
     folder, config, loaded, images = _opened_parts(config, data, path, shard_size, backbone, log)
     own = [number for number in folder.missing() if number % step == first]
     if engine == "ray":

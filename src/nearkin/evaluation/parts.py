@@ -103,6 +103,11 @@ class PartFolder:
         return cls(path, note)
 
     @classmethod
+    def shard_size(cls, path: Path) -> int:
+        """The images of a shard that a folder was begun with, or the usual number."""
+        return cls.open(path).note.shard if (path / NOTE).exists() else SHARD
+
+    @classmethod
     def precision(cls, path: Path) -> Precision | Auto:
         """The precision that a folder was begun with; `auto` if it is new."""
         return cls.open(path).note.precision if (path / NOTE).exists() else "auto"

@@ -68,9 +68,12 @@ def open_run(
             raise UsageError(f"--overwrite would remove {source}; choose another -o")
     with writing(folder.path, "choose another -o"):
         folder.path.mkdir(parents=True, exist_ok=True)
+        if not folder.marker.exists():  # which would be left there, and hide a folder of images
+            _check_free(folder, resume=resume, overwrite=overwrite)
     with folder.locked():
         was_empty = not folder.is_occupied
-        _prepare(folder, resume=resume, overwrite=overwrite)
+        _check_free(folder, resume=resume, overwrite=overwrite)
+        _prepare(folder)
         with (
             Logger(reporter or Silent(), folder.log) as log,
             _emptied_if_refused(folder) if was_empty else nullcontext(),
@@ -99,8 +102,8 @@ def _emptied_if_refused(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _prepare(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Remove what killed processes have left in a locked folder; refuse one of something else."""
+def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder of something else."""
     path = folder.path
     if folder.is_occupied and not (resume or overwrite):
         raise OutputError(
@@ -110,7 +113,11 @@ def _prepare(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise OutputError(
             f"{path} is no run, so --overwrite spares it; empty it or choose another -o"
         )
-    for each in (path, *path.glob(f"{STAGES}/**/")):
+
+
+def _prepare(folder: RunFolder) -> None:
+    """Remove what killed processes have left in a locked folder."""
+    for each in (folder.path, *folder.path.glob(f"{STAGES}/**/")):
         remove_partial(each)
     folder.checkpoints.mkdir(exist_ok=True)
     folder.plots.mkdir(exist_ok=True)
