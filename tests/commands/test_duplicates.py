@@ -183,7 +183,7 @@ REFUSED = [
     ("duplicates DATA --threshold .9", 2, "give --encoder or --vectors, too"),
     ("duplicates DATA --vectors VECTORS", 2, "or a --threshold"),
     ("duplicates other --vectors VECTORS --threshold .9", 3, "are not among these"),
-    ("duplicates DATA -o old.csv", 4, "may have been edited"),
+    ("duplicates DATA -o old.csv", 4, "replace it with --overwrite"),
     ("duplicates DATA --apply old.csv", 4, "choose another"),
     ("duplicates DATA -o copies.txt", 2, "ends in .csv"),
     ("duplicates DATA --apply DATA/new", 2, "lies inside"),

@@ -299,7 +299,7 @@ REFUSED = [
     ("explore dinov2-small --write", 2, "dinov2-small is no run folder; `nearkin embed"),
     ("explore dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
     ("neighbors SOURCE FIRST", 2, "has no images of its own; give --vectors"),
-    ("evaluate SOURCE", 2, "keeps no images; give DATA"),
+    ("evaluate SOURCE", 2, "keeps no images; give its images"),
     ("evaluate RUN DATA --image-size 16", 2, "at its own --image-size"),
     ("neighbors RUN FIRST --image-size 16", 2, "--image-size is of --vectors"),
     ("doctor RUN", 2, "is a frozen encoder"),

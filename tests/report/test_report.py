@@ -233,7 +233,7 @@ def test_vectors_have_a_page_too(trained, digits_file, tmp_path, refusal):
     assert "200 images of vectors" in page.read_text()
     assert [one["name"] for one in shown["colorings"]] == ["Label", "Split"]
     assert {file.name for file in (tmp_path / "page_files").iterdir()} == {"0.js", "0.webp"}
-    assert "give DATA, their images, and -o, the page" in refusal(2, "explore", parts)
+    assert "give their images, too, and the page as -o" in refusal(2, "explore", parts)
     refusal(4, "explore", parts, digits_file, "-o", tmp_path / "no" / "page.html")
 
 

@@ -183,7 +183,7 @@ def _run_of(
     """
     folder, config, images = _stored(encoder, data, trust_remote_code=trust_remote_code)
     if data is None and images == data_name(None) and not Path(images).exists():
-        raise UsageError(f"{encoder} keeps no images; give DATA, too")
+        raise UsageError(f"{encoder} keeps no images; give its images, too")
     return folder, config, images
 
 

@@ -97,7 +97,7 @@ def _check_host(host: str, *, i_know: bool) -> None:
 def _write_map(vectors: VectorsLike, data: Any, output: PathLike | None, one_file: int) -> Path:
     """Write a page with the map of features."""
     if data is None or output is None:
-        raise UsageError("of features, give DATA, their images, and -o, the page")
+        raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)
     with table_of(vectors) as table, writing(path), resource_errors():
         rows = Vectors(table, "").image_rows(images)

@@ -26,6 +26,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
 from nearkin.run.reporter import Reporter
 from nearkin.schema import Auto
+from nearkin.text import as_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,7 +122,8 @@ def select(
         paths = table.texts("path")
         held_out = np.isin(np.array(table.texts("split"), np.str_), ("val", "test"))
         pool = np.flatnonzero(~held_out)
-        names = [paths[row] for row in pool.tolist()]
+        as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
+        names = [as_stored.get(paths[row], paths[row]) for row in pool.tolist()]
         has_label = _have_labels(names, labeled, assigned)
         num_unlabeled = int((~has_label).sum())
         if num > num_unlabeled:

@@ -137,14 +137,14 @@ def open_vectors(
     how["trust_remote_code"] = trust_remote_code
     if is_table(source):
         if vectors is not None:
-            raise UsageError("the first argument is a table of features, and so is --vectors")
+            raise UsageError("these are features, and so is --vectors; give one of them")
         with table_of(source) as table:
             yield Vectors(table, "", data)
         return
     name = name_of(source)
     if vectors is None and data is None:
         if not is_own(name):
-            raise UsageError(f"{name} has no images of its own; give DATA, too")
+            raise UsageError(f"{name} has no images of its own; give images, too")
         RunFolder(Path(name)).check_is_run()
         table = open_table(RunFolder(Path(name)).embeddings)
         yield Vectors(table, name, trust_remote_code=trust_remote_code)
