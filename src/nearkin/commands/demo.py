@@ -11,7 +11,7 @@ from nearkin.commands.run import Run
 from nearkin.commands.settings import PathLike
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.result import Result, Row
+from nearkin.result import Result
 from nearkin.run.reporter import Reporter, reporter_of
 
 
@@ -26,12 +26,6 @@ class Demo(Result):
     def summary(self) -> dict[str, Any]:
         """The summaries of both runs."""
         return {"train": dict(self.trained.summary), "discover": dict(self.discovered.summary)}
-
-    @override
-    def records(self) -> list[Row]:
-        """The metrics of both runs."""
-        runs = {"train": self.trained, "discover": self.discovered}
-        return [{"run": name, **row} for name, run in runs.items() for row in run.metrics.rows]
 
     @override
     def to_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from nearkin.errors import DivergedError, UsageError
 from nearkin.extensions import check_trusted
 from nearkin.method import Method
 from nearkin.pace import count
-from nearkin.result import Result, Row
+from nearkin.result import Result
 from nearkin.run.data import note_data, open_split
 from nearkin.run.folder import RunFolder
 from nearkin.run.opening import sources_of
@@ -41,11 +41,6 @@ class Diagnosis(Result):
     """What was found, by name."""
 
     found: Mapping[str, str]
-
-    @override
-    def records(self) -> list[Row]:
-        """A row per finding."""
-        return [{"what": what, "found": found} for what, found in self.found.items()]
 
     @override
     def to_dict(self) -> Mapping[str, str]:
