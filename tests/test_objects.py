@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from builders import save_images
+from builders import fill
 
 import nearkin
 from nearkin.errors import NearkinError, UsageError, as_typed_words, worded
@@ -50,8 +50,7 @@ def test_an_encoder_gives_what_its_name_gives_until_its_weights_change(
 def test_features_are_taken_like_the_file_of_them(encoder, features, digits_file, tmp_path):
     file = tmp_path / "features.parquet"
     nearkin.embed(encoder, digits_file, output=file, **QUIET)
-    save_images(tmp_path / "query", 1, size=(8, 8))
-    (image,) = (tmp_path / "query").iterdir()
+    image = fill(tmp_path / "query", "a.png") / "a.png"
     for ask in (
         lambda vectors: nearkin.neighbors(encoder, [image], vectors=vectors, top=3),
         lambda vectors: nearkin.select(vectors, num=3, verbose=False),
