@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
@@ -134,6 +135,9 @@ def test_settings_come_as_an_object_as_keywords_and_as_both():
     changed, network = given(nearkin.TrainConfig, config, {"epochs": 4, "lr": 1.0, "dim": 8})
     assert (changed.epochs, changed.lr, changed.known, network) == (4, 1.0, ("cat",), None)
     assert changed.options == {"temperature": 0.3, "dim": 8}
+    span, names = timedelta(minutes=5), ["tench, Tinca tinca", "cat"]
+    typed, _ = given(nearkin.TrainConfig, None, {"max_time": span, "known": names, "val": 0})
+    assert (typed.max_time, typed.known) == (300.0, tuple(names))
     own = torch.nn.Identity()
     assert given(nearkin.TrainConfig, None, {"backbone": own, "val": 0.0})[1] is own
     with pytest.raises(UsageError, match=r"ClassifyConfig has no epocs\. Did you mean epochs\?"):
