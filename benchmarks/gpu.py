@@ -128,7 +128,7 @@ class Training:
         self.run = self.out / recipe
         self.words = ["nearkin", "train", str(data), "--config", f"recipe:cifar10/{recipe}"]
         self.words += ["--device", options.device, "--compile", options.compile, "--no-report"]
-        self.words += ["--out", str(self.run), "--resume", *shlex.split(options.train)]
+        self.words += ["-o", str(self.run), "--resume", *shlex.split(options.train)]
         self.process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:

@@ -22,6 +22,7 @@ from PIL import Image
 
 from nearkin.config import ClassifyConfig, TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.report.encoder_report import command, typed
 from nearkin.report.image_map import thumbnails
 from nearkin.report.page.html import TEMPLATES, Chart, line_chart, round_ticks, text
@@ -399,7 +400,8 @@ def test_a_page_is_stored_with_names_that_are_not_utf_8(tmp_path):
     folder.path.mkdir()
     folder.write_settings(ClassifyConfig(encoder="encoder"), str(data))
     store_report(folder, content)
-    stored = report_of(folder, open_images(data), None)
+    images = open_images(data)
+    stored = report_of(folder, images, embeddings_of(images, np.zeros((2, 3), np.float32)))
     assert [tile.path for tile in stored.unsure] == names
     assert all(tile.uri.startswith("data:image/") for tile in stored.unsure)
     assert "caf\\udce9.png" in report_page(stored)
