@@ -67,7 +67,8 @@ def _call(found: re.Match[str]) -> str:
             arguments.append(name if "=" in name else f"{name}=")
         else:
             arguments.append(word.lower() if word.isupper() else _value(word))
-    return f"`nearkin.{verb}({', '.join(arguments)})`"
+    called = f"({', '.join(arguments)})" if arguments or verb.startswith("list_") else ""
+    return f"`nearkin.{verb}{called}`"
 
 
 def redacted(text: str) -> str:

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from dataclasses import fields, replace
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -24,7 +25,7 @@ from nearkin.config import (
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.report.encoder_report import command
 from nearkin.run.folder import KINDS, RunFolder, run_folder
-from nearkin.schema import as_typed, option, parameter_docs
+from nearkin.schema import as_typed, parameter_docs
 from nearkin.toml import continued, read_toml, to_toml
 
 values = st.one_of(
@@ -114,7 +115,7 @@ def test_a_setting_of_a_wrong_type_or_out_of_its_range_is_refused_by_its_name():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        f"{option(name)} {as_typed(value)} is not {says}" for _, name, value, says in REFUSED
+        f"{name} {as_typed(value)} is not {says}" for _, name, value, says in REFUSED
     ]
     with pytest.raises(UsageError, match="lr_milestones and cosine_end"):
         TrainConfig(lr_milestones=[0.6], cosine_end=0.1)
@@ -143,8 +144,8 @@ CHANGED |= dict(options={"queue_size": 64, "targets": "official"})
 
 def test_the_command_of_a_run_has_no_settings_without_effect():
     config = TrainConfig(epochs=3, teacher_views=0, freeze_epochs=0)
-    assert command("photos", config) == "nearkin train photos --epochs 3"
-    taught = command("photos", replace(config, method="seed", teacher="dinov2-small"))
+    assert command("photos", config, Path()) == "nearkin train photos --epochs 3"
+    taught = command("photos", replace(config, method="seed", teacher="dinov2-small"), Path())
     assert taught.endswith("--teacher dinov2-small --teacher-views 0 --epochs 3")
 
 
@@ -210,7 +211,9 @@ def test_a_run_says_of_which_kind_it_is(tmp_path):
         if kind != "training":
             with pytest.raises(UsageError, match=f"is a {kind}; look at its report.html"):
                 folder.settings()
-            with pytest.raises(UsageError, match=f"of `nearkin {settings.verb}`, not of `nearkin"):
+            with pytest.raises(
+                UsageError, match=rf"of `nearkin\.{settings.verb}`, not of `nearkin"
+            ):
                 read_toml(folder.config, TrainConfig)
     folder.config.write_text('data = "digits"\n')
     with pytest.raises(UsageError, match="names no kind of run"):
