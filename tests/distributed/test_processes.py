@@ -247,7 +247,7 @@ def test_others_end_when_the_first_is_killed(data, tmp_path):
 def test_a_process_that_hangs_ends_the_run(data, tmp_path):
     impatient = (
         "import sys; from datetime import timedelta; import nearkin.distributed.launch as launch;"
-        "launch.TIMEOUT = timedelta(seconds=5); from nearkin.cli import main; sys.exit(main())"
+        "launch.TIMEOUT = timedelta(seconds=20); from nearkin.cli import main; sys.exit(main())"
     )
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2", program=("-c", impatient))

@@ -117,7 +117,7 @@ def discover(
 def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Run:
     """Take part in the training of an encoder, in which alone there are several processes."""
     if resume:
-        config = resumed_settings(folder, config)
+        config = resumed_settings(folder, _with_options(self_contained(config)))
     trained = resume and folder.stage("features").summary.exists()
     if config.encoder == "auto" and not (config.accept or trained):
         run_worker(data)
