@@ -48,12 +48,13 @@ lint: $(VENV)/developed
 	$(RUN)ruff format --check .
 	$(RUN)lint-imports --no-cache
 	$(RUN)zizmor --quiet --offline .github
+	$(RUN)python docs/words.py
 
 # Apply one known bug at a time, and run the test that must catch it. PLANTED=moco takes some of them.
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py $(PLANTED)
 
-# Share of random changes that the tests of a room notice, in docs/mutation.csv. Stop it at any time.
+# Share of random changes that the tests of a package notice, in docs/mutation.csv. Stop it at any time.
 mutation: $(VENV)/developed
 	$(RUN)python -m pip install --quiet cosmic-ray
 	$(RUN)python tests/mutation.py $(ROOMS)

@@ -17,7 +17,7 @@
 # With several tasks, each is a process with a GPU and its part of every batch; the result is that of one
 # process. Two minutes before the time limit, or at a preemption, the current step is finished and
 # saved, and the job is requeued and continues from that step. Any other exit code ends the job; exit
-# codes are those of docs/exit-codes.md.
+# codes are those of docs/reference.md.
 set -u
 
 start=()

@@ -114,12 +114,14 @@ def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about():
         for found in entry["found"]:
             low, high = found["interval"]
             assert low < found["value"] < high, case
-            value = f"{found['value']:.3f} [{low:.3f}, {high:.3f}]"
-            floors = [f"{found[floor]:.3f}" for floor in ("raw_pixels", "untrained_network")]
-            row = f"| {found['what']} | {value} | {' | '.join(floors)} |"
+            value = f"{100 * found['value']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+            baselines = [
+                f"{100 * found[name]:.1f} %" for name in ("raw_pixels", "untrained_network")
+            ]
+            row = f"| {found['what']} | {value} | {' | '.join(baselines)} |"
             assert row in section(entry["method"], "Measured"), case
             assert f"| {value} |" in text, case
-            assert all(f"| {floor} [" in text for floor in floors), case
+            assert all(f"| {baseline} [" in text for baseline in baselines), case
     measured = {entry["method"] for entry in RUNS}
     for name in METHODS:
         assert (name in measured) == (section(name, "Measured") != "Not run."), name

@@ -79,7 +79,7 @@ def test_a_run_is_measured_and_compared(release, capsys):
 
 def test_the_settings_of_a_run_are_a_configuration(release, tmp_path):
     # In bf16 the gradient of this network's last depthwise convolution may not be finite: its
-    # kernel reads memory that nobody has written (docs/reliability.md, "Limits of libraries").
+    # kernel reads memory that nobody has written (docs/reliability.md, "Not guaranteed").
     typed = ["-o", tmp_path / "again", "--epochs=1", "--quiet", "--precision=fp32"]
     config = release / "train" / "config.toml"
     assert call("train", release / "images.npz", "--config", config, *typed) == 0

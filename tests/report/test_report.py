@@ -1,4 +1,4 @@
-"""The page of a run, from its files: a training and a discovery, on real digits."""
+"""The report of a run, from its files: a training and a discovery, on real digits."""
 
 import base64
 import html

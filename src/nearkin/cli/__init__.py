@@ -28,7 +28,7 @@ EVERYTHING = "--help-all"  # Help with all options, not only the common ones
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code; see docs/exit-codes.md."""
+    """Run a command and return its exit code; see docs/reference.md."""
     os.environ.update({**SLEEPING_THREADS, **os.environ})
     with as_typed_words():
         return _run(sys.argv[1:] if arguments is None else arguments)

@@ -76,7 +76,7 @@ def rank(
     """Rank the encoders of finished runs without labels.
 
     All are measured anew, on the same images and the same augmented views of them. No label is
-    read. docs/choice.md has what such a ranking is worth.
+    read. docs/evaluation.md has what such a ranking is worth.
 
     Args:
         runs: Trainings or frozen encoders of the same images, held out alike or

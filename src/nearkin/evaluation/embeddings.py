@@ -29,7 +29,7 @@ MOST_PARTS: Final = 64
 class Embeddings(Result):
     """Features of images, with what is known of each image: one row per image.
 
-    The measures need only `vectors`, `labels` and `groups`; the rest may be left out.
+    Metrics need only `vectors`, `labels` and `groups`; the rest may be left out.
     """
 
     vectors: Float32[np.ndarray, "n dim"]

@@ -74,7 +74,7 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
 
 
 def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
-    """Return the content of the page of a finished training."""
+    """Return the content of the report of a finished training."""
     config, data = folder.settings()
     summary = folder.read_evaluated()
     metrics, evaluation = summary["metrics"], Evaluation.stored(summary)
@@ -108,7 +108,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
 
 
 def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
-    """Return the content of the page of a finished run of `nearkin embed`."""
+    """Return the content of the report of a finished run of `nearkin embed`."""
     config, data = folder.encoder_settings()
     summary = folder.read_evaluated()
     metrics, health = summary["metrics"], summary["health"]

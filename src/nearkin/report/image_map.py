@@ -484,7 +484,7 @@ def placed(
 ) -> Places:
     """Place many images by their nearest landmarks as `place` does, with one block in memory.
 
-    The median keeps more neighbors than a mean or `transform` of openTSNE; see docs/report.md.
+    The median keeps more neighbors than a mean or `transform` of openTSNE; see docs/benchmarks.md.
 
     Args:
         blocks: Features of all images.

@@ -47,7 +47,7 @@ SIDE: Final = 96
 def served_page(
     folder: RunFolder, images: Images, one_file: int = ONE_FILE
 ) -> tuple[str, ImageMap | None]:
-    """Return the page of a finished run for a server, and its map; its files are in `FILES`."""
+    """Return the report of a finished run for a server, and its map; its files are in `FILES`."""
     embeddings = read_embeddings(folder.embeddings, images)
     map_ = image_map(folder, embeddings, images, one_file=one_file)
     report = report_of(folder, images, embeddings)
@@ -62,7 +62,7 @@ def write_page(
     output: Path | None = None,
     one_file: int = ONE_FILE,
 ) -> None:
-    """Write the page of a finished run, and its plots unless the page goes elsewhere.
+    """Write the report of a finished run, and its plots unless the page goes elsewhere.
 
     Of more than `one_file` images, a folder beside the page, such as report_files, holds most.
     """

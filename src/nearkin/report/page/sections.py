@@ -100,7 +100,7 @@ class TrainingReport:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryReport:
-    """Content of the page of a discovery."""
+    """Content of the report of a discovery."""
 
     run: RunInfo
     mode: Literal["gcd", "ncd"]
@@ -169,7 +169,7 @@ def report_page(
     served: bool = False,
     files: str = "",
 ) -> str:
-    """Return the page of a run, without a map if there is none; `files` as of `map_section`."""
+    """Return the report of a run, without a map if there is none; `files` as of `map_section`."""
     run = report.run
     if isinstance(report, TrainingReport):
         verb, title, lead = "train", f"Encoder trained on {run.data}", report.lead
