@@ -10,7 +10,7 @@ PYTEST = $(RUN)python -m pytest -q --numprocesses auto --maxprocesses 8 --dist l
 .PHONY: demo test tests quick cov nightly check lint planted mutation faults format docs site links dist lock clean
 
 demo: $(VENV)/installed
-	$(RUN)nearkin demo
+	$(RUN)nearkin demo --overwrite
 
 # Types are checked beside the tests. What is wrong with them stands below what is wrong with these.
 test: lint

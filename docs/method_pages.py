@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.commands.info import idea, page, paper, table, written
+from nearkin.commands.lists import idea, page, paper, table, written
 from nearkin.methods import METHODS
 
 ROOT: Final = Path(__file__).parents[1]
@@ -16,7 +16,7 @@ BASELINES: Final = ("raw_pixels", "untrained_network")
 INTRODUCTION: Final = """\
 # Methods
 
-A page per method, made from its code by `make docs`; `nearkin methods NAME` prints it.
+A page per method, made from its code by `make docs`; `nearkin list methods NAME` prints it.
 
 Nearly all of them are one equation. A query is matched against keys, and the loss is the
 cross-entropy between that match and what it should have been:

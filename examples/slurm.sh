@@ -11,8 +11,8 @@
 #
 # Train for any length of time under a job's time limit:
 #
-#     sbatch examples/slurm.sh photos/ --method simclr --out runs/photos
-#     sbatch --nodes=2 --ntasks-per-node=8 examples/slurm.sh photos/ --out runs/photos
+#     sbatch examples/slurm.sh photos/ --method simclr -o runs/photos
+#     sbatch --nodes=2 --ntasks-per-node=8 examples/slurm.sh photos/ -o runs/photos
 #
 # With several tasks, each is a process with a GPU and its part of every batch; the result is that of one
 # process. Two minutes before the time limit, or at a preemption, the current step is finished and

@@ -254,7 +254,7 @@ class ExplainsNothing(Good):
     """A momentum encoder with a queue."""
 
 
-@breaks("invariant 5 .*: the default of dim does not fit its type: --dim 8.5")
+@breaks("invariant 5 .*: the default of dim does not fit its type: dim 8.5")
 class TakesALength(Good):
     def __init__(self, backbone, *, dim: int = 8.5):
         super().__init__(backbone, dim=int(dim))

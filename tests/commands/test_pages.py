@@ -14,7 +14,7 @@ from nearkin_command import run
 from small import batch_for, small
 from small import run as run_steps
 
-from nearkin.commands.info import page
+from nearkin.commands.lists import page
 from nearkin.methods import METHODS, parameters
 from nearkin.toml import read_toml
 
@@ -131,12 +131,12 @@ def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(caps
     monkeypatch.setenv("COLUMNS", "80")
     assert "docs/methods/moco.md in the repository" in page("moco")
     assert "Not run" not in page("moco")
-    assert run("methods") == 0
+    assert run("list", "methods") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(METHODS)
     assert all(line.endswith(".") for line in lines)
     for name, cls in METHODS.items():
-        assert run("methods", name) == 0
+        assert run("list", "methods", name) == 0
         output = capsys.readouterr().out
         assert max(map(len, output.splitlines())) <= 80, name
         assert not {"\x1b", "…"} & set(output), name

@@ -8,7 +8,7 @@ import pytest
 from browser import opened
 from nearkin_command import run
 
-from nearkin.commands.report import write_report
+from nearkin.commands.explore import explore
 from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder
 
@@ -26,7 +26,7 @@ def ruined(tmp_path_factory, digits_file, start):
     path, printed = tmp_path_factory.mktemp("runs") / "ruined", io.StringIO()
     settings = f"--lr {TOO_HIGH} --epochs 2 --batch-size 32 --augment characters"
     settings += " --optimizer adamw --device cpu --report -q"
-    typed = ["train", digits_file, "--init-from", start.path, "-o", path, *settings.split()]
+    typed = ["train", digits_file, "--encoder", start.path, "-o", path, *settings.split()]
     with redirect_stdout(printed):
         assert run(*typed) == 0
     return RunFolder(path), printed.getvalue()
@@ -82,7 +82,7 @@ def test_the_page_advises_the_better_encoder(ruined):
     assert first_step(ruined[0]).startswith(f"nearkin embed {ruined[0].start} ")
     page = ruined[0].report.read_bytes()
     ruined[0].report.unlink()
-    write_report(ruined[0].path)
+    explore(ruined[0].path, write=True)
     assert ruined[0].report.read_bytes() == page
 
 

@@ -87,9 +87,9 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     own = optimizer == chosen.optimizer
     lr, decay = (chosen.lr, chosen.weight_decay) if own else USUAL_RATES[optimizer]
     growth = math.sqrt(batch / usual) if optimizer in ADAPTIVE else batch / usual
-    continued = config.init_from and not config.lora  # LoRA's own weights are new
+    continued = config.encoder and not config.lora  # LoRA's own weights are new
     backbone = _or(config.backbone, lambda: backbone_for(size, device))
-    if not config.init_from:
+    if not config.encoder:
         backbone = with_channels(backbone, images.num_channels)
     resolved = replace(
         config,
@@ -167,7 +167,7 @@ def _with_frozen_epochs(config: TrainConfig) -> TrainConfig:
     """
     epochs, frozen = int(config.epochs), config.freeze_epochs
     if frozen == "auto":
-        most = max(1, epochs // FROZEN_SHARE) if config.init_from else 0
+        most = max(1, epochs // FROZEN_SHARE) if config.encoder else 0
         return replace(config, freeze_epochs=min(most, epochs - 1))
     if frozen and frozen >= epochs:
         raise UsageError(
@@ -273,7 +273,7 @@ def usable_optimizer(
 
     Muon needs whole matrices, which --fsdp divides. Continued trainings were measured with AdamW.
     """
-    left = config.fsdp or config.init_from
+    left = config.fsdp or config.encoder
     return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
 
 

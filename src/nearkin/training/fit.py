@@ -1,11 +1,12 @@
 """Train to the last step: checkpoints, metrics and evaluation on the way."""
 
 import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -42,6 +43,8 @@ from nearkin.training.optimizer import (
 )
 from nearkin.training.signals import Interrupts
 from nearkin.types import Batch, Step
+
+PAUSE: Final = 1.0  # Seconds between lines on epochs, at least, if nothing was evaluated
 
 # Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files.
 COLUMNS = ("step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn")
@@ -199,6 +202,7 @@ class Record:
         self.epoch = self.journal.rows()[self.start - self.start % self.per_epoch :]
         self.pace = Pace(self.total, self.sampler.batch_size)
         self.alarm = Alarm(type(self.method))
+        self.logged = time.monotonic()
         self.lead.log.progress(self.start, self.total, "first step")
 
     def after(self, done: int, step: Step[Any], lr: float, due: bool) -> None:
@@ -214,7 +218,10 @@ class Record:
         self.journal.append(row)
         self.lead.on_row({name: row[name] for name in self.journal.columns if name in row})
         self.epoch.append(row)
-        if done % self.per_epoch == 0:
+        now = time.monotonic()
+        awaited = due or now - self.logged >= PAUSE  # epochs of milliseconds share a line
+        if done % self.per_epoch == 0 and awaited:
+            self.logged = now
             means = _means(self.epoch, values)
             texts = [at, *means, *_metric_texts(measured), *self.pace.speed]
             self.lead.log.info("  ".join(texts))

@@ -68,7 +68,7 @@ def train_encoder(
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
     Writes everything of the run but its page. Other processes, if there are any, open `data`
-    themselves and run `run_worker`. `start` is what `init_from` names. `on_embeddings` is called
+    themselves and run `run_worker`. `start` is what `encoder` names. `on_embeddings` is called
     when the folder has the embeddings, and their evaluation begins; `on_row`, with every row of
     metrics.csv. Returns whether anything was left to do.
 
@@ -112,7 +112,7 @@ def train_encoder(
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
-    origin = {"init_from": without_folder(config.init_from), **_taken_over(start)} if start else {}
+    origin = {"start": without_folder(config.encoder), **_taken_over(start)} if start else {}
     _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
     return True
 
@@ -244,7 +244,7 @@ def encoders_beside(
     """
     trust, start = config.trust_remote_code, dict[str, Encoder]()
     teacher = {"teacher": load(folder.teacher, trust_remote_code=trust)} if config.teacher else {}
-    if config.init_from:
+    if config.encoder:
         start["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
     random = untrained(
         encoder,

@@ -282,8 +282,9 @@ def _confusion(confusion: Confusion | None) -> Markup:
     rows, shades = [], []
     for name, counts in zip(confusion.true, confusion.counts, strict=True):
         rows.append((name, *(f"{n:,}" if n else "" for n in counts)))
+        total = max(1, sum(counts))
         # Rounded up, so that every count above 0 has a shade.
-        shades.append([math.ceil(n / max(1, sum(counts)) * SHADES) for n in counts])
+        shades.append([math.ceil(n / total * SHADES) for n in counts])
     folded = max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES
     return Markup(BLOCKS.confusion(("", *confusion.predicted), rows, shades, folded))
 

@@ -1,30 +1,56 @@
 """What commands on features and their images take: a run, an encoder with images, or vectors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Int
 
 from nearkin.classification.data import open_labeled_data
 from nearkin.commands.embed import embed, load_source
+from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, open_table
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import check_trusted
-from nearkin.files import check_new
+from nearkin.files import check_new, writing
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
 from nearkin.schema import Auto
+from nearkin.tables import write_csv
 from nearkin.text import as_text
+
+VectorsLike = PathLike | Embeddings
+"""Features: a folder of shards or a .parquet that `embed` has written, or what it has returned."""
+
+
+def is_table(source: EncoderLike | Embeddings) -> TypeGuard[VectorsLike]:
+    """Whether these are features rather than an encoder."""
+    if isinstance(source, Encoder):
+        return False
+    return isinstance(source, Embeddings) or are_vectors(Path(source))
+
+
+@contextmanager
+def table_of(vectors: VectorsLike) -> Iterator[EmbeddingTable]:
+    """Open a table of features; those in memory become a temporary file."""
+    if not isinstance(vectors, Embeddings):
+        yield open_table(Path(vectors))
+        return
+    with TemporaryDirectory(prefix="nearkin-") as folder:
+        path = Path(folder) / "embeddings.parquet"
+        write_embeddings(path, vectors, vectors.encoder)
+        yield open_table(path)
 
 
 @dataclass(frozen=True)
@@ -80,65 +106,54 @@ class Vectors:
 
 @contextmanager
 def open_vectors(
-    source: str | Path,
+    source: EncoderLike | Embeddings,
     data: Any = None,
     *,
-    vectors: str | Path | None = None,
+    vectors: VectorsLike | None = None,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
     device: str = "auto",
     workers: int | Auto = "auto",
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
 ) -> Iterator[Vectors]:
     """Yield a run's features; those of `data` by an encoder, computed or stored; or stored ones.
 
     Args:
-        source: A run, an encoder with `data`, or what `embed` has written.
+        source: A run, an encoder with `data`, or features.
         data: Images.
-        vectors: What `embed` has made of them with that encoder.
+        vectors: Features of them by that encoder.
         image_size: Side of the images in pixels that features are computed with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
         workers: Processes that decode photographs.
-        reporter: Receives log lines and progress.
+        verbose: Whether to show progress, or what receives it.
 
     Raises:
         UsageError: If that does not fit together.
     """
-    path = Path(source)
     how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     how["trust_remote_code"] = trust_remote_code
-    if are_vectors(path):
+    if is_table(source):
         if vectors is not None:
-            raise UsageError(f"{source} are vectors, and so is --in; give one of them")
-        yield Vectors(open_table(path), "", data)
-    elif vectors is not None:
-        yield Vectors(open_table(Path(vectors)), str(source), data, **how)
-    elif data is None:
-        if not is_own(source):
-            raise UsageError(f"{source} has no images of its own; give DATA, too")
-        RunFolder(path).check_is_run()
-        yield Vectors(
-            open_table(RunFolder(path).embeddings),
-            str(source),
-            trust_remote_code=trust_remote_code,
-        )
-    else:
-        with TemporaryDirectory() as folder:
-            table = Path(folder) / "vectors.parquet"
-            embed(
-                source,
-                data,
-                output=table,
-                labels="none",
-                device=device,
-                workers=workers,
-                reporter=reporter,
-                **how,
-            )
-            yield Vectors(open_table(table), str(source), data, **how)
+            raise UsageError("these are features, and so is --vectors; give one of them")
+        with table_of(source) as table:
+            yield Vectors(table, "", data)
+        return
+    name = name_of(source)
+    if vectors is None and data is None:
+        if not is_own(name):
+            raise UsageError(f"{name} has no images of its own; give images, too")
+        RunFolder(Path(name)).check_is_run()
+        table = open_table(RunFolder(Path(name)).embeddings)
+        yield Vectors(table, name, trust_remote_code=trust_remote_code)
+        return
+    if vectors is None:
+        computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
+        vectors = embed(name, data, labels="none", **computing, **how)
+    with table_of(vectors) as table:
+        yield Vectors(table, name, data, **how)
 
 
 def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = False) -> Images:
@@ -180,10 +195,16 @@ def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) ->
         )
 
 
-def check_output(path: str | Path | None, suffix: str) -> None:
-    """Refuse another suffix, or to replace what may have been edited, before it is computed."""
+def check_output(path: PathLike | None, suffix: str, *, overwrite: bool) -> None:
+    """Refuse another suffix, or to replace a file unasked, before anything is computed."""
     if path is None:
         return
     if Path(path).suffix != suffix:
-        raise UsageError(f"cannot write {path}; give a name that ends in {suffix}")
-    check_new(Path(path))
+        raise UsageError(f"cannot write {Path(path)}; give a name that ends in {suffix}")
+    check_new(Path(path), overwrite=overwrite)
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table for people."""
+    with writing(path):
+        write_csv(path, columns, rows)

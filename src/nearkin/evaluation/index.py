@@ -1,4 +1,4 @@
-"""`nearkin index`: an approximate index of features, by faiss."""
+"""An approximate index of features for `nearkin neighbors --index`, by faiss; held in memory."""
 
 import json
 import math
@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.table import EmbeddingTable, open_table
+from nearkin.evaluation.table import EmbeddingTable
 from nearkin.evaluation.vectors import ROOM
-from nearkin.files import check_new, replace_text, sha256, usable, whole, writing
+from nearkin.files import replace_text, sha256, usable, whole, writing
 
 FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
 MOST_LISTS: Final = 65_536
@@ -24,7 +24,7 @@ SHORTLIST: Final = 10  # Candidates per requested image, compared by their true 
 
 
 @dataclass(frozen=True)
-class Made:
+class Note:
     """The description of an index, which is stored beside it."""
 
     kind: str  # As the index_factory of faiss reads it
@@ -32,63 +32,6 @@ class Made:
     dim: int
     vectors: str  # The fingerprint of the indexed vectors
     index: str  # The SHA-256 of its file
-
-
-@dataclass(frozen=True)
-class IndexWritten:
-    """An index of features that has been made."""
-
-    path: Path
-    kind: str  # As the index_factory of faiss reads it
-    images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "path": str(self.path)}
-
-    def lines(self) -> list[str]:
-        """A line of text."""
-        return [f"{self.images} images, {self.kind}: {self.path}"]
-
-
-def build_index(vectors: str | Path, *, output: str | Path) -> IndexWritten:
-    """Make an approximate index of features, for `nearkin neighbors --index`; needs faiss.
-
-    It is held in memory, and has a .json beside it.
-
-    Args:
-        vectors: A folder of parts, or a .parquet.
-        output: A name that ends in .faiss.
-
-    Raises:
-        UsageError: If faiss is not installed, or there are no such vectors.
-        CheckpointError: If the vectors are damaged.
-        OutputError: If the index cannot be written.
-    """
-    path = Path(output)
-    if path.suffix != ".faiss":
-        raise UsageError(f"cannot write an index as {path.name}; give a name that ends in .faiss")
-    check_new(path)
-    check_new(_note(path))
-    faiss, table = _faiss(), open_table(Path(vectors))
-    count = len(table)
-    if not count:
-        raise DataError(f"{vectors} has no image; give vectors of some")
-    dim = next(table.blocks()).shape[1]
-    kind, sample = kind_of_index(count, dim)
-    index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
-    if sample:
-        if hasattr(index, "pq"):
-            index.pq.cp.max_points_per_centroid = TRAINED
-        index.train(_sample(table, min(sample, count), dim))
-    for block in table.blocks():
-        index.add(block.numpy())
-    with writing(path, ROOM):
-        with whole(path) as partial, partial.open("wb") as file:
-            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-        made = Made(kind, count, dim, table.fingerprint, sha256(path))
-        replace_text(_note(path), json.dumps(asdict(made), indent=2) + "\n")
-    return IndexWritten(path.resolve(), kind, count)
 
 
 def kind_of_index(count: int, dim: int) -> tuple[str, int]:
@@ -113,27 +56,53 @@ def kind_of_index(count: int, dim: int) -> tuple[str, int]:
 def shortlist(
     path: Path, table: EmbeddingTable, queries: Float[Tensor, "queries dim"], top: int
 ) -> Int[np.ndarray, " places"]:
-    """Return the positions of likely neighbors, ascending.
+    """Return the positions of likely neighbors, ascending, by an index that is made if absent.
 
     Raises:
         UsageError: If faiss is not installed.
         CheckpointError: If the index is damaged, or of other vectors.
+        OutputError: If it cannot be written.
     """
+    if not path.exists() and not _note(path).exists():
+        write_index(path, table)
     index = _open(path, table, queries.shape[1])
     _, places = index.search(queries.numpy(), min(SHORTLIST * top, index.ntotal))
     return np.unique(places[places >= 0])
 
 
+def write_index(path: Path, table: EmbeddingTable) -> None:
+    """Make an index of a table, and note beside it what it is of."""
+    if path.suffix != ".faiss":
+        raise UsageError(f"cannot write an index as {path.name}; give a name that ends in .faiss")
+    faiss, count = _faiss(), len(table)
+    if not count:
+        raise DataError(f"{table.path} has no image; give vectors of some")
+    dim = next(table.blocks()).shape[1]
+    kind, sample = kind_of_index(count, dim)
+    index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
+    if sample:
+        if hasattr(index, "pq"):
+            index.pq.cp.max_points_per_centroid = TRAINED
+        index.train(_sample(table, min(sample, count), dim))
+    for block in table.blocks():
+        index.add(block.numpy())
+    with writing(path, ROOM):
+        with whole(path) as partial, partial.open("wb") as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+        note = Note(kind, count, dim, table.fingerprint, sha256(path))
+        replace_text(_note(path), json.dumps(asdict(note), indent=2) + "\n")
+
+
 def _open(path: Path, table: EmbeddingTable, dim: int) -> Any:
     """Read the index of a table."""
-    faiss, again = _faiss(), "make it again with nearkin index"
+    faiss, again = _faiss(), f"remove {path} and {_note(path).name}: it is made again"
     with usable(_note(path), again):
         noted = json.loads(_note(path).read_text(encoding="utf-8"))
-        made = Made(**{name: kind(noted[name]) for name, kind in Made.__annotations__.items()})
-    if (made.vectors, made.dim) != (table.fingerprint, dim):
+        note = Note(**{name: kind(noted[name]) for name, kind in Note.__annotations__.items()})
+    if (note.vectors, note.dim) != (table.fingerprint, dim):
         raise CheckpointError(f"{path} is not of {table.path} as it is now; {again}")
     with usable(path, again), path.open("rb") as file:
-        if sha256(path) != made.index:
+        if sha256(path) != note.index:
             raise ValueError("it is not the file that is noted beside it")
         index = faiss.read_index(faiss.PyCallbackIOReader(file.read))
         if hasattr(index, "nprobe"):

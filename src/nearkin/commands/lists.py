@@ -1,4 +1,4 @@
-"""`nearkin methods`, `config`, `backbones` and `doctor`: what there is, read from the code.
+"""`nearkin list`: methods, backbones, encoders, recipes and settings, read from the code.
 
 A method's module docstring holds a title, the paper, the equation as indented lines, its letters,
 and its queries and keys (`Queries: ... Keys: ...`); the class docstring, the idea and the options.
@@ -6,26 +6,22 @@ and its queries and keys (`Queries: ... Keys: ...`); the class docstring, the id
 
 import inspect
 import math
-import platform
 import re
-import sys
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from rich.console import Console
 from rich.markdown import Markdown
 
+from nearkin.choices import Listed
 from nearkin.config import GROUPS, TRUST, TrainConfig, defaults
-from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.encoders.sources import DINOV2, license_of
 from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults, Method
 from nearkin.methods import METHODS, method_class, option_types, parameters
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
-from nearkin.pace import count
 from nearkin.run.options import default_options, fitted_options
 from nearkin.schema import (
     EMA,
@@ -39,7 +35,6 @@ from nearkin.schema import (
 )
 from nearkin.text import aligned
 from nearkin.toml import RECIPE, recipe_files, settings_file, toml_value
-from nearkin.version import __version__
 
 
 class Paper(NamedTuple):
@@ -86,19 +81,46 @@ def describe_method(method: str) -> str:
     return page(method)
 
 
-def methods(name: str = "") -> list[str]:
-    """List the methods, or show all about one: equation, options, paper, recipes, results.
+def list_names(what: Listed, name: str = "") -> list[str]:
+    """List what there is, or show one thing.
 
     Args:
-        name: The one to show.
+        what: methods: their ideas, or all about the one that is named. backbones: networks that
+            can be trained. pretrained: encoders with weights, and their licenses. recipes:
+            settings of papers, or one as it is. settings: those of a method with their defaults,
+            for --config.
+        name: The method or the recipe; of backbones and pretrained, what names contain.
     """
-    if name:
-        console = Console(highlight=False, color_system=None)
-        with console.capture() as text:
-            console.print(Markdown(page(name)))
-        return [line.rstrip() for line in text.get().splitlines()]
-    width = max(map(len, METHODS))
-    return [f"{name:{width}}  {idea(method_class(name))}" for name in METHODS]
+    match what:
+        case "methods":
+            return _described(name) if name else _ideas()
+        case "backbones":
+            return list_backbones(name)
+        case "pretrained":
+            return aligned([(each, license_of(each)) for each in list_pretrained(name)])
+        case "recipes":
+            return _text_of(name) if name else aligned([*list_recipes().items()])
+        case "settings":
+            return list_settings(name or TrainConfig.method).rstrip("\n").splitlines()
+
+
+def _ideas() -> list[str]:
+    """A line per method."""
+    return aligned([(name, idea(method_class(name))) for name in METHODS])
+
+
+def _described(method: str) -> list[str]:
+    """All about a method, as a terminal shows it."""
+    console = Console(highlight=False, color_system=None)
+    with console.capture() as text:
+        console.print(Markdown(page(method)))
+    return [line.rstrip() for line in text.get().splitlines()]
+
+
+def _text_of(recipe: str) -> list[str]:
+    """The lines of a recipe."""
+    file = settings_file(Path(RECIPE + recipe.removeprefix(RECIPE)))
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 def page(name: str, *more: str) -> str:
@@ -220,33 +242,21 @@ def automatic(defaults: Defaults) -> dict[str, str]:
     }
 
 
-def settings(name: str = "simclr", *, recipes: bool = False) -> list[str]:
-    """Print every setting of a method with its default, or a recipe, as TOML for `--config`.
-
-    Args:
-        name: A method, or recipe:NAME.
-        recipes: List the recipes, which are settings of papers, instead.
-    """
-    return recipe_lines() if recipes else default_settings(name).rstrip("\n").splitlines()
-
-
-def recipe_lines() -> list[str]:
-    """Each recipe, as `--config` takes it, with its title."""
+def list_recipes() -> dict[str, str]:
+    """Return the title of each recipe by its name, as `--config` takes it."""
     texts = {name: file.read_text(encoding="utf-8") for name, file in recipe_files().items()}
-    return aligned([(RECIPE + name, text.splitlines()[0][2:]) for name, text in texts.items()])
+    return {RECIPE + name: text.splitlines()[0][2:] for name, text in texts.items()}
 
 
-def default_settings(name: str = "simclr") -> str:
+def list_settings(name: str = "simclr") -> str:
     """Return every setting of a training with its default, as commented TOML for `--config`.
 
     Args:
-        name: A method, or `recipe:NAME` for that recipe as it is.
+        name: A method.
 
     Raises:
-        UsageError: If there is no such method or recipe.
+        UsageError: If there is no such method.
     """
-    if name.startswith(RECIPE):
-        return settings_file(Path(name)).read_text(encoding="utf-8")
     cls = method_class(name)
     means, notes = automatic(cls.defaults), parameter_docs(TrainConfig)
     lines = [f"# {label(name)}: {idea(cls)}", ""]
@@ -268,52 +278,34 @@ def default_settings(name: str = "simclr") -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
-    """Return names of networks that can be trained, or of encoders with weights.
-
-    Args:
-        pattern: Only names that contain this.
-        pretrained: Names of encoders, as `nearkin.load` takes them, rather than of networks.
+def list_backbones(pattern: str = "") -> list[str]:
+    """Return the names of networks that can be trained; those that contain `pattern`.
 
     Raises:
         UsageError: If no name contains it.
     """
-    if pretrained:
-        import timm
-
-        libraries = {"torchvision:": torchvision_names(), "timm:": timm.list_pretrained()}
-    else:
-        libraries = {"torchvision/": torchvision_names(), "timm/": timm_names()}
-    names = list(DINOV2 if pretrained else SMALL)
-    names += [prefix + name for prefix, library in libraries.items() for name in library]
-    matching = [name for name in names if pattern in name]
-    if not matching:
-        hint = suggestion(pattern, names)
-        raise UsageError(f"no name contains {pattern}.{hint} `nearkin backbones` lists them")
-    return matching
+    libraries = {"torchvision/": torchvision_names(), "timm/": timm_names()}
+    return _matching(pattern, [*SMALL, *_prefixed(libraries)], "backbones")
 
 
-def backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
-    """List the networks that can be trained, or the encoders that can be started from.
+def list_pretrained(pattern: str = "") -> list[str]:
+    """Return the names of encoders with weights, as `nearkin.load` takes them.
 
-    Args:
-        pattern: Only names that contain this.
-        pretrained: List the names of encoders with weights, each with its license.
+    For the argument and errors see `list_backbones`.
     """
-    names = list_backbones(pattern, pretrained=pretrained)
-    return aligned([(name, license_of(name)) for name in names]) if pretrained else names
+    import timm
+
+    libraries = {"torchvision:": torchvision_names(), "timm:": timm.list_pretrained()}
+    return _matching(pattern, [*DINOV2, *_prefixed(libraries)], "pretrained")
 
 
-def doctor() -> dict[str, str]:
-    """Print versions, device, precision and threads, for a bug report."""
-    device = choose_device("auto")
-    packages = ("torch", "torchvision", "timm", "numpy", "Pillow", "scikit-learn")
-    threads = count(torch.get_num_threads(), "thread")
-    return {
-        "nearkin": __version__,
-        "python": f"{sys.version.split()[0]} on {platform.platform()}",
-        **{name: version(name) for name in packages},
-        "device": device_name(device),
-        "precision": f"{str(native_precision(device)).removeprefix('torch.')} is native here",
-        "CPUs": f"{available_cpus()} may be used; torch uses {threads}",
-    }
+def _prefixed(libraries: Mapping[str, Sequence[str]]) -> list[str]:
+    return [prefix + name for prefix, names in libraries.items() for name in names]
+
+
+def _matching(pattern: str, names: list[str], what: Listed) -> list[str]:
+    """The names that contain a pattern."""
+    if matching := [name for name in names if pattern in name]:
+        return matching
+    hint = suggestion(pattern, names)
+    raise UsageError(f"no name contains {pattern}.{hint} `nearkin list {what}` lists them")
