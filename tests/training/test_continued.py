@@ -10,8 +10,7 @@ import torch
 from builders import pixels as images
 from builders import write_network
 from kills import AIMS, differences, finish, resumed_steps, set_up, start, unbroken
-from small import SIDE, SMALL, batch_for, of_two_processes, shares
-from timm.models.vision_transformer import VisionTransformer
+from small import SIDE, SMALL, batch_for, of_two_processes, shares, tiny_vit
 from torch import nn
 from torchvision.models import vit_b_16
 
@@ -31,17 +30,13 @@ from nearkin.networks.lora import add_lora, merged
 from nearkin.networks.recompute import recompute_blocks
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
+from nearkin.training.anchor import Anchor
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
 from nearkin.training.session import encoders_beside
 from nearkin.training.start import check_memory, fitting_size, write_start
 
 every_kind = pytest.mark.parametrize("kind", ["resnet", "vit"])
-
-
-def tiny_vit(**options) -> nn.Module:
-    sizes = dict(img_size=SIDE, patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=0)
-    return VisionTransformer(dynamic_img_size=True, **sizes | options)
 
 
 def started(name: str, kind: str, *, adapt: bool = True):
@@ -61,8 +56,10 @@ def started(name: str, kind: str, *, adapt: bool = True):
 
 
 def train(
-    method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, divided=False, **rates
-):
+    method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, divided=False,
+    weight=0.0, **rates
+):  # fmt: skip
+    anchor = Anchor.at(method, weight)
     options = dict(layer_decay=0.5, separate_backbone=bool(frozen)) | rates
     optimizer = build_optimizer(method, name="adamw", lr=1e-3, weight_decay=0.05, **options)
     if divided:
@@ -70,6 +67,7 @@ def train(
         method = sharding.shard(method, optimizer)
     fed = (batches(name, step) for step in range(start, until))
     how = dict(start=start, total=total, schedule=warmup_cosine(), seed=0, frozen=frozen)
+    how["anchor"] = anchor
     return [step.loss.item() for _, step in steps(method, optimizer, fed, **how)]
 
 
@@ -191,7 +189,7 @@ def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own():
 
 TINY, VIT = "tiny.safetensors", "vit2.safetensors"
 SHARED = ("swav", "moco_v3", "simgcd")
-FROZEN = dict(frozen=0.25, until=4)
+FROZEN = dict(frozen=0.25, until=4, weight=3.0)
 
 
 def train_share(rank: int) -> dict:
@@ -217,7 +215,7 @@ def train_alone(name, kind):
 
 
 @every_kind
-def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, both):
+def test_two_processes_drop_paths_and_are_frozen_and_anchored_as_one_is(kind, both):
     for name in SHARED:
         losses, expected = train_alone(name, kind)
         for outcomes in both:
@@ -229,7 +227,7 @@ def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_divided_network_takes_the_same_options(name, both):
-    """With --fsdp: drop path, LoRA, checkpointing, frozen steps and rates by layer."""
+    """With --fsdp: drop path, LoRA, checkpointing, frozen steps, an anchor and rates by layer."""
     losses, _ = train_alone(name, "vit")
     assert len(set(losses)) == len(losses)
     for outcomes in both:
@@ -330,6 +328,7 @@ def test_multi_crop_views_are_whole_patches(encoders, tmp_path):
 REFUSED = [
     (dict(lora=4), r"--lora needs an encoder to start from; give --init-from"),
     (dict(freeze_epochs=2), r"--freeze-epochs needs an encoder"),
+    (dict(anchor=0.5), r"--anchor needs an encoder to start from; give --init-from too"),
     (dict(grad_checkpointing=True, compile="on"), r"exclude each other"),
     (dict(backbone="torchvision/resnet18", drop_path=0.1), r"no drop path; leave"),
     (dict(init_from=TINY, freeze_epochs=2, epochs=2), r"2 of 2 epochs leaves none"),

@@ -29,6 +29,7 @@ from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.training import checkpoint
+from nearkin.training.anchor import Anchor
 from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.health import Alarm, Evaluate
@@ -62,6 +63,11 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
     )
 
 
+def anchor_for(method: Method[Any], config: TrainConfig) -> Anchor | None:
+    """Anchor a method, as it was built, where a resolved configuration wants that."""
+    return Anchor.at(method, 0.0 if config.anchor == "auto" else config.anchor)
+
+
 def frozen_share(config: TrainConfig) -> float:
     """Return the first share of a resolved training in which the backbone is frozen."""
     return 0.0 if config.freeze_epochs == "auto" else config.freeze_epochs / int(config.epochs)
@@ -82,6 +88,7 @@ def training_steps(
     *,
     start: int,
     total: int,
+    anchor: Anchor | None = None,
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Take the steps of a resolved configuration; see `steps`."""
     return steps(
@@ -94,6 +101,7 @@ def training_steps(
         seed=config.seed,
         precision=PRECISIONS[config.precision],
         frozen=frozen_share(config),
+        anchor=anchor,
     )
 
 
@@ -124,7 +132,7 @@ def fit(
     """
     per_epoch = batches.sampler.steps_per_epoch
     total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
-    optimizer = optimizer_for(method, config)
+    optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)
     # Only the first process reads checkpoints; the others take over its optimizer and step. Their
     # weights and memories are made equal when the method is wrapped for several processes.
     start = broadcast_start(optimizer, _resume(lead, method, optimizer, total) if lead else 0)
@@ -142,7 +150,7 @@ def fit(
         stack.enter_context(checkpointer.keeping_diverged())
         fed = batches.load(start, total)
         for done, step in training_steps(
-            config, trained, optimizer, fed, start=start, total=total
+            config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
             due = evaluation_due(every, done, per_epoch, total)
             with evaluating(method, trained) if due else nullcontext():

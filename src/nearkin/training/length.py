@@ -16,7 +16,7 @@ from nearkin.method import Method
 from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
-from nearkin.training.fit import optimizer_for, sharded, training_steps
+from nearkin.training.fit import anchor_for, optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 
 WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
@@ -64,7 +64,7 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) 
     """Time a few steps of a copy of the method."""
     # A usual step: the backbone learns, whatever the length of the training will be.
     trial, usual = copy.deepcopy(method), replace(config, epochs=1, freeze_epochs=0)
-    optimizer = optimizer_for(trial, usual)
+    optimizer, anchor = optimizer_for(trial, usual), anchor_for(trial, usual)
     trained, laps, start = sharded(usual, trial, optimizer), [], CpuTime.now()
     before = start.clock
     # A cache leaves nothing to decode after the first epoch. Without one, workers must be as busy
@@ -74,7 +74,9 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) 
     warm_up, group = max(WARM_UP, workers), max(1, workers)
     total = warm_up + group * math.ceil(TIMED / group)
     with closing(batches.load(0, total + PREFETCHED * workers)) as fed:
-        for _ in training_steps(usual, trained, optimizer, fed, start=0, total=total):
+        for _ in training_steps(
+            usual, trained, optimizer, fed, start=0, total=total, anchor=anchor
+        ):
             laps.append(time.perf_counter() - before)
             before = time.perf_counter()
     # Of all steps: by now loader workers have ended, and no longer count as other processes.
