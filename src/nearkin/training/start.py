@@ -167,6 +167,8 @@ def starting_backbone(
             trust_remote_code=config.trust_remote_code,
         )
         backbone, view = encoder.backbone, encoder.preprocessing.for_images(images)
+        # Those of augmented views spoil the features of whole images within a few steps.
+        backbone.keeps_statistics = True
     else:
         view = Preprocessing.of(size, images.channels)
         backbone = rescaled(named_backbone(config, network), view)
