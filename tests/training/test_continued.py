@@ -31,9 +31,10 @@ from nearkin.networks.recompute import recompute_blocks
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.training.anchor import Anchor
+from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
-from nearkin.training.session import encoders_beside
+from nearkin.training.session import build, encoders_beside
 from nearkin.training.start import check_memory, fitting_size, write_start
 
 every_kind = pytest.mark.parametrize("kind", ["resnet", "vit"])
@@ -117,6 +118,38 @@ def test_a_frozen_backbone_gives_the_features_of_evaluation_and_keeps_nothing_fo
     train(method, "simclr", until=1, frozen=0.5, batches=batches)
     assert torch.allclose(seen[0][:8], expected, atol=1e-6)
     assert not seen[0].requires_grad
+
+
+def statistics(network):
+    """Running means and variances, and the number of batches that they are of."""
+    kinds = ("running_mean", "running_var", "num_batches_tracked")
+    return {key: x.clone() for key, x in network.state_dict().items() if key.endswith(kinds)}
+
+
+@pytest.mark.parametrize("name", ["simclr", "moco", "byol"])
+def test_a_backbone_that_started_from_an_encoder_keeps_its_batch_statistics(
+    encoders, name, monkeypatch
+):
+    """So do momentum encoders; heads, which are new, have those of each batch."""
+    monkeypatch.chdir(encoders)
+    data, cpu = open_images(images(32)), torch.device("cpu")
+    settings = dict(method=name, init_from=TINY, backbone="tiny", image_size=16, batch_size=16)
+    config = resolve(TrainConfig(**settings, epochs=2, freeze_epochs=0), data, cpu)
+    method, batches = build(config, data, cpu)
+    views = next(batches.load(0, 1)).views[0]
+    with torch.no_grad():
+        evaluated = method.backbone.eval()(views)
+    torch.testing.assert_close(method.train().backbone(views), evaluated)
+    before, weights = statistics(method), copied(method.backbone.state_dict())
+    optimizer = optimizer_for(method, config)
+    for _ in training_steps(config, method, optimizer, batches.load(0, 3), start=0, total=4):
+        pass
+    after = statistics(method)
+    assert before.keys() == after.keys()
+    for key, value in after.items():
+        assert torch.equal(value, before[key]) == ("backbone" in key), key
+    moved = method.backbone.state_dict()
+    assert any(not torch.equal(moved[key], value) for key, value in weights.items())
 
 
 def depth_of_resnet(name: str) -> int:
