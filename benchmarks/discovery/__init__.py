@@ -2,6 +2,8 @@
 
     python -m benchmarks discovery --data FOLDER [--sets caltech trash] [--seeds 6 7 8 9 10]
         [--arms k-means components] [--checkout SIMGCD] --csv docs/discovery/start.csv
+    python -m benchmarks discovery --data FOLDER --sets digits fashion trash --seeds 6 7 8
+        --tail 20 --csv docs/discovery/tails.csv
 
 FOLDER has the data sets (`SETS` of sets.py) and, in runs/NAME, an encoder trained on each without
 labels. Scored are images held out, of known and novel classes mixed. A row of the table is written
@@ -38,6 +40,7 @@ OPTIONS: Final = (
            quick=[0]),
     Option("arms", ["k-means", "components", "known classes first"], "what is compared"),
     Option("checkout", Path(), "CVMI-Lab/SimGCD, for the arm `official`"),
+    Option("tail", 1, "how many times larger the largest class is than the smallest"),
     Option("csv", Path(), "where rows are kept; nowhere if empty"),
 )  # fmt: skip
 SCORES: Final = ("all", "known", "novel", "aware", "train")
@@ -116,7 +119,7 @@ def run(options: Namespace) -> Iterator[Row]:
     kept = read(options.csv)
     for name in options.sets:
         for seed in options.seeds:
-            bench = Bench(name, seed, Path(options.data))
+            bench = Bench(name, seed, Path(options.data), options.tail)
             task = bench.task("gcd")
             for arm in options.arms:
                 key = "gcd", name, str(seed), arm

@@ -283,8 +283,8 @@ class Pipeline:
             self.log.info(f"stage 2/3  {state.task.num_known} known classes")
             stage.run(self.folder.stage("known"), self.log)
 
-        first = replace(state.base, epochs="auto")
-        init = stage_init(state.encoder, state.task, first, state.chosen.method, train_known)
+        base, method = state.base, state.chosen.method
+        init = stage_init(state.encoder, state.task, base, method, train_known)
         return {number: self._classes(state, init, number) for number in state.numbers}
 
     def _classes(self, state: DiscoveryState, init: StageInit, number: int) -> list[Method[Any]]:

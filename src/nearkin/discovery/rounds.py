@@ -134,11 +134,8 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
 def _num_left(folder: RunFolder, unnamed: Collection[str], said: Answers) -> int:
     """Return how many of some classes are novel; those that are one by the answers count once."""
     rows = read_edited(folder.clusters, ("cluster", "kind"))
-    one = {row["cluster"]: row["cluster"] for row in rows if row["kind"] == "novel"}
-    one = {cluster: each for cluster, each in one.items() if cluster in unnamed}
-    for a, b in said.same:
-        if a in one and b in one:
-            one = {each: one[a] if of == one[b] else of for each, of in one.items()}
+    novel = (row["cluster"] for row in rows if row["kind"] == "novel")
+    one = said.merged(cluster for cluster in novel if cluster in unnamed)
     return len(set(one.values()))
 
 

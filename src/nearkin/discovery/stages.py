@@ -155,7 +155,7 @@ def stage_init(
     Args:
         encoder: What is trained, or below it.
         task: The images.
-        base: Settings of the stage of the known classes.
+        base: Settings of all stages.
         method: The method of the last stage.
         train: Trains the stage of the known classes, if there is one.
     """
@@ -228,7 +228,8 @@ def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfi
     nothing = np.zeros(0, np.int64)
     batch = min(int(base.batch_size), len(rows))
     sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, base.seed)
-    config = _stage_config(base, "supervised", sampler, {})
+    # --epochs is the length of the last stage.
+    config = _stage_config(replace(base, epochs="auto"), "supervised", sampler, {})
     layer = random_layer(encoder, base.seed) if encoder.has_layer else None
     backbone = encoder.backbone(layer)
     return _build_stage(encoder, task, sampler, config, backbone)

@@ -7,7 +7,7 @@ novel class discovery in tabular data", to tune a method).
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -170,9 +170,8 @@ class Trials:
         return _Hiding(DiscoveryTask(label, rows, len(rest), len(hidden)), truth, scored)
 
     def _init(self, task: DiscoveryTask, method: str) -> StageInit:
-        base = replace(self.base, epochs="auto")
         return stage_init(
-            self.encoder, task, base, method, lambda stage: self.train(stage, "known")
+            self.encoder, task, self.base, method, lambda stage: self.train(stage, "known")
         )
 
     def _try(self, hiding: "_Hiding", init: StageInit, candidate: Candidate, path: Path) -> None:

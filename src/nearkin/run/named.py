@@ -1,6 +1,6 @@
 """What a person says about a discovery: names of its classes, and labels of single images."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -64,16 +64,16 @@ def named_classes(folder: RunFolder) -> dict[str, str]:
     rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
     check_names(folder.clusters, rows)
     names = {row["cluster"]: name for row in rows if (name := row["name"].strip())}
-    same = answers(folder).same
-    for pair in same * len(same):  # as often as the longest chain of them
-        for name in {names[cluster] for cluster in pair if cluster in names}:
-            names |= {cluster: names.get(cluster, name) for cluster in pair}
-        if len({names.get(cluster) for cluster in pair}) > 1:
+    one = answers(folder).merged(row["cluster"] for row in rows)
+    first = {one[cluster]: cluster for cluster in reversed(names)}  # named, of those that are one
+    for cluster, name in names.items():
+        if name != names[other := first[one[cluster]]]:
             raise DataError(
-                f"{folder.questions}: {pair[0]!r} and {pair[1]!r} are one class, but "
-                f"{folder.clusters.name} names them {names[pair[0]]!r} and {names[pair[1]]!r}; "
+                f"{folder.questions}: {other!r} and {cluster!r} are one class, but "
+                f"{folder.clusters.name} names them {names[other]!r} and {name!r}; "
                 "change one of the two"
             )
+    names = {cluster: names[first[each]] for cluster, each in one.items() if each in first}
     return names
 
 
@@ -82,6 +82,14 @@ class Answers(NamedTuple):
 
     same: list[tuple[str, str]]  # Two classes that are one
     outside: Mapping[str, str]  # The class that an image does not belong to, by the image's path
+
+    def merged(self, clusters: Iterable[str]) -> dict[str, str]:
+        """Return for each of some classes one that stands for all that it is one with."""
+        one = {cluster: cluster for cluster in clusters}
+        for a, b in self.same:
+            if a in one and b in one:
+                one = {each: one[a] if of == one[b] else of for each, of in one.items()}
+        return one
 
 
 def answers(folder: RunFolder) -> Answers:
