@@ -44,7 +44,6 @@ class Anchor:
         seen: list[tuple[Tensor, Tensor]] = []
         passing = False  # while gradients are computed, blocks may run again
 
-        @torch.compiler.disable
         def note(_: nn.Module, images: tuple[Tensor], features: Tensor) -> None:
             if passing and features.requires_grad:  # a frozen backbone is where it was
                 seen.append((images[0], features))
@@ -59,7 +58,7 @@ class Anchor:
             metrics = {**step.metrics, ANCHOR: distance}
             return replace(step, loss=step.loss + self.weight * distance, metrics=metrics)
 
-        handle = method.backbone.register_forward_hook(note)
+        handle = method.backbone.register_forward_hook(torch.compiler.disable(note))
         try:
             yield anchored
         finally:
