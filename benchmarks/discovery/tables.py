@@ -112,6 +112,22 @@ def starts() -> Iterator[Sequence[str]]:
             yield name, *(difference(*pair) for pair in both)
 
 
+def tails() -> Iterator[Sequence[str]]:
+    """Yield SimGCD from both starts beside k-means, where classes differ in size."""
+    rows, arms = read("tails.csv"), ("known classes first", "components")
+    columns = (f"{arm}: {score}" for arm in ("k-means", *arms) for score in ("all", "novel"))
+    yield "data", *columns, "all, the start that is taken minus k-means"
+    for data, name in NAMES.items():
+        found = {
+            arm: [sample(rows, score, data=data, arm=arm) for score in ("all", "novel")]
+            for arm in ("k-means", *arms)
+        }
+        taken = arms[data in WIDE]
+        if found[taken][0]:
+            cells = [mean(each) for arm in found for each in found[arm]]
+            yield name, *cells, difference(found[taken][0], found["k-means"][0])
+
+
 def parts() -> Iterator[Sequence[str]]:
     """Yield what parts of NCL add to the accuracy of novel training images."""
     yield "difference", "Fashion-MNIST", "CIFAR-10"
@@ -131,6 +147,7 @@ TABLES: Final[dict[str, Callable[[], Iterator[Sequence[str]]]]] = {
     "starts": starts,
     "ncd": partial(result, "mixed.csv", "joint NCL", mode="ncd"),
     "parts": parts,
+    "tails": tails,
 }  # fmt: skip
 
 
