@@ -59,6 +59,13 @@ def relational_distillation(student, teacher, keys, student_temperature, teacher
     return mean(losses)
 
 
+def gram(student, teacher):
+    """Simeoni et al. 2025, section 4.2, with images for patches, and a mean for the sum."""
+    pairs = itertools.product(range(len(student)), repeat=2)
+    of = lambda z, i, j: dot(z[i], z[j])
+    return mean([(of(student, i, j) - of(teacher, i, j)) ** 2 for i, j in pairs])
+
+
 def in_batch(query, key, temperature):
     """The same where the negatives are the other keys of the batch."""
     own = [[i == j for j in range(len(key))] for i in range(len(key))]

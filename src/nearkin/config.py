@@ -103,6 +103,8 @@ class TrainConfig(RunConfig):
     """Encoder to start from: a run, dinov2-small, timm:NAME, torchvision:NAME, or a file."""
     allow_partial: bool = False
     """Whether the encoder to start from, or the teacher, may lack weights or have others left."""
+    anchor: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
+    """Weight of the loss that holds features near those of the start; auto: 20 from an encoder."""
     lora: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Rank of the matrices that learn beside frozen linear layers (LoRA); 0: all weights learn."""
     drop_path: Annotated[float, Meta(ge=0, le=0.9)] | Auto = "auto"
@@ -198,6 +200,7 @@ class TrainConfig(RunConfig):
     def _check_start(self) -> None:
         """Refuse what only makes sense with an encoder to start from."""
         needs = {
+            "--anchor": self.anchor not in ("auto", 0),
             "--lora": self.lora,
             "--allow-partial": self.allow_partial and not self.teacher,
             "--freeze-epochs": self.freeze_epochs not in ("auto", 0),
@@ -338,7 +341,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Method": (
         *("method", "backbone", "encoder", "teacher", "teacher_views"),
-        *("allow_partial", "lora", "drop_path", "train_layers"),
+        *("allow_partial", "anchor", "lora", "drop_path", "train_layers"),
     ),
     "Views": ("augment", "num_views", "image_size", "view_sizes"),
     "Optimization": (

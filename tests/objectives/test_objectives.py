@@ -122,6 +122,7 @@ def assignment(seed, small=False):
             *both("relational_distillation", *seen_by_teacher),
             (student,),
         ),
+        "gram": (*both("gram", teacher[1:]), (student,)),
         "sinkhorn": (*both("sinkhorn", epsilon, iterations), (scores,)),
         "pairwise_bce": (*both("pairwise_bce", same), probabilities),
         "classify": (*both("classify", label), (20 * a,)),

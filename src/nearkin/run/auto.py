@@ -52,6 +52,8 @@ section 4).
 """
 LAYER_DECAY = 0.75
 """Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
+ANCHOR = 20.0
+"""Weight of a continued training's distance from its start (docs/lab.md)."""
 ADAPTIVE = ("adamw", "muon")  # Optimizers whose steps do not depend on the loss's scale
 USUAL_RATES = {
     "sgd": (0.03, 1e-4),  # InstDisc, MoCo, SEED
@@ -107,6 +109,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         lr=lambda: lr * growth * (CONTINUED_RATE if continued else 1.0),
         weight_decay=lambda: decay,
         layer_decay=lambda: LAYER_DECAY if continued else 1.0,
+        anchor=lambda: anchor_weight(config),
         augment=lambda: stored_views(augment_for(chosen, images, size)),
         workers=lambda: 0 if images.held_side(size) else cpus_per_process(config.devices),
         # Each process keeps images of its own in memory, and all share a disk.
@@ -275,6 +278,11 @@ def usable_optimizer(
     """
     left = config.fsdp or config.encoder
     return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
+
+
+def anchor_weight(config: TrainConfig) -> float:
+    """The usual weight for what starts from an encoder, unless it is to see as a teacher does."""
+    return ANCHOR if config.encoder and not config.teacher else 0.0
 
 
 def teacher_views_for(config: TrainConfig) -> int:
