@@ -139,7 +139,7 @@ class Training:
         chosen = ["--max-time", AUTO_TIME] if recipe == AUTO else chosen
         self.words = ["nearkin", "train", str(data), *chosen]
         self.words += ["--device", options.device, "--compile", options.compile, "--no-report"]
-        self.words += ["--out", str(self.run), "--resume", *shlex.split(options.train)]
+        self.words += ["-o", str(self.run), "--resume", *shlex.split(options.train)]
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -71,6 +71,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "moco_memory_bank": {"num_negatives": 4096},
     "moco_v3": {"hidden_dim": 1024},
     "nnclr": {"dim": 256, "hidden_dim": 2048, "predictor_dim": 4096, "support_size": 4096},
+    "sigreg": {"dim": 128, "hidden_dim": 512, "num_directions": 256},
     "simclr": {"dim": 128, "hidden_dim": 512},
     "simgcd": {"hidden_dim": 512},
     "simsiam": {"dim": 2048, "predictor_dim": 512},

@@ -68,9 +68,9 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """
 
     views: ClassVar[tuple[str | View, ...]] = ("strong", "strong")
-    """Kinds of views: "strong", "weak", "small", "gray", the augmentation's own, or a `View`."""
+    """Kinds of views: "strong", those of `DERIVED`, the augmentation's own, or a `View`."""
     more_views: ClassVar[bool] = False
-    """Whether it uses all further views that the augmentation has (multi-crop)."""
+    """Whether it uses further views: all of the augmentation, or as many as are asked for."""
     defaults: ClassVar[Defaults] = Defaults()
     uses_labels: ClassVar[bool] = False  # learns from labels, where there are any
     uses_teacher: ClassVar[bool] = False

@@ -100,6 +100,7 @@ def agreement(seed, small=False):
         ),
         "barlow_twins": (*both("barlow_twins", off), (a, b)),
         "vicreg": (*both("vicreg", **weights), (a, b)),
+        "sigreg": (*both("sigreg", vectors(3, dim, seed + 3)), (a,)),
     }
 
 
@@ -121,6 +122,7 @@ def assignment(seed, small=False):
             *both("relational_distillation", *seen_by_teacher),
             (student,),
         ),
+        "gram": (*both("gram", teacher[1:]), (student,)),
         "sinkhorn": (*both("sinkhorn", epsilon, iterations), (scores,)),
         "pairwise_bce": (*both("pairwise_bce", same), probabilities),
         "classify": (*both("classify", label), (20 * a,)),

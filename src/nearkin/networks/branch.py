@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
@@ -38,6 +39,7 @@ class Backbone(nn.Module):
     shift: Tensor | None
     keeps_gradients: bool = True  # whether anything is kept for the gradients of its weights
     fixed: tuple[str, ...] = ()  # parts of the body that are not trained; see `train_only`
+    keeps_statistics: bool = False  # whether batch norms train by the statistics they came with
 
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
@@ -74,6 +76,10 @@ class Backbone(nn.Module):
         super().train(mode)
         for name in self.fixed:
             self.body.get_submodule(name).eval()
+        if self.keeps_statistics:
+            for module in self.body.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         return self
 
     @override

@@ -250,7 +250,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """Return `a @ b`, without a gradient, by the faster library that torch is built with.
 
     On x86, torch multiplies float32 by MKL, which does not use all that CPUs of other makers can
-    do. oneDNN, which torch has for convolutions, takes half the time there (docs/objectives.md).
+    do. oneDNN, which torch has for convolutions, takes half the time there (docs/benchmarks.md).
     """
     by_onednn = a.device.type == "cpu" and a.dtype == b.dtype == torch.float32
     if not by_onednn or not _onednn_agrees():

@@ -1,11 +1,12 @@
 """Train to the last step: checkpoints, metrics and evaluation on the way."""
 
 import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -29,6 +30,7 @@ from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.training import checkpoint
+from nearkin.training.anchor import ANCHOR, Anchor
 from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.health import Alarm, Evaluate
@@ -42,6 +44,8 @@ from nearkin.training.optimizer import (
 )
 from nearkin.training.signals import Interrupts
 from nearkin.types import Batch, Step
+
+PAUSE: Final = 1.0  # Seconds between lines on epochs, at least, if nothing was evaluated
 
 # Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files.
 COLUMNS = ("step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn")
@@ -61,6 +65,11 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
         separate_backbone=frozen_share(config) > 0,
         lars_form=config.lars_form,
     )
+
+
+def anchor_for(method: Method[Any], config: TrainConfig) -> Anchor | None:
+    """Anchor a method, as it was built, where a resolved configuration wants that."""
+    return Anchor.at(method, 0.0 if config.anchor == "auto" else config.anchor)
 
 
 def frozen_share(config: TrainConfig) -> float:
@@ -89,6 +98,7 @@ def training_steps(
     *,
     start: int,
     total: int,
+    anchor: Anchor | None = None,
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Take the steps of a resolved configuration; see `steps`."""
     return steps(
@@ -103,6 +113,7 @@ def training_steps(
         seed=config.seed,
         precision=PRECISIONS[config.precision],
         frozen=frozen_share(config),
+        anchor=anchor,
     )
 
 
@@ -131,7 +142,7 @@ def fit(
     """
     per_epoch = batches.sampler.steps_per_epoch
     total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
-    optimizer = optimizer_for(method, config)
+    optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)
     # Only the first process reads checkpoints; the others take over its optimizer and step. Their
     # weights and memories are made equal when the method is wrapped for several processes.
     start = broadcast_start(optimizer, _resume(lead, method, optimizer, total) if lead else 0)
@@ -140,7 +151,8 @@ def fit(
     with ExitStack() as stack:
         if lead:
             # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
-            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *method.metrics), upto=start)
+            terms = (*method.metrics, ANCHOR) if anchor else method.metrics
+            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *terms), upto=start)
             stack.enter_context(journal)
             record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
@@ -149,7 +161,7 @@ def fit(
         stack.enter_context(checkpointer.keeping_diverged())
         fed = batches.load(start, total)
         for done, step in training_steps(
-            config, trained, optimizer, fed, start=start, total=total
+            config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
             due = evaluation_due(every, done, per_epoch, total)
             with evaluating(method, trained) if due else nullcontext():
@@ -194,17 +206,19 @@ class Record:
     interrupts: Interrupts  # Through which a collapse stops the run
 
     def __post_init__(self) -> None:
+        self.terms = self.journal.columns[len(COLUMNS) :]
         self.per_epoch = self.sampler.steps_per_epoch
         self.total = int(self.config.epochs) * self.per_epoch
         self.epoch = self.journal.rows()[self.start - self.start % self.per_epoch :]
         self.pace = Pace(self.total, self.sampler.batch_size)
         self.alarm = Alarm(type(self.method))
+        self.logged = time.monotonic()
         self.lead.log.progress(self.start, self.total, "first step")
 
     def after(self, done: int, step: Step[Any], lr: float, due: bool) -> None:
         """Note a step, and evaluate the method if that is due."""
         values = {"loss": step.loss.item()} | {
-            key: value.item() for key, value in step.metrics.items() if key in self.method.metrics
+            key: value.item() for key, value in step.metrics.items() if key in self.terms
         }
         at = f"epoch {-(-done // self.per_epoch)}/{self.config.epochs}"
         texts = [at, f"loss {values['loss']:.3f}", *self.pace.reach(done)]
@@ -214,7 +228,10 @@ class Record:
         self.journal.append(row)
         self.lead.on_row({name: row[name] for name in self.journal.columns if name in row})
         self.epoch.append(row)
-        if done % self.per_epoch == 0:
+        now = time.monotonic()
+        awaited = due or now - self.logged >= PAUSE  # epochs of milliseconds share a line
+        if done % self.per_epoch == 0 and awaited:
+            self.logged = now
             means = _means(self.epoch, values)
             texts = [at, *means, *_metric_texts(measured), *self.pace.speed]
             self.lead.log.info("  ".join(texts))

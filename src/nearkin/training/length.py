@@ -15,7 +15,7 @@ from nearkin.method import Method
 from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
-from nearkin.training.fit import optimizer_for, sharded, training_steps
+from nearkin.training.fit import anchor_for, optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 
 WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
@@ -71,10 +71,12 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) 
     total = warm_up + group * math.ceil(TIMED / group)
     fed = closing(batches.load(0, total + PREFETCHED * workers))
     with undone(method), fed as read:
-        optimizer = optimizer_for(method, usual)
+        optimizer, anchor = optimizer_for(method, usual), anchor_for(method, usual)
         trained, start = sharded(usual, method, optimizer), CpuTime.now()
         before = start.clock
-        for _ in training_steps(usual, trained, optimizer, read, start=0, total=total):
+        for _ in training_steps(
+            usual, trained, optimizer, read, start=0, total=total, anchor=anchor
+        ):
             laps.append(time.perf_counter() - before)
             before = time.perf_counter()
     # Of all steps: by now loader workers have ended, and no longer count as other processes.

@@ -16,6 +16,7 @@ from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import freeze_backbones
+from nearkin.training.anchor import Anchor, holding
 from nearkin.training.optimizer import set_learning_rates, set_weight_decay
 from nearkin.types import Batch, Step
 
@@ -87,6 +88,7 @@ def steps(
     clip_norm: float = 0.0,
     precision: torch.dtype = torch.float32,
     frozen: float = 0.0,
+    anchor: Anchor | None = None,
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Train from step `start` to step `total`, yielding the number of steps done and the last.
 
@@ -108,6 +110,7 @@ def steps(
         precision: Arithmetic of the networks; objectives and memories keep float32.
         frozen: The first share of training, in which the backbone stays as it is. The optimizer
             must have groups of its own for it.
+        anchor: What holds the backbone near its start, if anything does.
 
     Raises:
         DivergedError: If the loss or a gradient is not finite, before anything is written.
@@ -117,7 +120,7 @@ def steps(
     device = next(method.parameters()).device
     upcoming = islice(batches, max(0, total - start))
     batch = next(upcoming, None)
-    with keep_freed_memory():
+    with keep_freed_memory(), holding(anchor, method, model) as forward:
         for step in range(start, total):
             if batch is None:
                 return
@@ -129,7 +132,7 @@ def steps(
                 freeze_backbones(method, progress < frozen)
             with seeded(fold(seed, step), device), fixed_shapes():
                 with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                    result: Step[Any] = model(batch, progress)
+                    result: Step[Any] = forward(batch, progress)
                 optimizer.zero_grad(set_to_none=True)
                 result.loss.backward()
             norm = total_norm(method, gradients(method).values())
