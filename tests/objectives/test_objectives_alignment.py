@@ -11,7 +11,7 @@ from restated import agree, gradients, rows, vectors
 from torch.autograd import gradcheck
 from torch.autograd.functional import jacobian
 
-from nearkin.objectives import alignment, barlow_twins, sigreg, unit, vicreg
+from nearkin.objectives import alignment, barlow_twins, gram, sigreg, unit, vicreg
 
 SHORTEST = 1e-6
 """The documented length below which a vector has no direction to speak of."""
@@ -105,6 +105,17 @@ def test_a_collapsed_network_is_at_the_minimum_with_nothing_to_learn():
     z = 3 * vectors(1, 8).expand(5, 8)
     agree(byol(z, z), 0.0, rtol=0, atol=1e-15)
     assert gradients(lambda z: byol(z, z.detach()), [z])[0].abs().max() < 1e-16
+
+
+def test_the_gram_loss_sees_angles_alone():
+    a, b = vectors(6, 5), rows((1, 0), (1, 0), (0, 1))
+    turn = torch.linalg.qr(vectors(5, 5, seed=1))[0]
+    agree(gram(a @ turn, a), 0.0, rtol=0, atol=1e-28)
+    agree(gram(rows((1, 0), (-1, 0)), rows((1, 0), (1, 0))), 2.0, rtol=1e-14)
+    agree(gram(rows((1, 0, 0), (0, 1, 0), (0, 0, 1)), b), 2 / 9, rtol=1e-14)
+    teacher = vectors(6, 3, seed=2).requires_grad_()
+    gram(a.requires_grad_(), teacher).backward()
+    assert teacher.grad is None
 
 
 # Redundancy, of Barlow Twins

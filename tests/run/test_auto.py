@@ -112,7 +112,7 @@ def test_groups_of_batch_statistics_are_shared_evenly_by_any_number_of_processes
     expected = {(1, "auto"): 8, (3, "auto"): 3, (6, "auto"): 6, (12, "auto"): 6, (4, 96): 4}
     assert expected.items() <= found.items()
     given = TrainConfig(method="moco", devices=3, batch_size=240, options={"bn_groups": 4})
-    with pytest.raises(UsageError, match="--bn-groups 4 cannot be shared evenly by 3 processes"):
+    with pytest.raises(UsageError, match="bn_groups 4 cannot be shared evenly by 3 processes"):
         resolve(given, images, CPU)
 
 

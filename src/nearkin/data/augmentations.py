@@ -102,6 +102,10 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "byol_additive": asymmetric(replace(BYOL, additive_brightness=True)),
     "swav": (SWAV, SWAV, *(small(SWAV),) * 6),
     "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *(small(BYOL),) * 6),
+    "dino_vit": (
+        *asymmetric(replace(BYOL, scale=(0.4, 1.0))),
+        *(replace(small(BYOL), scale=(0.05, 0.4)),) * 8,
+    ),
     "lejepa": (
         *(LEJEPA,) * 2,
         *(replace(LEJEPA, kind="small", scale=(0.05, 0.3), size=98 / 224),) * 6,

@@ -55,7 +55,7 @@ def method_class(name: str) -> type[Method[Any]]:
             raise UsageError(f"method {name} has no class name; give {name}:NAME")
         raise UsageError(
             f"unknown method {name}.{suggestion(name, METHODS)} "
-            f"`nearkin methods` lists them: {', '.join(METHODS)}; your own is "
+            f"`nearkin list methods` lists them: {', '.join(METHODS)}; your own is "
             "FILE.py:NAME or module:NAME"
         )
     return METHODS[name]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.objectives.numerics import full_precision
+from nearkin.objectives.numerics import full_precision, mean_over_rows
 
 FREQUENCIES: Final = (5.0, 8)
 """Largest frequency of `sigreg`, and steps to it from 0: 17 points from -5 to 5, by symmetry."""
@@ -25,6 +25,30 @@ def alignment(
     tensor(0.)
     """
     return (2 - 2 * (prediction * target).sum(dim=1)).mean()
+
+
+@full_precision
+def gram(
+    student: Float[Tensor, "batch dim"], teacher: Float[Tensor, "batch dim"]
+) -> Float[Tensor, ""]:
+    """Keep the similarities of a batch as a teacher sees them, `mean (s_i.s_j - t_i.t_j)^2`.
+
+    The Gram loss of DINOv3 (Simeoni et al. 2025, arXiv:2508.10104, section 4.2), of images instead
+    of patches: the mean over all pairs. Both may have dimensions, and turns, of their own.
+
+    Returns:
+        0 where all cosines agree, 4 at most. No gradient reaches the teacher.
+
+    >>> a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> gram(a, b)  # of four pairs, two differ by 1
+    tensor(0.5000)
+    """
+    teacher = teacher.detach()
+
+    def term(rows: slice) -> Tensor:
+        return F.mse_loss(student[rows] @ student.T, teacher[rows] @ teacher.T)
+
+    return mean_over_rows(term, len(student))
 
 
 @full_precision

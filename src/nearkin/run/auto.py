@@ -52,6 +52,8 @@ section 4).
 """
 LAYER_DECAY = 0.75
 """Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
+ANCHOR = 20.0
+"""Weight of a continued training's distance from its start (docs/lab.md)."""
 ADAPTIVE = ("adamw", "muon")  # Optimizers whose steps do not depend on the loss's scale
 USUAL_RATES = {
     "sgd": (0.03, 1e-4),  # InstDisc, MoCo, SEED
@@ -87,9 +89,9 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     own = optimizer == chosen.optimizer
     lr, decay = (chosen.lr, chosen.weight_decay) if own else USUAL_RATES[optimizer]
     growth = math.sqrt(batch / usual) if optimizer in ADAPTIVE else batch / usual
-    continued = config.init_from and not config.lora  # LoRA's own weights are new
+    continued = config.encoder and not config.lora  # LoRA's own weights are new
     backbone = _or(config.backbone, lambda: backbone_for(size, device))
-    if not config.init_from:
+    if not config.encoder:
         backbone = with_channels(backbone, images.num_channels)
     resolved = replace(
         config,
@@ -107,6 +109,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         lr=lambda: lr * growth * (CONTINUED_RATE if continued else 1.0),
         weight_decay=lambda: decay,
         layer_decay=lambda: LAYER_DECAY if continued else 1.0,
+        anchor=lambda: anchor_weight(config),
         augment=lambda: stored_views(augment_for(chosen, images, size)),
         workers=lambda: 0 if images.held_side(size) else cpus_per_process(config.devices),
         # Each process keeps images of its own in memory, and all share a disk.
@@ -167,7 +170,7 @@ def _with_frozen_epochs(config: TrainConfig) -> TrainConfig:
     """
     epochs, frozen = int(config.epochs), config.freeze_epochs
     if frozen == "auto":
-        most = max(1, epochs // FROZEN_SHARE) if config.init_from else 0
+        most = max(1, epochs // FROZEN_SHARE) if config.encoder else 0
         return replace(config, freeze_epochs=min(most, epochs - 1))
     if frozen and frozen >= epochs:
         raise UsageError(
@@ -273,8 +276,13 @@ def usable_optimizer(
 
     Muon needs whole matrices, which --fsdp divides. Continued trainings were measured with AdamW.
     """
-    left = config.fsdp or config.init_from
+    left = config.fsdp or config.encoder
     return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
+
+
+def anchor_weight(config: TrainConfig) -> float:
+    """The usual weight for what starts from an encoder, unless it is to see as a teacher does."""
+    return ANCHOR if config.encoder and not config.teacher else 0.0
 
 
 def teacher_views_for(config: TrainConfig) -> int:

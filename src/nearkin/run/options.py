@@ -59,7 +59,7 @@ def checked_options(
             near = suggestion(key, [*options, *kind.__dataclass_fields__])
             raise UsageError(
                 f"unknown option {option(key)} for {label(name)}.{near} "
-                f"`nearkin config {name}` lists them"
+                f"`nearkin list settings {name}` lists them"
             )
         given = from_text(value, kinds[key]) if isinstance(value, str) else value
         checked[key] = check_value(key, given, kinds[key])

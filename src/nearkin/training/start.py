@@ -29,7 +29,7 @@ from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import add_lora
 from nearkin.networks.recompute import recompute_blocks
-from nearkin.run.auto import resolve, usable_optimizer
+from nearkin.run.auto import anchor_weight, resolve, usable_optimizer
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 
@@ -56,13 +56,13 @@ def read_start(
         UsageError: If there is no such encoder, or it is another architecture than `--backbone`.
         ResourceError: If it does not fit into the memory.
     """
-    if not config.init_from:
+    if not config.encoder:
         return None
     if folder.start.exists() and folder.config.exists():
         return load(folder.start, backbone=network, trust_remote_code=config.trust_remote_code)
     check_memory(config, device)
     start = load(
-        config.init_from,
+        config.encoder,
         backbone=network,
         allow_partial=config.allow_partial,
         trust_remote_code=config.trust_remote_code,
@@ -70,7 +70,7 @@ def read_start(
     name = str(start.details["backbone"])
     if config.backbone not in ("auto", CUSTOM, name):
         raise UsageError(
-            f"--backbone {config.backbone} is not the architecture of {config.init_from}, which "
+            f"--backbone {config.backbone} is not the architecture of {config.encoder}, which "
             f"is {name}; leave --backbone out"
         )
     for line in start.lines():
@@ -126,9 +126,9 @@ def with_start(config: TrainConfig, start: Encoder | None, images: Images) -> Tr
 def check_memory(config: TrainConfig, device: torch.device, free: int | None = None) -> None:
     """Refuse a start whose weights alone, with all that goes with them, exceed the memory.
 
-    They are read into a network, so they are there twice; trained on a CPU, each has a gradient
-    and the optimizer's numbers too. With LoRA hardly any has. What activations take is not known
-    before the first step.
+    They are read into a network, so they are there twice, and once more for an anchor; trained on
+    a CPU, each has a gradient and the optimizer's numbers too. With LoRA hardly any has. What
+    activations take is not known before the first step.
 
     Raises:
         ResourceError: Before anything is read, saying how much is needed and how much is free.
@@ -139,10 +139,11 @@ def check_memory(config: TrainConfig, device: torch.device, free: int | None = N
         optimizer = usable_optimizer(method_class(config.method).defaults, config)
     frozen = config.lora or device.type != "cpu"
     copies = 2 if frozen else 2 + OPTIMIZER_COPIES[optimizer]
-    needed = copies * weight_bytes(config.init_from)
+    copies += bool(anchor_weight(config) if config.anchor == "auto" else config.anchor)
+    needed = copies * weight_bytes(config.encoder)
     if 0 < free < needed:
         raise ResourceError(
-            f"training from {config.init_from} takes {needed / 1e6:,.0f} MB for weights, "
+            f"training from {config.encoder} takes {needed / 1e6:,.0f} MB for weights, "
             f"gradients and optimizer, and {free / 1e6:,.0f} MB of memory are free; take a "
             "smaller encoder, or --lora 16"
         )
@@ -157,16 +158,18 @@ def starting_backbone(
     return the images in the range that the backbone takes.
     """
     size = int(config.image_size)
-    if config.init_from:
-        source = start.start if start and start.start.exists() else config.init_from
+    if config.encoder:
+        source = start.start if start and start.start.exists() else config.encoder
         encoder = load(
             source,
             backbone=network,
             image_size=size,
-            allow_partial=config.allow_partial and source == config.init_from,
+            allow_partial=config.allow_partial and source == config.encoder,
             trust_remote_code=config.trust_remote_code,
         )
         backbone, view = encoder.backbone, encoder.preprocessing.for_images(images)
+        # Those of augmented views spoil the features of whole images within a few steps.
+        backbone.keeps_statistics = True
     else:
         view = Preprocessing.of(size, images.channels)
         backbone = rescaled(named_backbone(config, network), view)
