@@ -10,7 +10,7 @@ PYTEST = $(RUN)python -m pytest -q --numprocesses auto --maxprocesses 8 --dist l
 .PHONY: demo test tests quick cov nightly check lint planted mutation faults format docs site links dist lock clean
 
 demo: $(VENV)/installed
-	$(RUN)nearkin demo
+	$(RUN)nearkin demo --overwrite
 
 # Types are checked beside the tests. What is wrong with them stands below what is wrong with these.
 test: lint
@@ -48,12 +48,13 @@ lint: $(VENV)/developed
 	$(RUN)ruff format --check .
 	$(RUN)lint-imports --no-cache
 	$(RUN)zizmor --quiet --offline .github
+	$(RUN)python docs/words.py
 
 # Apply one known bug at a time, and run the test that must catch it. PLANTED=moco takes some of them.
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py $(PLANTED)
 
-# Share of random changes that the tests of a room notice, in docs/mutation.csv. Stop it at any time.
+# Share of random changes that the tests of a package notice, in docs/mutation.csv. Stop it at any time.
 mutation: $(VENV)/developed
 	$(RUN)python -m pip install --quiet cosmic-ray
 	$(RUN)python tests/mutation.py $(ROOMS)

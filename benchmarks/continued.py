@@ -2,7 +2,7 @@
 
 Is the result better than the start in some cases, and worse in none? Each case is a start, a data
 set, and a side of images in pixels, at which the start is measured as well. It is trained on with
-the defaults of `nearkin train --init-from` for some epochs. The kNN accuracy (k 20) of what is
+the defaults of `nearkin train --encoder` for some epochs. The kNN accuracy (k 20) of what is
 kept on held-out images is compared with the start's, image by image, as a run does it. A row has
 the difference and its 95 % interval.
 """
@@ -117,7 +117,7 @@ def continued(
         file = Path(scratch) / "start.safetensors"
         write_encoder(file, start.backbone, start.details, start.preprocessing)
         asked = TrainConfig(
-            init_from=str(file), epochs=epochs or case.epochs, batch_size=case.batch, device="cpu"
+            encoder=str(file), epochs=epochs or case.epochs, batch_size=case.batch, device="cpu"
         )
         config = resolve(with_start(asked, start, train), train, CPU)
         method, batches = build(config, train, CPU)

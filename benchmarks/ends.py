@@ -86,7 +86,7 @@ def trained(words: str, max_steps: int) -> dict[str, list[float]]:
     if max_steps:
         fit.training_steps = shortened(fit.training_steps, max_steps)
     with tempfile.TemporaryDirectory() as out:
-        nearkin.train(data, out=f"{out}/run", reporter=clock, **named)
+        nearkin.train(data, output=f"{out}/run", verbose=clock, **named)
     clock.reach("")
     return clock.parts
 

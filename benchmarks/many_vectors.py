@@ -57,7 +57,7 @@ def make(path: Path, count: int, seed: int) -> None:
 def evaluated(vectors: Path, train: Path | None) -> tuple[float, list[str]]:
     """Evaluate; return the rise of the memory and what is measured."""
     with Watch() as memory:
-        found = nearkin.evaluate(vectors, train=train, device="cpu")
+        found = nearkin.evaluate(vectors, bank=train, device="cpu")
     return memory.megabytes - memory.before, list(found.lines()[1:])
 
 

@@ -1,10 +1,10 @@
-"""Draw the rooms of src/nearkin with their imports, and count what a reader meets.
+"""Draw the packages of src/nearkin with their imports, and count what a reader meets.
 
     python docs/architecture.py [--source FOLDER] [--image FILE]
 
 Writes the tables of docs/architecture.md, prints what it counts, and draws the image if it is told
-where. The order of the rooms is import-linter's, from pyproject.toml. `make docs` writes tables,
-and `make site` draws the image. With another `--source` no table is written.
+where. The order of the packages is that of import-linter, in pyproject.toml. `make docs` writes
+tables, and `make site` draws the image. With another `--source` no table is written.
 """
 
 import argparse
@@ -32,7 +32,6 @@ Edges = Mapping[tuple[str, str], int]
 ROOMS = {
     "cli": "parse arguments, call one command, print",
     "sklearn": "a training as a transformer of scikit-learn",
-    "api": "the same commands from Python, typed",
     "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",
     "exports": "weights and graphs for other programs, compared; the model card",
@@ -50,15 +49,21 @@ ROOMS = {
     "transforms": "views as a transform for any DataLoader",
     "networks": "backbones, projectors, momentum encoders, batch norm in groups",
     "memory": "queue and memory bank",
+    "labels": "labels of images: known classes, what is held out, the truth",
     "data": "images from anywhere, views, order, split, duplicates, cache",
     "objectives": "losses of unit vectors; pure functions",
     "distributed": "processes and devices",
-    "tables": "CSV tables, atomic writes, files with a checksum; no torch",
-    "config": "settings from the command line, environment and files",
+    "tables": "CSV and Parquet tables; no torch",
+    "files": "atomic writes, files with a checksum",
+    "toml": "settings as files",
+    "config": "settings of each kind of run",
+    "schema": "types of settings, checked by msgspec",
+    "choices": "names that several packages share",
     "places": "paths that users give, and what the system refuses",
     "extensions": "methods, backbones, augmentations and sources from outside",
     "types": "Batch and Step",
     "errors": "errors with exit codes",
+    "text": "text for people",
     "pace": "time left, images per second",
     "version": "the version",
 }
@@ -107,27 +112,6 @@ WALKS: Mapping[str, Sequence[str]] = {
     ),
 }
 """What a reader opens, in order. An entry is a file, or `file:definition` to count only that."""
-
-BEFORE = {
-    "an image, from its file to the loss": "18 files",
-    "labels, from --labeled to stage 3": "18 files",
-    "features, to report.html": "about 25 files",
-    "--temperature, from the command line to the method": "10 files",
-    "MoCo and what it names": "9 files, 358 lines",
-    "MoCo and all that it leads to": "14 files, 863 lines",
-    "SimSiam and what it names": "6 files, 189 lines",
-    "SimSiam and all that it leads to": "8 files, 412 lines",
-    "modules": "242",
-    "lines of Python": "25,610",
-    "lines with the page's scripts": "27,117",
-    "modules of at most 60 lines": "66",
-    "modules with one importer": "85",
-    "functions": "1,421",
-    "median lines of a function": "8",
-    "90th percentile": "24",
-    "public names defined in several modules": "109",
-}
-"""The counts at commit 5c5d54e, before the rooms; the first four were made by hand."""
 
 METHODS = {"MoCo": "methods/moco.py", "SimSiam": "methods/simsiam.py"}
 """Walks that are computed: a file and the definitions that it names, or that these lead to."""
@@ -411,12 +395,10 @@ def walks(source: Source) -> dict[str, str]:
     return {name: f"{files} files, {lines:,} lines" for name, (files, lines) in found.items()}
 
 
-def table(title: str, after: Mapping[str, str]) -> str:
-    """Return a Markdown table with a row per count, before and after."""
-    rows = [f"| {title} | before | after |", "|---|---|---|"]
-    return "\n".join(
-        rows + [f"| {name} | {BEFORE[name]} | {new} |" for name, new in after.items()]
-    )
+def table(title: str, found: Mapping[str, str]) -> str:
+    """Return a Markdown table with a row per count."""
+    rows = [f"| {name} | {value} |" for name, value in found.items()]
+    return "\n".join([f"| {title} | |", "|---|---|", *rows])
 
 
 def steps() -> str:
@@ -460,7 +442,8 @@ def main() -> None:
     if options.image:
         draw_rooms(options.image, source)
     if lengths:
-        parts = {"walks": table("walk", lengths), "steps": steps(), "sizes": table("", sizes)}
+        parts = {"walks": table("question", lengths), "sizes": table("count", sizes)}
+        parts["steps"] = steps()
         fill(ROOT / "docs" / "architecture.md", parts)
 
 

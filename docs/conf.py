@@ -13,9 +13,10 @@ import architecture  # noqa: E402  (beside this file)
 
 ROOT: Final = DOCS.parent
 ROOMS: Final = (
-    "The rooms of nearkin, from the command line to plain types; "
-    "arrows point from a room to those that it imports"
+    "The packages of nearkin, from the command line to plain types; "
+    "arrows point from a package to those that it imports"
 )
+REPOSITORY: Final = "https://github.com/nearkin/nearkin/blob/main"
 LINK: Final = re.compile(r"\[([^\]]*)\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 
 project = "nearkin"
@@ -23,9 +24,10 @@ author = "The nearkin developers"
 release = version = __version__
 html_title = f"nearkin {version}"
 html_theme = "furo"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["*.py"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # the notebooks hold their outputs; tests run them
 myst_enable_extensions = ["colon_fence"]
 highlight_language = "text"  # indented blocks are commands, tables and equations
 default_role = "code"  # docstrings write names in single backquotes
@@ -35,16 +37,17 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 
 
-def keep_links(app: Any, document: str, source: list[str]) -> None:
-    """Make links that leave this folder plain text: the site has no other files."""
+def link_outside(app: Any, document: str, source: list[str]) -> None:
+    """Let links that leave this folder lead to the repository: the site has no other files."""
     page = Path(app.env.doc2path(document))
 
-    def kept(link: re.Match[str]) -> str:
+    def linked(link: re.Match[str]) -> str:
         target = (page.parent / link[2]).resolve()
-        inside = target.is_relative_to(DOCS)
-        return link[0] if inside else f"{link[1]} (`{target.relative_to(ROOT)}`)"
+        if target.is_relative_to(DOCS) and target.is_file():
+            return link[0]
+        return f"[{link[1]}]({REPOSITORY}/{target.relative_to(ROOT)})"
 
-    source[0] = LINK.sub(kept, source[0])
+    source[0] = LINK.sub(linked, source[0])
 
 
 def draw_rooms(app: Any) -> None:
@@ -62,5 +65,5 @@ def show_rooms(_: Any, document: str, source: list[str]) -> None:
 def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
     app.connect("builder-inited", draw_rooms)
-    app.connect("source-read", keep_links)
+    app.connect("source-read", link_outside)
     app.connect("source-read", show_rooms)

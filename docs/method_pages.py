@@ -5,18 +5,18 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.commands.info import idea, page, paper, table, written
+from nearkin.commands.lists import idea, page, paper, table, written
 from nearkin.methods import METHODS
 
 ROOT: Final = Path(__file__).parents[1]
 RECIPES: Final = "src/nearkin/recipes"
 BASELINES: Final = ("raw_pixels", "untrained_network")
-"""What a value has to beat, as in docs/measured.toml."""
+"""The baselines of a value, as docs/measured.toml names them."""
 
 INTRODUCTION: Final = """\
 # Methods
 
-A page per method, made from its code by `make docs`; `nearkin methods NAME` prints it.
+A page per method, made from its code by `make docs`; `nearkin list methods NAME` prints it.
 
 Nearly all of them are one equation. A query is matched against keys, and the loss is the
 cross-entropy between that match and what it should have been:
@@ -79,13 +79,14 @@ def _run(run: dict[str, Any]) -> list[str]:
     rows = []
     for found in run["found"]:
         low, high = found["interval"]
-        value = f"{found['value']:.3f} [{low:.3f}, {high:.3f}]"
-        rows.append([found["what"], value, *(f"{found[name]:.3f}" for name in BASELINES)])
+        value = f"{100 * found['value']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+        baselines = (f"{100 * found[name]:.1f} %" for name in BASELINES)
+        rows.append([found["what"], value, *baselines])
     return [
         f"{run['data']}, {run['epochs']} epochs, on {run['machine']}, commit {run['commit']} "
         f"([protocol and more](../{run['page']})):",
         textwrap.indent(run["command"].strip(), "    "),
-        table(["measure", "value [95 %]", *(name.replace("_", " ") for name in BASELINES)], rows),
+        table(["metric", "value [95 %]", *(name.replace("_", " ") for name in BASELINES)], rows),
     ]
 
 

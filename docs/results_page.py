@@ -33,7 +33,7 @@ NOT_RUN: Final = "not run"
 Row = dict[str, Any]
 
 ARMS: Final = ("auto", "published", "published, same network")
-MEASURES: Final = ("kNN top-1", "linear probe", "cluster accuracy")
+METRICS: Final = ("kNN top-1", "linear probe", "cluster accuracy")
 
 
 def load(file: Path) -> dict[str, Row]:
@@ -41,16 +41,14 @@ def load(file: Path) -> dict[str, Row]:
     return {row["name"]: row for row in measured(file)}
 
 
-def spread(values: Sequence[float], form: str) -> str:
-    """Format a mean and, of several, their range.
+def spread(values: Sequence[float], sign: str = "", unit: str = " %") -> str:
+    """Format a mean of shares in percent and, of several, their range.
 
-    >>> spread([0.5], ".3f"), spread([0.25, 0.75], ".2f")
-    ('0.500', '0.50 (0.25 to 0.75)')
+    >>> spread([0.5]), spread([0.25, 0.75], "+", "")
+    ('50.0 %', '+50.0 (+25.0 to +75.0)')
     """
-    text = format(fmean(values), form)
-    if len(values) == 1:
-        return text
-    return f"{text} ({min(values):{form}} to {max(values):{form}})"
+    mean, low, high = (f"{100 * f(values):{sign}.1f}" for f in (fmean, min, max))
+    return f"{mean}{unit}" if len(values) == 1 else f"{mean}{unit} ({low} to {high})"
 
 
 def seeds(count: int) -> str:
@@ -62,9 +60,18 @@ def seeds(count: int) -> str:
     return f"{count} seed{'s' * (count > 1)}"
 
 
-def interval(row: Row) -> str:
-    """Format an accuracy with its interval over test images."""
-    return f"{row['knn']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+def interval(value: float, low: float, high: float) -> str:
+    """Format an accuracy with its interval over test images.
+
+    >>> interval(0.646, 0.637, 0.655)
+    '64.6 % [63.7, 65.5]'
+    """
+    return f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def knn(row: Row) -> str:
+    """Format the kNN accuracy of a row."""
+    return interval(row["knn"], row["low"], row["high"])
 
 
 def cell(rows: Sequence[Row]) -> str:
@@ -72,15 +79,15 @@ def cell(rows: Sequence[Row]) -> str:
     if not rows:
         return NOT_RUN
     if len(rows) == 1:
-        return f"{interval(rows[0])}, 1 seed"
-    return f"{spread([row['knn'] for row in rows], '.3f')}, {seeds(len(rows))}"
+        return f"{knn(rows[0])}, 1 seed"
+    return f"{spread([row['knn'] for row in rows])}, {seeds(len(rows))}"
 
 
 def difference(sides: Sequence[Sequence[Row]]) -> str:
-    """Format how much better the first side is, seed by seed."""
+    """Format how many points the first side is better, seed by seed."""
     first, second = ({row["seed"]: row["knn"] for row in side} for side in sides)
     both = [first[seed] - second[seed] for seed in first if seed in second]
-    return spread(both, "+.3f") if both else ""
+    return spread(both, "+", "") if both else ""
 
 
 def of_both(sides: Sequence[Sequence[Row]], column: str, form: str) -> str:
@@ -112,7 +119,7 @@ def table(runs: Sequence[Run], rows: dict[str, Row], baselines: Iterable[Run]) -
         ]
         lines.append(line(f"{method}, {network}", sides))
     for run in baselines:
-        shown = interval(rows[run.name]) if run.name in rows else NOT_RUN
+        shown = knn(rows[run.name]) if run.name in rows else NOT_RUN
         network = "" if run.method == "pixels" else f", {run.network}"
         name = f"{BASELINES[run.method]}{network} (baseline)"
         lines.append([name, shown, *[""] * (len(header) - 2)])
@@ -161,21 +168,19 @@ def section(rows: dict[str, Row]) -> str:
 INTRODUCTION: Final = f"""\
     python -m benchmarks peers --data FOLDER     # cifar10.npz and fashion_mnist.npz
 
-`nearkin train` with its `auto` settings beside [lightly](https://github.com/lightly-ai/lightly)
-with the settings of its own CIFAR-10 benchmark: the same images, the same seconds of one core,
-side by side, one evaluator. `small` is nearkin's small network (1.2 M parameters), on both sides;
-`resnet18` is each side's own ResNet-18 for small images. Each side measures its own speed first
-and sets its schedule for the steps that fit, so both finish it. Imports, opening the data and
-evaluation do not count. nearkin computes in bfloat16 where `auto` does, lightly in float32, as
-its benchmark. Commands and all conditions:
-[benchmarks/peers](../benchmarks/peers/README.md).
+`nearkin train` with `auto` settings beside [lightly](https://github.com/lightly-ai/lightly) with
+the settings of its own CIFAR-10 benchmark: the same images, the same seconds of one core, side by
+side, one evaluator. `small` is nearkin's small network (1.2 M parameters), on both sides;
+`resnet18` is each side's own ResNet-18 for small images. Each side measures its speed first and
+plans its schedule for the steps that fit. Imports, opening the data and evaluation do not count.
+nearkin computes in bfloat16 where `auto` does; lightly in float32, as its benchmark.
+[benchmarks/peers](../benchmarks/peers/README.md) has all conditions.
 
-Accuracy is kNN: k 200, temperature 0.1, cosine, bank 50,000 (Fashion-MNIST 60,000), test part
-10,000, last step, nothing chosen by it. Of several seeds, a cell is the mean and, in parentheses,
-the range; of one seed, the value and, in brackets, the 95 % interval over test images, which says
-nothing of other seeds. Differences are between runs of one seed. Of epochs and images per second,
-nearkin's are first. At equal epochs ({", ".join(SEEDED)}) batches and rates are still each
-side's own."""
+Accuracy is kNN: k 200, temperature 0.1, cosine, 50,000 training images (Fashion-MNIST 60,000),
+10,000 test images, last step. For one seed, a cell has the 95 % interval over test images in
+brackets; for several, the mean and the range in parentheses. Differences are in points, between
+runs of one seed. Epochs and images per second are nearkin's, then lightly's. At equal epochs
+({", ".join(SEEDED)}), batches and rates are still each side's own."""
 
 
 @dataclass(frozen=True)
@@ -215,15 +220,12 @@ def timed_plan() -> list[Timed]:
 
 
 def timed_cell(values: Sequence[Sequence[float]]) -> str:
-    """Format a measure: of one run with its interval, of several seeds their mean and range.
+    """Format a metric: of one run with its interval, of several seeds their mean and range.
 
     >>> timed_cell([[0.5, 0.4, 0.6]]), timed_cell([[0.5, 0.4, 0.6], [0.7, 0.6, 0.8]])
-    ('0.500 [0.400, 0.600]', '0.600 (0.500 to 0.700)')
+    ('50.0 % [40.0, 60.0]', '60.0 % (50.0 to 70.0)')
     """
-    if len(values) == 1:
-        value, low, high = values[0]
-        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
-    return spread([value for value, _, _ in values], ".3f")
+    return interval(*values[0]) if len(values) == 1 else spread([value for value, _, _ in values])
 
 
 def timed_line(runs: Sequence[Timed], rows: dict[str, Row]) -> list[str]:
@@ -234,30 +236,30 @@ def timed_line(runs: Sequence[Timed], rows: dict[str, Row]) -> list[str]:
     arm = first.method if first.arm == "auto" else first.arm
     name = f"{arm}, {first.minutes} min of {cores}"
     if not of:
-        return [name, f"0 of {len(runs)}", NOT_RUN, *[""] * (1 + len(MEASURES))]
+        return [name, f"0 of {len(runs)}", NOT_RUN, *[""] * (1 + len(METRICS))]
     spent = [row["cpu_seconds"] / 60 for row in of if row.get("cpu_seconds")]
     return [
         name,
         f"{len(of)} of {len(runs)}",
         f"{fmean(row['epochs'] for row in of):.0f}",
         f"{fmean(spent):.0f}" if spent else "",
-        *(timed_cell([row["measures"]["encoder"][measure] for row in of]) for measure in MEASURES),
+        *(timed_cell([row["measures"]["encoder"][metric] for row in of]) for metric in METRICS),
     ]
 
 
 def timed_table(runs: Sequence[Timed], rows: dict[str, Row]) -> str:
     """Return the table of one data set, with its baselines."""
-    header = ["run", "seeds", "epochs", "CPU minutes", *MEASURES]
+    header = ["run", "seeds", "epochs", "CPU minutes", *METRICS]
     lines = [header, ["---"] * len(header)]
     alike: dict[tuple[str, str, int, int], list[Timed]] = {}
     for run in runs:
         alike.setdefault((run.arm, run.method, run.minutes, run.threads), []).append(run)
     lines += [timed_line(group, rows) for group in alike.values()]
     done = [rows[run.name] for run in runs if run.name in rows]
-    # Of `auto` alone: others have another network. Floors depend on the seed by rounding only.
+    # Of `auto` alone: others have another network. Baselines depend on the seed by rounding only.
     for table in BASELINES if done else ():
         values = next(row["measures"][table] for row in done if row["arm"] == "auto")
-        cells = [timed_cell([values[measure]]) for measure in MEASURES]
+        cells = [timed_cell([values[metric]]) for metric in METRICS]
         lines.append([f"{BASELINES[table]} (baseline)", "", "", "", *cells])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -291,16 +293,14 @@ runs, among others,
     nearkin train cifar10.npz --method byol --max-time 30m    # on one core
     nearkin train caltech99.tar --max-time 30m
 
-Nothing else is given than the time, and a method where it is not SimCLR. The time
-is that of the whole run with metrics, planned at its start; baselines come on top. `published` is
-recipe:cifar10/simclr (ResNet-18, LARS) as long as the same time allows, and `published, same
-network` has the network that `auto` takes. Other work ran on
-the machine, which makes a run longer than planned and its CPU time larger, but no better.
+Only the time and the method are given. The time is that of the whole run with its evaluation;
+baselines come on top. `published` is recipe:cifar10/simclr (ResNet-18, LARS) for as long as the
+same time allows; `published, same network` has the network of `auto`. Other work ran on the
+machine, which makes a run longer than planned, but not better.
 
-Test part (digits and Omniglot: a fifth held out by `--val 0.2`), last epoch; kNN with temperature
-0.1 and k 200, or 20 for banks below 10,000. Of several seeds, a cell is the mean and, in
-parentheses, the range; of one seed, the value and, in brackets, the 95 % interval over test
-images."""
+Test split (digits and Omniglot: a fifth held out by `--val 0.2`), last epoch; kNN at temperature
+0.1 and k 200, or 20 below 10,000 training images. For one seed, cells have the 95 % interval over
+test images in brackets; for several, the mean and the range in parentheses."""
 
 
 def page(text: str, rows: dict[str, Row], timed: dict[str, Row]) -> str:

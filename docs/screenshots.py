@@ -4,7 +4,7 @@
 
 Trains and discovers in FOLDER (a temporary one by default) as the README says, so the images show
 what a reader gets. The image of embedded photographs is made anew if FOLDER holds the run that
-docs/embed.md describes, `caltech99-embedded`: weights and photographs are not in here.
+docs/pretrained.md describes, `caltech99-embedded`: weights and photographs are not in here.
 """
 
 import shutil

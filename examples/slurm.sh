@@ -11,13 +11,13 @@
 #
 # Train for any length of time under a job's time limit:
 #
-#     sbatch examples/slurm.sh photos/ --method simclr --out runs/photos
-#     sbatch --nodes=2 --ntasks-per-node=8 examples/slurm.sh photos/ --out runs/photos
+#     sbatch examples/slurm.sh photos/ --method simclr -o runs/photos
+#     sbatch --nodes=2 --ntasks-per-node=8 examples/slurm.sh photos/ -o runs/photos
 #
 # With several tasks, each is a process with a GPU and its part of every batch; the result is that of one
 # process. Two minutes before the time limit, or at a preemption, the current step is finished and
 # saved, and the job is requeued and continues from that step. Any other exit code ends the job; exit
-# codes are those of docs/exit-codes.md.
+# codes are those of docs/reference.md.
 set -u
 
 start=()

@@ -60,6 +60,7 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
     "compiler": program("c++"),
     "cuda": (torch.cuda.is_available, "no CUDA device"),
     "java": program("java"),
+    "nbclient": module("nbclient", "ipykernel"),
     "onnxruntime-node": package("onnxruntime-node"),
     "s3": module("s3fs", "moto"),
     "shared": (SHARED.is_dir, "no ../shared/data beside the repository"),

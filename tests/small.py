@@ -53,6 +53,7 @@ SMALL: dict[str, dict[str, object]] = {
     "nnclr": dict(dim=8, hidden_dim=16, predictor_dim=16, support_size=40, num_neighbors=2),
     "rotnet": dict(),
     "seed": dict(teacher_dim=10, hidden_dim=16, queue_size=40),
+    "sigreg": dict(dim=8, hidden_dim=16, num_directions=12),
     "simclr": dict(dim=8, hidden_dim=16),
     "simgcd": dict(num_known_classes=3, num_novel_classes=3, dim=8, hidden_dim=16),
     "simsiam": dict(dim=8, num_layers=2, predictor_dim=6),
@@ -64,7 +65,7 @@ SMALL: dict[str, dict[str, object]] = {
     "vicreg": dict(dim=16),
 }
 
-PARTED = ("ncl", "simgcd", "uno")
+PARTED = ("ncl",)
 """Methods that divide a batch by its labels, and so have to know how many there are of each."""
 
 

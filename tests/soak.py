@@ -56,7 +56,7 @@ def soak(steps: int) -> dict[str, float]:
         options={"queue_size": 32, "dim": 8, "hidden_dim": 8},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        train(images, config, out=Path(folder) / "run", reporter=watch)
+        train(images, config, output=Path(folder) / "run", verbose=watch)
     done, memory, files, threads = np.array(watch.samples).T
     slope = np.polyfit(done / 1000, memory, 1)[0]
     return {

@@ -1,11 +1,14 @@
 """The verbs of Python have names, types and values; arguments reach what they are for."""
 
 import inspect
+import os
+import re
 import subprocess
 import sys
 import tomllib
-from types import UnionType
-from typing import Any, Union, get_origin, get_type_hints
+from datetime import timedelta
+from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,7 +17,10 @@ from builders import pixels
 
 import nearkin
 from nearkin.commands.settings import given
+from nearkin.encoders.encoder import Encoder
 from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.result import Result
 from nearkin.schema import types_of
 
 PIXELS = pixels(24, 8)
@@ -24,7 +30,7 @@ PIXELS = pixels(24, 8)
 def run(tmp_path_factory):
     out, settings = tmp_path_factory.mktemp("runs") / "run", {"epochs": 1, "batch_size": 8}
     settings |= {"backbone": "tiny", "report": False, "options": {"temperature": 0.3, "dim": 8}}
-    return nearkin.train(PIXELS, out=out, **settings, dim=16).path
+    return nearkin.train(PIXELS, output=out, **settings, dim=16).path
 
 
 def test_options_by_name_and_in_a_dictionary_are_both_used(run):
@@ -47,28 +53,63 @@ def test_every_name_of_the_package_is_there_and_importing_it_loads_no_torch():
         nearkin.trian  # noqa: B018
 
 
-OTHERWISE = {  # modules of the package have the names of these verbs
-    "index": "build_index",
-    "report": "write_report",
-    "methods": "list_methods",
-    "backbones": "list_backbones",
-    "config": "default_settings",
-}
+NAMES = Path(__file__).with_name("public_api.txt")
+"""The public functions and classes; `PYTHONPATH=tests python tests/test_api.py` writes it anew."""
 
 
-def test_every_verb_is_a_function_with_typed_arguments_and_one_type_of_result():
+def called(function):
+    """The parameters of a function with their defaults; types are written otherwise by each Python."""
+    plain = [
+        each.replace(annotation=inspect.Parameter.empty)
+        for each in inspect.signature(function).parameters.values()
+    ]
+    return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.Signature(plain)))
+
+
+def public_api():
+    """A line per function, and per method and property of each class that is public or returned."""
+    names = {name: getattr(nearkin, name) for name in dir(nearkin)}
+    functions = {name: each for name, each in names.items() if inspect.isfunction(each)}
+    classes = {each for each in names.values() if inspect.isclass(each)}
+    for name, function in functions.items():
+        yield f"nearkin.{name}{called(function)}"
+        returned = get_type_hints(function)["return"]
+        classes |= {each for each in get_args(returned) or [returned] if inspect.isclass(each)}
+    for each in classes:
+        if each.__module__.startswith("nearkin."):
+            yield f"{each.__name__}{called(each)}"
+            for name, member in inspect.getmembers(each):
+                if name.startswith("_") or hasattr(torch.nn.Module, name):
+                    continue
+                if isinstance(member, property):
+                    yield f"{each.__name__}.{name}"
+                elif inspect.isfunction(member) or inspect.ismethod(member):
+                    yield f"{each.__name__}.{name}{called(member)}"
+
+
+def test_names_and_signatures_of_the_package_change_on_purpose():
+    assert sorted(public_api()) == NAMES.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_verb_is_a_function_with_typed_arguments_and_a_result_that_can_be_shown():
     from nearkin.cli.app import COMMANDS
 
     verbs = [name for group in COMMANDS.values() for name in group]
-    assert {"train", "embed", "doctor", *OTHERWISE} <= set(verbs)
-    for verb in verbs:
-        function = getattr(nearkin, OTHERWISE.get(verb, verb))
+    assert len(verbs) == 17
+    for verb in {*verbs} - {"list"}:
+        function = getattr(nearkin, verb)
         hints = get_type_hints(function)
-        signature = inspect.signature(function)
-        assert hints.keys() == {*signature.parameters, "return"}, verb
-        returned = hints["return"]
-        assert returned is not Any, verb
-        assert get_origin(returned) not in (Union, UnionType), verb
+        assert hints.keys() == {*inspect.signature(function).parameters, "return"}, verb
+        returned = get_args(hints["return"]) or [hints["return"]]
+        of_list = [each for each in returned if inspect.isclass(each)]
+        assert all(issubclass(each, (Result, Path, type(None))) for each in of_list), verb
+
+
+def as_paths(kind):
+    """A type whose objects of Python are paths, as the command line has them."""
+    if kind in (os.PathLike[str], Encoder, Embeddings):
+        return Path
+    return (get_origin(kind), frozenset(map(as_paths, get_args(kind)))) if get_args(kind) else kind
 
 
 def test_what_the_command_line_reads_of_a_command_is_what_it_declares():
@@ -85,7 +126,8 @@ def test_what_the_command_line_reads_of_a_command_is_what_it_declares():
         for name, each in seen.items():
             assert each.kind == parameters[name].kind, (target, name)
             assert each.default == parameters[name].default, (target, name)
-            assert each.annotation == types_of(read)[name] == types[name], (target, name)
+            assert each.annotation == types_of(read)[name], (target, name)
+            assert as_paths(types[name]) == as_paths(each.annotation), (target, name)
 
 
 def test_settings_come_as_an_object_as_keywords_and_as_both():
@@ -93,6 +135,9 @@ def test_settings_come_as_an_object_as_keywords_and_as_both():
     changed, network = given(nearkin.TrainConfig, config, {"epochs": 4, "lr": 1.0, "dim": 8})
     assert (changed.epochs, changed.lr, changed.known, network) == (4, 1.0, ("cat",), None)
     assert changed.options == {"temperature": 0.3, "dim": 8}
+    span, names = timedelta(minutes=5), ["tench, Tinca tinca", "cat"]
+    typed, _ = given(nearkin.TrainConfig, None, {"max_time": span, "known": names, "val": 0})
+    assert (typed.max_time, typed.known) == (300.0, tuple(names))
     own = torch.nn.Identity()
     assert given(nearkin.TrainConfig, None, {"backbone": own, "val": 0.0})[1] is own
     with pytest.raises(UsageError, match=r"ClassifyConfig has no epocs\. Did you mean epochs\?"):
@@ -103,6 +148,19 @@ def test_what_is_listed_for_people_is_there_as_values():
     assert "moco" in nearkin.list_methods()
     assert nearkin.describe_method("moco").startswith("# MoCo")
     assert "timm/resnet18" in nearkin.list_backbones("resnet18")
-    assert "timm:resnet18.a1_in1k" in nearkin.list_backbones("resnet18", pretrained=True)
-    assert 'method = "moco"' in nearkin.default_settings("moco")
-    assert nearkin.doctor()["torch"] == torch.__version__.partition("+")[0]
+    assert "timm:resnet18.a1_in1k" in nearkin.list_pretrained("resnet18")
+    assert "recipe:cifar10/moco" in nearkin.list_recipes()
+    assert 'method = "moco"' in nearkin.list_settings("moco")
+    assert nearkin.doctor().found["torch"] == torch.__version__.partition("+")[0]
+
+
+def test_importing_it_changes_no_variable_of_the_process():
+    program = (
+        "import os; before = {**os.environ}; import nearkin; nearkin.train, nearkin.load, nearkin.View; "
+        "assert {**os.environ} == before"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+if __name__ == "__main__":
+    NAMES.write_text("\n".join([*sorted(public_api()), ""]), encoding="utf-8")

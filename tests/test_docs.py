@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import words
 
 from benchmarks.__main__ import names
 
@@ -67,3 +68,13 @@ def test_the_tree_is_that_of_the_package():
     package = (ROOT / "src" / "nearkin").iterdir()
     rooms = {path.name + "/" * path.is_dir() for path in package if path.suffix in ("", ".py")}
     assert written == {room for room in rooms if not room.startswith("__")}
+
+
+def test_words_that_the_field_does_not_use_are_found_in_pages_and_messages(monkeypatch, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "a.md").write_text("A `floor`.\n\nA floor that is not beaten, in a room.\n")
+    (tmp_path / "src" / "b.py").write_text('x = 1\n"""No room for the page of a run."""\n')
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    assert [line.partition(";")[0] for line in words.found()] == [
+        "a.md:3: 'floor'", "a.md:3: 'room'", "src/b.py:2: 'page of a run'",
+    ]  # fmt: skip

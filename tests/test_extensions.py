@@ -144,20 +144,20 @@ def test_a_method_in_a_file_is_trained_evaluated_reported_and_resumed(
     assert capsys.readouterr().err.count("has changed since the run was started (SHA-256 ") == 1
     (folder / "my_method.py").unlink()  # the encoder and the tables are enough from here on
     forget(folder / "my_method.py")
-    for command in ("evaluate", "report"):
+    for command in ("evaluate", "explore"):
         assert run(command, "run") == 0
     assert nearkin.load(folder / "run").num_features == 128
     assert re.match("error: method .*there is no file", refusal(2, *train, "--resume"))
 
 
 def test_help_and_config_and_the_page_show_the_options_of_a_method_in_a_file(folder, capsys):
-    for command in (["train", "--help", "--method"], ["methods"]):
+    for command in (["train", "--help", "--method"], ["list", "methods"]):
         assert run(*command, "my_method.py:Pairs") == 0
         text = " ".join(capsys.readouterr().out.replace("│", " ").split())
         for says in ("--dim", "Embedding dimension. ", "A number of at least 0.001."):
             assert says in text
         assert "KEYWORD" not in text
-    assert run("config", "my_method.py:Pairs") == 0
+    assert run("list", "settings", "my_method.py:Pairs") == 0
     assert tomllib.loads(capsys.readouterr().out)["options"]["sides"] == "one"
 
 
@@ -165,7 +165,7 @@ def test_a_method_in_a_module_and_a_class_from_python(folder, refusal, monkeypat
     monkeypatch.syspath_prepend(str(folder))
     cls = method_class("my_method:Pairs")
     short = dict(epochs=1, batch_size=16, image_size=16, backbone="tiny")
-    done = nearkin.train("data.npz", method=cls, out=folder / "by-class", **short)
+    done = nearkin.train("data.npz", method=cls, output=folder / "by-class", **short)
     assert done.summary["title"] == "Pairs"
     assert method_name(METHODS["moco"]) == "moco"
 
@@ -176,10 +176,10 @@ def test_a_method_in_a_module_and_a_class_from_python(folder, refusal, monkeypat
             super().__init__(backbone, temperature=temperature)
 
     where = folder / "local"
-    done = nearkin.train("data.npz", method=Local, temperature=0.4, out=where, **short)
+    done = nearkin.train("data.npz", method=Local, temperature=0.4, output=where, **short)
     assert nearkin.evaluate(done.path, protocol=["labelfree"]).metrics
     extensions._PASSED.clear()  # as in a new process
-    assert run("report", where) == 0
+    assert run("explore", where, "--write") == 0
     again = ["train", "--config", where / "config.toml", "-o", where, "--resume"]
     assert "config.toml names code to run: method is " in refusal(2, *again)
     line = refusal(2, *again, "--trust-remote-code")

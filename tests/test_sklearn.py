@@ -6,6 +6,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from builders import write_network
 from processes import environment
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -15,27 +16,31 @@ from sklearn.pipeline import make_pipeline
 from torch import nn
 
 import nearkin
-from nearkin.sklearn import SelfSupervisedEncoder
+from nearkin.sklearn import NovelClassDiscovery, PretrainedEncoder, SelfSupervisedEncoder
 
 QUICK = {"epochs": 1, "device": "cpu", "random_state": 0, "settings": {"workers": 0}}
 
 CHECKS = """
 from sklearn.utils.estimator_checks import check_estimator
-from nearkin.sklearn import SelfSupervisedEncoder
+from nearkin.sklearn import PretrainedEncoder, SelfSupervisedEncoder
 
 # Rows of any length are images one pixel high.
 settings = {"workers": 0, "evaluate_every": 0}
 quick = {"epochs": 1, "device": "cpu", "settings": settings}
-strips = SelfSupervisedEncoder(backbone="tiny", image_shape=(1, -1), **quick)
+if name == "trained":
+    strips = SelfSupervisedEncoder(backbone="tiny", image_shape=(1, -1), **quick)
+else:
+    strips = PretrainedEncoder(name, image_shape=(1, -1), device="cpu")
 for check in check_estimator(strips, on_fail=None, on_skip=None):
     print(check["check_name"], check["status"], check["exception"] or "", sep=": ")
 """
 
 
-@pytest.mark.slow
-def test_every_check_of_scikit_learn_passes():
+@pytest.mark.parametrize("kind", [pytest.param("trained", marks=pytest.mark.slow), "pretrained"])
+def test_every_check_of_scikit_learn_passes(kind, tmp_path):
     """In a process without the type checks of the tests: one check passes wrong types."""
-    command = [sys.executable, "-W", "error", "-c", CHECKS]
+    name = kind if kind == "trained" else str(write_network(tmp_path / "encoder.safetensors"))
+    command = [sys.executable, "-W", "error", "-c", f"name = {name!r}\n{CHECKS}"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=600, env=environment()
     )
@@ -93,7 +98,7 @@ def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, 
     paths = [str(path) for path in sorted(photographs.iterdir())]
     encoder = SelfSupervisedEncoder(backbone="tiny", batch_size=4, **QUICK)
     settings = {"image_size": 16, "workers": 0, "val": 0.25}
-    encoder.set_params(settings=settings, out=tmp_path / "run").fit(paths)
+    encoder.set_params(settings=settings, output=tmp_path / "run").fit(paths)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["val"] == 0.25
     backwards = encoder.transform([*paths[::-1], paths[3]])
     assert (backwards[:-1][::-1] == encoder.transform(paths)).all()
@@ -115,3 +120,31 @@ def test_a_network_and_options_of_ones_own_survive_a_clone(digits):
     fitted = clone(encoder).fit(digits[0].reshape(-1, 8, 8))
     assert fitted.transform(digits[0].reshape(-1, 8, 8)).shape == (120, 5)
     assert fitted.encoder_.details["method"] == "moco"
+
+
+def test_a_pretrained_encoder_gives_the_features_that_embed_gives(digits, tmp_path):
+    file = write_network(tmp_path / "encoder.safetensors")
+    images = np.uint8(15 * digits[0]).reshape(-1, 8, 8)
+    expected = nearkin.embed(file, images, workers=0, device="cpu", verbose=False)
+    for encoder in (str(file), file, nearkin.load(file)):
+        found = clone(PretrainedEncoder(encoder, device="cpu")).fit_transform(images)
+        np.testing.assert_array_equal(found, expected.vectors)
+
+
+def test_novel_classes_are_found_among_images_without_a_label(digits, tmp_path):
+    """A network that has learned nothing tells ones from zeros, which are labeled."""
+    images, truth = (array[np.isin(digits[1], range(5))] for array in digits)
+    y = np.where((truth < 3) & (np.arange(len(truth)) % 2 == 0), truth, -1)
+    encoder = nearkin.load(write_network(tmp_path / "encoder.safetensors"))
+    settings = {"workers": 0}
+    how = {"image_shape": (8, 8), "epochs": 20, "device": "cpu", "settings": settings}
+    finder = NovelClassDiscovery(2, encoder=encoder, random_state=0, **how)
+    found = clone(finder).fit(images, y)
+    assert found.classes_.tolist() == [0, 1, 2, 3, 4]
+    predicted = found.predict(images)
+    assert (predicted == truth)[truth < 3].mean() > 0.6
+    np.testing.assert_array_equal(found.labels_, np.where(y == -1, predicted, y))
+    assert not hasattr(finder, "classes_")
+    for wrong in (truth, np.full_like(truth, -1)):
+        with pytest.raises(ValueError, match="-1 for images without a label"):
+            clone(finder).fit(images, wrong)

@@ -1,4 +1,4 @@
-"""Each law of `check_method` is broken by a method here, and named."""
+"""Each invariant of `check_method` is broken by a method here, and named."""
 
 # ruff: noqa: ARG002
 
@@ -19,7 +19,7 @@ from nearkin.method import Method
 from nearkin.networks.branch import Branch, ema_update, frozen_copy
 from nearkin.objectives import info_nce, unit
 from nearkin.schema import Dim, QueueSize
-from nearkin.testing import LawError, check_method
+from nearkin.testing import InvariantError, check_method
 from nearkin.types import Step
 
 
@@ -73,21 +73,21 @@ class Changed(Good):  # its options are explained by Good
         return self.changed(super().compute_loss(encoded, batch, progress), encoded, batch)
 
 
-@breaks("law 1 .*: forward changed queue.keys")
+@breaks("invariant 1 .*: forward changed queue.keys")
 class WritesInForward(Changed):
     def changed(self, step, encoded, batch):
         self.queue.enqueue(step.memo.keys, step.memo.images)
         return step
 
 
-@breaks(r"law 1 .*: forward changed target\.")
+@breaks(r"invariant 1 .*: forward changed target\.")
 class MovesTheTargetInForward(Good):
     def encode(self, batch):
         ema_update(self.target, self.online, 0.9)
         return super().encode(batch)
 
 
-@breaks("law 1 .*: commit needs @torch.no_grad")
+@breaks("invariant 1 .*: commit needs @torch.no_grad")
 class CommitsWithGradients(Good):
     def commit(self, memo, progress):
         for target, online in zip(self.target.parameters(), self.online.parameters()):
@@ -95,7 +95,7 @@ class CommitsWithGradients(Good):
             target.lerp_(online, 0.1)
 
 
-@breaks("law 1 .*: commit returns KeyUpdate, not None")
+@breaks("invariant 1 .*: commit returns KeyUpdate, not None")
 class ReturnsFromCommit(Good):
     @torch.no_grad()
     def commit(self, memo, progress):
@@ -103,14 +103,14 @@ class ReturnsFromCommit(Good):
         return memo
 
 
-@breaks("law 3 .*: keys holds a tensor that is in no state_dict")
+@breaks("invariant 3 .*: keys holds a tensor that is in no state_dict")
 class KeepsTensors(Good):
     def commit(self, memo, progress):
         super().commit(memo, progress)
         self.keys = [*getattr(self, "keys", []), memo.keys]
 
 
-@breaks("law 3 .*: resumed from its state_dict after step 3, it has another loss in s")
+@breaks("invariant 3 .*: resumed from its state_dict after step 3, it has another loss in s")
 class KeepsNumbers(Changed):
     """A Python number is memory as well."""
 
@@ -125,7 +125,7 @@ class KeepsNumbers(Changed):
         self.count += 1
 
 
-@breaks("law 3 .*: resumed from its state_dict after step 3, it has another l")
+@breaks("invariant 3 .*: resumed from its state_dict after step 3, it has another l")
 class KeepsABufferToItself(Good):
     def __init__(self, backbone, *, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
@@ -140,20 +140,20 @@ class KeepsABufferToItself(Good):
         self.center.lerp_(memo.keys.mean(dim=0), 0.5)
 
 
-@breaks("law 3 .*: commit changed the shape of queue.keys")
+@breaks("invariant 3 .*: commit changed the shape of queue.keys")
 class GrowsItsQueue(Good):
     def commit(self, memo, progress):
         super().commit(memo, progress)
         self.queue.keys = torch.cat([self.queue.keys, memo.keys])
 
 
-@breaks("law 4 .*: a draw other than torch's, which the loop seeds, decides online")
+@breaks("invariant 4 .*: a draw other than torch's, which the loop seeds, decides online")
 class DrawsFromNumpy(Changed):
     def changed(self, step, encoded, batch):
         return replace(step, loss=step.loss * (1 + np.random.rand()))
 
 
-@breaks("law 8 .*: uses_labels is False, and labels decide online")
+@breaks("invariant 8 .*: uses_labels is False, and labels decide online")
 class ReadsLabels(Changed):
     def changed(self, step, encoded, batch):
         return replace(step, loss=step.loss * (1 + (batch.label > 0).float().mean()))
@@ -191,13 +191,13 @@ class MeasuresWithAGraph(Changed):
         return replace(step, metrics={"spread": encoded[0].std()})
 
 
-@breaks(r"law 2 .*: encode returns \[1\] as tensor 1, not a row per image")
+@breaks(r"invariant 2 .*: encode returns \[1\] as tensor 1, not a row per image")
 class EncodesOneNumber(Good):
     def encode(self, batch):
         return *super().encode(batch)[:1], batch.views[0].mean()[None]
 
 
-@breaks("law 2 .*: compute_loss runs the batch norm norm; run it in encode")
+@breaks("invariant 2 .*: compute_loss runs the batch norm norm; run it in encode")
 class NormalizesInTheLoss(Good):
     def __init__(self, backbone, *, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
@@ -231,36 +231,36 @@ class RemembersInBfloat16(Changed):
         return replace(step, memo=KeyUpdate(batch.index, keys))
 
 
-@breaks("law 5 .*: option dim is not keyword-only")
+@breaks("invariant 5 .*: option dim is not keyword-only")
 class TakesPositions(Good):
     def __init__(self, backbone, dim: Dim = 8):
         super().__init__(backbone, dim=dim)
 
 
-@breaks("law 5 .*: option dim has no type")
+@breaks("invariant 5 .*: option dim has no type")
 class TakesAnything(Good):
     def __init__(self, backbone, *, dim=8):
         super().__init__(backbone, dim=dim)
 
 
-@breaks("law 5 .*: option dim has no default")
+@breaks("invariant 5 .*: option dim has no default")
 class HasNoDefault(Good):
     def __init__(self, backbone, *, dim: Dim):
         super().__init__(backbone, dim=dim)
 
 
-@breaks("law 5 .*: the docstring of the class does not explain dim under Args")
+@breaks("invariant 5 .*: the docstring of the class does not explain dim under Args")
 class ExplainsNothing(Good):
     """A momentum encoder with a queue."""
 
 
-@breaks("law 5 .*: the default of dim does not fit its type: --dim 8.5")
+@breaks("invariant 5 .*: the default of dim does not fit its type: dim 8.5")
 class TakesALength(Good):
     def __init__(self, backbone, *, dim: int = 8.5):
         super().__init__(backbone, dim=int(dim))
 
 
-@breaks("law 5 .*: method LacksALoss does not define compute_loss")
+@breaks("invariant 5 .*: method LacksALoss does not define compute_loss")
 class LacksALoss(Method[None]):
     def encode(self, batch):
         return ()
@@ -268,7 +268,7 @@ class LacksALoss(Method[None]):
 
 @pytest.mark.parametrize(("cls", "message"), BROKEN, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_broken_law_is_named_with_what_differs(cls, message):
-    with pytest.raises(LawError, match=f"^{cls.__name__} breaks {message}"):
+    with pytest.raises(InvariantError, match=f"^{cls.__name__} breaks {message}"):
         check_method(cls)
 
 
@@ -282,7 +282,7 @@ def test_two_processes_are_compared_if_requested(monkeypatch):
     by_forks = lambda function, args, nprocs: spawn(function, *args, processes=nprocs)
     monkeypatch.setattr(testing, "spawn", by_forks)  # test_extending.py starts new interpreters
     check_method(DrawsInEncode)
-    with pytest.raises(LawError, match=r"law 2 .*: the loss of step 0 is .*, not "):
+    with pytest.raises(InvariantError, match=r"invariant 2 .*: the loss of step 0 is .*, not "):
         check_method(DrawsInEncode, processes=True)
 
 

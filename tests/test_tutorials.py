@@ -18,8 +18,8 @@ from nearkin.cli.app import application
 
 ROOT = Path(__file__).parents[1]
 # In this order: the first makes the run that the others use.
-LONG = ["docs/augmentations", "docs/after", "docs/loss", "README"]
-PAGES = ["docs/start", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)]
+LONG = ["docs/augmentations", "docs/train", "README"]
+PAGES = ["docs/quickstart", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)]
 FENCE = re.compile(r"```(python|toml)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^    (nearkin [^#\n]*)", re.MULTILINE)
 BLOCK = re.compile(f"{FENCE.pattern}|{COMMAND.pattern}", re.DOTALL | re.MULTILINE)
@@ -59,9 +59,9 @@ def in_photos(photos):
 
 
 def run(command):
-    words = shlex.split(re.sub("--max-time ..m", "", command))[1:]
+    words = shlex.split(re.sub(r"--max-time ..m|--epochs \d+", "", command))[1:]
     if words[0] in ("train", "discover"):
-        words += ["--device", "cpu", "--workers", "0", *([] if "--epochs" in words else SHORT)]
+        words += ["--device", "cpu", "--workers", "0", *SHORT]
     if PARSED_ONLY.search(command):
         application(words[0]).parse_args(words, exit_on_error=False, print_error=False)
     else:

@@ -4,15 +4,12 @@ The commands of the command line are functions, with the same names and defaults
 
     run = nearkin.train("photos/", method="simclr", epochs=100, temperature=0.2)
     run = nearkin.train("photos/", nearkin.TrainConfig(epochs=100))
-    encoder = nearkin.load(run.path)
+    encoder = nearkin.load(run)
 
 The parts work alone: `nearkin.objectives`, `nearkin.memory`, `nearkin.methods`,
 `nearkin.transforms` and the other modules are imported when they are first used.
-
-Importing it lets threads sleep while they wait for each other; see docs/reliability.md.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,28 +26,28 @@ if TYPE_CHECKING:
     from nearkin import testing as testing
     from nearkin import training as training
     from nearkin import transforms as transforms
-    from nearkin.commands.assign import assign as assign
     from nearkin.commands.check import check as check
     from nearkin.commands.classify import classify as classify
     from nearkin.commands.compare import compare as compare
     from nearkin.commands.compare import rank as rank
     from nearkin.commands.demo import demo as demo
     from nearkin.commands.discover import discover as discover
+    from nearkin.commands.doctor import doctor as doctor
     from nearkin.commands.duplicates import duplicates as duplicates
     from nearkin.commands.embed import embed as embed
-    from nearkin.commands.embed import embed_parts as embed_parts
+    from nearkin.commands.embed import embed_run as embed_run
+    from nearkin.commands.embed import embed_shards as embed_shards
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
     from nearkin.commands.export import export as export
-    from nearkin.commands.index import build_index as build_index
-    from nearkin.commands.info import default_settings as default_settings
-    from nearkin.commands.info import describe_method as describe_method
-    from nearkin.commands.info import doctor as doctor
-    from nearkin.commands.info import list_backbones as list_backbones
-    from nearkin.commands.info import list_methods as list_methods
+    from nearkin.commands.lists import describe_method as describe_method
+    from nearkin.commands.lists import list_backbones as list_backbones
+    from nearkin.commands.lists import list_methods as list_methods
+    from nearkin.commands.lists import list_pretrained as list_pretrained
+    from nearkin.commands.lists import list_recipes as list_recipes
+    from nearkin.commands.lists import list_settings as list_settings
     from nearkin.commands.neighbors import neighbors as neighbors
-    from nearkin.commands.replay import replay as replay
-    from nearkin.commands.report import write_report as write_report
+    from nearkin.commands.predict import predict as predict
     from nearkin.commands.select import select as select
     from nearkin.commands.train import train as train
     from nearkin.config import ClassifyConfig as ClassifyConfig
@@ -61,39 +58,29 @@ if TYPE_CHECKING:
     from nearkin.encoders.encoder import load as load
     from nearkin.method import Method as Method
 
-# Threads that spin while they wait take the cores of other work. The libraries read these when
-# they are loaded, here or in a process that is started from here.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch, scikit-learn
-os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy, scipy: 2^4 cycles, the least
-
 _MODULES = (
     "data", "evaluation", "memory", "methods", "networks", "objectives", "sklearn", "testing",
     "training", "transforms",
 )  # fmt: skip
 _COMMANDS = (
-    "assign", "check", "compare", "demo", "duplicates", "embed", "evaluate", "explore", "export",
-    "neighbors", "replay", "select",
+    "check", "classify", "compare", "demo", "discover", "doctor", "duplicates", "embed",
+    "evaluate", "explore", "export", "neighbors", "predict", "select", "train",
 )  # fmt: skip
-_HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
+_LISTS = (
+    "describe_method", "list_backbones", "list_methods", "list_pretrained", "list_recipes",
+    "list_settings",
+)  # fmt: skip
+_CONFIGS = ("TrainConfig", "EmbedConfig", "DiscoverConfig", "ClassifyConfig")
+_HOMES = {
+    **{name: f"commands.{name}" for name in _COMMANDS},
+    **dict.fromkeys(_LISTS, "commands.lists"),
+    **dict.fromkeys(_CONFIGS, "config"),
     "Method": "method",
-    "TrainConfig": "config",
-    "EmbedConfig": "config",
-    "DiscoverConfig": "config",
-    "ClassifyConfig": "config",
     "View": "data.views",
-    "build_index": "commands.index",
-    "classify": "commands.classify",
-    "default_settings": "commands.info",
-    "describe_method": "commands.info",
-    "discover": "commands.discover",
-    "doctor": "commands.info",
-    "embed_parts": "commands.embed",
-    "list_backbones": "commands.info",
-    "list_methods": "commands.info",
+    "embed_run": "commands.embed",
+    "embed_shards": "commands.embed",
     "load": "encoders.encoder",
     "rank": "commands.compare",
-    "train": "commands.train",
-    "write_report": "commands.report",
 }
 
 

@@ -2,6 +2,10 @@
 
 from typing import Final, Literal
 
+SLEEPING_THREADS: Final = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
+"""Variables of the environment by which threads sleep while they wait: those that spin take the
+cores of other work. torch and scikit-learn, numpy and scipy (2^4 cycles, the least) read them when
+they are loaded."""
 MODE_METHODS: Final = {"gcd": "simgcd", "ncd": "ncl"}
 """The method of a discovery's last stage, by its mode."""
 Protocol = Literal[
@@ -29,5 +33,7 @@ GraphFormat = Literal["onnx", "torch-export"]
 """Formats that are a network as a graph of its operations."""
 ExportFormat = Literal["atlas", NativeFormat, GraphFormat]
 """All formats; `atlas` is a table of images."""
+Listed = Literal["methods", "backbones", "pretrained", "recipes", "settings"]
+"""What `nearkin list` lists."""
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 """Functions of `nearkin.run.tracking`."""

@@ -30,7 +30,7 @@ AutoHeldOut = HeldOut | Auto
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Devices = Annotated[int, Meta(ge=1, le=1024)]
 Duration = str | float
-"""Text such as 45m, or seconds."""
+"""Text such as 45m, or seconds; Python takes a `timedelta`, too."""
 Augment = str | Sequence[dict[str, Any]]
 """A name, or the views themselves as tables of the fields that differ from their defaults."""
 
@@ -69,7 +69,7 @@ class RunConfig:
     workers: AutoCountOrZero = "auto"
     """Processes that decode image files."""
     report: bool = field(default_factory=report_by_default)
-    """Whether to write report.html with its map at the end; `nearkin report` also does."""
+    """Whether to write report.html at the end; `nearkin explore RUN --write` also does."""
     trust_remote_code: bool = False
     """Whether to run code that files name: of an encoder, or of the run that goes on."""
 
@@ -96,10 +96,10 @@ class TrainConfig(RunConfig):
     """Settings of a training run. `auto` is replaced by what suits the data and the machine."""
 
     method: str = "simclr"
-    """Method: a name of `nearkin methods`, FILE.py:NAME or module:NAME."""
+    """Method: a name of `nearkin list methods`, FILE.py:NAME or module:NAME."""
     backbone: str = "auto"
-    """Network: a name of `nearkin backbones`, FILE.py:NAME or module:NAME."""
-    init_from: str = ""
+    """Network: a name of `nearkin list backbones`, FILE.py:NAME or module:NAME."""
+    encoder: str = ""
     """Encoder to start from: a run, dinov2-small, timm:NAME, torchvision:NAME, or a file."""
     allow_partial: bool = False
     """Whether the encoder to start from, or the teacher, may lack weights or have others left."""
@@ -121,6 +121,8 @@ class TrainConfig(RunConfig):
     """Fraction of the images held out for evaluation, where the data have no test part."""
     image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
     """Side in pixels of the images that the encoder is for."""
+    num_views: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Views of each image, from the third on at two thirds of the side; 0: as the augmentation."""
     view_sizes: Sequence[ViewSize] | Auto = "auto"
     """Sides of the views in pixels, such as 16,24,32, each for an equal part of training."""
     epochs: AutoCount = "auto"
@@ -135,6 +137,10 @@ class TrainConfig(RunConfig):
     """Peak learning rate, used as it is (not scaled by the batch size)."""
     weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
     """Weight decay."""
+    final_weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
+    """Weight decay at the end, to which it goes along a cosine; auto: it stays as it is."""
+    clip_norm: Annotated[float, Meta(ge=0, le=MAX)] = 0.0
+    """Largest norm of all gradients together, to which longer ones are scaled; 0: no limit."""
     lars_form: Literal["you", "simclr", "byol", "swav", "solo-learn"] = "you"
     """Form of LARS: the paper's (You et al. 2017), or that of the code of others."""
     warmup: Annotated[float, Meta(ge=0, le=0.99)] = 0.1
@@ -183,6 +189,8 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if self.lr_milestones and self.cosine_end:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
+        if self.weight_decay == 0 and self.final_weight_decay not in ("auto", 0):
+            raise UsageError("--final-weight-decay changes one above 0; give --weight-decay too")
         if self.fsdp and self.chunk_size:
             raise UsageError("--fsdp and --chunk-size exclude each other; give one")
         if self.fsdp and self.optimizer == "muon":
@@ -198,8 +206,8 @@ class TrainConfig(RunConfig):
             "--freeze-epochs": self.freeze_epochs not in ("auto", 0),
         }
         for name, is_set in needs.items():
-            if is_set and not self.init_from:
-                raise UsageError(f"{name} needs an encoder to start from; give --init-from too")
+            if is_set and not self.encoder:
+                raise UsageError(f"{name} needs an encoder to start from; give --encoder too")
         if self.grad_checkpointing and self.compile in ("on", "graphs"):
             raise UsageError("--grad-checkpointing and --compile exclude each other; give one")
 
@@ -222,7 +230,7 @@ class DiscoverConfig(RunConfig):
     """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     truth: str = ""
     """True labels, for evaluation only: data, or a table or folders."""
-    from_run: str = "auto"
+    encoder: str = "auto"
     """Encoder: a run, a name or a file; auto: dinov2-small for images of 64 px and more, unless a
     training is asked for by --method or --max-time; for others one is trained."""
     allow_partial: bool = False
@@ -266,7 +274,7 @@ class ClassifyConfig(RunConfig):
     """Labeled images instead: class folders, or a table with columns path and label."""
     val: AutoHeldOut = "auto"
     """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
-    from_run: str = ""
+    encoder: str = ""
     """Encoder: a run folder, a name such as dinov2-small or timm:NAME, or a file."""
     train_layers: str = "linear"
     """What learns: linear or attentive, a probe on the frozen encoder; last:N, its blocks; all."""
@@ -332,14 +340,14 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
         *("scan", "max_bad", "trust_remote_code"),
     ),
     "Method": (
-        *("method", "backbone", "init_from", "encoder", "from_run", "teacher", "teacher_views"),
+        *("method", "backbone", "encoder", "teacher", "teacher_views"),
         *("allow_partial", "anchor", "lora", "drop_path", "train_layers"),
     ),
-    "Views": ("augment", "image_size", "view_sizes"),
+    "Views": ("augment", "num_views", "image_size", "view_sizes"),
     "Optimization": (
         *("epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
-        *("lars_form", "warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
-        *("freeze_epochs", "seed"),
+        *("final_weight_decay", "clip_norm", "lars_form", "warmup", "warmup_start"),
+        *("cosine_end", "lr_milestones", "layer_decay", "freeze_epochs", "seed"),
     ),
     "Evaluation": ("evaluate_every", "on_collapse", "baselines"),
     "Machine": (
@@ -350,7 +358,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 }
 """The settings of all kinds of runs by subject, each in the order of help and files."""
 COMMON: Final = (
-    *("labeled", "known", "classes", "mode", "labels", "method", "init_from", "from_run"),
+    *("labeled", "known", "classes", "mode", "labels", "method", "encoder"),
     *("augment", "image_size", "epochs", "max_time", "batch_size", "lr", "train_layers"),
     *("seed", "device", "devices", "copy_to"),
 )

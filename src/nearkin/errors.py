@@ -1,4 +1,74 @@
-"""Exceptions with their exit codes. A message is one line: what failed, on what, what to do."""
+"""Exceptions with their exit codes. A message is one line: what failed, on what, what to do.
+
+Messages name options and commands as they are typed. Python reads them in its own words, unless
+the command line runs.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+FLAGS: Final = (
+    "resume",
+    "overwrite",
+    "write",
+    "allow_partial",
+    "trust_remote_code",
+    "dynamic_size",
+)
+"""Options without a value."""
+OPTION: Final = re.compile(r"(?<![^\s(;,])(?:--([a-z][a-z-]*[a-z])|-(o))(?![\w-])")
+COMMAND: Final = re.compile(r"`nearkin ([a-z]+)((?: [^`]+)?)`")
+_TYPED: Final = ContextVar("typed", default=False)
+
+
+@contextmanager
+def as_typed_words() -> Iterator[None]:
+    """Let messages in a `with` block be those of the command line."""
+    token = _TYPED.set(True)
+    try:
+        yield
+    finally:
+        _TYPED.reset(token)
+
+
+def worded(text: str) -> str:
+    """A message with parameters and functions of Python, unless the command line runs.
+
+    >>> print(worded("--batch-size 1 is too small; `nearkin doctor RUN` or another -o"))
+    batch_size 1 is too small; `nearkin.doctor(run)` or another output
+    >>> print(worded("continue it with --resume, or `nearkin train DATA --lora 4`"))
+    continue it with resume=True, or `nearkin.train(data, lora=4)`
+    """
+    if _TYPED.get():
+        return text
+    return OPTION.sub(_parameter, COMMAND.sub(_call, text))
+
+
+def _parameter(found: re.Match[str]) -> str:
+    name = (found[1] or "output").replace("-", "_")
+    has_value = found.string[found.end() :].startswith((" true", " false"))
+    return f"{name}=True" if name in FLAGS and not has_value else name
+
+
+def _call(found: re.Match[str]) -> str:
+    """A command as a call: words in capitals are arguments, and options have values."""
+    verb, words = found[1], found[2].split()
+    if verb == "list":
+        verb = f"list_{words.pop(0)}"
+    arguments = list[str]()
+    for word in words:
+        if arguments and arguments[-1].endswith("="):
+            arguments[-1] += word.lower() if word.isupper() else _value(word)
+        elif option := OPTION.fullmatch(word):
+            name = _parameter(option)
+            arguments.append(name if "=" in name else f"{name}=")
+        else:
+            arguments.append(word.lower() if word.isupper() else _value(word))
+    called = f"({', '.join(arguments)})" if arguments or verb.startswith("list_") else ""
+    return f"`nearkin.{verb}{called}`"
 
 
 def redacted(text: str) -> str:
@@ -14,14 +84,22 @@ def redacted(text: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
+def _value(word: str) -> str:
+    return word if word.isdecimal() else repr(word)
+
+
 class NearkinError(Exception):
     """An expected failure. Its class sets the exit code of the command."""
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        """The message, in the words of Python or of the command line."""
+        return worded(super().__str__())
 
-class UsageError(NearkinError):
-    """An invalid option or configuration."""
+
+class UsageError(NearkinError, ValueError):
+    """An invalid argument, option or configuration."""
 
     exit_code = 2
 

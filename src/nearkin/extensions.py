@@ -39,7 +39,7 @@ def names_code(text: str) -> bool:
 def check_trusted(named: Mapping[str, object], file: Path, trust_remote_code: bool) -> None:
     """Refuse names that stand in a file and would run code, unless that code is trusted.
 
-    The command line and Python may name any code. A file, which may be a stranger's, may name
+    The command line and Python may name any code. A file, which others may have written, may name
     parts of nearkin and of its libraries.
 
     Args:

@@ -4,12 +4,12 @@ import contextlib
 import hashlib
 import os
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from nearkin.errors import CheckpointError, OutputError
+from nearkin.errors import CheckpointError, OutputError, UsageError
 
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
 SEAL: Final = b"nearkin\n"
@@ -81,14 +81,18 @@ def writing(path: Path, remedy: str = "choose another -o") -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
-def check_new(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse to replace a file, before anything is computed.
+def check_new(path: Path, *, overwrite: bool, reads: Iterable[Any] = ()) -> None:
+    """Refuse to replace a file or a folder unasked, and ever one that is read.
 
     Raises:
         OutputError: If there is one.
+        UsageError: If it is one of `reads`, of which only paths count.
     """
+    named = [Path(read) for read in reads if isinstance(read, str | os.PathLike)]
+    if path.resolve() in [read.resolve() for read in named]:
+        raise UsageError(f"this would replace {path}, which is read; choose another -o")
     if not overwrite and os.path.lexists(path):
-        raise OutputError(f"{path} exists, and may have been edited; choose another name")
+        raise OutputError(f"{path} exists; choose another -o, or replace it with --overwrite")
 
 
 @contextlib.contextmanager

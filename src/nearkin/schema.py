@@ -195,12 +195,12 @@ def _limits(low: int | float | None, high: int | float | None) -> str:
 
 
 def option(name: str) -> str:
-    """A setting's name as it is typed. `from` is a word of Python's, so there it is `from_run`.
+    """A setting's name as it is typed.
 
-    >>> option("batch_size"), option("from_run")
-    ('--batch-size', '--from')
+    >>> option("batch_size")
+    '--batch-size'
     """
-    return "--" + name.removesuffix("_run").replace("_", "-")
+    return "--" + name.replace("_", "-")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -1,32 +1,71 @@
-"""`SelfSupervisedEncoder`: a training as a transformer of scikit-learn, for pipelines."""
+"""Estimators of scikit-learn: a training, an encoder as it is, a discovery of novel classes."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from nearkin.classifier.classifier import read_classifier
+from nearkin.commands.discover import discover
+from nearkin.commands.predict import classified
+from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.train import train
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import load
+from nearkin.encoders.encoder import Encoder, load
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Method
+from nearkin.run.reporter import Silent
 from nearkin.schema import Auto, Value
+from nearkin.types import UNLABELED
 
 
-class SelfSupervisedEncoder(
+class _ImageEncoder(
     ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]  # scikit-learn has no types
     TransformerMixin,  # type: ignore[misc]
     BaseEstimator,  # type: ignore[misc]
 ):
+    """A transformer from images to the features of `encoder_`, which `fit` sets."""
+
+    encoder_: Encoder
+    device: str
+
+    def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:
+        """Return the features of images, a unit vector for each.
+
+        Raises:
+            ValueError: If these are no images, or a file cannot be read.
+        """
+        check_is_fitted(self)
+        images = open_images(checked_images(self, X, fitting=False))
+        embeddings = encode_images(
+            self.encoder_, images, device=choose_device(self.device), workers=available_cpus()
+        )
+        _refuse(X, {bad.name: bad.reason for bad in images.bad} | {**embeddings.bad})
+        return embeddings.normalized().vectors
+
+    @property
+    def _n_features_out(self) -> int:
+        """Of `get_feature_names_out`."""
+        return int(self.encoder_.num_features)
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn may expect: images, or paths, and features of type float32."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = tags.input_tags.string = True
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+
+class SelfSupervisedEncoder(_ImageEncoder):
     """Trains an encoder on images without labels, and turns images into its features.
 
     Images are an array of shape (n, height, width) or (n, height, width, channels) with one
@@ -44,7 +83,7 @@ class SelfSupervisedEncoder(
         options: Options of the method, such as {"temperature": 0.2}.
         settings: Further arguments of `nearkin.train`. Unless they say otherwise, all images are
             trained on (`val` is 0), and no page is written.
-        out: The run folder to keep; none if None.
+        output: The run folder to keep; none if None.
         device: Where to compute.
         random_state: Seed, generator, or None for another seed each time.
 
@@ -65,7 +104,7 @@ class SelfSupervisedEncoder(
         batch_size: int | Auto = "auto",
         options: Mapping[str, Value] | None = None,
         settings: Mapping[str, Any] | None = None,
-        out: str | Path | None = None,
+        output: str | Path | None = None,
         device: str = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -76,7 +115,7 @@ class SelfSupervisedEncoder(
         self.batch_size = batch_size
         self.options = options
         self.settings = settings
-        self.out = out
+        self.output = output
         self.device = device
         self.random_state = random_state
 
@@ -88,7 +127,7 @@ class SelfSupervisedEncoder(
             NearkinError: If they cannot be trained on, in one line.
         """
         del y
-        data = self._images(X, fitting=True)
+        data = checked_images(self, X, fitting=True)
         own = self.backbone if isinstance(self.backbone, nn.Module) else None
         with tempfile.TemporaryDirectory() as folder:
             run = train(
@@ -99,66 +138,198 @@ class SelfSupervisedEncoder(
                 batch_size=self.batch_size,
                 options=self.options,
                 device=self.device,
-                out=self.out or Path(folder) / "run",
+                output=self.output or Path(folder) / "run",
                 seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
                 **{"val": 0.0, "report": False, **(self.settings or {})},
             )
             self.encoder_ = load(run.path, backbone=own, trust_remote_code=True)  # its own run
         return self
 
-    def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:
-        """Return the features of images, a unit vector for each.
+
+class PretrainedEncoder(_ImageEncoder):
+    """Turns images into the features of an encoder as it is.
+
+    For images see `SelfSupervisedEncoder`.
+
+    Args:
+        encoder: What `nearkin.load` takes or returns: a name, a run, or an encoder.
+        image_shape: Of flattened images: (height, width) or (height, width, channels).
+        device: Where to compute.
+
+    Attributes:
+        encoder_: The encoder, a torch module.
+        range_: The smallest and the largest number of the images that it was fitted to; None if
+            they were uint8, or paths.
+        n_features_in_: Numbers of an image; 1 for paths.
+    """
+
+    def __init__(
+        self,
+        encoder: EncoderLike = "dinov2-small",
+        *,
+        image_shape: Sequence[int] | None = None,
+        device: str = "auto",
+    ) -> None:
+        self.encoder = encoder
+        self.image_shape = image_shape
+        self.device = device
+
+    def fit(self, X: Any, y: Any = None) -> "PretrainedEncoder":
+        """Load the encoder, and take the range of the numbers of images; nothing is learned.
+
+        Raises:
+            ValueError: If these are no images, or there is no such encoder.
+        """
+        del y
+        checked_images(self, X, fitting=True)
+        self.encoder_ = load(name_of(self.encoder))
+        return self
+
+
+class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
+    """Finds novel classes among images of which some have a label, as `nearkin.discover` does.
+
+    As in `sklearn.semi_supervised`, images without a label have the label -1. For images see
+    `SelfSupervisedEncoder`.
+
+    Args:
+        num_novel_classes: How many there are; `auto` estimates it.
+        encoder: What `nearkin.load` takes or returns; `auto` chooses one, or trains it.
+        mode: Whether unlabeled images may be of known classes (gcd), or not (ncd).
+        image_shape: Of flattened images: (height, width) or (height, width, channels).
+        epochs: Epochs over the unlabeled images.
+        settings: Further arguments of `nearkin.discover`. Unless they say otherwise, all images
+            are learned from (`val` is 0), and no report is written.
+        output: The run folder to keep; none if None.
+        device: Where to compute.
+        random_state: Seed, generator, or None for another seed each time.
+
+    Attributes:
+        classes_: The known classes, then the novel ones: whole numbers above the known ones if
+            these are such, else new-1, new-2, ...
+        labels_: The class of each image that was fitted: its own, or the one that was found.
+        encoder_: The encoder, a torch module.
+        classifier_: What sorts its features into classes.
+        range_: The smallest and the largest number of the images; None if uint8, or paths.
+        n_features_in_: Numbers of an image; 1 for paths.
+    """
+
+    def __init__(
+        self,
+        num_novel_classes: int | Auto = "auto",
+        *,
+        encoder: EncoderLike = "auto",
+        mode: Literal["gcd", "ncd"] = "gcd",
+        image_shape: Sequence[int] | None = None,
+        epochs: int | Auto = "auto",
+        settings: Mapping[str, Any] | None = None,
+        output: str | Path | None = None,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.num_novel_classes = num_novel_classes
+        self.encoder = encoder
+        self.mode = mode
+        self.image_shape = image_shape
+        self.epochs = epochs
+        self.settings = settings
+        self.output = output
+        self.device = device
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "NovelClassDiscovery":
+        """Find novel classes among the images whose label is -1.
+
+        Raises:
+            ValueError: If these are no images, or all or none of them have a label.
+            NearkinError: If nothing can be found among them, in one line.
+        """
+        images, y = checked_images(self, X, fitting=True), column_or_1d(y)
+        check_consistent_length(X, y)
+        names = ["" if label == UNLABELED else str(label) for label in y.tolist()]
+        known = {str(label): label for label in sorted({*y.tolist()} - {UNLABELED})}
+        if not known or len(known) == len(set(names)):
+            raise ValueError("y has to hold classes, and -1 for images without a label")
+        data = replace(images, labels=names) if isinstance(images, PathList) else (images, names)
+        with tempfile.TemporaryDirectory() as folder:
+            run = discover(
+                data,
+                known=[*known],
+                classes=self.num_novel_classes,
+                mode=self.mode,
+                encoder=self.encoder,
+                epochs=self.epochs,
+                device=self.device,
+                output=self.output or Path(folder) / "run",
+                seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+                **{"val": 0.0, "report": False, **(self.settings or {})},
+            )
+            self.classifier_ = read_classifier(run.folder.classifier)
+            self.encoder_ = self.classifier_.encoder(load(run, trust_remote_code=True))
+        self.classes_ = _numbered_classes(self.classifier_.classes, known)
+        self.labels_ = np.where([not name for name in names], self.predict(X), y)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable class of each image, known or novel.
 
         Raises:
             ValueError: If these are no images, or a file cannot be read.
         """
         check_is_fitted(self)
-        images = open_images(self._images(X, fitting=False))
-        embeddings = encode_images(
-            self.encoder_, images, device=choose_device(self.device), workers=available_cpus()
+        images, device = checked_images(self, X, fitting=False), choose_device(self.device)
+        found = classified(
+            self.classifier_, self.encoder_, images, device, available_cpus(), Silent()
         )
-        bad = {bad.name: bad.reason for bad in images.bad} | {**embeddings.bad}
-        for name, reason in bad.items():
-            raise ValueError(f"cannot read {list(X)[int(name)]}: {reason}; leave it out")
-        return embeddings.normalized().vectors
+        _refuse(X, found.bad)
+        return self.classes_[found.assignments.cluster]
 
-    @property
-    def _n_features_out(self) -> int:
-        """Of `get_feature_names_out`."""
-        return int(self.encoder_.num_features)
 
-    def __sklearn_tags__(self) -> Any:
-        """What scikit-learn may expect: images, or paths, and features of type float32."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = tags.input_tags.string = True
-        tags.transformer_tags.preserves_dtype = []
-        return tags
+def _numbered_classes(names: Sequence[str], known: Mapping[str, Any]) -> Any:
+    """Classes in the order of a classifier: the labels that were given, then the novel ones."""
+    labels = [known[name] for name in names if name in known]
+    novel: list[Any] = [name for name in names if name not in known]
+    if all(isinstance(label, int) for label in labels):
+        novel = [max(labels) + 1 + number for number in range(len(novel))]
+    return np.array([*labels, *novel])
 
-    def _images(self, X: Any, *, fitting: bool) -> Any:
-        """Return checked images as `nearkin.train` takes them."""
-        if are_paths(X):
-            if fitting:
-                self.n_features_in_, self.range_ = 1, None
-            return PathList(tuple(X))
-        shape = X.shape[1:] if getattr(X, "ndim", 0) > 2 else self.image_shape
-        flat = X.reshape(len(X), -1) if getattr(X, "ndim", 0) > 2 else X
-        flat = validate_data(self, flat, reset=fitting, ensure_min_samples=2 if fitting else 1)
-        if shape is None:
-            raise ValueError(
-                f"X has rows of {flat.shape[1]} numbers; give image_shape, which is (height, "
-                "width) or (height, width, channels)"
-            )
+
+def checked_images(estimator: Any, X: Any, *, fitting: bool) -> Any:
+    """Return images as `nearkin.train` takes them, checked as scikit-learn does.
+
+    While fitting, `n_features_in_` and `range_` of the estimator are set.
+    """
+    if are_paths(X):
         if fitting:
-            is_bytes = flat.dtype == np.uint8
-            self.range_ = None if is_bytes else (float(flat.min()), float(flat.max()))
-        return self._scaled(flat).reshape(len(flat), *shape)
+            estimator.n_features_in_, estimator.range_ = 1, None
+        return PathList(tuple(X))
+    is_flat = getattr(X, "ndim", 0) <= 2
+    shape = estimator.image_shape if is_flat else X.shape[1:]
+    flat = X if is_flat else X.reshape(len(X), -1)
+    flat = validate_data(estimator, flat, reset=fitting, ensure_min_samples=2 if fitting else 1)
+    if shape is None:
+        raise ValueError(
+            f"X has rows of {flat.shape[1]} numbers; give image_shape, which is (height, "
+            "width) or (height, width, channels)"
+        )
+    if fitting:
+        is_bytes = flat.dtype == np.uint8
+        estimator.range_ = None if is_bytes else (float(flat.min()), float(flat.max()))
+    return _scaled(flat, estimator.range_).reshape(len(flat), *shape)
 
-    def _scaled(self, pixels: Any) -> Any:
-        """Return numbers as uint8, or from 0 to 1 by the range of the training images."""
-        if self.range_ is None:
-            return pixels.astype(np.uint8)
-        low, high = self.range_
-        return np.clip((pixels.astype(np.float32) - low) / ((high - low) or 1.0), 0, 1)
+
+def _scaled(pixels: Any, limits: tuple[float, float] | None) -> Any:
+    """Return numbers as uint8, or from 0 to 1 by the range of the training images."""
+    if limits is None:
+        return pixels.astype(np.uint8)
+    low, high = limits
+    return np.clip((pixels.astype(np.float32) - low) / ((high - low) or 1.0), 0, 1)
+
+
+def _refuse(X: Any, bad: Mapping[str, str]) -> None:
+    """Refuse images of which some cannot be read."""
+    for name, reason in bad.items():
+        raise ValueError(f"cannot read {list(X)[int(name)]}: {reason}; leave it out")
 
 
 def are_paths(X: Any) -> bool:
@@ -172,6 +343,7 @@ class PathList:
     """An `ImageSource` of files, in their order; one file may be there twice."""
 
     paths: tuple[str | Path, ...]
+    labels: Sequence[str] | None = None
 
     @property
     def names(self) -> Sequence[str]:

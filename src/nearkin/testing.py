@@ -1,4 +1,4 @@
-"""Check that a method keeps the laws of nearkin, in a test of one's own: `check_method(MyMethod)`.
+"""Check that a method keeps the invariants, in a test of one's own: `check_method(MyMethod)`.
 
 Real training steps with a tiny network and 16 images a step; nothing is mocked. It takes a second.
 """
@@ -44,26 +44,26 @@ TOTAL: Final = 6
 CLOSE: Final = 1e-9
 """Relative difference that double precision allows between one process and two."""
 
-READ: Final = "law 1 (forward reads, commit writes)"
-RANKS: Final = "law 2 (gather, then forget about ranks)"
-MEMORY: Final = "law 3 (all memory is parameters and buffers)"
-CLOCK: Final = "law 4 (the step is the only clock)"
-SCHEMA: Final = "law 5 (the constructor is the only schema)"
-LABELS: Final = "law 8 (evaluation never peeks)"
+READ: Final = "invariant 1 (forward reads, commit writes)"
+RANKS: Final = "invariant 2 (gather, then forget about ranks)"
+MEMORY: Final = "invariant 3 (all memory is parameters and buffers)"
+CLOCK: Final = "invariant 4 (the step is the only clock)"
+SCHEMA: Final = "invariant 5 (the constructor is the only schema)"
+LABELS: Final = "invariant 8 (evaluation never peeks)"
 STEP: Final = "the contract of a step (a scalar loss, a memo without a graph)"
 FORMATS: Final = "the contract of number formats (float64, bfloat16, channels_last)"
 
 
 Problems = Iterator[tuple[str, str]]
-"""The laws that a method breaks, and how. The first ends a check."""
+"""The invariants that a method breaks, and how. The first ends a check."""
 
 
-class LawError(AssertionError):
-    """A method breaks a law; the message names the law and what differs."""
+class InvariantError(AssertionError):
+    """A method breaks an invariant; the message names the invariant and what differs."""
 
 
 def check_method(cls: type[Method[Any]], *, processes: bool = False, **options: Any) -> None:
-    """Check that a method keeps every law.
+    """Check that a method keeps every invariant.
 
     Args:
         cls: The method's class. `num_images`, `num_known_classes` and `teacher_dim` are filled in,
@@ -73,7 +73,7 @@ def check_method(cls: type[Method[Any]], *, processes: bool = False, **options: 
         options: Options of the constructor, best so small that a step takes milliseconds.
 
     Raises:
-        LawError: Naming the law that is broken, and what differs.
+        InvariantError: Naming the invariant that is broken, and what differs.
         TypeError: If `cls` is no subclass of `nearkin.method.Method`.
 
     >>> from nearkin.methods.simclr import SimCLR
@@ -82,8 +82,8 @@ def check_method(cls: type[Method[Any]], *, processes: bool = False, **options: 
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise TypeError(f"{cls!r} is no subclass of nearkin.method.Method")
     with _generators_kept():
-        for law, problem in _problems(cls, options, processes):
-            raise LawError(f"{cls.__name__} breaks {law}: {problem}")
+        for invariant, problem in _problems(cls, options, processes):
+            raise InvariantError(f"{cls.__name__} breaks {invariant}: {problem}")
 
 
 def _problems(cls: type[Method[Any]], options: Mapping[str, Any], processes: bool) -> Problems:

@@ -1,15 +1,30 @@
 """Text for people: without control characters, in columns, abridged."""
 
 from collections.abc import Sequence
+from typing import Final
+from unicodedata import category
+
+JOINERS: Final = "\u200c\u200d"
+"""Between letters of Persian and of the scripts of India, and between the parts of an emoji."""
+LATIN: Final = "\u02ff"  # The last of its letters, between which a joiner would only hide
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters and broken bytes, which names of files may hold.
+    r"""Escape what cannot be seen, and line ends not: controls, marks of direction, broken bytes.
 
-    >>> print(printable("a\x1b[31mred"))
-    a\x1b[31mred
+    Spaces of any script stay, and joiners where their scripts have them.
+
+    >>> print(printable("a\x1b[31mred\u202e"))
+    a\x1b[31mred\u202e
     """
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    pairs = zip(("", *text), text, strict=False)
+    return "".join(c if _is_shown(c, last) else ascii(c)[1:-1] for last, c in pairs)
+
+
+def _is_shown(character: str, last: str) -> bool:
+    if character in JOINERS:
+        return last > LATIN
+    return character.isprintable() or character == "\n" or category(character) == "Zs"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -63,7 +63,7 @@ def settings_file(path: Path) -> Path:
         near = (within or difflib.get_close_matches(name, known))[:5]
         meant = near and f" Did you mean {', '.join(near)}?"
         raise UsageError(
-            f"there is no recipe {name}.{meant or ''} `nearkin config --recipes` lists them"
+            f"there is no recipe {name}.{meant or ''} `nearkin list recipes` lists them"
         )
     return known[name]
 
@@ -135,6 +135,6 @@ def continued(requested: Settings, stored: Settings) -> Settings:
     if differences:
         raise UsageError(
             f"the run was started with other settings ({'; '.join(differences)}); "
-            "repeat its own command, or choose another --out"
+            "repeat its own command, or choose another -o"
         )
     return replace(stored, **free)

@@ -61,7 +61,7 @@ def classify(data: Path, encoder: Path, out: Path, layers: str, **more: object) 
     fixed = {"train_layers": layers, "baselines": False, "workers": 0, "report": False}
     if layers not in ("linear", "attentive"):
         fixed |= {"epochs": 2, "lr": 1e-3, "batch_size": 32}
-    nearkin.classify(str(data), out=out, from_run=str(encoder), **fixed | more)
+    nearkin.classify(encoder, str(data), output=out, **fixed | more)
     return out
 
 
@@ -94,7 +94,7 @@ def test_every_training_learns_digits_and_assign_gives_the_same_classes(trained,
     least = 0.75 if layers in ("linear", "attentive") else 0.2
     assert measured(trained(layers), "accuracy") > least
     assert measured(trained(layers), "balanced accuracy") > least - 0.05
-    assigned = nearkin.assign(trained(layers), str(data), workers=0).to_dict()["images"]
+    assigned = nearkin.predict(trained(layers), str(data), workers=0).to_dict()["images"]
     now = {row["path"]: row for row in assigned}
     written = rows(trained(layers) / "assignments.csv")
     assert len(written) == 60
@@ -153,8 +153,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(trained, data, encoder, tmp_path
     """Without the encoder that it was started from, which is elsewhere and may be gone."""
     out, source = tmp_path / "run", tmp_path / "source.safetensors"
     shutil.copy(encoder, source)
-    command = ["classify", str(data), "--from", str(source), "--train-layers", layers]
-    command += [*QUICK, "--out", str(out)]
+    command = ["classify", str, str(data)(source), "--train-layers", layers]
+    command += [*QUICK, "-o", str(out)]
     tuned = layers in ("last:1", "all")
     if tuned:  # saving changes nothing, so the unbroken run may save less often
         command += ["--epochs", "2", "--lr", "0.001", "--batch-size", "32", "--save-every", "2"]
@@ -203,7 +203,7 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
         few_labels(data, tmp_path / "labels.csv", 3, "elsewhere/1.png,d1"),
         tmp_path / "run",
     )
-    command = ["classify", data, "--from", encoder, "--labels", table, "--out", out, "--report"]
+    command = ["classify", encoder, data, "--labels", table, "-o", out, "--report"]
     assert run(*command, "--workers", "0", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["sizes"] == {"train": 30, "test": 60, "unlabeled": 90}
@@ -221,7 +221,7 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
         assert words in page
     log = (out / "train.log").read_text()
     assert "which belong to no usable image" in log
-    assert run("report", out) == 0
+    assert run("explore", out, "--write") == 0
     assert run("export", out, "--format", "atlas") == 0
     assert run("compare", out, encoder.parent) == 2
     assert run(*command, "--workers", "0", "--resume", "-q") == 0
@@ -230,8 +230,8 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
 def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_path, refusal):
     data = builders.save_digits(tmp_path / "digits.npz", 120)
     source, out = tmp_path / "source", tmp_path / "run"
-    made = nearkin.embed(encoder, str(data), out=source, val=0.25, workers=0, report=False)
-    command = ["classify", data, "--from", source, "--out", out, *QUICK]
+    made = nearkin.embed_run(encoder, str(data), output=source, val=0.25, workers=0, report=False)
+    command = ["classify", source, data, "-o", out, *QUICK]
     assert "--val 0.1, but " in refusal(2, *command, "--val", "0.1")
     assert not out.exists()
     assert run(*command) == 0
@@ -246,7 +246,7 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     data, encoder, tmp_path, refusal
 ):
     table = few_labels(data, tmp_path / "labels.csv", 2)
-    command = ["classify", data, "--from", encoder, "--labels", table, "--out", tmp_path / "run"]
+    command = ["classify", encoder, data, "--labels", table, "-o", tmp_path / "run"]
     assert run(*command, *QUICK) == 0
     few_labels(data, table, 3)
     assert "the labels have changed" in refusal(5, *command, *QUICK, "--resume")
@@ -257,14 +257,14 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     assert "10 classes with one training image" in (out / "train.log").read_text()
 
 
-FROM = ("--from", "ENCODER")
+FROM = ("--encoder", "ENCODER")
 REFUSED = [
-    ([], 2, "give --from ENCODER"),
+    ([], 2, "give --encoder ENCODER"),
     ([*FROM, "--train-layers", "last:99"], 2, "tiny has 2 blocks; give at most last:2"),
     ([*FROM, "--train-layers", "first"], 2, "is not linear, attentive, last:N or all"),
     ([*FROM, "--epochs", "3"], 2, "--epochs is of fine-tuning"),
     ([*FROM, "--layer-decay", "0.5"], 2, "--layer-decay is of fine-tuning"),
-    (["--from", "absent"], 2, "absent"),
+    (["--encoder", "absent"], 2, "absent"),
     ([*FROM, "--labels", "none"], 3, "no image has a label"),
     ([*FROM, "--labels", "ONE"], 3, "all labeled training images are 'd1'"),
     ([*FROM, "--labels", "STRAY"], 3, "write the paths as they are below the data"),
@@ -279,7 +279,7 @@ def test_what_cannot_be_done_is_said_in_one_line(data, encoder, tmp_path, refusa
     words = {"ENCODER": encoder, "ONE": tmp_path / "one.csv", "STRAY": tmp_path / "stray.csv"}
     for number, (more, code, says) in enumerate(REFUSED):
         typed = [words.get(word, word) for word in more]
-        line = refusal(code, "classify", data, *typed, "--out", tmp_path / f"run-{number}")
+        line = refusal(code, "classify", data, *typed, "-o", tmp_path / f"run-{number}")
         assert says in line, more
 
 
@@ -290,7 +290,7 @@ def test_another_encoder_is_refused(trained, data, tmp_path, refusal):
     ):
         out = shutil.copytree(trained(layers), tmp_path / "run", dirs_exist_ok=True)
         write_network(out / "encoder.safetensors", *other)
-        line = refusal(5, "assign", out, data, "-o", tmp_path / "a.csv")
+        line = refusal(5, "predict", out, data, "-o", tmp_path / "a.csv")
         assert "classifier.safetensors is of another encoder" in line, (layers, other)
         assert "classify again" in line
         assert not (tmp_path / "a.csv").exists()
@@ -298,7 +298,7 @@ def test_another_encoder_is_refused(trained, data, tmp_path, refusal):
 
 def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_read_back(linear):
     noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
-    flags = [row["flag"] for row in nearkin.assign(linear, noise, workers=0).to_dict()["images"]]
+    flags = [row["flag"] for row in nearkin.predict(linear, noise, workers=0).to_dict()["images"]]
     own = [row["flag"] for row in rows(linear / "assignments.csv")]
     assert flags.count("outlier") > 30
     assert own.count("outlier") < 10

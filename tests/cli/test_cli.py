@@ -32,7 +32,7 @@ def images(tmp_path_factory):
 def finished(tmp_path_factory, images):
     """A finished run on flat, unlabeled images; read, never written."""
     out = tmp_path_factory.mktemp("runs") / "first"
-    assert run("train", images, "--epochs", 2, *SMALL, "--report", "--out", out, "-q") == 0
+    assert run("train", images, "--epochs", 2, *SMALL, "--report", "-o", out, "-q") == 0
     return out
 
 
@@ -134,11 +134,11 @@ def test_evaluate_prints_measures_beside_their_floors_as_json(finished, capsys):
 
 def test_the_small_commands_answer(capsys):
     for command, expected in [
-        (["methods"], "simclr"),
-        (["backbones", "resnet18"], "torchvision/resnet18"),
-        (["config", "moco"], "queue_size = 65536"),
-        (["config", "--recipes"], "recipe:cifar10/moco            "),
-        (["config", "recipe:cifar10/moco"], "\n# Published  82.6 % kNN"),
+        (["list", "methods"], "simclr"),
+        (["list", "backbones", "resnet18"], "torchvision/resnet18"),
+        (["list", "settings", "moco"], "queue_size = 65536"),
+        (["list", "recipes"], "recipe:cifar10/moco            "),
+        (["list", "recipes", "cifar10/moco"], "\n# Published  82.6 % kNN"),
         (["doctor"], "precision"),
     ]:
         assert run(*command) == 0
@@ -149,15 +149,15 @@ NO_RECIPE = "error: there is no recipe "
 UNLISTED = {
     "trian x": ("train",),
     "train x --precision fp23": ("fp32",),
-    "methods resnet19": ("resnet19",),
-    "methods mocov3": ("error: unknown method mocov3. Did you mean moco_v3?",),
-    "backbones resnet19": ("resnet19", "Did you mean"),
-    "backbones --pretrained resnet19": ("resnet19", "Did you mean"),
+    "list methods resnet19": ("resnet19",),
+    "list methods mocov3": ("error: unknown method mocov3. Did you mean moco_v3?",),
+    "list backbones resnet19": ("resnet19", "Did you mean"),
+    "list pretrained resnet19": ("resnet19", "Did you mean"),
     "train digits --config recipe:moco_v2": (NO_RECIPE, "Did you mean imagenet/moco_v2?"),
     "discover digits --config recipe:cifar10/simlcr": (NO_RECIPE, "mean cifar10/simclr,"),
     "embed --config recipe:cifar10/moco.toml": (NO_RECIPE, "Did you mean cifar10/moco,"),
-    "config recipe:/etc/passwd": (NO_RECIPE, "`nearkin config --recipes` lists them"),
-    "train digits --config recipe:../recipes/cifar10/moco": (NO_RECIPE, "--recipes` lists"),
+    "list recipes recipe:/etc/passwd": (NO_RECIPE, "`nearkin list recipes` lists them"),
+    "train digits --config recipe:../recipes/cifar10/moco": (NO_RECIPE, "list recipes` lists"),
 }
 """Names of methods, backbones and recipes that are not there, and what the refusal says."""
 
@@ -169,7 +169,7 @@ def test_names_that_are_not_listed_are_refused_with_the_nearest_ones(refusal):
 
 
 def test_every_recipe_is_listed_with_a_title_and_is_a_configuration_of_its_kind(capsys):
-    assert run("config", "--recipes") == 0
+    assert run("list", "recipes") == 0
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert [name for name, _ in rows] == [f"recipe:{name}" for name in recipe_files()]
     for name, title in rows:
@@ -180,7 +180,7 @@ def test_every_recipe_is_listed_with_a_title_and_is_a_configuration_of_its_kind(
 
 def test_what_config_prints_is_a_configuration_and_can_be_trained(tmp_path, images, capsys):
     for method in (name for name, cls in METHODS.items() if not cls.uses_labels):
-        assert run("config", method) == 0
+        assert run("list", "settings", method) == 0
         file = tmp_path / f"{method}.toml"
         file.write_text(capsys.readouterr().out)
         settings = read_toml(file)
@@ -232,6 +232,7 @@ REFUSED = {
     "--method nnclr --batch-size 8 --num-neighbors 19": "--support-size",
     "--method ncl": "--known",
     "--method simclr --known cat": "leave --known out",
+    "--method moco --num-views 4": "moco takes 2 views of an image, not 4; leave --num-views out",
     "--method ncl --known cat": "--known cat is no class",
     "--method ncl --known 0,1,0": "--known 0,1,0 names a class twice",
 }
@@ -291,7 +292,7 @@ def test_python_has_the_names_and_defaults_of_the_command_line(finished, images,
     import nearkin
 
     small = dict(backbone="tiny", image_size=16, batch_size=8, device="cpu")
-    run = nearkin.train(images, epochs=2, **small, out=tmp_path / "run", report=False)
+    run = nearkin.train(images, epochs=2, **small, output=tmp_path / "run", report=False)
     assert (run.path / "metrics.csv").read_bytes() == (finished / "metrics.csv").read_bytes()
     encoder = nearkin.load(run.path)
     image = Image.open(next(Path(images).iterdir()))

@@ -22,6 +22,7 @@ from nearkin_command import run
 
 from nearkin.cli.terminal import Terminal, err, progress_line
 from nearkin.pace import MARKS, Pace, tracked, under
+from nearkin.training import fit
 
 PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM"}
 
@@ -132,9 +133,11 @@ def trainings(data, tmp_path_factory):
     }
 
 
-def train(data, out, epochs):
+def train(data, out, epochs, pause=0.0):
     settings = ["--batch-size", 8, "--evaluate-every", 4, "--backbone", "tiny"]
-    return run("train", data, *settings, "--epochs", epochs, "-o", out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "PAUSE", pause)  # or the lines would depend on the machine
+        return run("train", data, *settings, "--epochs", epochs, "-o", out)
 
 
 @pytest.mark.parametrize("columns", [60, 120])
@@ -179,6 +182,9 @@ def test_what_is_no_terminal_gets_a_line_per_epoch_and_no_escape_sequence(
     assert [line.split("  ")[0] for line in err.splitlines() if "img/s" in line] == [
         f"epoch {number}/2" for number in range(1, 3)
     ]
+    assert train(data, tmp_path / "joined", 3, pause=1e9) == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "img/s" in line]
+    assert [line.split("  ")[0] for line in lines] == ["epoch 3/3"]
 
 
 def test_a_terminal_that_is_asked_to_be_plain_gets_plain_lines():

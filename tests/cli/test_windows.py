@@ -78,7 +78,7 @@ def test_features_are_computed_by_workers_from_an_archive(
 
 def test_a_run_folder_is_written_by_one_at_a_time(windows, digits_file, tmp_path, refusal):
     run = RunFolder(tmp_path / "run")
-    settings = "--labels none --epochs 1 --batch-size 32 --backbone tiny -q --out"
+    settings = "--labels none --epochs 1 --batch-size 32 --backbone tiny -q -o"
     train = ["train", str(digits_file), *settings.split(), str(run.path)]
     run.path.mkdir()
     with run.locked():

@@ -52,7 +52,7 @@ def data(tmp_path_factory):
 def run(data, tmp_path_factory):
     """Trained without any option that is of channels."""
     folder = tmp_path_factory.mktemp("runs") / "bands"
-    nearkin.train(data, out=folder, **SMALL)
+    nearkin.train(data, output=folder, **SMALL)
     return folder
 
 
@@ -127,10 +127,10 @@ def test_a_resumed_training_is_the_unbroken_one_to_the_bit(run, data, tmp_path):
     """Also where the range is that of the record: a later version might compute another."""
     folder = RunFolder(tmp_path / "broken")
     with pytest.raises(InterruptedError):
-        nearkin.train(data, out=folder.path, reporter=Stops(), **SMALL)
+        nearkin.train(data, output=folder.path, verbose=Stops(), **SMALL)
     assert not folder.encoder.exists()
     assert [*folder.checkpoints.glob("*.pt")]
-    nearkin.train(data, out=folder.path, resume=True, **SMALL)
+    nearkin.train(data, output=folder.path, resume=True, **SMALL)
     whole = RunFolder(run)
     for name in ("encoder", "projector", "metrics"):
         assert getattr(folder, name).read_bytes() == getattr(whole, name).read_bytes(), name
@@ -143,16 +143,18 @@ def test_other_images_are_refused_in_one_line_with_exit_code_3(run, tmp_path, re
     options = {key: value for key, value in SMALL.items() if key != "batch_size"}
     with pytest.raises(UsageError, match="backbone torchvision:resnet18 takes 3 channels"):
         nearkin.train(
-            tmp_path / "four", out=tmp_path / "run", backbone="torchvision:resnet18", **options
+            tmp_path / "four", output=tmp_path / "run", backbone="torchvision:resnet18", **options
         )
     with pytest.raises(DataError, match="4 channels of uint16, and the encoder takes 13"):
-        nearkin.train(tmp_path / "four", out=tmp_path / "more", init_from=run, **options)
+        nearkin.train(tmp_path / "four", output=tmp_path / "more", encoder=run, **options)
 
 
 @pytest.mark.slow
 def test_exports_give_the_same_features_by_the_code_of_their_cards(run, data, tmp_path):
     """By programs without nearkin; a timm network in timm."""
-    nearkin.train(data, out=tmp_path / "timm", backbone="timm/resnet10t", image_size=64, **SMALL)
+    nearkin.train(
+        data, output=tmp_path / "timm", backbone="timm/resnet10t", image_size=64, **SMALL
+    )
     photo = data / "town" / "01.tif"
     cards = [
         (run, "onnx", "outputs"),
@@ -180,9 +182,9 @@ def test_exports_give_the_same_features_by_the_code_of_their_cards(run, data, tm
 def test_gray_of_16_bits_is_trained_from_scratch_and_from_an_encoder_of_photographs(tmp_path):
     gray = textures(tmp_path / "gray", 1, "uint16")
     run = tmp_path / "run"
-    nearkin.train(gray, out=run, **SMALL)
+    nearkin.train(gray, output=run, **SMALL)
     view = load(run).preprocessing
     assert len(view.low) == 3
     assert view.high[0] < 20_000, "the range is that of the values, not of their type"
-    nearkin.train(gray, out=tmp_path / "more", init_from=run, **SMALL)
+    nearkin.train(gray, output=tmp_path / "more", encoder=run, **SMALL)
     assert load(tmp_path / "more").preprocessing == view

@@ -153,7 +153,7 @@ def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, monkeyp
     kept = sum(path.is_file() for path in (tmp_path / "kept").rglob("*"))
     assert kept == found.num_images - len(found.dropped) < found.num_images
     monkeypatch.setenv("NEARKIN_PRECISION", "bf16")  # of trainings
-    assert run("duplicates", planted[0], "--in", vectors, "--threshold=.9995", "--json") == 0
+    assert run("duplicates", planted[0], "--vectors", vectors, "--threshold=.9995", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert {each["path"] for each in printed["duplicates"] if each["action"] == "drop"}
 
@@ -180,16 +180,16 @@ REFUSED = [
     ("duplicates DATA --encoder RUN --threshold 1.5", 2, "not above 0 and at most 1"),
     ("duplicates DATA --encoder RUN --precision 0", 2, "not above 0 and at most 1"),
     ("duplicates DATA --encoder RUN --threshold .9 --precision .9", 2, "give one"),
-    ("duplicates DATA --threshold .9", 2, "give --encoder or --in, too"),
-    ("duplicates DATA --in VECTORS", 2, "or a --threshold"),
-    ("duplicates other --in VECTORS --threshold .9", 3, "are not among these"),
-    ("duplicates DATA -o old.csv", 4, "may have been edited"),
+    ("duplicates DATA --threshold .9", 2, "give --encoder or --vectors, too"),
+    ("duplicates DATA --vectors VECTORS", 2, "or a --threshold"),
+    ("duplicates other --vectors VECTORS --threshold .9", 3, "are not among these"),
+    ("duplicates DATA -o old.csv", 4, "replace it with --overwrite"),
     ("duplicates DATA --apply old.csv", 4, "choose another"),
     ("duplicates DATA -o copies.txt", 2, "ends in .csv"),
     ("duplicates DATA --apply DATA/new", 2, "lies inside"),
-    ("duplicates DATA --in broken.parquet --threshold .9", 5, "cannot be used"),
-    ("duplicates DATA --in none.parquet --threshold .9", 2, "does not exist"),
-    ("duplicates DATA --encoder VECTORS --in VECTORS --threshold .9", 2, "give one of them"),
+    ("duplicates DATA --vectors broken.parquet --threshold .9", 5, "cannot be used"),
+    ("duplicates DATA --vectors none.parquet --threshold .9", 2, "does not exist"),
+    ("duplicates DATA --encoder VECTORS --vectors VECTORS --threshold .9", 2, "give one of them"),
     ("duplicates none", 3, "none"),
 ]
 

@@ -72,7 +72,7 @@ def first(images):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, source, images):
     out = tmp_path_factory.mktemp("runs") / "frozen"
-    assert call("embed", source, images, "--out", out, "--val=.3", "-q", "--report") == 0
+    assert call("embed", source, images, "-o", out, "--val=.3", "-q", "--report") == 0
     return RunFolder(out)
 
 
@@ -115,14 +115,15 @@ def test_its_features_are_those_of_the_librarys_own_pipeline(run, weights, image
 
 def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path):
     table = parquet.read_table(run.embeddings)
-    options = {"out": tmp_path / "run", "val": 0.3, "report": False}
-    made = nearkin.embed(source, images, workers=0, **options)
+    options = {"output": tmp_path / "run", "val": 0.3, "report": False}
+    nearkin.embed_run(source, images, workers=0, **options)
+    made = nearkin.embed(source, images, workers=0)
     assert (tmp_path / "run" / "embeddings.parquet").read_bytes() == run.embeddings.read_bytes()
     vectors = np.stack(table["vector"].to_pylist()).astype(np.float32)
     np.testing.assert_allclose(made.vectors, vectors, atol=1e-6)
     alone = nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
     np.testing.assert_array_equal(np.load(tmp_path / "v.npz")["vector"], alone.vectors)
-    with pytest.raises(OutputError, match="exists, and may have been edited"):
+    with pytest.raises(OutputError, match="replace it with overwrite=True"):
         nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
     again = nearkin.embed(source, images, output=tmp_path / "v.npz", overwrite=True, workers=0)
     np.testing.assert_array_equal(again.vectors, alone.vectors)
@@ -138,22 +139,19 @@ def test_a_lower_precision_is_said_kept_and_continued(source, images, tmp_path, 
     )
     exact = nearkin.embed(source, images, workers=0).vectors
     run, parts = RunFolder(tmp_path / "run"), tmp_path / "parts"
-    assert call("embed", source, images, "--out", run.path, *lower, "--no-report") == 0
+    assert call("embed", source, images, "-o", run.path, *lower, "--no-report") == 0
     assert "% of 59 " + said in capsys.readouterr().err
     assert run.read_summary()["precision"] == "bf16"
     assert 'precision = "bf16"' in run.config.read_text()
     vectors = np.stack(parquet.read_table(run.embeddings)["vector"].to_pylist())
     assert 1e-5 < np.abs(vectors - exact).max() < 0.05
-    assert (
-        call("embed", source, images, "-o", f"{parts}/", "--shard", "30", "--part=1/2", *lower)
-        == 0
-    )
+    shards = ["embed", source, images, "-o", parts, "--shard-size=30"]
+    assert call(*shards, "--shard=1/2", *lower) == 0
     begun = json.loads((parts / "_parts.json").read_text())
     assert begun["precision"] == "bf16"
-    other = ["embed", source, images, "-o", f"{parts}/", "--shard", "30", "--precision", "fp32"]
-    assert "begun with another --precision, bf16" in refusal(4, *other)
+    assert "begun with another --precision, bf16" in refusal(4, *shards, "--precision", "fp32")
     capsys.readouterr()
-    assert call("embed", source, images, "-o", f"{parts}/", "--shard", "30") == 0
+    assert call(*shards) == 0
     assert said in capsys.readouterr().err
     vectors = open_table(parts).gather()
     assert 1e-5 < np.abs(np.asarray(vectors) - exact).max() < 0.05
@@ -166,13 +164,13 @@ def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
     assert of_run[0].neighbors[0].path == f"1/{first.name}"
     assert open_table(run.embeddings).encoder == load(source).digest == load(run.path).digest
     other = f"timm:local-dir:{write_weights(tmp_path / 'other', seed=1)}"
-    for output in ("parts/", "v.parquet"):
+    for output, *more in (("parts", "--shard-size=9"), ("v.parquet",)):
         vectors = tmp_path / output
-        assert call("embed", source, images, "-o", f"{tmp_path}/{output}", "-q") == 0
+        assert call("embed", source, images, "-o", vectors, "-q", *more) == 0
         assert open_table(vectors).encoder == load(source).digest
         for encoder in (source, run.path):
             assert nearkin.neighbors(encoder, [first], vectors=vectors, top=3) == of_run
-        refused = refusal(5, "neighbors", other, first, "--in", vectors)
+        refused = refusal(5, "neighbors", other, first, "--vectors", vectors)
         assert f"{vectors} is of another encoder than {other}" in refused
 
 
@@ -189,13 +187,14 @@ def test_evaluate_gives_the_numbers_of_the_run_and_takes_the_size_of_other_vecto
     assert run.encoder_settings()[0].val == 0.3
     again = nearkin.evaluate(run.path, workers=0)
     assert numbers_of_the_run(run, again)
-    parts, size = f"{tmp_path}/parts/", "--image-size=16"
-    assert call("embed", source, images, "-o", parts, size, "-q") == 0
-    assert call("neighbors", source, first, "--in", parts) == 5
+    parts, size = tmp_path / "parts", "--image-size=16"
+    assert call("embed", source, images, "-o", parts, "--shard-size=99", size, "-q") == 0
+    assert call("neighbors", source, first, "--vectors", parts) == 5
     capsys.readouterr()
-    assert call("neighbors", source, first, "--in", parts, size, "--top=1") == 0
+    assert call("neighbors", source, first, "--vectors", parts, size, "--top=1") == 0
     assert f"1.000  1/{first.name}" in capsys.readouterr().out
-    nearkin.embed(source, images, out=tmp_path / "run", image_size=16, workers=0, report=False)
+    how = {"image_size": 16, "workers": 0}
+    nearkin.embed_run(source, images, output=tmp_path / "run", report=False, **how)
     measured = nearkin.evaluate(source, images, image_size=16, workers=0)
     assert numbers_of_the_run(RunFolder(tmp_path / "run"), measured)
     assert measured.sizes["train"] > again.sizes["train"]  # by default, fewer are held out
@@ -207,8 +206,8 @@ def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
 
     monkeypatch.setattr("nearkin.commands.embed.write_encoder", full)
     monkeypatch.setattr("nearkin.commands.classify.write_start", full)
-    for words in (["embed", source, images], ["classify", images, "--from", source]):
-        refused = refusal(8, *words, "--out", tmp_path / words[0], "-q")
+    for words in (["embed", source, images], ["classify", source, images]):
+        refused = refusal(8, *words, "-o", tmp_path / words[0], "-q")
         assert "no room left to write" in refused
 
 
@@ -240,7 +239,7 @@ def unbroken(tmp_path_factory, source, images):
 
 def command(source, images, out):
     settings = "--val .3 --device cpu --workers 0 --resume -q"
-    return ["embed", source, str(images), "--out", str(out), *settings.split()]
+    return ["embed", source, str(images), "-o", str(out), *settings.split()]
 
 
 @pytest.fixture
@@ -272,7 +271,7 @@ def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
     settings += " --val 0 --device cpu --workers 0"
     settings += " --entropy-weight 1 --resume -q"
     out = tmp_path / "run"
-    words = ["discover", str(images), "--from", source, "-o", str(out), *settings.split()]
+    words = ["discover", str(images), "--encoder", source, "-o", str(out), *settings.split()]
     start = "nearkin.discovery.pipeline.write_start"
     assert kills.finish(kills.start(words, prepare(Aim(start, start, "after")))) == -9
     digest, preprocessing = load(source).digest, load(source).preprocessing
@@ -280,7 +279,7 @@ def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
     assert call(*words) == 0
     assert load(out).preprocessing == preprocessing
     assert load(out / "start.safetensors").digest == digest
-    assigned = nearkin.assign(out, images, workers=0)
+    assigned = nearkin.predict(out, images, workers=0)
     assert len(assigned.images) == 59
 
 
@@ -288,22 +287,22 @@ REFUSED = [
     ("embed", 2, "no encoder given; say nearkin embed ENCODER DATA"),
     ("embed SOURCE", 2, "no images given; say nearkin embed ENCODER DATA"),
     ("embed SOURCE DATA -o OUT/v.parquet --val .2", 2, "--val is of run folders"),
-    ("embed SOURCE DATA -o OUT/v.npz --out OUT/r", 2, "give one"),
-    ("embed SOURCE DATA --part 1/2", 2, "--shard, --part and --engine are of"),
+    ("embed SOURCE DATA -o OUT/v.csv", 2, "ends in .parquet, .npz, .npy"),
+    ("embed SOURCE DATA --shard 1/2", 2, "need a folder of shards; give -o"),
     ("embed SOURCE DATA --vall .2", 2, "--vall"),
-    ("embed SOURCE DATA --out OUT/r --image-size 33", 2, "32 or 40"),
-    ("embed dinov2-smal DATA --out OUT/r", 2, "Did you mean dinov2-small?"),
-    ("embed resnet18@ DATA --out OUT/r", 2, "resnet18@ names no file"),
-    ("embed SOURCE DATA --out RUN", 4, "--resume"),
-    ("embed SOURCE DATA --out RUN --val .3 --seed 3 --resume", 2, "--seed 0"),
-    ("embed RUN DATA --out RUN --overwrite", 2, "--overwrite would remove"),
-    ("report dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
+    ("embed SOURCE DATA -o OUT/r --image-size 33", 2, "32 or 40"),
+    ("embed dinov2-smal DATA -o OUT/r", 2, "Did you mean dinov2-small?"),
+    ("embed resnet18@ DATA -o OUT/r", 2, "resnet18@ names no file"),
+    ("embed SOURCE DATA -o RUN", 4, "--resume"),
+    ("embed SOURCE DATA -o RUN --val .3 --seed 3 --resume", 2, "--seed 0"),
+    ("embed RUN DATA -o RUN --overwrite", 2, "--overwrite would remove"),
+    ("explore dinov2-small --write", 2, "dinov2-small is no run folder; `nearkin embed"),
     ("explore dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
-    ("neighbors SOURCE FIRST", 2, "has no images of its own; give --in"),
-    ("evaluate SOURCE", 2, "keeps no images; say nearkin evaluate"),
+    ("neighbors SOURCE FIRST", 2, "has no images of its own; give --vectors"),
+    ("evaluate SOURCE", 2, "keeps no images; give its images"),
     ("evaluate RUN DATA --image-size 16", 2, "at its own --image-size"),
-    ("neighbors RUN FIRST --image-size 16", 2, "of the vectors that --in names"),
-    ("replay RUN", 2, "is a frozen encoder"),
+    ("neighbors RUN FIRST --image-size 16", 2, "--image-size is of --vectors"),
+    ("doctor RUN", 2, "is a frozen encoder"),
     ("embed RUN DATA -o OUT/v.npz --image-size 36", 2, "cannot be divided into the patches"),
 ]
 
@@ -319,7 +318,7 @@ def test_one_line_says_what_is_wrong(run, source, images, first, tmp_path, refus
 
 def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
     before = run.embeddings.stat().st_mtime_ns
-    words = ["embed", source, images, "--out", run.path, "--val", ".3"]
+    words = ["embed", source, images, "-o", run.path, "--val", ".3"]
     assert call(*words, "--resume", "-q") == 0
     assert run.embeddings.stat().st_mtime_ns == before
     assert run.log.read_text().splitlines()[-2].endswith("already complete")

@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     settings = TrainConfig(
         epochs=1, batch_size=16, val=0.3, backbone="tiny", image_size=16, workers=0, report=False
     )
-    return train(str(folder / "colors.npz"), settings, out=folder / "run").folder
+    return train(str(folder / "colors.npz"), settings, output=folder / "run").folder
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_further_measures_are_stored_and_on_the_page(run, usual):
         stored["embedding"]["retrieval mAP"]["protocol"]["features"]
         == "embedding of 128 dimensions"
     )
-    page = nearkin.write_report(run.path).read_text(encoding="utf-8")
+    page = nearkin.explore(run.path, write=True).read_text(encoding="utf-8")
     for said in ("retrieval mAP@R", "Mean average precision: 1 if all", "its embedding"):
         assert said in page
     assert "what the projector makes of the features" in page
@@ -92,7 +92,7 @@ def restated_embedding(encoder, weights, images):
 
 def test_the_embedding_is_measured_beside_the_features(run, usual, log):
     """From the method in the newest checkpoint, whose projector the file is."""
-    evaluation = evaluate(run.path, features="embedding", reporter=log)
+    evaluation = evaluate(run.path, features="embedding", verbose=log)
     assert list(evaluation.metrics) == ["embedding", "encoder", "untrained", "pixels"]
     assert f"embedding 128 dimensions, by {run.projector}" in log.texts
     assert evaluation.metrics["encoder"] == usual["encoder"]
@@ -123,7 +123,7 @@ def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path, re
         evaluate(run.encoder, run.path.parent / "colors.npz", features="embedding")
     other = RunFolder(shutil.copytree(run.path, tmp_path / "other"))
     other.projector.unlink()
-    with pytest.raises(UsageError, match=r"other has no embedding: .* leave out --features emb"):
+    with pytest.raises(UsageError, match=r"other has no embedding: .* leave out features emb"):
         evaluate(other.path, features="embedding")
     says = "--protocol quick,knm is not a list of "  # before anything is opened
     assert says in refusal(2, "evaluate", tmp_path / "no run", "--protocol", "quick,knm")
@@ -147,7 +147,7 @@ def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
 def test_measures_that_cannot_be_stored_are_still_returned(run, log):
     before = stored(run)
     with run.locked():
-        result = evaluate(run.path, protocol=["fewshot"], reporter=log)
+        result = evaluate(run.path, protocol=["fewshot"], verbose=log)
     assert len(result.metrics["encoder"]) == 8
     assert stored(run) == before
     assert log.texts[-1].startswith("warning: the metrics are not stored in ")

@@ -4,7 +4,7 @@ import pytest
 from builders import contents, fill
 from nearkin_command import run
 
-from nearkin.run.folder import data_name
+from nearkin.run.folder import data_name, run_folder
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def photos(tmp_path):
     names = [f"{i}.png" for i in range(4)]
     data = fill(tmp_path / "photos", *names)
     (tmp_path / "photos.csv").write_text("path,label\n" + "".join(f"{n},cat\n" for n in names))
-    for name in ("old.parquet", "old.csv", "old.html", "old.png", "old.faiss"):
+    for name in ("old.parquet", "old.csv", "old.html", "old.png"):
         (tmp_path / name).write_text("mine")
     return data
 
@@ -27,14 +27,13 @@ def photos(tmp_path):
         ("embed NONE photos.csv -o photos.npy", 2),
         ("embed NONE photos -o photos.npy", 4),
         ("embed NONE photos -o old.parquet", 4),
-        ("assign NONE photos -o old.csv", 4),
+        ("predict NONE photos -o old.csv", 4),
         ("select NONE photos --num 2 -o old.csv", 4),
         ("duplicates photos -o old.csv", 4),
         ("duplicates photos --page old.html", 4),
-        ("report NONE -o old.html", 4),
+        ("explore NONE -o old.html", 4),
         ("compare NONE OTHER -o old.html", 4),
-        ("neighbors NONE photos/0.png --sheet old.png", 4),
-        ("index old.parquet -o old.faiss", 4),
+        ("neighbors NONE photos/0.png -o old.png", 4),
     ],
 )
 def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, command, code):
@@ -43,8 +42,25 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
     assert run(*command.split()) == code
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert ("exists, and may have been edited" if code == 4 else "which is read") in error
+    assert ("replace it with --overwrite" if code == 4 else "which is read") in error
     assert contents(tmp_path) == before
+
+
+def test_a_run_folder_is_called_like_the_folder_of_its_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for data, name in (("photos.v1.2", "photos.v1.2"), (".cache", "cache"), ("a.tar.gz", "a")):
+        if not data.endswith(".gz"):
+            (tmp_path / data).mkdir()
+        assert (
+            run_folder(None, tmp_path / data, "simclr", again=False).path.name == f"{name}-simclr"
+        )
+
+
+def test_files_are_replaced_on_request(tmp_path, monkeypatch, photos):
+    monkeypatch.chdir(tmp_path)
+    assert run("duplicates", "photos", "-o", "old.csv", "--page", "old.html", "--overwrite") == 0
+    assert (tmp_path / "old.csv").read_text().startswith("path,")
+    assert "<html" in (tmp_path / "old.html").read_text()
 
 
 def test_a_run_on_a_built_in_set_is_of_it_whatever_folder_has_its_name(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from nearkin_command import run
 from small import batch_for, small
 from small import run as run_steps
 
-from nearkin.commands.info import page
+from nearkin.commands.lists import page
 from nearkin.methods import METHODS, parameters
 from nearkin.toml import read_toml
 
@@ -114,12 +114,14 @@ def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about():
         for found in entry["found"]:
             low, high = found["interval"]
             assert low < found["value"] < high, case
-            value = f"{found['value']:.3f} [{low:.3f}, {high:.3f}]"
-            floors = [f"{found[floor]:.3f}" for floor in ("raw_pixels", "untrained_network")]
-            row = f"| {found['what']} | {value} | {' | '.join(floors)} |"
+            value = f"{100 * found['value']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+            baselines = [
+                f"{100 * found[name]:.1f} %" for name in ("raw_pixels", "untrained_network")
+            ]
+            row = f"| {found['what']} | {value} | {' | '.join(baselines)} |"
             assert row in section(entry["method"], "Measured"), case
             assert f"| {value} |" in text, case
-            assert all(f"| {floor} [" in text for floor in floors), case
+            assert all(f"| {baseline} [" in text for baseline in baselines), case
     measured = {entry["method"] for entry in RUNS}
     for name in METHODS:
         assert (name in measured) == (section(name, "Measured") != "Not run."), name
@@ -129,12 +131,12 @@ def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(caps
     monkeypatch.setenv("COLUMNS", "80")
     assert "docs/methods/moco.md in the repository" in page("moco")
     assert "Not run" not in page("moco")
-    assert run("methods") == 0
+    assert run("list", "methods") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(METHODS)
     assert all(line.endswith(".") for line in lines)
     for name, cls in METHODS.items():
-        assert run("methods", name) == 0
+        assert run("list", "methods", name) == 0
         output = capsys.readouterr().out
         assert max(map(len, output.splitlines())) <= 80, name
         assert not {"\x1b", "…"} & set(output), name

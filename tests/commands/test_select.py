@@ -31,7 +31,7 @@ def classified(tmp_path_factory, digits_file, trained_run):
     learned, rows = names[UNLABELED:], dict(zip(images.names, images.labels.tolist()))
     write_csv(folder / "labels.csv", ("path", "label"), [(n, rows[n]) for n in learned])
     nearkin.classify(
-        digits_file, out=folder / "run", labels=folder / "labels.csv", from_run=trained_run,
+        trained_run, digits_file, output=folder / "run", labels=folder / "labels.csv",
         baselines=False, workers=0, report=False,
     )  # fmt: skip
     return folder / "run", set(learned)
@@ -83,7 +83,7 @@ REFUSED = [
     ("select vectors.parquet --num 1000 -o new.csv", 2, "only 160 images"),
     ("select vectors.parquet --num 0 -o new.csv", 2, "at least 1"),
     ("select vectors.parquet --num 3 --rule diverse -o new.csv", 2, "typical"),
-    ("select vectors.parquet --num 3 -o old.csv", 4, "may have been edited"),
+    ("select vectors.parquet --num 3 -o old.csv", 4, "replace it with --overwrite"),
     ("select vectors.parquet --num 3 -o new.parquet", 2, "ends in .csv"),
     ("select vectors.parquet --num 3 -o new.csv --labeled old.csv", 3, "are called"),
     ("select broken.parquet --num 3 -o new.csv", 5, "cannot be used"),

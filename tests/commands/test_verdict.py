@@ -9,8 +9,8 @@ import pytest
 from browser import opened
 from nearkin_command import run
 
-from nearkin.commands.report import write_report
-from nearkin.commands.train import Run
+from nearkin.commands.explore import explore
+from nearkin.commands.run import Run
 from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder
 
@@ -28,7 +28,7 @@ def ruined(tmp_path_factory, digits_file, start):
     path, printed = tmp_path_factory.mktemp("runs") / "ruined", io.StringIO()
     settings = f"--lr {TOO_HIGH} --epochs 2 --batch-size 32 --augment characters"
     settings += " --optimizer adamw --device cpu --report -q"
-    typed = ["train", digits_file, "--init-from", start.path, "-o", path, *settings.split()]
+    typed = ["train", digits_file, "--encoder", start.path, "-o", path, *settings.split()]
     with redirect_stdout(printed):
         assert run(*typed) == 0
     return RunFolder(path), printed.getvalue()
@@ -87,7 +87,7 @@ def test_the_page_advises_the_better_encoder(ruined, tmp_path):
     """That of a run whose average finds views more often, and classes less often, is its start."""
     page = ruined[0].report.read_bytes()
     ruined[0].report.unlink()
-    write_report(ruined[0].path)
+    explore(ruined[0].path, write=True)
     assert ruined[0].report.read_bytes() == page
     assert not first_step(ruined[0]).startswith("nearkin embed")
     worse = RunFolder(shutil.copytree(ruined[0].path, tmp_path / "worse"))
@@ -95,7 +95,7 @@ def test_the_page_advises_the_better_encoder(ruined, tmp_path):
     for each in summary["differences"]["start"]:
         each.update(first=each["second"] - 0.2, low=-0.3, high=-0.1)
     worse.write_summary(summary)
-    write_report(worse.path)
+    explore(worse.path, write=True)
     assert first_step(worse).startswith(f"nearkin embed {worse.start} ")
     (last,) = Run(worse).lines()[-1:]
     assert last.startswith("verdict  made it worse: kNN top-1 0.")

@@ -223,7 +223,7 @@ def test_images_that_turn_bad_while_training_are_listed_counted_and_have_no_feat
     rows = RandomBatchSampler(COUNT, BATCH, config.seed).rows(2 * COUNT // BATCH - 1)[:2]
     empty, gone = (f"{row:02d}.png" for row in rows)
     vandal = Vandal(data / empty, data / gone)
-    train(data, config, out=run, reporter=vandal)
+    train(data, config, output=run, verbose=vandal)
     assert listed(run) == {empty: "text, not an image", gone: "unreadable"}
     paths = parquet.read_table(run / "embeddings.parquet")["path"].to_pylist()
     assert len(paths) == COUNT - 2

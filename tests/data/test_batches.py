@@ -237,22 +237,26 @@ def test_a_smaller_view_shows_what_the_larger_one_shows():
 
 def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):
     settings = {"backbone": "timm:test_vit2", "image_size": 32, "epochs": 1}
-    with pytest.raises(UsageError, match=r"images of 20 px .*; give --view-sizes 16 or 32"):
+    with pytest.raises(UsageError, match=r"images of 20 px .*; give view_sizes 16 or 32"):
         nearkin.train(
-            builders.pixels(16, 32), out=tmp_path / "run", view_sizes=[32, 20], **settings
+            builders.pixels(16, 32), output=tmp_path / "run", view_sizes=[32, 20], **settings
         )
 
 
-def test_a_run_whose_views_grow_resumes_exactly(tmp_path):
-    settings = {"method": "moco", "batch_size": 16, "backbone": "tiny", "view_sizes": [8, 12, 16]}
-    settings |= {"epochs": 3, "save_every": 5, "evaluate_every": 0, "val": 0.0}
-    made = nearkin.train(builders.pixels(64, 16), out=tmp_path / "run", report=False, **settings)
+@pytest.mark.parametrize(("method", "num_views"), [("moco", 2), ("sigreg", 4)])
+def test_a_run_whose_views_grow_resumes_exactly(tmp_path, method, num_views):
+    settings = {"method": method, "num_views": num_views, "view_sizes": [8, 12, 16]}
+    settings |= {"batch_size": 16, "backbone": "tiny", "epochs": 3, "save_every": 5}
+    settings |= {"evaluate_every": 0, "val": 0.0}
+    made = nearkin.train(
+        builders.pixels(64, 16), output=tmp_path / "run", report=False, **settings
+    )
     assert made.summary["image_size"] == 16
     run = made.folder
     expected = run.encoder.read_bytes()
     for late in (run.checkpoints / "ckpt-00000012.pt", run.summary, run.encoder):
         late.unlink()
-    nearkin.train(builders.pixels(64, 16), out=run.path, resume=True, report=False, **settings)
+    nearkin.train(builders.pixels(64, 16), output=run.path, resume=True, report=False, **settings)
     assert run.encoder.read_bytes() == expected
     log = run.log.read_text()
     assert "resuming after step 10 of 12" in log

@@ -148,7 +148,7 @@ def test_a_second_run_decodes_nothing_and_a_disk_that_cannot_be_written_is_one_l
 ):
     cache_folder.parent.touch()
     images = open_images(folder, cache=False)
-    with pytest.raises(ResourceError, match=r"cannot be written .*--cache off") as raised:
+    with pytest.raises(ResourceError, match=r"cannot be written .*cache off") as raised:
         Cache(images, SIZE, "disk")
     assert "\n" not in str(raised.value)
     cache_folder.parent.unlink()
@@ -197,7 +197,7 @@ def test_a_training_keeps_images_where_it_is_told_to(photographs, tmp_path, cach
     settings = {"backbone": "tiny", "image_size": 16, "batch_size": 4, "epochs": 1, "val": 0.0}
     settings |= {"evaluate_every": 0, "report": False}
     disk, auto = (
-        train(photographs, TrainConfig(**settings, **more), out=tmp_path / more["cache"]).folder
+        train(photographs, TrainConfig(**settings, **more), output=tmp_path / more["cache"]).folder
         for more in (dict(cache="disk", workers=2), dict(cache="auto", workers=0))
     )
     assert disk.encoder.read_bytes() == auto.encoder.read_bytes()

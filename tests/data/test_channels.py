@@ -328,5 +328,5 @@ def test_batches_have_all_channels_with_any_number_of_workers(tmp_path):
         for one, other in zip(alone, helped, strict=True):
             assert one.views[0].shape == (4, 4, 16, 16)
             assert same(one, other)
-        with pytest.raises(UsageError, match="--cache ram holds RGB of 8 bits, and images have 4"):
+        with pytest.raises(UsageError, match="cache ram holds RGB of 8 bits, and images have 4"):
             batches(images, cache="ram")

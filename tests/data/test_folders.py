@@ -313,7 +313,7 @@ def test_paths_that_cannot_be_looked_at_are_one_line(tmp_path, refusal, monkeypa
     monkeypatch.chdir(tmp_path)
     long = "x" * 300
     for command in (["check", long], ["embed", long, "d", "-o", "x.npz"], ["check", f"{long}/a"],
-                    ["train", "digits", "--init-from", long]):  # fmt: skip
+                    ["train", "digits", "--encoder", long]):  # fmt: skip
         assert "name too long" in refusal(3, *command)
     fill(tmp_path, "~old/a.png", "~old/b.png")
     assert len(open_images("~old")) == 2
@@ -342,7 +342,7 @@ def test_nobody_without_a_home_checks_images_and_is_told_what_is_locked(monkeypa
         commands = (
             *(["check", secret], ["check", "open", "--labels", f"{secret}/t.csv"]),
             *(["embed", secret, "open", "-o", "x.npz"], ["neighbors", secret, "open/0.png"]),
-            ["train", "open", "--init-from", secret, "-o", "r"],
+            ["train", "open", "--encoder", secret, "-o", "r"],
         )
         for command in commands:
             run(*command)  # so that all is imported, which somebody else may not read

@@ -62,7 +62,10 @@ def test_workers_that_hang_are_replaced_and_nothing_changes(photographs, alone, 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")
 def test_workers_that_die_again_end_the_run_in_one_line(photographs):
     again = dict.fromkeys(range(STEPS), signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"failed twice .*--resume goes on"), resource_errors(4):
+    with (
+        pytest.raises(WorkerError, match=r"failed twice .*resume=True goes on"),
+        resource_errors(4),
+    ):
         run(batches(photographs, 1), again)
 
 

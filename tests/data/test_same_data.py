@@ -8,7 +8,7 @@ import pytest
 from builders import as_bytes, encoded, write_files
 from PIL import Image
 
-from nearkin.commands.embed import embed
+from nearkin.commands.embed import embed_run
 from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("same")
     names = [*(f"{number:02d}.bmp" for number in range(19)), ODD_NAME]
     files = {name: bmp(seed) for seed, name in enumerate(names)}
-    train(write_files(root / "data", files), CONFIG, out=root / "run")
+    train(write_files(root / "data", files), CONFIG, output=root / "run")
     return root
 
 
@@ -45,7 +45,7 @@ def run(trained, tmp_path):
 
 
 def resume(run):
-    train(run / "data", CONFIG, out=run / "run", resume=True)
+    train(run / "data", CONFIG, output=run / "run", resume=True)
     return (run / "run" / "train.log").read_text()
 
 
@@ -137,30 +137,30 @@ def test_images_keep_their_side_whatever_comes_and_whatever_they_are_called(run)
 def test_measures_of_changed_images_say_so_and_are_not_stored(tmp_path, log):
     files = {f"{number:02d}.bmp": bmp(number) for number in range(20)}
     data, out = write_files(tmp_path / "data", files), tmp_path / "run"
-    train(data, CONFIG, out=out)
-    evaluate(out, protocol=["labelfree"], reporter=log)
+    train(data, CONFIG, output=out)
+    evaluate(out, protocol=["labelfree"], verbose=log)
     (out / "evaluation.json").unlink()  # it was stored
     assert not any("not the images" in text for text in log.texts)
     write_files(data, {"00.bmp": bmp(50), "zz.bmp": bmp(51)})
-    evaluate(out, protocol=["labelfree"], reporter=log)
+    evaluate(out, protocol=["labelfree"], verbose=log)
     (said,) = [text for text in log.texts if "not the images" in text]
     assert f"warning: these are not the images of {out}: 1 added ('zz.bmp')" in said
     assert "1 of other contents ('00.bmp')" in said
     assert not (out / "evaluation.json").exists()
     other = np.random.default_rng(0).integers(0, 256, (20, 12, 12, 3), np.uint8)
-    evaluate(out, other, protocol=["labelfree"], reporter=log)
+    evaluate(out, other, protocol=["labelfree"], verbose=log)
     assert any("none of them is the same" in text for text in log.texts)
 
 
 def test_what_an_encoder_was_trained_on_is_not_scored_whatever_goes_on_with_it(run):
     """Another seed would hold other images out, and no setting names the run but its encoder."""
     sides = stored_split(RunFolder(run / "run"))
-    embed(run / "run", run / "data", out=run / "embedded", seed=5, val=0.3)
-    more = {"init_from": run / "run", "seed": 5, "out": run / "continued"}
+    embed_run(run / "run", run / "data", output=run / "embedded", seed=5, val=0.3)
+    more = {"encoder": run / "run", "seed": 5, "output": run / "continued"}
     train(run / "data", CONFIG, **more)
     for name in ("embedded", "continued"):
         stored = stored_split(RunFolder(run / name))
         assert stored is not None
         assert stored.held_out.tolist() == sides.held_out.tolist(), name
-    train(run / "data", CONFIG, **{**more, "out": run / "all"}, val=0.0)
+    train(run / "data", CONFIG, **{**more, "output": run / "all"}, val=0.0)
     assert not stored_split(RunFolder(run / "all")).held_out.any()  # nothing is scored

@@ -138,7 +138,7 @@ def test_every_command_takes_a_source_from_a_file(tmp_path, capsys):
     file.write_text(OWN_FILE)
     file.with_name("seed.txt").write_text("0")
     data, out = f"{file}:Slides", tmp_path / "run"
-    train = ("train", data, *QUICK, "--workers", "0", "--evaluate-every", "0", "--out", out)
+    train = ("train", data, *QUICK, "--workers", "0", "--evaluate-every", "0", "-o", out)
     assert run(*train) == 0
     assert run("embed", out, data, "-o", tmp_path / "vectors.npz") == 0
     assert np.load(tmp_path / "vectors.npz")["vector"].shape[0] == 16

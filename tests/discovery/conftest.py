@@ -67,6 +67,6 @@ def folders(tmp_path_factory, pixels):
 def discovery(tmp_path_factory, flat, labels, encoder):
     """A discovery of images in a folder, with a table of labels and copies beside it."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    settings = ["--labeled", labels, "--from", encoder, "--copy-to", out.parent / "copies"]
+    settings = ["--labeled", labels, "--encoder", encoder, "--copy-to", out.parent / "copies"]
     assert discover(flat, "-o", out, *LEAST, *settings) == 0
     return out

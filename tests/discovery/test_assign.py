@@ -1,4 +1,4 @@
-"""`nearkin assign`: new images get the classes of a discovery, and some are like none of them."""
+"""`nearkin predict`: new images get the classes of a discovery, and some are like none of them."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def cut(path):
 
 def test_images_of_a_discovery_are_assigned_as_they_were(discovery, flat, tmp_path, capsys):
     table, copies = tmp_path / "again.csv", tmp_path / "sorted"
-    assert run("assign", discovery, flat, "-o", table, "--copy-to", copies) == 0
+    assert run("predict", discovery, flat, "-o", table, "--copy-to", copies) == 0
     everything = rows(table)
     assert [row["path"] for row in everything] == sorted(path.name for path in flat.iterdir())
     known = rows(discovery / "assignments.csv")
@@ -44,7 +44,7 @@ def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_l
         shutil.copy(path, data / "deep" / path.name)
     (data / "cut.png").write_bytes(cut(flat / "4-00.png"))
     (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    assert run("assign", discovery, data, "-o", tmp_path / "new.csv") == 0
+    assert run("predict", discovery, data, "-o", tmp_path / "new.csv") == 0
     out = capsys.readouterr().out
     assert "cut.png" in out
     assert "text.png" in out
@@ -61,13 +61,13 @@ def test_a_single_image_can_be_assigned_and_none_that_can_be_read_is_refused(
     discovery, flat, tmp_path, capsys, refusal
 ):
     shutil.copy(flat / "3-00.png", tmp_path)
-    assert run("assign", discovery, tmp_path, "--json") == 0
+    assert run("predict", discovery, tmp_path, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["images"]
     expected = {each["path"]: each for each in rows(discovery / "assignments.csv")}["3-00.png"]
     shown = {name: "" if value is None else str(value) for name, value in row.items()}
     assert shown == expected  # as among all the others
     broken = write_files(tmp_path / "cut", {"cut.png": cut(flat / "4-00.png")})
-    assert "cannot be read" in refusal(3, "assign", discovery, broken)
+    assert "cannot be read" in refusal(3, "predict", discovery, broken)
 
 
 def strangers(folder):
@@ -78,7 +78,7 @@ def strangers(folder):
 
 def test_images_like_no_class_are_flagged(discovery, tmp_path):
     data, table = strangers(tmp_path / "noise"), tmp_path / "new.csv"
-    assert run("assign", discovery, data, "-o", table) == 0
+    assert run("predict", discovery, data, "-o", table) == 0
     assert len(outliers(rows(table))) > 30
     own = rows(discovery / "assignments.csv")
     assert len(outliers(own)) < len(own) / 10
@@ -95,11 +95,11 @@ def test_new_images_of_known_classes_are_found_after_a_discovery_of_novel_ones_a
                                        for row, p in enumerate(pixels[n])},
                                     **{f"{n}-{row:02d}.png": p for n in range(3)
                                        for row, p in enumerate(pixels[n][:8])}})  # fmt: skip
-    settings = ["--labeled", labels, "--from", encoder, "--mode", "ncd"]
+    settings = ["--labeled", labels, "--encoder", encoder, "--mode", "ncd"]
     settings += ["--positive-rate", "0.5", "--epochs", "20"]
     assert discover(data, "-o", out, *FEW, *settings) == 0
     assert {row["cluster"] for row in rows(out / "assignments.csv")} <= {"new-1", "new-2"}
-    assert run("assign", out, known, "-o", tmp_path / "new.csv") == 0
+    assert run("predict", out, known, "-o", tmp_path / "new.csv") == 0
     right = [row["cluster"] == f"digit {row['path'][0]}" for row in rows(tmp_path / "new.csv")]
     assert np.mean(right) > 0.5
 
@@ -108,14 +108,14 @@ def test_a_damaged_classifier_is_one_line_and_exit_code_5(
     discovery, flat, encoder, tmp_path, refusal
 ):
     for no_discovery in (encoder, tmp_path, tmp_path / "missing"):
-        assert "nearkin discover" in refusal(2, "assign", no_discovery, flat)
+        assert "nearkin discover" in refusal(2, "predict", no_discovery, flat)
     for name in ("config.toml", "encoder.safetensors", "classifier.safetensors"):
         shutil.copy(discovery / name, tmp_path)
     path = tmp_path / "classifier.safetensors"
     whole = path.read_bytes()
     for broken in (whole[: len(whole) // 2], b"", b"no classifier", bytes(len(whole))):
         path.write_bytes(broken)
-        line = refusal(5, "assign", tmp_path, flat)
+        line = refusal(5, "predict", tmp_path, flat)
         assert "classifier.safetensors cannot be used" in line, broken[:20]
 
 
@@ -124,8 +124,8 @@ def test_assigning_does_not_replace_the_data(discovery, flat, tmp_path, refusal)
     listed = tmp_path / "images.csv"
     listed.write_text("path\n" + "\n".join(f"images/{p.name}" for p in data.iterdir()) + "\n")
     before = listed.read_bytes()
-    refusal(2, "assign", discovery, listed, "-o", listed)
+    refusal(2, "predict", discovery, listed, "-o", listed)
     assert listed.read_bytes() == before
-    line = refusal(2, "assign", discovery, data, "--copy-to", data / "sorted")
+    line = refusal(2, "predict", discovery, data, "--copy-to", data / "sorted")
     assert "lies inside" in line
     assert not (data / "sorted").exists()

@@ -46,7 +46,7 @@ def mode(request):
 def finished(mode, tmp_path_factory, arrays, encoder):
     """A finished discovery of each mode, scored, with its page; read, never written."""
     out = tmp_path_factory.mktemp("runs") / mode
-    settings = ["--known", "0,1,2,3,4", "--from", encoder, "--truth", "data", "--report"]
+    settings = ["--known", "0,1,2,3,4", "--encoder", encoder, "--truth", "data", "--report"]
     assert discover(arrays, "-o", out, *settings, *SHORT, *MODES[mode]) == 0
     return out
 
@@ -114,7 +114,7 @@ def test_the_page_names_every_class_and_what_repeats_the_run(finished, arrays):
     assert all(row["cluster"] in text for row in rows(finished / "clusters.csv"))
     settings = tomllib.loads((finished / "config.toml").read_text())
     assert f"nearkin discover {arrays}" in text
-    assert f"--from {settings['from_run']}" in text
+    assert f"--encoder {settings['encoder']}" in text
 
 
 def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):

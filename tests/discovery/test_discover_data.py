@@ -58,7 +58,7 @@ def test_images_may_be_labeled_by_class_folders_outside_and_copies_are_recognize
         folder = save(elsewhere / f"digit {number}", {f"new{row}.png": new[row] for row in (0, 1)})
         for row in range(4):
             shutil.copy(flat / f"{number}-{row:02d}.png", folder / f"copy{row}.png")
-    settings = ["--labeled", elsewhere, "--from", encoder, *LEAST]
+    settings = ["--labeled", elsewhere, "--encoder", encoder, *LEAST]
     assert run("discover", flat, "-o", out, *settings) == 0
     copied = {f"{number}-{row:02d}.png" for number in range(3) for row in range(4)}
     assert names(out) == {path.name for path in flat.iterdir()} - copied
@@ -72,7 +72,7 @@ def test_images_that_cannot_be_read_are_listed_and_not_assigned(
     whole = (data / "4-00.png").read_bytes()
     (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
     (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    settings = ["discover", data, "--labeled", labels, "--from", encoder, *LEAST]
+    settings = ["discover", data, "--labeled", labels, "--encoder", encoder, *LEAST]
     assert run(*settings, "-o", out) == 0
     assert {row["path"] for row in rows(out / "bad_files.csv")} == {"cut.png", "text.png"}
     labeled = {row["path"] for row in rows(labels)}
@@ -95,7 +95,7 @@ def test_one_labeled_image_of_each_class_is_enough(flat, parts, encoder, tmp_pat
     first = {name[0]: name for name in reversed(usable)}
     written = [(first[digit], f"digit {digit}") for digit in "0123"]
     labels, out = table(tmp_path / "labels.csv", written), tmp_path / "run"
-    settings = ["--labeled", labels, "--from", encoder, *FEW, "--classes", 1]
+    settings = ["--labeled", labels, "--encoder", encoder, *FEW, "--classes", 1]
     assert discover(flat, "-o", out, *settings) == 0
     log = (out / "train.log").read_text(encoding="utf-8")
     assert "4 of 4 known classes have one image only" in log
@@ -115,7 +115,7 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     settings = ["--labeled", labeled, "--val", 0.2, *LEAST]
     assert run("discover", data, "-o", out, *settings) == 0
     stored = tomllib.loads((out / "config.toml").read_text())
-    assert (stored["method"], stored["from_run"]) == ("simclr", "auto"), "not what was decided"
+    assert (stored["method"], stored["encoder"]) == ("simclr", "auto"), "not what was decided"
     settings = tomllib.loads((out / "stages" / "features" / "config.toml").read_text())
     assert (settings["method"], settings["labels"], settings["known"]) == ("simclr", "none", [])
     held = strict_json(out / "summary.json")["held_out"]
@@ -132,13 +132,13 @@ def test_parts_of_a_network_may_learn_and_new_images_are_sorted_by_what_was_lear
     folders, encoder, tmp_path, layers
 ):
     out = tmp_path / "run"
-    settings = ["--known", "cat,dog", "--from", encoder, *LEAST, *TRAINED]
+    settings = ["--known", "cat,dog", "--encoder", encoder, *LEAST, *TRAINED]
     assert discover(folders, "-o", out, *settings, "--train-layers", layers) == 0
     start, learned = (load_file(f / "encoder.safetensors") for f in (encoder, out))
     parameters = [key for key in start if key.endswith(("weight", "bias"))]
     moved = {key.split(".")[0] for key in parameters if (start[key] != learned[key]).any()}
     assert moved == {"6"}
-    assert run("assign", out, folders, "-o", tmp_path / "again.csv") == 0
+    assert run("predict", out, folders, "-o", tmp_path / "again.csv") == 0
     again = {row["path"]: row for row in rows(tmp_path / "again.csv")}
     expected = rows(out / "assignments.csv")
     assert {row["path"].split("/")[0] for row in expected} == {"eel", "fox"}
@@ -152,7 +152,7 @@ def test_scores_of_a_network_are_calibrated_by_trainings_of_that_network(
     images, out = tmp_path / "images", tmp_path / "run"
     for number, label in enumerate(("ant", "bee", "cat", "dog", "eel")):
         save(images / label, {f"{row}.png": p for row, p in enumerate(pixels[number][:8])})
-    settings = ["--known", "ant,bee,cat,dog", "--from", encoder, *LEAST, *TRAINED]
+    settings = ["--known", "ant,bee,cat,dog", "--encoder", encoder, *LEAST, *TRAINED]
     assert discover(images, "-o", out, *settings, "--train-layers", "last:1") == 0
     assert (out / "stages" / "calibration-class" / "metrics.csv").exists()
     (trial,) = (out / "stages" / "calibration").iterdir()
@@ -174,7 +174,7 @@ def test_one_label_of_each_class_is_enough_and_names_may_be_in_any_script(flat, 
         shutil.copy(path, data / name)
     labeled = [(f"{own[n]} {n}-00.png", known[n]) for n in range(4)]
     out, copies = tmp_path / "結果", tmp_path / "отсортировано"
-    typed = ["--labeled", table(tmp_path / "метки.csv", labeled), "--from", encoder, *LEAST]
+    typed = ["--labeled", table(tmp_path / "метки.csv", labeled), "--encoder", encoder, *LEAST]
     assert discover(data, "-o", out, *typed, "--copy-to", copies, "--report") == 0
     summary = strict_json(out / "summary.json")
     assert (sorted(summary["known"]), summary["labeled"]) == (sorted(known), 4)
@@ -188,5 +188,5 @@ def test_one_label_of_each_class_is_enough_and_names_may_be_in_any_script(flat, 
     assert sum(path.is_file() for path in copies.rglob("*")) == found.total()
     page = (out / "report.html").read_text(encoding="utf-8")
     assert all(html.escape(name) in page for name in known)
-    assert run("assign", out, data, "-o", tmp_path / "再.csv") == 0
+    assert run("predict", out, data, "-o", tmp_path / "再.csv") == 0
     assert [row["path"] for row in rows(tmp_path / "再.csv")] == sorted(images)

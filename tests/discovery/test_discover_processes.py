@@ -69,7 +69,7 @@ def data(tmp_path_factory):
 
 def start(data, out, *more, launcher=(), **env):
     program = [*launcher, str(data.with_name("short.py")), "discover", str(data)]
-    command = [sys.executable, *program, *SETTINGS, "--out", str(out), *more]
+    command = [sys.executable, *program, *SETTINGS, "-o", str(out), *more]
     return Popen(command, env=environment(**env), text=True, stdout=PIPE, stderr=PIPE)
 
 
@@ -87,12 +87,12 @@ def srun():
 @pytest.fixture(scope="module")
 def both(data, short, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "both"
-    assert run("discover", data, *SETTINGS, "--out", out, "--devices", 2) == 0
+    assert run("discover", data, *SETTINGS, "-o", out, "--devices", 2) == 0
     return RunFolder(out)
 
 
 def test_two_processes_discover_what_one_discovers(data, both, tmp_path):
-    assert run("discover", data, *SETTINGS, "--out", tmp_path / "alone") == 0
+    assert run("discover", data, *SETTINGS, "-o", tmp_path / "alone") == 0
     alone = RunFolder(tmp_path / "alone")
     theirs, ours = (rows(each.stage("features").metrics) for each in (alone, both))
     for column in ("loss", "feature_std"):
@@ -109,7 +109,7 @@ def test_two_processes_discover_what_one_discovers(data, both, tmp_path):
     # it is compared from the same one.
     again = tmp_path / "again"
     assert (
-        run("discover", data, *SETTINGS, "--from", both.stage("features").path, "--out", again)
+        run("discover", data, *SETTINGS, "--encoder", both.stage("features").path, "-o", again)
         == 0
     )
     result, expected = (rows(path / "assignments.csv") for path in (both.path, again))

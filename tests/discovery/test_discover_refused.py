@@ -21,8 +21,8 @@ REFUSED = [
     ([*KNOWING, "--classes", "0", "--mode", "ncd"], 2, "--classes 0 says there are none"),
     ([*KNOWING, "--classes", "many"], 2, "--classes"),
     ([*KNOWING, "--classes", "17"], 3, "17 novel classes among"),
-    ([*KNOWING, "--from", "missing"], 2, "missing"),
-    ([*KNOWING, "--from", "missing", "--max-time", "1h"], 2, "--max-time 1h is the length of training an encoder"),
+    ([*KNOWING, "--encoder", "missing"], 2, "missing"),
+    ([*KNOWING, "--encoder", "missing", "--max-time", "1h"], 2, "--max-time 1h is the length of training an encoder"),
     ([*KNOWING, "--method", "simclrr"], 2, "Did you mean simclr?"),
     ([*KNOWING, "--method", "ncl"], 2, "--method ncl learns from labels"),
     ([*KNOWING, "--mode", "both"], 2, "ncd"),
@@ -70,14 +70,23 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_is_trained(
 
 WRONG = [
     ("--train-layers", "last:99"), ("--classes", "100"), ("--batch-size", "1000"),
-    ("--augment", "smcl"), ("--from", "missing"), ("--truth", "missing.csv"), ("--dim", "lots"),
+    ("--augment", "smcl"), ("--encoder", "missing"), ("--truth", "missing.csv"), ("--dim", "lots"),
 ]  # fmt: skip
 
 
 def test_refused_settings_do_not_stand_in_the_way_of_the_right_ones(
     folders, encoder, tmp_path, capsys
 ):
-    settings = ["discover", folders, "-o", tmp_path / "run", *KNOWING, "--from", encoder, *LEAST]
+    settings = [
+        "discover",
+        folders,
+        "-o",
+        tmp_path / "run",
+        *KNOWING,
+        "--encoder",
+        encoder,
+        *LEAST,
+    ]
     for wrong in WRONG:
         assert run(*once(*settings, *wrong)) in (2, 3), wrong
         assert capsys.readouterr().err.startswith("error: "), wrong
@@ -87,7 +96,7 @@ def test_refused_settings_do_not_stand_in_the_way_of_the_right_ones(
 def test_a_share_that_the_run_of_the_encoder_did_not_hold_out_is_refused(
     arrays, encoder, tmp_path, refusal
 ):
-    settings = ["--from", encoder, "--known", "0,1,2", "--val", "0.2"]
+    settings = ["--encoder", encoder, "--known", "0,1,2", "--val", "0.2"]
     line = refusal(2, "discover", arrays, "-o", tmp_path / "run", *LEAST, *settings)
     assert "was made with --val 0.1 of the same images" in line
     assert not (tmp_path / "run").exists()

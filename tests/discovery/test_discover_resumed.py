@@ -43,7 +43,7 @@ def test_a_folder_with_a_discovery_is_refused_and_overwritten_if_asked(
     folders, encoder, tmp_path, refusal
 ):
     out = tmp_path / "run"
-    settings = ["discover", folders, "-o", out, "--from", encoder, *LEAST]
+    settings = ["discover", folders, "-o", out, "--encoder", encoder, *LEAST]
     assert run(*settings, "--known", "cat,dog") == 0
     (out / "classes" / "mine.txt").write_text("mine")
     line = refusal(4, *settings, "--known", "eel,fox")
@@ -73,7 +73,7 @@ def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
 ):
     """SIGKILL in the last stage's first training, SIGTERM in its second, which saves."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    settings = ["--from", encoder, "--known", "cat,dog", "--mode", "ncd", *LEAST_NCD]
+    settings = ["--encoder", encoder, "--known", "cat,dog", "--mode", "ncd", *LEAST_NCD]
     command = once("discover", folders, *settings, "--epochs", 6)
     typed = [*command, "-o", str(broken), "--resume"]
     for stage, number, code in (
@@ -99,7 +99,7 @@ def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
 ):
     """But the copies of the first time do not stand in the way of the same command."""
     copies, other = discovery.parent / "copies", tmp_path / "copies"
-    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--resume"]
+    settings = ["--labeled", labels, "--encoder", encoder, *LEAST, "--resume"]
     assert discover(flat, "-o", discovery, *settings, "--copy-to", copies) == 0
     typed = once("discover", flat, "-o", unfinished, *settings)
     assert "give a new folder" in refusal(4, *typed, "--copy-to", copies)
@@ -116,7 +116,7 @@ def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
     (gone / "data.json").unlink()  # as if it had been trained on these files
     note_data(RunFolder(gone), split_images(open_images(str(flat)), 0.1, 0))
     settings = ["discover", flat, *LEAST, "--seed", 3]
-    started = [*settings, "-o", first, "--labeled", labels, "--from", gone]
+    started = [*settings, "-o", first, "--labeled", labels, "--encoder", gone]
     assert run(*started) == 0
     kept = held_out(first)
     own = split_images(open_images(str(flat)), 0.1, 3)
@@ -132,13 +132,13 @@ def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
     assert held_out(second) == kept
     # The images of a run are found again without the one that it started from.
     shutil.rmtree(first)
-    assert run("report", second) == 0
+    assert run("explore", second, "--write") == 0
 
 
 def test_a_run_is_not_resumed_with_other_settings_or_labels(
     discovery, flat, labels, encoder, refusal, unfinished, tmp_path
 ):
-    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 3, "--resume"]
+    settings = ["--labeled", labels, "--encoder", encoder, *LEAST, "--epochs", 3, "--resume"]
     before = (discovery / "config.toml").read_bytes()
     line = refusal(2, *once("discover", flat, "-o", discovery, *settings))
     assert "--epochs 2 became 3" in line
@@ -150,7 +150,7 @@ def test_a_run_is_not_resumed_with_other_settings_or_labels(
     config = config.replace(str(labels), str(changed))
     (unfinished / "config.toml").write_text(config, encoding="utf-8")
     written = [(row["path"], row["label"]) for row in rows(labels)]
-    settings = ["--labeled", changed, "--from", encoder, *LEAST, "--resume"]
+    settings = ["--labeled", changed, "--encoder", encoder, *LEAST, "--resume"]
     typed = once("discover", flat, "-o", unfinished, *settings, "--copy-to", tmp_path / "copies")
     table(changed, [(path, swapped[name]) for path, name in written])
     assert "the labels have changed since the run was started" in refusal(5, *typed)

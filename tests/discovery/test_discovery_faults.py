@@ -31,7 +31,7 @@ def config(tmp_path):
     """Settings of a discovery, with an encoder at hand."""
     path = write_network(tmp_path / "encoder.safetensors")
     return DiscoverConfig(
-        from_run=str(path), known=["cat", "dog"], classes=2, workers=0, augment="simclr",
+        encoder=str(path), known=["cat", "dog"], classes=2, workers=0, augment="simclr",
         train_layers="top", val=0.25,
     )  # fmt: skip
 

@@ -75,7 +75,7 @@ def test_named_classes_become_known_ones_round_by_round(edited, flat, tmp_path):
     assert names(second) == names(first) - labels.keys()
     assert {row["path"]: row["label"] for row in rows(second / "accepted.csv")} == labels
     # The encoder, what it sees and what is held out are those of the first round.
-    assert tomllib.loads((second / "config.toml").read_text())["from_run"] == str(first)
+    assert tomllib.loads((second / "config.toml").read_text())["encoder"] == str(first)
     assert bytes_of(second, "encoder.safetensors") == bytes_of(first, "encoder.safetensors")
     assert "images were kept in" in (second / "train.log").read_text()
     assert held_out(second) == held_out(first)
@@ -89,7 +89,7 @@ def test_named_classes_become_known_ones_round_by_round(edited, flat, tmp_path):
     assert strict_json(third / "summary.json")["novel"] == 0
     assert {row["kind"] for row in rows(third / "clusters.csv")} == {"known"}
     assert "No novel class" in (third / "report.html").read_text(encoding="utf-8")
-    assert run("assign", third, flat, "-o", tmp_path / "new.csv") == 0
+    assert run("predict", third, flat, "-o", tmp_path / "new.csv") == 0
 
 
 def test_a_round_searches_the_classes_that_are_left(edited, flat, tmp_path):
@@ -159,7 +159,7 @@ def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(edited, par
 
 
 def test_what_cannot_be_accepted_is_refused(discovery, flat, encoder, tmp_path, refusal):
-    settings = ["discover", flat, "-o", tmp_path / "run", "--from", encoder, *LEAST]
+    settings = ["discover", flat, "-o", tmp_path / "run", "--encoder", encoder, *LEAST]
     for no_discovery in (tmp_path / "missing", encoder):
         refusal(2, *settings, "--accept", no_discovery)
     assert "names no class" in refusal(2, *settings, "--accept", discovery)
@@ -262,7 +262,7 @@ def test_after_novel_classes_alone_unlabeled_images_are_never_of_the_first_known
 ):
     """However many rounds follow, and also of a class that was named since."""
     first, second, third = (tmp_path / each for each in ("first", "second", "third"))
-    least = [*LEAST_NCD, "--labeled", labels, "--from", encoder]
+    least = [*LEAST_NCD, "--labeled", labels, "--encoder", encoder]
     assert run("discover", flat, "-o", first, *least, "--mode", "ncd") == 0
     excluded = [{"path": "", "class": f"digit {number}"} for number in range(3)]
     assert rows(first / "excluded.csv") == excluded

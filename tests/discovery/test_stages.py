@@ -262,7 +262,7 @@ def test_a_stage_is_a_function_of_its_seed_and_leaves_the_random_numbers_of_the_
 
 
 def test_the_queue_is_at_most_half_of_the_unlabeled_images_or_refused():
-    with pytest.raises(UsageError, match="--queue-size 2001 is more than half of the 30 images"):
+    with pytest.raises(UsageError, match="queue_size 2001 is more than half of the 30 images"):
         trained(20, 30, "ncl", options={"queue_size": 2001})  # the paper's is 2000
     for unlabeled in (5, 12, 30):
         _, stage = trained(20, unlabeled, "ncl")

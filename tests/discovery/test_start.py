@@ -53,7 +53,7 @@ def decided(config=None, some=None):
 def test_the_default_is_small_free_and_named_in_the_help():
     assert license_of(PRETRAINED) == "apache-2.0"
     assert 80e6 < weight_bytes(PRETRAINED) < 95e6
-    sentence = parameter_docs(DiscoverConfig)["from_run"]
+    sentence = parameter_docs(DiscoverConfig)["encoder"]
     assert f"auto: {PRETRAINED} for images of {MIN_SIDE} px and more" in sentence
 
 
@@ -70,10 +70,10 @@ def test_what_asks_for_a_training_or_is_no_photograph_trains_without_a_look_at_t
     ):
         result, (line,) = decided(config, some)
         assert line.startswith(f"encoder  trained on these images: {says}"), line
-        assert line.endswith("; --from takes one that exists")
-        assert (result.method, result.from_run) == ("simclr", "auto")
+        assert line.endswith("; --encoder takes one that exists")
+        assert (result.method, result.encoder) == ("simclr", "auto")
         assert decided(result, some) == (result, []), "a second decision"
-    for given in (DiscoverConfig(method="rotnet"), DiscoverConfig(from_run="runs/a")):
+    for given in (DiscoverConfig(method="rotnet"), DiscoverConfig(encoder="runs/a")):
         assert decided(given) == (given, [])
     assert not hub[1]
 
@@ -82,7 +82,7 @@ def test_weights_in_the_cache_are_taken_without_a_network(tiny, tmp_path, monkey
     offline(monkeypatch, tmp_path)
     weights = cache_of_hub(tmp_path, TINY) / "model.safetensors"
     result, (line,) = decided()
-    assert result == DiscoverConfig(from_run=tiny)
+    assert result == DiscoverConfig(encoder=tiny)
     assert re.match(rf"encoder  {re.escape(tiny)} \(apache-2.0, \d+ MB\), since the images", line)
     assert "--method simclr trains one" in line
     with pytest.raises(UsageError, match="blocks"):  # what was typed, not a reason to train
@@ -100,7 +100,7 @@ def test_without_a_network_or_where_the_hub_refuses_an_encoder_is_trained(
         assert result == DiscoverConfig(method="simclr")
         assert first.startswith(f"encoder  {tiny}")
         assert line.startswith("encoder  trained on these images: "), line
-        assert line.endswith(f"{says}; --from takes one that exists"), line
+        assert line.endswith(f"{says}; --encoder takes one that exists"), line
         offline(monkeypatch, tmp_path / "none")
     assert hub[1], "the hub was not asked"
 
@@ -117,7 +117,7 @@ def test_a_discovery_of_photographs_fetches_it_once_and_goes_on_with_it(tiny, hu
     log = (out / "train.log").read_text()
     assert f"encoder  {tiny} (apache-2.0" in log
     stored = tomllib.loads((out / "config.toml").read_text())
-    assert (stored["from_run"], stored["method"]) == (tiny, "auto")
+    assert (stored["encoder"], stored["method"]) == (tiny, "auto")
     assert "license apache-2.0" in log
     (out / "summary.json").unlink()
     (folder / "model.safetensors").unlink()

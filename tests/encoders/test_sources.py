@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import save_file
 from sources import cache_of_hub, offline, refusal, varied
 
-from nearkin.commands.info import backbones
+from nearkin.commands.lists import list_names
 from nearkin.encoders import folders
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.libraries import timm_view
@@ -81,7 +81,7 @@ def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
     offline(monkeypatch, tmp_path)
     for source in ("dinov2-small", f"dinov2-small@{tmp_path / 'none.pth'}"):
         for size, advice in ((8, "14"), (20, "14 or 28")):
-            with pytest.raises(UsageError, match=rf"patches of 14 px .* --image-size {advice}$"):
+            with pytest.raises(UsageError, match=rf"patches of 14 px .* image_size {advice}$"):
                 load(source, image_size=size)
     for source in ("torchvision:vit_b_16", "torchvision:vit_b_16@none.pth"):
         assert "cannot take images of 100 px" in refusal(source, image_size=100)
@@ -123,7 +123,7 @@ def test_encoders_are_listed_with_their_licenses_and_restricted_ones_named_as_su
         ("dinov2", "timm:vit_small_patch14_reg4_dinov2.lvd142m", "apache-2.0"),
         ("hiera_tiny_224.mae", "timm:hiera_tiny_224.mae", "cc-by-nc"),
     ):
-        listed = dict(line.split(maxsplit=1) for line in backbones(word, pretrained=True))
+        listed = dict(line.split(maxsplit=1) for line in list_names("pretrained", word))
         assert listed[name].startswith(license_), name
     for name, restricted in (
         ("dinov2-small", False),
@@ -187,7 +187,7 @@ def test_what_timm_has_or_nobody_is_refused_with_what_to_give(folder):
         change(folder, model_type=kind)
         says = f"is a {kind} of transformers, which nearkin does not read; give timm's weights"
         assert says in refusal(folder)
-        assert f"`nearkin backbones --pretrained timm:{start}`" in refusal(folder)
+        assert f"`nearkin list pretrained timm:{start}`" in refusal(folder)
         assert any(name.startswith(start) for name in timm.list_pretrained()), start
     change(folder, model_type="dinov4")
     assert "Did you mean dinov" in refusal(folder)

@@ -57,7 +57,7 @@ def close(ours, theirs, images=0):
 def test_vectors_have_the_measures_of_the_same_features_in_memory(tables, monkeypatch):
     """And blocks of any size have the same."""
     train, test, *pair = tables
-    evaluation = nearkin.evaluate(test, train=train, protocol=PROTOCOL)
+    evaluation = nearkin.evaluate(test, bank=train, protocol=PROTOCOL)
     expected = evaluate_tables({"encoder": tuple(pair)}, seed=0, protocol=PROTOCOL)
     close(evaluation.metrics["encoder"], expected.metrics["encoder"], images=0.1)
     assert evaluation.sizes == {"train": 450, "test": 250}
@@ -67,7 +67,7 @@ def test_vectors_have_the_measures_of_the_same_features_in_memory(tables, monkey
     small = (probe, "BLOCK", 37 * DIM), (probe, "HELD", 0), (kmeans, "BLOCK", 23 * DIM)
     for module, name, size in (*small, (metrics, "TALLIED", 2_000)):
         monkeypatch.setattr(module, name, size)
-    blocks = nearkin.evaluate(test, train=train, protocol=PROTOCOL)
+    blocks = nearkin.evaluate(test, bank=train, protocol=PROTOCOL)
     close(blocks.metrics["encoder"], expected.metrics["encoder"], images=1)
 
 
@@ -120,7 +120,7 @@ def test_images_without_a_label_are_left_out_where_others_have_one(tables, tmp_p
     few = replace(test, labels=np.where(np.arange(len(test)) % 5 == 0, -1, test.labels))
     write_embeddings(tmp_path / "some.parquet", few)
     write_embeddings(tmp_path / "none.parquet", few.unlabeled())
-    some = nearkin.evaluate(tmp_path / "some.parquet", train=tables[0], protocol=["knn"])
+    some = nearkin.evaluate(tmp_path / "some.parquet", bank=tables[0], protocol=["knn"])
     expected = evaluate_tables({"encoder": (train, few)}, seed=0, protocol=["knn"])
     close(some.metrics["encoder"], expected.metrics["encoder"])
     none = nearkin.evaluate(tmp_path / "none.parquet", protocol=["quick"])
@@ -135,10 +135,10 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
     write_embeddings(narrow, replace(pair[0], vectors=pair[0].vectors[:, :9]))
     write_embeddings(void, pair[1].subset(np.arange(0)))
     for error, says, given, more in (
-        (CheckpointError, "of different encoders; embed all by one", [other], {"train": train}),
-        (CheckpointError, "have 70 and 9 features; embed all by one e", [test], {"train": narrow}),
-        (UsageError, "are vectors, whose images are not read", [test, "digits"], {"train": train}),
-        (UsageError, "--train is for vectors", ["dinov2-small", "digits"], {"train": train}),
+        (CheckpointError, "of different encoders; embed all by one", [other], {"bank": train}),
+        (CheckpointError, "have 70 and 9 features; embed all by one e", [test], {"bank": narrow}),
+        (UsageError, "no images are read", [test, "digits"], {"bank": train}),
+        (UsageError, "bank is for features", ["dinov2-small", "digits"], {"bank": train}),
         (DataError, r"void.parquet has no image", [void], {}),
     ):
         with pytest.raises(error, match=says):
@@ -148,8 +148,8 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
 def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, log):
     train, test, *_ = tables
     monkeypatch.setattr(failures, "STATED", 1)
-    nearkin.evaluate(test, train=train, protocol=["retrieval"], reporter=log)
+    nearkin.evaluate(test, bank=train, protocol=["retrieval"], verbose=log)
     assert f"retrieval of 450 vectors: {4 * 450 * DIM / 1e6:.0f} MB in memory" in log.texts
     monkeypatch.setattr(failures, "free_memory", lambda: 4 * 450 * DIM - 1)
     with pytest.raises(ResourceError, match=r"retrieval of 450 .* MB are free; give fewer images"):
-        nearkin.evaluate(test, train=train, protocol=["retrieval"])
+        nearkin.evaluate(test, bank=train, protocol=["retrieval"])

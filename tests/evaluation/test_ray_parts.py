@@ -15,7 +15,7 @@ from pyarrow import parquet
 from ray_cluster import RayCluster
 from torch import nn
 
-from nearkin.commands.embed import embed_parts, open_on_node
+from nearkin.commands.embed import embed_shards, open_on_node
 from nearkin.config import EmbedConfig
 from nearkin.errors import ResourceError, UsageError
 from nearkin.evaluation.ray_parts import PartActor, actor_pool
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 
 def arguments(folder, output, engine="ray"):
     encoder, data = folder / "encoder.safetensors", f"{folder / 'slow.py'}:load"
-    command = ["embed", str(encoder), data, "-o", f"{output}/", "--shard", str(SHARD)]
+    command = ["embed", str(encoder), data, "-o", f"{output}/", "--shard-size", str(SHARD)]
     return [*command, "--engine", engine, "--workers", "0"]
 
 
@@ -76,7 +76,7 @@ def actor(folder, output, **changed):
     """An actor for the parts of an output, which finds relative names in the folder."""
     config = EmbedConfig(encoder="encoder.safetensors", device="cpu", workers=0)
     names = {"config": config, "data": "slow.py:load", "output": output} | changed
-    opener = partial(open_on_node, shard=SHARD, **names)
+    opener = partial(open_on_node, shard_size=SHARD, **names)
     return PartActor(opener, 0, str(folder))
 
 
@@ -136,11 +136,11 @@ def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refu
     alone = ["embed", folder / "encoder.safetensors", folder, "--engine", "ray"]
     assert "-o FOLDER/" in refusal(2, *alone)
     assert "is one file" in refusal(2, *alone, "-o", "x.npz")
-    assert "--part 1/2 both divide" in refusal(2, *command, "--part", "1/2")
+    assert "--shard 1/2 both divide" in refusal(2, *command, "--shard", "1/2")
     for given in ({"data": np.zeros((5, 8, 8, 3), np.uint8)}, {"backbone": nn.Identity()}):
         given = {"encoder": folder / "encoder.safetensors", "data": "digits", **given}
         with pytest.raises(UsageError, match="names that all nodes know"):
-            embed_parts(output=tmp_path / "v", engine="ray", **given)
+            embed_shards(output=tmp_path / "v", engine="ray", **given)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "2 processes both divide" in refusal(2, *command)

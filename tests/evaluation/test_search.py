@@ -19,9 +19,9 @@ from pyarrow import parquet
 
 import nearkin
 from nearkin.commands.embed import embed
-from nearkin.commands.index import kind_of_index, shortlist
 from nearkin.commands.neighbors import Neighbor
 from nearkin.errors import CheckpointError
+from nearkin.evaluation.index import kind_of_index, shortlist, write_index
 from nearkin.evaluation.parts import Note, PartFolder
 from nearkin.evaluation.table import open_table
 from nearkin.evaluation.vectors import BLOCK_SIZE
@@ -44,7 +44,9 @@ def run(tmp_path_factory, images):
     """A run with its table, and tables of all other kinds beside it; read, never written."""
     folder = write_network(tmp_path_factory.mktemp("run") / "encoder.safetensors").parent
     embed(folder, images, output=folder / "embeddings.parquet", workers=0)
-    assert nearkin_command("embed", folder, images, "-o", f"{folder}/parts/", "--shard=4") == 0
+    assert (
+        nearkin_command("embed", folder, images, "-o", f"{folder}/parts/", "--shard-size=4") == 0
+    )
     return folder
 
 
@@ -103,7 +105,7 @@ def refused(refusal, run, images):
     """Ask for the neighbors of an image in a table that is refused; the line that says why."""
 
     def refused(code, table):
-        return refusal(code, "neighbors", run, images / "cat" / "00.png", "--in", table)
+        return refusal(code, "neighbors", run, images / "cat" / "00.png", "--vectors", table)
 
     return refused
 
@@ -181,7 +183,9 @@ def test_all_kinds_of_tables_give_the_same_answer(run, images, capsys):
     usual = answers(capsys, *asked)
     assert len(usual[0]["neighbors"]) == 30
     for table in ("embeddings.parquet", "parts"):
-        for one, first in zip(answers(capsys, *asked, "--in", run / table), usual, strict=True):
+        for one, first in zip(
+            answers(capsys, *asked, "--vectors", run / table), usual, strict=True
+        ):
             assert [n["path"] for n in one["neighbors"]] == [n["path"] for n in first["neighbors"]]
             similar = [[n["similarity"] for n in each["neighbors"]] for each in (one, first)]
             assert similar[0] == pytest.approx(similar[1], abs=1e-6)
@@ -237,7 +241,7 @@ def test_tables_that_are_not_there_or_not_complete_are_refused(
 
 def test_features_of_another_encoder_are_refused(run, images, tmp_path, refusal, refused):
     other = write_network(tmp_path / "other.safetensors", seed=2)
-    line = refusal(5, "neighbors", other, images / "cat" / "00.png", "--in", run / "parts")
+    line = refusal(5, "neighbors", other, images / "cat" / "00.png", "--vectors", run / "parts")
     assert "of another encoder" in line
     table = write_table(tmp_path / "t.parquet", np.ones((3, 5)))
     assert "have 5 features and the encoder gives 128" in refused(5, table)
@@ -308,7 +312,9 @@ def test_flipped_bytes_are_refused_or_change_no_more_than_numbers(run, images, t
         content = bytearray(sound)
         content[int(place * len(content))] ^= 0xFF
         (tmp_path / "t.parquet").write_bytes(content)
-        code = neighbors_command(run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
+        code = neighbors_command(
+            run, images / "cat" / "00.png", "--vectors", tmp_path / "t.parquet"
+        )
         assert code in (0, 3, 5), (place, capsys.readouterr().err)
 
 
@@ -321,19 +327,22 @@ def test_the_kind_of_an_index_follows_from_the_size():
     assert kind_of_index(10**6, 1021)[0] == "IVF4000,SQ8"  # a prime
 
 
-def index(table, output):
-    return nearkin_command("index", table, "-o", output)
-
-
 @pytest.mark.needs("faiss")
 def test_a_small_index_gives_what_comparing_all_gives(run, images, tmp_path, capsys):
     for table in ("parts", "embeddings.parquet"):
         path = tmp_path / f"{table}.faiss"
-        assert index(run / table, path) == 0
-        assert "30 images, Flat" in capsys.readouterr().out
-        asked = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--in", run / table]
+        asked = [
+            run,
+            images / "dog" / "03.png",
+            images / "cat" / "02.png",
+            "--vectors",
+            run / table,
+        ]
         exact = answers(capsys, *asked, "--top", 3)
-        assert answers(capsys, *asked, "--top", 3, "--index", path) == exact, table
+        for is_there in (False, True):  # the first search makes it
+            assert path.exists() == is_there
+            assert answers(capsys, *asked, "--top", 3, "--index", path) == exact, table
+        assert json.loads(path.with_name(f"{path.name}.json").read_text())["kind"] == "Flat"
 
 
 def clustered(count, dim, seed):
@@ -350,7 +359,7 @@ def large(tmp_path_factory):
     need("faiss")
     folder = tmp_path_factory.mktemp("large")
     write_folder(folder / "parts", clustered(50_000, 16, 0), 20_000, 6_000)
-    assert index(folder / "parts", folder / "x.faiss") == 0
+    write_index(folder / "x.faiss", open_table(folder / "parts"))
     return folder
 
 
@@ -364,7 +373,7 @@ def test_a_large_index_finds_nine_of_ten_neighbors_and_is_the_same_every_time(la
         [set(found) for found in table.nearest(queries, 10, of)[1].tolist()] for of in (None, rows)
     )
     assert np.mean([len(a & b) for a, b in zip(exact, near, strict=True)]) >= 9
-    assert index(large / "parts", tmp_path / "x.faiss") == 0
+    write_index(tmp_path / "x.faiss", table)
     assert (tmp_path / "x.faiss").read_bytes() == (large / "x.faiss").read_bytes()
 
 
@@ -373,16 +382,23 @@ def indexed(run, images, tmp_path):
     """A copy of the parts with an index; and the command that asks it."""
     need("faiss")
     folder = shutil.copytree(run / "parts", tmp_path / "parts")
-    assert index(folder, tmp_path / "x.faiss") == 0
+    write_index(tmp_path / "x.faiss", open_table(folder))
     image = images / "cat" / "00.png"
-    return tmp_path, ["neighbors", run, image, "--in", folder, "--index", tmp_path / "x.faiss"]
+    return tmp_path, [
+        "neighbors",
+        run,
+        image,
+        "--vectors",
+        folder,
+        "--index",
+        tmp_path / "x.faiss",
+    ]
 
 
 def test_an_index_of_other_vectors_or_changed_or_without_a_sound_note_is_not_loaded(
     indexed, run, refusal
 ):
     folder, arguments = indexed
-    refusal(5, *arguments[:-1], "no.faiss")
     other = [*arguments[:4], run / "embeddings.parquet", *arguments[5:]]
     assert "x.faiss is not of " in refusal(5, *other)
     sound = (folder / "x.faiss").read_bytes()
@@ -401,18 +417,19 @@ def test_an_index_of_other_vectors_or_changed_or_without_a_sound_note_is_not_loa
 
 
 def test_an_index_replaces_no_file_of_another_kind_and_without_faiss_what_installs_it_is_named(
-    run, refusal, tmp_path, monkeypatch
+    run, images, refusal, tmp_path, monkeypatch
 ):
     before = (run / "embeddings.parquet").read_bytes()
-    line = refusal(2, "index", run / "parts", "-o", run / "embeddings.parquet")
-    assert "ends in .faiss" in line
+    words = ["neighbors", run, images / "cat" / "00.png", "--index"]
+    assert "remove" in refusal(5, *words, run / "embeddings.parquet")
     assert (run / "embeddings.parquet").read_bytes() == before
+    assert "ends in .faiss" in refusal(2, *words, tmp_path / "x.parquet")
     monkeypatch.setitem(sys.modules, "faiss", None)
-    line = refusal(2, "index", run / "parts", "-o", tmp_path / "x.faiss")
+    line = refusal(2, *words, tmp_path / "x.faiss")
     assert "pip install 'nearkin[faiss]'" in line
 
 
 @pytest.mark.needs("faiss")
-def test_an_index_that_cannot_be_written_is_an_error(run, tmp_path, refusal):
-    written = ("index", run / "parts", "-o", tmp_path / "no" / "x.faiss")
-    assert "cannot write" in refusal(4, *written)
+def test_an_index_that_cannot_be_written_is_an_error(run, images, tmp_path, refusal):
+    words = ["neighbors", run, images / "cat" / "00.png", "--index", tmp_path / "no" / "x.faiss"]
+    assert "cannot write" in refusal(4, *words)

@@ -1,7 +1,6 @@
 """Features in parts: whole or not at all, by any number of processes, and the same at the end."""
 
 import csv
-import inspect
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from processes import srun
 from pyarrow import dataset, parquet
 
 import nearkin
-from nearkin.commands.embed import embed, embed_files, embed_parts
+from nearkin.commands.embed import embed, embed_files
 from nearkin.errors import OutputError
 from nearkin.evaluation.parts import SHARD
 from nearkin.files import whole, writing
@@ -50,7 +49,7 @@ def run(tmp_path_factory):
 
 def arguments(run, images, output, *more):
     """The command that writes parts of three images."""
-    command = ("embed", run, images, "-o", f"{output}/", "--shard", "3", *more)
+    command = ("embed", run, images, "-o", f"{output}/", "--shard-size", "3", *more)
     return [str(word) for word in command]
 
 
@@ -94,7 +93,7 @@ def test_parts_of_whole_batches_have_the_bits_of_the_single_file(run, tmp_path):
     np.savez(tmp_path / "data.npz", x=pixels)
     command = ["embed", run, tmp_path / "data.npz", "-o"]
     assert nearkin_command(*command, tmp_path / "one.parquet") == 0
-    assert nearkin_command(*command, f"{tmp_path / 'parts'}/", "--shard", "256") == 0
+    assert nearkin_command(*command, f"{tmp_path / 'parts'}/", "--shard-size", "256") == 0
     one, table = (parquet.read_table(tmp_path / name) for name in ("one.parquet", "parts"))
     assert table.equals(one)
     sizes = [parquet.read_metadata(p).num_rows for p in sorted((tmp_path / "parts").glob("p*"))]
@@ -121,19 +120,21 @@ def test_data_without_bad_images_leave_no_list_of_them_and_nothing_else_is_an_er
     sound, *broken = ((images / name).read_bytes() for name in ("cat/00.png", *BAD[:2]))
     good = write_files(tmp_path / "good", {"0.png": sound})
     bad = write_files(tmp_path / "bad", {f"{n}.png": content for n, content in enumerate(broken)})
-    (tmp_path / "there").mkdir()  # a folder that exists needs no / behind its name
-    assert nearkin_command("embed", run, good, "-o", tmp_path / "there") == 0
+    (tmp_path / "there").mkdir()
+    shards = ("--shard-size", "9")
+    for _ in range(2):  # what was begun as a folder of shards goes on as one
+        assert nearkin_command("embed", run, good, "-o", tmp_path / "there", *shards) == 0
+        shards = ()
     assert set(contents(tmp_path / "there")) == {"_parts.json", "part-000000.parquet"}
-    line = refusal(3, "embed", run, bad, "-o", f"{tmp_path / 'out'}/")
+    line = refusal(3, "embed", run, bad, "-o", tmp_path / "out", "--shard-size", "9")
     assert "none of the 2 images can be read" in line
 
 
 def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
-    made = nearkin.embed_parts(run, images, tmp_path / "vectors", shard=3)
+    made = nearkin.embed_shards(run, images, output=tmp_path / "vectors", shard_size=3)
     assert made.missing == 0
     assert contents(tmp_path / "vectors") == contents(parts)
-    assert inspect.signature(embed_parts).parameters["shard"].default == SHARD
-    assert f"{SHARD:,}" in parameter_docs(embed_files)["shard"]
+    assert f"{SHARD:,}" in parameter_docs(embed_files)["shard_size"]
 
 
 WRITE = "nearkin.evaluation.parts.PartFolder.write"
@@ -212,31 +213,33 @@ def test_each_process_makes_every_second_part(run, images, tmp_path, monkeypatch
         assert embedded(run, images, folder) == 0
         made = {f"part-{number:06}.parquet" for number in range(first, SHARD_OF_3, 2)}
         assert contents(folder).keys() == made | {"_parts.json"}
-        assert ("4 parts are still missing" in capsys.readouterr().out) == (first == 0)
+        assert ("4 shards are still missing" in capsys.readouterr().out) == (first == 0)
 
 
 def test_the_jobs_of_an_array_make_what_one_makes(parts, run, images, tmp_path):
     folder = tmp_path / "vectors"
     for part in ("2/4", "4/4", "1/4"):
-        assert embedded(run, images, folder, "--part", part) == 0
+        assert embedded(run, images, folder, "--shard", part) == 0
     missing = [n for n in range(SHARD_OF_3) if not (folder / f"part-{n:06}.parquet").exists()]
     assert missing == [2, 6]
-    assert embedded(run, images, folder, "--part", "3/4") == 0
+    assert embedded(run, images, folder, "--shard", "3/4") == 0
     assert contents(folder) == contents(parts)
 
 
 def test_shares_that_make_no_sense_are_refused(run, images, tmp_path, monkeypatch, refusal):
     folder = tmp_path / "vectors"
     for part in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5"):
-        assert "is not I/N" in refusal(2, *arguments(run, images, folder, f"--part={part}")), part
-    assert "--shard 0" in refusal(2, "embed", run, images, "-o", f"{folder}/", "--shard", 0)
-    for option in (("--part", "1/2"), ("--shard", "5")):  # of a single file
+        assert "is not I/N" in refusal(2, *arguments(run, images, folder, f"--shard={part}")), part
+    assert "--shard-size 0" in refusal(
+        2, "embed", run, images, "-o", f"{folder}/", "--shard-size", 0
+    )
+    for option in (("--shard", "1/2"), ("--shard-size", "5")):
         line = refusal(2, "embed", run, images, "-o", tmp_path / "one.parquet", *option)
-        assert "is one file" in line
+        assert "of one file" in line
     for name, value in TORCHRUN[0].items():
         monkeypatch.setenv(name, value)
-    line = refusal(2, *arguments(run, images, folder, "--part", "1/2"))
-    assert "leave --part out" in line
+    line = refusal(2, *arguments(run, images, folder, "--shard", "1/2"))
+    assert "leave --shard out" in line
     assert not any(tmp_path.iterdir())
 
 
@@ -249,8 +252,8 @@ def test_folders_of_something_else_are_refused_and_left_alone(
     fewer = shutil.copytree(images, tmp_path / "fewer")
     (fewer / "cat" / "00.png").unlink()
     assert "another data;" in refusal(4, *arguments(run, fewer, parts))
-    line = refusal(4, "embed", run, images, "-o", parts, "--shard", 4)
-    assert "another --shard, 3;" in line
+    line = refusal(4, "embed", run, images, "-o", parts, "--shard-size", 4)
+    assert "another --shard-size, 3;" in line
     assert contents(parts) == before
     # Other labels are other data.
     table = images.parent / "table.csv"
@@ -268,7 +271,10 @@ def test_a_folder_that_holds_anything_else_or_a_damaged_note_is_refused(
     write_files(tmp_path / "other", {"part-000000.parquet": b"mine"})
     assert "is not empty" in refusal(4, *arguments(run, images, tmp_path / "other"))
     assert contents(tmp_path / "other") == {"part-000000.parquet": b"mine"}
-    assert "is not empty" in refusal(4, "embed", run, images, "-o", images)
+    before = contents(images)
+    for more in ([], ["--overwrite"]):  # no run folder is made among images
+        refusal(4, "embed", run, images, "-o", images, *more)
+        assert contents(images) == before
     (tmp_path / "file").write_text("mine")
     assert "cannot write" in refusal(4, *arguments(run, images, tmp_path / "file"))
     note = json.loads((copied / "_parts.json").read_text())

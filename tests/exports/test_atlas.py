@@ -86,7 +86,7 @@ def test_without_a_name_the_table_is_in_the_run_folder(run, capsys, refusal):
         assert capsys.readouterr().out == f"19 images: {run.atlas.resolve()}\n"
         assert parquet.read_metadata(run.atlas).num_rows == 19
         refused = refusal(4, "export", run.path, "-o", run.atlas)  # of the same format
-        assert f"{run.atlas} exists; give --overwrite" in refused
+        assert f"{run.atlas} exists; choose another -o" in refused
         assert call("export", run.path, "-o", run.atlas, "--overwrite") == 0
         assert parquet.read_metadata(run.atlas).num_rows == 19
     finally:

@@ -73,9 +73,7 @@ def made(folder: Path, data: Path, name: str) -> Path:
         network = build_backbone(name, view.image_size)
         varied(network.body, view.image_size)
     write_encoder(run.encoder, network, details, view)
-    run.write_settings(
-        TrainConfig(backbone="tiny", init_from="/secret/place/start.pth"), str(data)
-    )
+    run.write_settings(TrainConfig(backbone="tiny", encoder="/secret/place/start.pth"), str(data))
     run.write_summary({"metrics": {}, "left_out": {}})
     return folder
 
@@ -300,7 +298,7 @@ def test_a_classifier_gives_the_probabilities_of_assign(run_of, data, tmp_path, 
     exported = nearkin.export(run, data, output=tmp_path / "out", format=format)
     assert exported.what == f"5 classes as {format}"
     encoder, photo = load(run), data / "1.png"
-    assigned = nearkin.assign(run, data, workers=0).assignments
+    assigned = nearkin.predict(run, data, workers=0).assignments
     with Image.open(photo) as image:
         pixels = torch.from_numpy(encoder.preprocessing.pixels(np.asarray(image)))
     network = PixelNetwork(encoder, read_classifier(RunFolder(run).classifier))
@@ -403,11 +401,11 @@ def test_outputs_that_cannot_be_are_refused(run_of, tmp_path):
             nearkin.export(run, output=output, format=format)
     for output in (None, out, tmp_path / "e.onnx/"):
         named = output if output is None else f"{output}/"
-        with pytest.raises(UsageError, match=r"^give --format, one of onnx, .*, atlas; or a file"):
+        with pytest.raises(UsageError, match=r"^give format, one of onnx, .*, atlas; or a file"):
             nearkin.export(run, output=named)
-    with pytest.raises(UsageError, match="--dynamic-size is of graphs"):
+    with pytest.raises(UsageError, match="dynamic_size=True is of graphs"):
         nearkin.export(run, output=out, format="timm", dynamic_size=True)
-    with pytest.raises(UsageError, match="is no run folder to export into; give -o"):
+    with pytest.raises(UsageError, match="is no run folder to export into; give output"):
         nearkin.export(RunFolder(run).encoder, format="torch-export")
     with pytest.raises(DataError, match="4 channels of uint8, and the encoder takes RGB"):
         nearkin.export(run, np.zeros((4, 16, 16, 4), np.uint8), output=out, format="onnx")
@@ -421,12 +419,14 @@ def test_what_exists_is_replaced_only_if_it_is_an_export_and_asked_for(run_of, t
     nearkin.export(run, output=folder, format="torch-export")
     before = contents(tmp_path)
     for output in (folder, file, mine.parent):
-        with pytest.raises(OutputError, match=r"exists; give --overwrite to replace it, or"):
+        with pytest.raises(OutputError, match=r"exists; choose another output, or replace it"):
             nearkin.export(run, output=output, format="torch-export")
     for output in (mine.parent, mine):
-        with pytest.raises(OutputError, match="is no folder of an export, which --overwrite repl"):
+        with pytest.raises(
+            OutputError, match="is no folder of an export, which overwrite=True repl"
+        ):
             nearkin.export(run, output=output, format="torch-export", overwrite=True)
-    with pytest.raises(OutputError, match=r"cannot write .*; choose another -o"):
+    with pytest.raises(OutputError, match=r"cannot write .*; choose another output"):
         nearkin.export(run, output=mine / "out", format="torch-export", overwrite=True)
     assert contents(tmp_path) == before
     (folder / "model.pt2").unlink()

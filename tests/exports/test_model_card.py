@@ -29,7 +29,7 @@ def folder(tmp_path):
     """A run as it is when all is done."""
     folder = RunFolder(tmp_path / "run")
     write_network(folder.encoder, method="simclr", epochs=3)
-    settings = TrainConfig(backbone="tiny", init_from="/secret/place/start.pth")
+    settings = TrainConfig(backbone="tiny", encoder="/secret/place/start.pth")
     folder.write_settings(settings, "/secret/birds")
     folder.write_summary({"metrics": MEASURES, "left_out": {}})
     folder.data.write_text(json.dumps({"train": 2, "test": 1, "fingerprint": "0123-4567"}))
@@ -69,7 +69,7 @@ def test_the_card_of_a_run_says_what_is_known(folder, tmp_path):
     assert "not of unit length" in card
     assert "OpenVINO" not in card  # which reads ONNX
     settings = tomllib.loads((out / "settings.toml").read_text())
-    assert (settings["data"], settings["init_from"]) == ("birds", "start.pth")
+    assert (settings["data"], settings["encoder"]) == ("birds", "start.pth")
     written = json.loads((out / "preprocessing.json").read_text())
     assert written == json.loads(json.dumps(load(folder.path).preprocessing.to_dict()))
     for file in out.iterdir():
@@ -89,3 +89,8 @@ def test_the_card_of_a_classifier_names_its_classes_in_order(folder, tmp_path):
     assert "of unit length" not in card
     listed = card.split("Classes, in order: ")[1].splitlines()[0]
     assert listed.index("cat") < listed.index("dog") < listed.index("new-1")
+
+
+def test_names_of_classes_are_no_markdown(folder, tmp_path):
+    card = card_of(folder.path, tmp_path / "out", folder, classes=("a\n# b", "`c`"))
+    assert "Classes, in order: `a\\n# b`, `` `c` ``" in card

@@ -49,15 +49,15 @@ def make(folder):
     np.savez_compressed(data, **images())
     small = {"epochs": 1, "device": "cpu", "workers": 0}
     trained = nearkin.train(
-        data, out=folder / "train", backbone=BACKBONE, batch_size=16, dim=16, hidden_dim=16,
+        data, output=folder / "train", backbone=BACKBONE, batch_size=16, dim=16, hidden_dim=16,
         **small,
     )  # fmt: skip
     start = str(trained.path)
     nearkin.discover(
-        data, out=folder / "discover", from_run=start, known=["0", "1", "2"],
+        data, output=folder / "discover", encoder=start, known=["0", "1", "2"],
         classes=3, batch_size=16, **small,
     )  # fmt: skip
-    nearkin.classify(data, out=folder / "classify", from_run=start, device="cpu", workers=0)
+    nearkin.classify(start, data, output=folder / "classify", device="cpu", workers=0)
     return results(folder)
 
 
@@ -68,7 +68,7 @@ def results(folder):
     encoder = nearkin.load(folder / "train")
     found = {"features": np.stack([features(encoder, image) for image in pixels.numpy()])}
     for name in ("discover", "classify"):
-        rows = nearkin.assign(folder / name, data).to_dict()["images"]
+        rows = nearkin.predict(folder / name, data).to_dict()["images"]
         found[f"{name}_classes"] = np.array([row["cluster"] for row in rows])
         found[f"{name}_scores"] = np.array([row["score"] for row in rows])
     return found

@@ -53,7 +53,7 @@ def test_an_encoder_computes_its_features(release, expected):
 
 @pytest.mark.parametrize("kind", ["discover", "classify"])
 def test_a_classifier_assigns_the_classes_that_it_did(release, expected, kind):
-    rows = nearkin.assign(release / kind, release / "images.npz").to_dict()["images"]
+    rows = nearkin.predict(release / kind, release / "images.npz").to_dict()["images"]
     assert [row["cluster"] for row in rows] == expected[f"{kind}_classes"].tolist()
     scores = [row["score"] for row in rows]
     np.testing.assert_allclose(scores, expected[f"{kind}_scores"], **CLOSE)
@@ -65,7 +65,7 @@ def test_a_run_folder_is_read_and_its_page_is_written_again(release, kind):
     assert folder.kind == KINDS[kind]
     folder.any_settings()
     assert folder.read_summary()
-    assert nearkin.write_report(folder.path, release / "images.npz") == folder.report
+    assert nearkin.explore(folder.path, release / "images.npz", write=True) == folder.report
     assert folder.report.stat().st_size > 10_000
 
 
@@ -79,7 +79,7 @@ def test_a_run_is_measured_and_compared(release, capsys):
 
 def test_the_settings_of_a_run_are_a_configuration(release, tmp_path):
     # In bf16 the gradient of this network's last depthwise convolution may not be finite: its
-    # kernel reads memory that nobody has written (docs/reliability.md, "Limits of libraries").
+    # kernel reads memory that nobody has written (docs/reliability.md, "Not guaranteed").
     typed = ["-o", tmp_path / "again", "--epochs=1", "--quiet", "--precision=fp32"]
     config = release / "train" / "config.toml"
     assert call("train", release / "images.npz", "--config", config, *typed) == 0
@@ -97,7 +97,7 @@ def test_a_later_format_is_refused_with_those_that_are_read(release):
     images = release / "images.npz"
     with_format(release / "classify" / "classifier.safetensors", "99", "nearkin")
     with pytest.raises(CheckpointError, match=r"of format 99, nearkin .* reads 3\)"):
-        nearkin.assign(release / "classify", images)
+        nearkin.predict(release / "classify", images)
     with_format(release / "train" / "projector.safetensors", "99", "projector")
     with pytest.raises(CheckpointError, match=r"of format 99, nearkin .* reads 1\)"):
         nearkin.evaluate(release / "train", images, features="embedding")

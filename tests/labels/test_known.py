@@ -416,7 +416,7 @@ def test_added_images_leave_those_held_out_that_the_encoder_was_not_trained_on(t
     held_out = {alone.images.names[row] for row in alone.test_rows}
     run = RunFolder(tmp_path)
     note_data(run, alone)
-    config = {"labeled": by, "val": 0.2, "from_run": str(run.path)}
+    config = {"labeled": by, "val": 0.2, "encoder": str(run.path)}
     for parts in (
         open_discovery_data(data, DiscoverConfig(**config)).parts,
         open_labeled_data(data, ClassifyConfig(**config)).parts,
@@ -436,7 +436,7 @@ def test_files_of_other_folders_that_are_called_as_those_of_a_run_are_none(tmp_p
     write_network(tmp_path / "mine.safetensors")
     monkeypatch.chdir(tmp_path)
     for given in ("", "mine.safetensors"):
-        config = ClassifyConfig(from_run=given)
+        config = ClassifyConfig(encoder=given)
         assert held_share(data, config) == 0.1
         parts = open_labeled_data(data, config).parts
         assert len(parts.train_rows) == 18 - len(parts.test_rows)

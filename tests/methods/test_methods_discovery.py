@@ -182,7 +182,7 @@ def test_one_image_is_enough(name, label):
 
 def test_a_weight_that_would_turn_a_term_around_is_refused():
     for weight in ("-0.1", "1.1"):
-        with pytest.raises(UsageError, match="--sup-weight"):
+        with pytest.raises(UsageError, match="sup_weight"):
             checked_options("simgcd", {"sup_weight": weight})
 
 

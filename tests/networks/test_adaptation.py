@@ -212,7 +212,7 @@ def test_torchvisions_transformer_takes_another_size():
     resize_input(body, 48, "vit")
     assert body.encoder.pos_embedding.shape == (1, 37, 16)
     assert body(torch.randn(2, 3, 48, 48)).shape == (2, 16)
-    with pytest.raises(UsageError, match="of 8 px that vit takes; give --image-size 48 or"):
+    with pytest.raises(UsageError, match="of 8 px that vit takes; give image_size 48 or"):
         resize_input(body, 50, "vit")
 
 

@@ -293,9 +293,9 @@ def classified(tmp_path_factory, data, trained):
     rows = [[f"{number:02d}.png", "odd" if number % 2 else HOSTILE] for number in range(12)]
     write_csv(folder / "labels.csv", ("path", "label"), rows)
     nearkin.classify(
+        folder / "encoder.safetensors",
         str(data),
-        out=folder / "run",
-        from_run=folder / "encoder.safetensors",
+        output=folder / "run",
         labels=folder / "labels.csv",
         train_layers="attentive",
         baselines=False,

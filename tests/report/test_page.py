@@ -3,11 +3,15 @@
 import base64
 import hashlib
 import io
+import os
 import re
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
+import builders
 import numpy as np
 import pytest
 from browser import HOSTILE, opened, written_out
@@ -16,10 +20,14 @@ from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from PIL import Image
 
+from nearkin.config import ClassifyConfig, TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.evaluation.embeddings import embeddings_of
+from nearkin.report.encoder_report import command, typed
 from nearkin.report.image_map import thumbnails
 from nearkin.report.page.html import TEMPLATES, Chart, line_chart, round_ticks, text
 from nearkin.report.page.sections import (
+    ClassificationReport,
     ClassView,
     Confusion,
     DiscoveryReport,
@@ -28,6 +36,8 @@ from nearkin.report.page.sections import (
     Tile,
     report_page,
 )
+from nearkin.report.pages import report_of, store_report
+from nearkin.run.folder import RunFolder
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 
@@ -379,3 +389,41 @@ def test_a_browser_takes_hostile_names_for_text(browser, tmp_path):
     file.write_text(page, encoding="utf-8")
     with opened(browser, file) as shown:
         assert Read(shown.content()).elements == Read(page).elements
+
+
+def test_a_page_is_stored_with_names_that_are_not_utf_8(tmp_path):
+    names = [os.fsdecode(b"caf\xe9.png"), "b.png"]
+    data = builders.fill(tmp_path / "data", *names)
+    tiles = tuple(Tile(name, "", 0.5) for name in names)
+    content = ClassificationReport(RunInfo("data"), 2, "lead", "score", unsure=tiles)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.write_settings(ClassifyConfig(encoder="encoder"), str(data))
+    store_report(folder, content)
+    images = open_images(data)
+    stored = report_of(folder, images, embeddings_of(images, np.zeros((2, 3), np.float32)))
+    assert [tile.path for tile in stored.unsure] == names
+    assert all(tile.uri.startswith("data:image/") for tile in stored.unsure)
+    assert "caf\\udce9.png" in report_page(stored)
+
+
+def test_a_confusion_matrix_of_a_thousand_classes_takes_one_sum_for_each_row():
+    class Counted(tuple):
+        def __iter__(self):
+            passes.append(1)
+            return super().__iter__()
+
+    passes, names = [], tuple(map(str, range(30)))
+    rows = tuple(Counted([1] * 30) for _ in names)
+    report_page(bare(confusion=Confusion(names, names, rows)))
+    assert len(passes) <= 4 * len(rows)
+
+
+def test_next_steps_can_be_pasted_into_a_shell_whatever_a_folder_is_called():
+    hostile = "/mnt/c/Users/Jane Doe/$(touch x)"
+    assert shlex.split(typed("embed", hostile, hostile)) == ["nearkin", "embed", hostile, hostile]
+    assert typed("embed", "arrays") == "nearkin embed DATA"
+    own = TrainConfig(augment=[{"kind": "strong"}], lr=0.5)
+    words = shlex.split(command("photos", own, Path("runs/a b/config.toml")))
+    expected = ["train", "photos", "--config", "runs/a b/config.toml", "--lr", "0.5"]
+    assert words == ["nearkin", *expected]

@@ -285,7 +285,7 @@ def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_
         contact_sheet([neighbors_of(tmp_path / "a.png", "gone.png")], images, tmp_path / "s.png")
     near = [neighbors_of(tmp_path / "a.png", images.names[0])]
     for name in ("sheet.unknown", "absent/sheet.png", "sheet"):
-        with pytest.raises(OutputError, match=r"cannot write .*give --sheet a name\.png"):
+        with pytest.raises(OutputError, match=r"cannot write .*give output a name\.png"):
             contact_sheet(near, images, tmp_path / name)
 
 

@@ -1,4 +1,4 @@
-"""The page of a run, from its files: a training and a discovery, on real digits."""
+"""The report of a run, from its files: a training and a discovery, on real digits."""
 
 import base64
 import html
@@ -16,9 +16,9 @@ from nearkin_command import run as call
 from PIL import Image
 
 from nearkin.commands.discover import discover
-from nearkin.commands.report import write_report
+from nearkin.commands.explore import explore
+from nearkin.commands.sources import images_of
 from nearkin.commands.train import train
-from nearkin.commands.vectors import images_of
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.metrics import knn_classes
@@ -40,9 +40,9 @@ def discovered(tmp_path_factory, digits_file, trained):
     settings = DiscoverConfig(
         known=["0", "1", "2", "3", "4"], truth="data", classes=5, mode="ncd", epochs=1,
         options={"positive_rate": 0.2}, train_layers="top",
-        from_run=str(trained.path), report=True,
+        encoder=str(trained.path), report=True,
     )  # fmt: skip
-    return discover(digits_file, settings, out=tmp_path_factory.mktemp("runs") / "found").folder
+    return discover(digits_file, settings, output=tmp_path_factory.mktemp("runs") / "found").folder
 
 
 def packed(page):
@@ -53,23 +53,23 @@ def packed(page):
 
 def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained_run, trained, tmp_path):
     left = (trained_run / "report.html").read_bytes()
-    assert write_report(trained_run, output=tmp_path / "page.html").read_bytes() == left
-    assert write_report(trained.path) == trained.report
+    assert explore(trained_run, output=tmp_path / "page.html").read_bytes() == left
+    assert explore(trained.path, write=True) == trained.report
     page = trained.report.read_bytes()
     trained.map.unlink()
-    write_report(trained.path)
+    explore(trained.path, write=True)
     assert trained.report.read_bytes() == page
 
 
 def test_a_training_without_a_page_gets_it_later(tmp_path):
     data = save_digits(tmp_path / "few.npz", 32, 8)
     settings = TrainConfig(epochs=1, batch_size=32, backbone="tiny", optimizer="sgd", report=False)
-    folder = train(data, settings, out=tmp_path / "run").folder
-    train(data, settings, out=folder.path, resume=True)  # nothing is left to do
+    folder = train(data, settings, output=tmp_path / "run").folder
+    train(data, settings, output=folder.path, resume=True)  # nothing is left to do
     assert folder.summary.exists()
     assert not folder.report.exists()
     assert not folder.map.exists()
-    train(data, replace(settings, report=True), out=folder.path, resume=True)
+    train(data, replace(settings, report=True), output=folder.path, resume=True)
     assert folder.report.exists()
 
 
@@ -138,7 +138,7 @@ def test_a_sample_has_as_many_of_every_class_as_it_can():
 
 def test_a_discovery_leaves_a_page_that_is_made_anew_to_the_byte(discovered):
     page = discovered.report.read_bytes()
-    write_report(discovered.path)
+    explore(discovered.path, write=True)
     assert discovered.report.read_bytes() == page
     names = [one["name"] for one in packed(page.decode())["colorings"]]
     assert names == ["Class", "Known or novel", "Score", "Ground truth", "Correct"]
@@ -148,9 +148,14 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
     before, (first, *others) = discovered.clusters.read_bytes(), rows(discovered.clusters)
     try:
         write_rows(discovered.clusters, [first | {"name": "<b>sevens"}, *others])
-        page = write_report(discovered.path, output=tmp_path / "page.html").read_text()
+        page = explore(discovered.path, output=tmp_path / "page.html").read_text()
+        site = RunSite(discovered, images_of(discovered))
+        assert "&lt;b&gt;sevens (new-1)" in site.page
+        site.name(["new-1"], "eights")
+        assert "eights (new-1)" in site.page
     finally:
         discovered.clusters.write_bytes(before)
+        discovered.original_clusters.unlink(missing_ok=True)
     assert "&lt;b&gt;sevens (new-1)" in page
     assert "<b>sevens" not in page
     assert "<b>sevens" in packed(page)["colorings"][0]["classes"]
@@ -158,24 +163,24 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
 
 def test_no_page_without_what_it_needs(trained, discovered, digits_file, tmp_path):
     with pytest.raises(UsageError, match="no run folder"):
-        write_report(tmp_path)
+        explore(tmp_path, write=True)
     with pytest.raises(UsageError):
         images_of(RunFolder(tmp_path / "nothing"))
     with pytest.raises(OutputError, match="choose another"):
-        write_report(trained.path, output=tmp_path / "no" / "page.html")
+        explore(trained.path, output=tmp_path / "no" / "page.html")
     with pytest.raises(DataError, match="no such"):
-        write_report(trained.path, tmp_path / "gone")
+        explore(trained.path, tmp_path / "gone", write=True)
     content = discovered.page.read_bytes()
     discovered.page.write_bytes(content[:100])
     try:
         with pytest.raises(CheckpointError, match=r"page.json cannot be used"):
-            write_report(discovered.path)
+            explore(discovered.path, write=True)
     finally:
         discovered.page.write_bytes(content)
     with np.load(digits_file) as file:
         np.savez(tmp_path / "few.npz", x=file["x_train"][:40], y=file["y_train"][:40])
     with pytest.raises(DataError, match="give the images of the run"):
-        write_report(trained.path, tmp_path / "few.npz")
+        explore(trained.path, tmp_path / "few.npz", write=True)
 
 
 def test_images_that_are_gone_are_left_out_of_the_map(trained):
@@ -187,7 +192,7 @@ def test_images_that_are_gone_are_left_out_of_the_map(trained):
 
 
 def test_the_command_prints_where_the_page_is_in_which_pixels_stand(trained, capsys):
-    assert call("report", trained.path) == 0
+    assert call("explore", trained.path, "--write") == 0
     assert capsys.readouterr().out.strip() == str(trained.report.resolve())
     (sheet,) = packed(trained.report.read_text())["sheets"]
     assert base64.b64decode(sheet)[8:12] == b"WEBP"
@@ -197,7 +202,7 @@ def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
     path = tmp_path / "a page.html"
     for _ in range(2):  # the folder of an earlier page is replaced with it
         path.unlink(missing_ok=True)
-        assert call("report", trained.path, "-o", path, "--one-file", "50") == 0
+        assert call("explore", trained.path, "-o", path, "--one-file", "50") == 0
         made = {file.name: file.read_bytes() for file in (tmp_path / "a page_files").iterdir()}
     assert made.keys() == {"0.js", "0.webp"}
     data = packed(path.read_text())
@@ -216,9 +221,9 @@ def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
 
 def test_vectors_have_a_page_too(trained, digits_file, tmp_path, refusal):
     parts, page = tmp_path / "vectors", tmp_path / "page.html"
-    assert call("embed", trained.path, digits_file, "-o", f"{parts}/", "--shard", "64") == 0
+    assert call("embed", trained.path, digits_file, "-o", parts, "--shard-size", "64") == 0
     assert len(list(parts.glob("*.parquet"))) == 4
-    assert call("report", parts, digits_file, "-o", page, "--one-file", "50") == 0
+    assert call("explore", parts, digits_file, "-o", page, "--one-file", "50") == 0
     images = images_of(trained)
     run = image_map(trained, read_embeddings(trained.embeddings, images), images)
     shown = packed(page.read_text())
@@ -228,8 +233,8 @@ def test_vectors_have_a_page_too(trained, digits_file, tmp_path, refusal):
     assert "200 images of vectors" in page.read_text()
     assert [one["name"] for one in shown["colorings"]] == ["Label", "Split"]
     assert {file.name for file in (tmp_path / "page_files").iterdir()} == {"0.js", "0.webp"}
-    assert "give DATA, their images, and -o, the page" in refusal(2, "report", parts)
-    refusal(4, "report", parts, digits_file, "-o", tmp_path / "no" / "page.html")
+    assert "give their images, too, and the page as -o" in refusal(2, "explore", parts)
+    refusal(4, "explore", parts, digits_file, "-o", tmp_path / "no" / "page.html")
 
 
 def test_the_first_paragraph_says_what_labels_were_used_for(trained, tmp_path):
@@ -240,4 +245,4 @@ def test_the_first_paragraph_says_what_labels_were_used_for(trained, tmp_path):
     assert (
         " for 1 epoch; 40 other images are held out. It learned from the labels of 2 known "
         "classes; all other labels are used only for the evaluation below."
-    ) in " ".join(write_report(run.path).read_text().split())
+    ) in " ".join(explore(run.path, write=True).read_text().split())

@@ -22,11 +22,13 @@ PICTURES = 20
 class Shop(RunSite):
     """A site that records its requests."""
 
+    page = PAGE
+
     def __init__(self):
         self.requests = []
         self.error = None
         self.log = []
-        self.page, self.policy = PAGE, POLICY
+        self.policy = POLICY
 
     def image(self, number, *, large):
         self.requests.append(("image" if large else "thumbnail", number))
@@ -181,7 +183,7 @@ def test_headers_are_these_and_no_others(server, site):
     }
     nothing = "default-src 'none'; base-uri 'none'; form-action 'none'"
     start = server.url.partition(str(server.port))[2]
-    cookie = f"nearkin-{server.port}={server.token}; HttpOnly; SameSite=Strict; Path=/"
+    cookie = f"nearkin-{server.port}={server.token}; HttpOnly; SameSite=Lax; Path=/"
     expected = {
         "/": ("text/html; charset=utf-8", f"{POLICY}; frame-ancestors 'none'", {}),
         "/image/0": ("image/webp", nothing, {}),
@@ -202,7 +204,7 @@ def test_headers_are_these_and_no_others(server, site):
 
 HOSTS = [
     "evil.example", "evil.example:{port}", "", None, "localhost.evil:{port}", "localhost.:{port}",
-    "127.0.0.1.nip.io:{port}", "127.0.0.1:1", "127.0.0.1", "localhost", "[::1]:{port}",
+    "127.0.0.1.nip.io:{port}", "127.0.0.1:", "[::1", "[::2]:{port}", "127.0.0.1:-1",
     "0.0.0.0:{port}", "127.1:{port}", "2130706433:{port}", "me@127.0.0.1:{port}",
     "127.0.0.1:{port}, evil", "127.0.0.1:{port} ", "127.0.0.1:0{port}", "127.0.0.1:{port}/",
     "127.0.0.1:{port}\r\n evil", ["127.0.0.1:{port}", "127.0.0.1:{port}"],
@@ -223,8 +225,16 @@ def test_another_host_is_refused(server, site):
         status, _, content = ask(server, "/image/1", method, Host=filled(server, host))
         assert (status, site.requests) == (421, []), (method, host)
         assert b"RIFF" not in content
-    for name in ("127.0.0.1", "localhost"):  # both are this computer
-        host = f"{name}:{server.port}"
+    # All are this computer, also by a forward with another port, and by port 80 without it.
+    for host in (
+        "127.0.0.1:{}",
+        "localhost:{}",
+        "LocalHost:{}",
+        "[::1]:{}",
+        "localhost:1",
+        "localhost",
+    ):
+        host = host.format(server.port)
         assert ask(server, Host=host)[0] == 200
         assert ask(server, "/search", "POST", Host=host, Origin=f"http://{host}")[0] == 200
 

@@ -156,12 +156,20 @@ def test_columns_of_the_user_stay(folder):
 
 def test_a_name_is_one_plain_line_and_comes_back_as_it_was(folder):
     before = state(folder)
-    for name in ("x" * 101, "two\nlines", "\x1b[31m", "\u202egnp", "\ud800", "a\0"):
+    for name in ("x" * 101, "two\nlines", "\x1b[31m", "\u202egnp", "\ud800", "a\0", "cat\u200d"):
         for edit, chosen in EDITS.items():
             with pytest.raises(UsageError, match="one line of at most 100"):
                 edit(folder, chosen, name)
     assert state(folder) == before
-    for name in ("x" * 100, "'=1+1", "@me", 'Geige, "rot"; 小提琴', "</script>"):
+    for name in (
+        "x" * 100,
+        "'=1+1",
+        "@me",
+        "می\u200cشود",
+        "全角\u3000空白",
+        'Geige, "rot"; 小提琴',
+        "</script>",
+    ):
         name_classes(folder, ["new-1"], name)
         assert set(accepted_classes(folder.path).values()) == {name}
 

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from dataclasses import fields, replace
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -24,7 +25,7 @@ from nearkin.config import (
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.report.encoder_report import command
 from nearkin.run.folder import KINDS, RunFolder, run_folder
-from nearkin.schema import as_typed, option, parameter_docs
+from nearkin.schema import as_typed, parameter_docs
 from nearkin.toml import continued, read_toml, to_toml
 
 values = st.one_of(
@@ -114,9 +115,11 @@ def test_a_setting_of_a_wrong_type_or_out_of_its_range_is_refused_by_its_name():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        f"{option(name)} {as_typed(value)} is not {says}" for _, name, value, says in REFUSED
+        f"{name} {as_typed(value)} is not {says}" for _, name, value, says in REFUSED
     ]
-    with pytest.raises(UsageError, match="--lr-milestones and --cosine-end"):
+    with pytest.raises(UsageError, match="final_weight_decay changes one above 0"):
+        TrainConfig(weight_decay=0.0, final_weight_decay=0.1)
+    with pytest.raises(UsageError, match="lr_milestones and cosine_end"):
         TrainConfig(lr_milestones=[0.6], cosine_end=0.1)
 
 
@@ -131,7 +134,7 @@ def test_every_setting_has_a_default_and_a_sentence():
 
 
 CHANGED = dict(
-    labeled="known/ones", known=("cat", "dog"), classes=7, mode="ncd", from_run='runs/"a"'
+    labeled="known/ones", known=("cat", "dog"), classes=7, mode="ncd", encoder='runs/"a"'
 )
 CHANGED |= dict(allow_partial=True, method="rotnet", train_layers="last:2", epochs=200, seed=3)
 CHANGED |= dict(max_time="2h", batch_size=64, val=0.0)
@@ -143,8 +146,8 @@ CHANGED |= dict(options={"queue_size": 64, "targets": "official"})
 
 def test_the_command_of_a_run_has_no_settings_without_effect():
     config = TrainConfig(epochs=3, teacher_views=0, freeze_epochs=0)
-    assert command("photos", config) == "nearkin train photos --epochs 3"
-    taught = command("photos", replace(config, method="seed", teacher="dinov2-small"))
+    assert command("photos", config, Path()) == "nearkin train photos --epochs 3"
+    taught = command("photos", replace(config, method="seed", teacher="dinov2-small"), Path())
     assert taught.endswith("--teacher dinov2-small --teacher-views 0 --epochs 3")
 
 
@@ -174,9 +177,10 @@ def test_a_file_is_read_as_settings_of_what_it_is_for(tmp_path):
     path.write_text('clases = 5\nmode = "ncd"\n')
     with pytest.raises(UsageError, match=r"unknown key clases\. Did you mean classes"):
         read_toml(path, DiscoverConfig)
-    path.write_text('from_run = "runs/a"\n')
-    assert read_toml(path, DiscoverConfig) == {"from_run": "runs/a"}
-    with pytest.raises(UsageError, match="unknown key from_run"):
+    path.write_text('encoder = "runs/a"\n')
+    assert read_toml(path, DiscoverConfig) == {"encoder": "runs/a"}
+    path.write_text('accept = "runs/a"\n')
+    with pytest.raises(UsageError, match="unknown key accept"):
         read_toml(path)
     path.write_text("lr = 0.1\n")
     with pytest.raises(UsageError, match="unknown key lr"):
@@ -186,11 +190,10 @@ def test_a_file_is_read_as_settings_of_what_it_is_for(tmp_path):
 def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named():
     with pytest.raises(UsageError) as refused:
         continued(DiscoverConfig(**CHANGED), DiscoverConfig())
-    named = set(re.findall(r"--([a-z-]+) [^-;]* became", str(refused.value)))
+    named = set(re.findall(r"[(;] ?([a-z_]+) [^;]* became", str(refused.value)))
     # They do not touch the result, or are planned when a run begins.
     free = {"devices", "workers", "max_bad", "max_time", "copy_to", "report", "trust_remote_code"}
-    every = {entry.name for entry in fields(DiscoverConfig)} - free - {"from_run"} | {"from"}
-    assert named == {name.replace("_", "-") for name in every}
+    assert named == {entry.name for entry in fields(DiscoverConfig)} - free
 
 
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():
@@ -210,7 +213,9 @@ def test_a_run_says_of_which_kind_it_is(tmp_path):
         if kind != "training":
             with pytest.raises(UsageError, match=f"is a {kind}; look at its report.html"):
                 folder.settings()
-            with pytest.raises(UsageError, match=f"of `nearkin {settings.verb}`, not of `nearkin"):
+            with pytest.raises(
+                UsageError, match=rf"of `nearkin\.{settings.verb}`, not of `nearkin"
+            ):
                 read_toml(folder.config, TrainConfig)
     folder.config.write_text('data = "digits"\n')
     with pytest.raises(UsageError, match="names no kind of run"):
@@ -222,5 +227,5 @@ def test_a_damaged_summary_is_named_with_what_to_do(tmp_path):
     assert folder.read_summary() == {}
     for damaged in ("{", "[]", "\0"):
         folder.summary.write_text(damaged)
-        with pytest.raises(CheckpointError, match=r"summary\.json cannot be used .*--resume"):
+        with pytest.raises(CheckpointError, match=r"summary\.json cannot be used .*resume=True"):
             folder.read_summary()

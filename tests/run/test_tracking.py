@@ -54,8 +54,8 @@ class Listener(Silent):
 def train(folder, tracker):
     log = Listener(stop_after=2)
     with pytest.raises(StoppedError):
-        nearkin.train(PIXELS, out=folder, track=[tracker], reporter=log, **SETTINGS)
-    nearkin.train(PIXELS, out=folder, track=[tracker], reporter=log, resume=True, **SETTINGS)
+        nearkin.train(PIXELS, output=folder, track=[tracker], verbose=log, **SETTINGS)
+    nearkin.train(PIXELS, output=folder, track=[tracker], verbose=log, resume=True, **SETTINGS)
     assert [line for line in log.lines if line.startswith(f"warning: {tracker}")] == []
 
 
@@ -151,7 +151,7 @@ def test_trackio_continues_the_same_run_and_prints_nothing(tmp_path):
     """In processes of their own: its folder is chosen when it is imported."""
     need("trackio")
     np.savez(tmp_path / "data.npz", x=PIXELS)
-    command = [sys.executable, "-m", "nearkin", "train", "data.npz", "--out", "run"]
+    command = [sys.executable, "-m", "nearkin", "train", "data.npz", "-o", "run"]
     for name, value in SETTINGS.items():
         option = "--" + name.replace("_", "-")
         command += [f"--no-{name}"] if value is False else [option, str(value)]
@@ -224,7 +224,7 @@ def test_a_tracker_that_fails_costs_a_warning_and_not_the_training(tmp_path, mon
                 (run / "tb").write_text("a file where the folder should be")
 
     log = Breaking()
-    nearkin.train(PIXELS, out=run, track=["tensorboard", "trackio"], reporter=log, **SETTINGS)
+    nearkin.train(PIXELS, output=run, track=["tensorboard", "trackio"], verbose=log, **SETTINGS)
     first, second = (line for line in log.lines if line.startswith("warning: t"))
     assert first.startswith("warning: tensorboard failed (")
     assert second.startswith("warning: trackio failed (ConnectionError: no server); the training")
@@ -233,8 +233,8 @@ def test_a_tracker_that_fails_costs_a_warning_and_not_the_training(tmp_path, mon
 
 def test_a_finished_run_that_is_resumed_opens_no_tracker(tmp_path):
     need("tensorboard")
-    log, run = Listener(), {"out": tmp_path / "run"}
+    log, run = Listener(), {"output": tmp_path / "run"}
     nearkin.train(PIXELS, **run, **SETTINGS)
-    nearkin.train(PIXELS, **run, resume=True, track=["tensorboard"], reporter=log, **SETTINGS)
+    nearkin.train(PIXELS, **run, resume=True, track=["tensorboard"], verbose=log, **SETTINGS)
     assert "already complete" in log.lines
     assert not (tmp_path / "run" / "tb").exists()

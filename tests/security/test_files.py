@@ -277,7 +277,9 @@ def weights():
 
 
 def stages():
-    command = "discover classes -o HERE --known a,b,c,d --from good/encoder.safetensors --resume"
+    command = (
+        "discover classes -o HERE --known a,b,c,d --encoder good/encoder.safetensors --resume"
+    )
     command += " --batch-size 16"
     for name, (file, content) in STAGES.items():
         files = {file: content}

@@ -35,30 +35,30 @@ def place(tmp_path_factory):
 SPELLINGS = ["theirs.py:{}", "theirs:{}", "./theirs.py:{}?in_chans=4", "theirs:{}?built_for=8"]
 STORED = {"train": TrainConfig, "discover": DiscoverConfig, "classify": ClassifyConfig,
           "embed": EmbedConfig}  # fmt: skip
-NEEDED = {"discover": {"known": "a,b", "from_run": "good"}, "classify": {"from_run": "good"},
+NEEDED = {"discover": {"known": "a,b", "encoder": "good"}, "classify": {"encoder": "good"},
           "embed": {"encoder": "good"}}  # fmt: skip
 RANK = "rank HERE good --by effective-rank"
 USING = [
     "embed HERE images -o x.npz --overwrite",
     "embed HERE/encoder.safetensors images -o x.npz --overwrite",
     "embed HERE images -o x.npz --overwrite --image-size 32",
-    "embed HERE images --out embedded",
+    "embed HERE images -o embedded",
     "neighbors HERE images/a/a0.png",
     "evaluate HERE",
     "duplicates images --encoder HERE",
     "select HERE images --num 2 -o x.csv",
     "export HERE --format torch-export -o exported",
     RANK,
-    "train images --init-from HERE -o HERE-on",
+    "train images --encoder HERE -o HERE-on",
     "train images --method seed --teacher HERE -o HERE-by",
-    "discover images --known a,b --from HERE -o found",
-    "classify images --from HERE -o classified",
+    "discover images --known a,b --encoder HERE -o found",
+    "classify HERE images -o classified",
 ]
 """Whatever takes an encoder."""
 USING_RUN = {
-    "data": ["replay HERE", "evaluate HERE", "report HERE", "export HERE --format atlas", "explore HERE",
+    "data": ["doctor HERE", "evaluate HERE", "explore HERE --write", "export HERE --format atlas", "explore HERE",
              RANK],
-    **{setting: ["replay HERE", "evaluate HERE", "train images -o HERE --resume"]
+    **{setting: ["doctor HERE", "evaluate HERE", "train images -o HERE --resume"]
        for setting in ("augment", "backbone", "method")},
 }  # fmt: skip
 """Whatever takes its images, its views or its next step from the settings of a run."""
@@ -95,7 +95,7 @@ def configs():
             files = {"settings.toml": "\n".join(lines)}
             command = f"{verb} --config HERE/settings.toml -o y"
             yield f"config: {verb} {setting}", files, command, *expected
-    for setting in ("init_from", "teacher"):  # an architecture, and the file of its weights
+    for setting in ("encoder", "teacher"):  # an architecture, and the file of its weights
         text = f'data = "images"\nmethod = "seed"\n{setting} = "theirs.py:Net@good.pth"'
         command = "train --config HERE/settings.toml"
         yield f"config: at {setting}", {"settings.toml": text}, command, *UNTRUSTED
@@ -126,7 +126,7 @@ def others():
         details = {"augment": "theirs.py:VIEWS", "num_views": num_views, "seed": 0}
         described = tensors(heads, {**classes, "kind": kind, "details": details})
         files = {**run_of(TrainConfig()), "classifier.safetensors": described}
-        yield f"classifier: {kind}", files, "assign HERE images", REFUSED, "error: "
+        yield f"classifier: {kind}", files, "predict HERE images", REFUSED, "error: "
     for spelling in SPELLINGS:
         files = {"x.pth": zipped({"arch": spelling.format("Net"), "state_dict": tiny()})}
         for size in ("", " --image-size 32"):

@@ -80,18 +80,18 @@ def sources(place):
 
 def runs(place):
     """Files of a run; a checkpoint has a checksum, which anybody can compute."""
-    settings = TrainConfig(init_from="good", method="seed", teacher="good", augment="simclr")
+    settings = TrainConfig(encoder="good", method="seed", teacher="good", augment="simclr")
     sound = (place / "good" / "encoder.safetensors").read_bytes()
     run = run_of(settings) | {"start.safetensors": sound, "teacher.safetensors": sound}
     for file in ("encoder", "classifier", "projector", "start", "teacher"):
         features = "embedding" if file == "projector" else "backbone"
         evaluate = f"evaluate HERE --features {features} images"
-        command = "assign HERE images" if file == "classifier" else evaluate
+        command = "predict HERE images" if file == "classifier" else evaluate
         says = f"{file}.safetensors cannot be used"
         yield f"run: {file}", {**run, f"{file}.safetensors": PICKLE}, command, REFUSED, says
     for file in ("summary.json", "map.npz", "data.json", "embeddings.parquet"):
         run[file] = PICKLE
-    for verb in ("report", "replay", "export --format atlas"):
+    for verb in ("explore", "doctor", "export --format atlas"):
         yield f"run: {verb}", run, f"{verb} HERE", REFUSED, "error: "
     train = f"train {place}/images -o {place}/resumed --epochs 1 --batch-size 4 --val 0"
     train += " --backbone tiny -q"
@@ -123,9 +123,9 @@ def data(place):
     commands = [
         f"{verb} {name}" for name in named for verb in ("check", "train images -o z --labels")
     ]
-    commands += [f"classify images --from good --labeled {name}" for name in named]
+    commands += [f"classify good images --labeled {name}" for name in named]
     for name in ("vectors.npz", "array.npy", "data/pickle.npz", "data/pickle.parquet"):
-        commands += [f"evaluate {name}", f"neighbors good images/a/a0.png --in {name}"]
+        commands += [f"evaluate {name}", f"neighbors good images/a/a0.png --vectors {name}"]
     for command in commands:
         yield command, {}, command, REFUSED, "error: "
 

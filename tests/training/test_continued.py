@@ -134,7 +134,7 @@ def test_a_backbone_that_started_from_an_encoder_keeps_its_batch_statistics(
     """So do momentum encoders; heads, which are new, have those of each batch."""
     monkeypatch.chdir(encoders)
     data, cpu = open_images(images(32)), torch.device("cpu")
-    settings = dict(method=name, init_from=TINY, backbone="tiny", image_size=16, batch_size=16)
+    settings = dict(method=name, encoder=TINY, backbone="tiny", image_size=16, batch_size=16)
     config = resolve(TrainConfig(**settings, epochs=2, freeze_epochs=0), data, cpu)
     method, batches = build(config, data, cpu)
     views = next(batches.load(0, 1)).views[0]
@@ -282,11 +282,11 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     source = encoders / TINY
     run = nearkin.train(
         images(16),
-        out=tmp_path / "run",
-        init_from=source,
+        output=tmp_path / "run",
+        encoder=source,
         batch_size=8,
         epochs=3,
-        reporter=log,
+        verbose=log,
         report=True,
     )
     kept, trained = load(RunFolder(run.path).start), load(run.path)
@@ -294,7 +294,7 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     for name, tensor in expected.state_dict().items():
         assert torch.equal(tensor, kept.state_dict()[name])
     assert trained.details["origin"] == expected.details["origin"]
-    assert trained.details["init_from"] == source.name
+    assert trained.details["encoder"] == source.name
     assert trained.preprocessing == expected.preprocessing
     assert any("cc-by-nc" in line for line in log.texts)
     page = run.folder.report.read_text()
@@ -314,7 +314,7 @@ def test_the_untrained_baseline_takes_images_as_the_trained_encoder_does(tmp_pat
     view = Preprocessing(32, "center", 40, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     start = Encoder(rescaled(backbone, view), view, {"backbone": backbone.name, "image_size": 32})
     folder = RunFolder(tmp_path)
-    config = TrainConfig(backbone=backbone.name, image_size=48, init_from="weights", workers=0)
+    config = TrainConfig(backbone=backbone.name, image_size=48, encoder="weights", workers=0)
     write_start(folder, start)
     trained = resized(start, 48)
     images = open_images(np.zeros((4, 48, 48, 3), np.uint8))
@@ -337,7 +337,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_without_the_source(encod
     settings = "--batch-size 8 --epochs 4 --evaluate-every 0 --save-every 2 --device cpu -q "
     settings += "--lora 2 --drop-path 0.2 --grad-checkpointing --layer-decay 0.6 --freeze-epochs 2"
     killed, whole = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole")
-    command = ["train", str(data), "--init-from", str(source), *settings.split(), "-o"]
+    command = ["train", str(data), "--encoder", str(source), *settings.split(), "-o"]
     first = [*command, str(killed.path)]
     shot = start(first, lambda: set_up(AIMS["before pruning"], "simclr", 2))
     assert finish(shot) == -signal.SIGKILL
@@ -352,23 +352,28 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_without_the_source(encod
 
 
 def test_multi_crop_views_are_whole_patches(encoders, tmp_path):
-    how = dict(init_from=encoders / VIT, batch_size=8, epochs=2, augment="swav", save_every=100)
+    how = dict(encoder=encoders / VIT, batch_size=8, epochs=2, augment="swav", save_every=100)
     run = nearkin.train(
-        images(16, 32), out=tmp_path / "run", method="swav", num_prototypes=8, queue_size=8, **how
+        images(16, 32),
+        output=tmp_path / "run",
+        method="swav",
+        num_prototypes=8,
+        queue_size=8,
+        **how,
     )
     assert json.loads(RunFolder(run.path).summary.read_text())["epochs"] == 2
 
 
 REFUSED = [
-    (dict(lora=4), r"--lora needs an encoder to start from; give --init-from"),
-    (dict(freeze_epochs=2), r"--freeze-epochs needs an encoder"),
-    (dict(anchor=0.5), r"--anchor needs an encoder to start from; give --init-from too"),
+    (dict(lora=4), r"lora needs an encoder to start from; give encoder"),
+    (dict(freeze_epochs=2), r"freeze_epochs needs an encoder"),
+    (dict(anchor=0.5), r"anchor needs an encoder to start from; give encoder"),
     (dict(grad_checkpointing=True, compile="on"), r"exclude each other"),
     (dict(backbone="torchvision/resnet18", drop_path=0.1), r"no drop path; leave"),
-    (dict(init_from=TINY, freeze_epochs=2, epochs=2), r"2 of 2 epochs leaves none"),
-    (dict(init_from=TINY, lora=4), r"tiny has no linear layers for --lora"),
-    (dict(init_from=TINY, backbone="small"), r"small is not the architecture of .* tiny;"),
-    (dict(init_from="dinov2-smal"), r"Did you mean dinov2-small\?"),
+    (dict(encoder=TINY, freeze_epochs=2, epochs=2), r"2 of 2 epochs leaves none"),
+    (dict(encoder=TINY, lora=4), r"tiny has no linear layers for lora"),
+    (dict(encoder=TINY, backbone="small"), r"small is not the architecture of .* tiny;"),
+    (dict(encoder="dinov2-smal"), r"Did you mean dinov2-small\?"),
 ]
 
 
@@ -376,32 +381,32 @@ def test_what_cannot_be_is_refused_in_one_line(encoders, tmp_path, monkeypatch):
     monkeypatch.chdir(encoders)
     for number, (options, message) in enumerate(REFUSED):
         with pytest.raises(UsageError, match=message) as refused:
-            nearkin.train(images(16), out=tmp_path / str(number), batch_size=8, **options)
+            nearkin.train(images(16), output=tmp_path / str(number), batch_size=8, **options)
         assert "\n" not in str(refused.value)
     monkeypatch.setattr("nearkin.commands.train.open_logged", None)  # sizes come before images
-    with pytest.raises(UsageError, match=r"patches of 16 px .* --image-size 32 or 48$"):
-        nearkin.train(images(16), out=tmp_path / "size", init_from=VIT, image_size=40)
+    with pytest.raises(UsageError, match=r"patches of 16 px .* image_size 32 or 48$"):
+        nearkin.train(images(16), output=tmp_path / "size", encoder=VIT, image_size=40)
 
 
 def test_a_start_larger_than_the_memory_is_refused_before_it_is_read(encoders):
     start = encoders / "tiny.safetensors"
-    config, cpu = TrainConfig(init_from=str(start)), torch.device("cpu")
+    config, cpu = TrainConfig(encoder=str(start)), torch.device("cpu")
     size = start.stat().st_size
     check_memory(config, cpu, free=5 * size)
     check_memory(replace(config, anchor=0.0), cpu, free=4 * size)
     with pytest.raises(ResourceError, match="MB of memory are free; take a smaller encoder"):
         check_memory(config, cpu, free=5 * size - 1)
-    check_memory(TrainConfig(init_from=str(start), lora=4), cpu, free=3 * size)
+    check_memory(TrainConfig(encoder=str(start), lora=4), cpu, free=3 * size)
 
 
 def test_overwriting_spares_the_run_that_is_started_from(encoders, tmp_path):
     data = images(16)
-    how = dict(init_from=encoders / TINY, batch_size=8, epochs=2)
-    run = nearkin.train(data, out=tmp_path / "run", **how)
+    how = dict(encoder=encoders / TINY, batch_size=8, epochs=2)
+    run = nearkin.train(data, output=tmp_path / "run", **how)
     inside = RunFolder(run.path).encoder
     for source in (run.path, inside, f"timm:test_vit2@{inside}"):
         with pytest.raises(NearkinError, match="would remove"):
-            nearkin.train(data, out=run.path, init_from=source, overwrite=True)
+            nearkin.train(data, output=run.path, encoder=source, overwrite=True)
 
 
 def test_a_size_is_the_encoders_own_or_as_much_as_the_images_have(encoders):
@@ -421,12 +426,12 @@ def test_the_start_of_an_attempt_that_failed_is_not_that_of_the_next_one(tmp_pat
     settings = {"backbone": "tiny", "epochs": 1, "batch_size": 16, "optimizer": "sgd"}
 
     def fail_and_resume(name, **start):
-        again = {**settings, "out": tmp_path / name, "report": False}
+        again = {**settings, "output": tmp_path / name, "report": False}
         with pytest.raises(UsageError, match="chunks of 7"):
-            nearkin.train(images(32), init_from=str(first), chunk_size=7, **again)
+            nearkin.train(images(32), encoder=str(first), chunk_size=7, **again)
         return nearkin.train(images(32), **again, **start, resume=True)
 
-    run = fail_and_resume("continued", init_from=str(second))
+    run = fail_and_resume("continued", encoder=str(second))
     assert load(run.folder.start).digest == load(second).digest
     run = fail_and_resume("anew")
     assert set(run.summary["metrics"]) == {"encoder", "untrained", "pixels"}

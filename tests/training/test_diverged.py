@@ -11,7 +11,7 @@ import torch
 from builders import pixels
 from small import batch_for, small
 
-from nearkin.commands.replay import replay
+from nearkin.commands.doctor import doctor
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import DivergedError, UsageError
@@ -130,13 +130,13 @@ def diverged(tmp_path_factory):
         lr=1e9, warmup=0.5, save_every=1, precision="fp32", evaluate_every=0,
     )  # fmt: skip
     with pytest.raises(DivergedError) as error:
-        train(folder / "data.npz", config, out=folder / "run")
+        train(folder / "data.npz", config, output=folder / "run")
     return folder / "run", str(error.value)
 
 
 def test_a_run_that_diverges_keeps_what_came_before_and_the_state_it_diverged_from(diverged):
     run, message = diverged
-    assert f"nearkin replay {run} shows where it began" in message
+    assert f"`nearkin.doctor({str(run)!r})` shows where it began" in message
     good, captured = (latest(run / folder) for folder in ("checkpoints", "diverged"))
     assert good is not None
     assert captured.name >= good.name
@@ -145,11 +145,11 @@ def test_a_run_that_diverges_keeps_what_came_before_and_the_state_it_diverged_fr
 def test_a_replay_repeats_the_step_and_names_the_layer(diverged):
     run, message = diverged
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    lines = replay(run)
-    assert lines[0].partition(": ")[2] in message
+    lines = doctor(run).lines()
+    assert lines[0].partition("once more")[2].strip() in message
     assert lines[0].startswith("step ")
     assert "pixels from" in lines[-1]
-    assert lines == replay(run)
+    assert lines == doctor(run).lines()
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
@@ -165,12 +165,14 @@ def test_a_replay_warns_of_a_method_of_ones_own_that_has_changed(diverged, tmp_p
     stored["sources"] = {"method": {"file": str(own), "sha256": "0" * 64}}
     (run.path / "data.json").write_text(json.dumps(stored))
     with pytest.raises(UsageError, match=r"config\.toml names code to run: method is"):
-        replay(run.path)
-    warning, *lines = replay(run.path, trust_remote_code=True)
-    assert warning.startswith(f"warning: the source of the method, {own}, has changed since")
-    assert lines == replay(diverged[0])
+        doctor(run.path)
+    warning, *lines = doctor(run.path, trust_remote_code=True).lines()
+    assert " ".join(warning.split()).startswith(
+        f"warning the source of the method, {own}, has changed since"
+    )
+    assert lines == doctor(diverged[0]).lines()
 
 
 def test_a_replay_asks_for_a_run_that_diverged(trained_run):
-    with pytest.raises(UsageError, match="has not diverged, so there is nothing to replay"):
-        replay(trained_run)
+    with pytest.raises(UsageError, match="has not diverged, so there is nothing to look into"):
+        doctor(trained_run)

@@ -50,7 +50,7 @@ def images(tmp_path_factory):
 def whole(images, tmp_path_factory):
     """The run that nothing happens to."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    train(images, CONFIG, out=out)
+    train(images, CONFIG, output=out)
     return out
 
 
@@ -88,7 +88,7 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_and_nothing_else(
     images, whole, disk, tmp_path
 ):
     meddler = Meddler(step_6=lambda: disk(200), step_10=lambda: disk(resource.RLIM_INFINITY))
-    train(images, CONFIG, out=tmp_path / "run", reporter=meddler)
+    train(images, CONFIG, output=tmp_path / "run", verbose=meddler)
     warnings = [line for line in meddler.lines if line.startswith("warning: cannot write")]
     assert len(warnings) == 2
     assert all("training goes on" in line for line in warnings)
@@ -100,11 +100,11 @@ def test_a_disk_that_stays_full_ends_the_run_and_leaves_the_newest_checkpoint(
 ):
     out = tmp_path / "run"
     with pytest.raises(ResourceError, match=r"cannot write .*; make room"):
-        train(images, CONFIG, out=out, reporter=Meddler(step_9=lambda: disk(200)))
+        train(images, CONFIG, output=out, verbose=Meddler(step_9=lambda: disk(200)))
     disk(resource.RLIM_INFINITY)
     assert checkpoint.latest(out / "checkpoints").name == "ckpt-00000008.pt"
     assert not [path for path in out.rglob("*") if ".partial." in path.name]
-    train(images, CONFIG, out=out, resume=True)
+    train(images, CONFIG, output=out, resume=True)
     assert same(out, whole)
 
 
@@ -152,16 +152,16 @@ def test_a_disk_that_cannot_be_read_is_an_error_and_no_start_from_zero(
     shutil.copytree(whole, tmp_path / "run")
     monkeypatch.setattr(Path, "read_bytes", broken)
     with pytest.raises(CheckpointError, match="cannot read the checkpoints"):
-        train(images, CONFIG, out=tmp_path / "run", resume=True)
+        train(images, CONFIG, output=tmp_path / "run", resume=True)
 
 
 def test_a_folder_or_log_that_cannot_be_written_is_refused_before_the_data_are_opened(tmp_path):
     for out in ("/proc/run", "/sys/run", "x" * 300, "/" + "long/" * 900):
         with pytest.raises(OutputError, match="cannot write "):
-            train("no-such-data", CONFIG, out=out)
+            train("no-such-data", CONFIG, output=out)
     (tmp_path / "train.log").mkdir()
-    with pytest.raises(OutputError, match=r"cannot write .*train.log.*; choose another --out"):
-        train("no-such-data", CONFIG, out=tmp_path)
+    with pytest.raises(OutputError, match=r"cannot write .*train.log.*; choose another output"):
+        train("no-such-data", CONFIG, output=tmp_path)
 
 
 # One folder, one run
@@ -252,8 +252,8 @@ def changed(entry):
         "evaluate_every": 3, "save_every": 7, "workers": 3, "optimizer": "lars",
         "precision": "bf16", "scan": "full", "lr_milestones": [0.5], "max_time": "3h",
         "on_collapse": "stop", "compile": "on", "devices": 2, "cache": "disk", "chunk_size": 4, "options": {"temperature": 0.7},
-        "lora": 4, "layer_decay": 0.5, "freeze_epochs": 2, "anchor": 0.5, "drop_path": 0.2, "teacher_views": 3, "view_sizes": [8], "track": ["wandb"], "known": ["cat"],
-        "shuffle_window": 512, "seed": 5, "lars_form": "byol",
+        "lora": 4, "layer_decay": 0.5, "freeze_epochs": 2, "anchor": 0.5, "drop_path": 0.2, "teacher_views": 3, "view_sizes": [8], "num_views": 4, "track": ["wandb"], "known": ["cat"],
+        "shuffle_window": 512, "seed": 5, "lars_form": "byol", "final_weight_decay": 0.5,
     }  # fmt: skip
     value = getattr(TrainConfig(), entry.name)
     if entry.name in other:
@@ -264,7 +264,7 @@ def changed(entry):
 
 
 def test_every_setting_but_the_free_ones_is_named_when_it_contradicts_the_run():
-    stored = replace(CONFIG, options={"temperature": 0.1}, init_from="start")
+    stored = replace(CONFIG, options={"temperature": 0.1}, encoder="start")
     for entry in fields(TrainConfig):
         new = replace(stored, **{entry.name: changed(entry)})
         if entry.name in (*FREE, "max_time"):

@@ -114,7 +114,7 @@ def collapsing(out, **settings):
         backbone="tiny", image_size=16, batch_size=16, epochs=12, evaluate_every=1, lr=0.05,
         optimizer="adamw", weight_decay=19.0, save_every=1000, report=False, **settings,
     )  # fmt: skip
-    return train(pixels(64), config, out=out)
+    return train(pixels(64), config, output=out)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_run_that_is_to_stop_on_it_saves_first_and_can_go_on(collapsed, tmp_pa
     step = int(re.search(r"after step (\d+)", str(error.value))[1])
     assert latest(out / "checkpoints").name == f"ckpt-{step:08d}.pt"
     warned = replace(RunFolder(out).settings()[0], on_collapse="warn")
-    train(pixels(64), warned, out=out, resume=True)
+    train(pixels(64), warned, output=out, resume=True)
     assert resumed_steps(out) == [step]
     files = ("encoder.safetensors", "metrics.csv")
     assert bytes_of(out, *files) == bytes_of(collapsed.path, *files)

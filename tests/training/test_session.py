@@ -1,5 +1,6 @@
 """A training as a whole: images that are opened once, networks of any kind, batches in chunks."""
 
+import numpy as np
 import pytest
 import torch
 from builders import pixels
@@ -11,6 +12,7 @@ from nearkin.config import TrainConfig
 from nearkin.data import split as splitting
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
+from nearkin.methods.simgcd import SimGCD
 from nearkin.run import data as opening
 from nearkin.tables import read_numbers
 
@@ -36,9 +38,18 @@ def calls(monkeypatch):
 
 def test_a_run_opens_and_splits_its_data_once(tmp_path, calls):
     config = TrainConfig(backbone="tiny", image_size=16, batch_size=8, epochs=1, report=False)
-    run = train(pixels(32), config, out=tmp_path / "run")
+    run = train(pixels(32), config, output=tmp_path / "run")
     assert calls == {"open_images": 1, "duplicates": 1}
     assert set(run.summary["metrics"]) == {"encoder", "untrained", "pixels"}
+
+
+def test_the_terms_of_a_method_are_columns_of_its_metrics(tmp_path):
+    np.savez(tmp_path / "images.npz", x=pixels(32), y=np.arange(32) % 4)
+    small = dict(backbone="tiny", image_size=16, batch_size=8, epochs=1, evaluate_every=0)
+    config = TrainConfig(method="simgcd", known=["0", "1"], val=0.0, report=False, **small)
+    run = train(tmp_path / "images.npz", config, out=tmp_path / "run")
+    rows = read_numbers(run.folder.metrics)
+    assert all(np.isfinite(row[name]) for row in rows for name in SimGCD.metrics)
 
 
 class Tied(nn.Module):
@@ -55,14 +66,14 @@ class Tied(nn.Module):
 
 def test_a_network_with_a_layer_used_twice_is_trained_stored_and_loaded(tmp_path):
     config = TrainConfig(image_size=16, batch_size=8, epochs=1, report=False)
-    run = train(pixels(32), config, out=tmp_path / "run", backbone=Tied())
+    run = train(pixels(32), config, output=tmp_path / "run", backbone=Tied())
     encoder = load(run.path, backbone=Tied())
     state = load_file(run.folder.encoder)
     assert torch.equal(state["second.weight"], state["third.weight"])
     assert torch.equal(encoder.backbone.body.third.weight, state["second.weight"])
     assert encoder.backbone.body.second is encoder.backbone.body.third
     assert encoder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
-    train(pixels(32), config, out=tmp_path / "run", backbone=Tied(), resume=True)
+    train(pixels(32), config, output=tmp_path / "run", backbone=Tied(), resume=True)
 
 
 def test_a_batch_goes_through_in_chunks(tmp_path):
@@ -70,11 +81,11 @@ def test_a_batch_goes_through_in_chunks(tmp_path):
     settings = {"backbone": "tiny", "image_size": 16, "batch_size": 8, "epochs": 2, "val": 0.0}
     settings |= {"method": "moco", "options": {"queue_size": 16, "bn_groups": 4}}
     settings |= {"precision": "fp32", "evaluate_every": 0, "report": False}
-    whole = train(images, TrainConfig(**settings), out=tmp_path / "whole")
-    chunks = train(images, TrainConfig(**settings, chunk_size=2), out=tmp_path / "chunks")
+    whole = train(images, TrainConfig(**settings), output=tmp_path / "whole")
+    chunks = train(images, TrainConfig(**settings, chunk_size=2), output=tmp_path / "chunks")
     losses, expected = (
         [row["loss"] for row in read_numbers(run.folder.metrics)] for run in (chunks, whole)
     )
     assert losses == pytest.approx(expected, rel=1e-4)
     with pytest.raises(UsageError, match="chunks of 3 images do not divide a batch of 8"):
-        train(images, TrainConfig(**settings, chunk_size=3), out=tmp_path / "odd")
+        train(images, TrainConfig(**settings, chunk_size=3), output=tmp_path / "odd")

@@ -241,7 +241,7 @@ def distilled(tmp_path_factory):
     np.savez(data, x=pixels(64), y=np.arange(64) % 2)
     config = TrainConfig(method="seed", teacher=named, seed=3, backbone="tiny", batch_size=BATCH,
                          epochs=2, val=0.25, device="cpu", report=True, options={"queue_size": 16})  # fmt: skip
-    return train(str(data), config, out=folder / "run"), data, config
+    return train(str(data), config, output=folder / "run"), data, config
 
 
 def test_the_table_has_the_teacher_and_its_share_and_the_settings_the_number_of_views(distilled):
@@ -281,10 +281,10 @@ def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_
         (out / name).unlink()
     gone = replace(config, teacher=str(tmp_path / "gone"))
     with pytest.raises(UsageError, match="teacher"):
-        train(str(data), gone, out=out, resume=True)
+        train(str(data), gone, output=out, resume=True)
     shutil.move(config.teacher, moved)
     try:
-        train(str(data), replace(config, report=False), out=out, resume=True)
+        train(str(data), replace(config, report=False), output=out, resume=True)
         assert run("evaluate", out, "--protocol", "knn") == 0
     finally:
         shutil.move(moved, config.teacher)
@@ -296,7 +296,9 @@ def test_two_processes_train_the_same_student(distilled, tmp_path, monkeypatch):
     """Each makes some of the features and reads all; sums differ in their last digits."""
     fork_workers(monkeypatch)
     alone, data, config = distilled
-    both = train(str(data), replace(config, devices=2, report=False), out=tmp_path / "two").folder
+    both = train(
+        str(data), replace(config, devices=2, report=False), output=tmp_path / "two"
+    ).folder
     for path in alone.folder.teacher_features.iterdir():
         assert (both.teacher_features / path.name).read_bytes() == path.read_bytes()
     losses, expected = (
@@ -322,7 +324,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, refusal):
     for typed, message in REFUSED:
         assert message in refusal(2, "train", data, "-o", out, "--backbone", "tiny", *typed)
     discovery = ["discover", "digits", "--known", "0,1", "--method", "seed", "-o", out]
-    assert "then give its run with --from" in refusal(2, *discovery)
+    assert "then give its run with --encoder" in refusal(2, *discovery)
 
 
 def test_a_teacher_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_path):
@@ -348,5 +350,5 @@ def test_the_size_of_an_architecture_is_known_without_its_weights():
 def test_the_run_that_teaches_cannot_be_overwritten(distilled):
     run, data, config = distilled
     taught = replace(config, teacher=str(run.path))
-    with pytest.raises(UsageError, match="--overwrite would remove"):
-        train(str(data), taught, out=run.path, overwrite=True)
+    with pytest.raises(UsageError, match="overwrite=True would remove"):
+        train(str(data), taught, output=run.path, overwrite=True)

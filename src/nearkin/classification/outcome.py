@@ -142,7 +142,7 @@ class Outcome:
         return {
             "command": "classify",
             "data": self.data,
-            "encoder": self.config.from_run,
+            "encoder": self.config.encoder,
             "train_layers": self.config.train_layers,
             "chosen": dict(self.trained.chosen),
             "protocol": self.trained.protocol,

@@ -13,7 +13,7 @@ from nearkin.evaluation.evaluate import metric_rows
 from nearkin.metrics.metric import Metric
 from nearkin.objectives import unit
 from nearkin.pace import count
-from nearkin.report.encoder_report import run_info
+from nearkin.report.encoder_report import run_info, typed
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassificationReport, ClassView, Confusion, Table, Tile
 from nearkin.run.data import computed_with
@@ -68,6 +68,7 @@ def build_report(outcome: Outcome) -> ClassificationReport:
     images, dataset = outcome.dataset.images, outcome.dataset
     return ClassificationReport(
         run=run_info(
+            outcome.folder,
             outcome.data,
             outcome.config,
             images,
@@ -238,9 +239,9 @@ def _protocol(outcome: Outcome) -> Iterator[str]:
 
 def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
-    yield "Classify new images.", f"nearkin assign {run} NEW_IMAGES -o new.csv"
-    yield "Browse images at full size, and search by image.", f"nearkin explore {run}"
+    yield "Classify new images.", typed("predict", run, "NEW_IMAGES", "-o", "new.csv")
+    yield "Browse images at full size, and search by image.", typed("explore", run)
     yield (
         "Look for classes that have no label yet, beside these.",
-        f"nearkin discover {data} --labeled LABELED --from {run}",
+        typed("discover", data, "--labeled", "LABELED", "--encoder", run),
     )

@@ -16,10 +16,11 @@ from cyclopts import CycloptsError
 from cyclopts.help.formatters import DefaultFormatter
 from rich.console import Console
 
+from nearkin.choices import SLEEPING_THREADS
 from nearkin.cli.app import COMPLETION, application
 from nearkin.cli.method_help import method_options
 from nearkin.cli.terminal import err
-from nearkin.errors import TOGETHER, NearkinError, UsageError
+from nearkin.errors import TOGETHER, NearkinError, UsageError, as_typed_words
 from nearkin.places import system_error
 from nearkin.text import printable
 
@@ -27,12 +28,18 @@ EVERYTHING = "--help-all"  # Help with all options, not only the common ones
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code; see docs/exit-codes.md."""
+    """Run a command and return its exit code; see docs/reference.md."""
+    os.environ.update({**SLEEPING_THREADS, **os.environ})
+    with as_typed_words():
+        return _run(sys.argv[1:] if arguments is None else arguments)
+
+
+def _run(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names that its encoding cannot spell
     try:
         with _unwound_by_signals():
-            _answer(sys.argv[1:] if arguments is None else arguments)
+            _answer(arguments)
     except (CycloptsError, NearkinError) as error:
         return _failed(error)
     except BrokenPipeError:  # whoever read the output has heard enough

@@ -22,7 +22,12 @@ nearkin discover IMAGES --labeled SOME_CLASSES
 `nearkin COMMAND --help` lists the common options of a command, `--help-all` all of them.
 """
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Start": {"demo": "demo:demo", "check": "check:check", "doctor": "info:doctor"},
+    "Start": {
+        "demo": "demo:demo",
+        "check": "check:check",
+        "list": "lists:list_names",
+        "doctor": "doctor:doctor",
+    },
     "Encoders": {
         "train": "train:train",
         "embed": "embed:embed_files",
@@ -32,24 +37,15 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Classes": {
         "discover": "discover:discover",
         "classify": "classify:classify",
-        "assign": "assign:assign",
+        "predict": "predict:predict",
         "select": "select:select",
     },
     "Exploration": {
         "explore": "explore:explore",
-        "report": "report:write_report",
         "neighbors": "neighbors:neighbors",
-        "index": "index:build_index",
         "duplicates": "duplicates:duplicates",
-        "compare": "compare:compare",
-        "rank": "compare:rank",
-        "replay": "replay:replay",
     },
-    "Lists": {
-        "methods": "info:methods",
-        "backbones": "info:backbones",
-        "config": "info:settings",
-    },
+    "Comparison": {"compare": "compare:compare", "rank": "compare:rank"},
 }
 """The function of `nearkin.commands` that each command calls, by group."""
 COMPLETION: Final = "--install-completion"

@@ -44,8 +44,8 @@ def command_of(target: str, name: str, *, everything: bool) -> tuple[Callable[..
 
         is_first = is_main_process()
         with Terminal(quiet or json or not is_first) as terminal:
-            reporter = {"reporter": terminal} if "reporter" in hints else {}
-            result = imported(target)(**given, **reporter)
+            shown = {"verbose": terminal} if "verbose" in hints else {}
+            result = imported(target)(**given, **shown)
         if is_first and result is not None:
             show(result, as_json=json)
 
@@ -102,9 +102,10 @@ def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
 
     if name in SEVERAL or is_main_process():
         return True
-    from nearkin.commands.embed import is_folder
+    from nearkin.commands.embed import makes_shards
 
-    if name == "embed" and is_folder(str(given.get("output") or "")):
+    none = {"output": None, "shard_size": None, "shard": "", "engine": "local"}
+    if name == "embed" and makes_shards(*(given.get(each, none[each]) for each in none)):
         return True
     print("this command takes one process; the first does it, this one ends", file=sys.stderr)
     return False

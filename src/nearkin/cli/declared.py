@@ -16,8 +16,9 @@ TYPES: Final = {
     **vars(config),
     **vars(schema),
     **{"Any": Any, "Literal": Literal, "Path": Path, "Reporter": Reporter, "Sequence": Sequence},
+    **dict.fromkeys(("EncoderLike", "PathLike", "VectorsLike", "Embeddings"), str | Path),
 }
-"""Names that the types of words and options are written with."""
+"""Names that the types of words and options are written with; objects of Python are paths here."""
 PYTHON: Final = ("settings", "backbone")
 """Parameters that are no words and no options."""
 

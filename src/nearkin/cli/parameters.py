@@ -13,7 +13,6 @@ from nearkin.config import COMMON, GROUPS, TRUST, RunConfig, defaults
 from nearkin.schema import as_typed, described, option, parameter_docs, types_of
 
 NAMES: Final[Mapping[str, str | tuple[str, ...]]] = {
-    "vectors": "--in",
     "output": ("--output", "-o"),
     "quiet": ("--quiet", "-q"),
     "config_file": "--config",
@@ -25,10 +24,10 @@ CONFIG_FILE: Final = (
 )
 RARE: Final = (
     *("allow_partial", TRUST, "image_size", "seed", "device", "devices", "workers", "one_file"),
-    *("shard", "part", "engine"),
+    *("shard_size", "shard", "engine", "i_know"),
 )
 """Parameters of functions that only `--help-all` lists."""
-GIVEN: Final = ("config", "reporter")
+GIVEN: Final = ("config", "verbose")
 """Parameters that a command makes of what is typed."""
 PANELS: Final = {title: Group(title, sort_key=place) for place, title in enumerate(GROUPS)}
 OUTPUT: Final = PANELS["Output"]
@@ -48,7 +47,7 @@ def parameters_of(function: Callable[..., Any], *, everything: bool) -> list[Arg
     words = [each for each in own if each.kind is not Argument.KEYWORD_ONLY]
     options = [each for each in own if each.kind is Argument.KEYWORD_ONLY]
     options.append(_flag("json", "Print the result as JSON."))
-    if "reporter" in hints:
+    if "verbose" in hints:
         options.append(_flag("quiet", "Show no progress."))
     if kind is None:
         return [*words, *options]
@@ -82,7 +81,7 @@ def _own(
                 yield _optional(name, Annotated[annotation, shown], default, word=True)
             continue
         shown = Parameter(
-            name=("--out", "-o") if (name, "output" in hints) == ("out", False) else _name(name),
+            name=_name(name),
             help=docs[name],
             negative="" if each.default is False else None,
             show=everything or name not in RARE,

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from nearkin.config import TrainConfig
 from nearkin.data import notes
@@ -17,13 +18,14 @@ from nearkin.errors import NearkinError
 from nearkin.evaluation.augmentation import augmentation_warnings
 from nearkin.evaluation.leaks import Leaks
 from nearkin.pace import count
+from nearkin.result import Result, Row
 from nearkin.run.auto import describe, resolve
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.training.cost import Cost, cost
 
 
-@dataclass(frozen=True)
-class DataReport:
+@dataclass(frozen=True, repr=False)
+class DataReport(Result):
     """What `nearkin check` reports on images."""
 
     images: Images
@@ -34,6 +36,14 @@ class DataReport:
     proposal: str  # The settings of `auto`, or why there are none, if training is impossible
     cost: Cost | None  # Of that training
 
+    @override
+    def records(self) -> list[Row]:
+        """A row per class: its name and number of images."""
+        counts = Counter(self.images.labels.tolist())
+        named = enumerate(self.images.classes)
+        return [{"class": name, "images": counts[label]} for label, name in named]
+
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         counts = Counter(self.images.labels.tolist())
@@ -54,6 +64,7 @@ class DataReport:
             **(asdict(self.cost) if self.cost else dict.fromkeys(Cost.__annotations__)),
         }
 
+    @override
     def lines(self) -> list[str]:
         """Return lines of text, for people."""
         values = self.to_dict()
@@ -111,7 +122,7 @@ def check(
     *,
     labels: str = "auto",
     scan: Literal["headers", "full"] = "headers",
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
 ) -> DataReport:
     """Check images before training: counts, sizes, bad files, duplicates, proposed settings.
 
@@ -119,9 +130,9 @@ def check(
         data: Images: a folder, a table, an archive or shards, or a name such as digits.
         labels: Where labels come from, as for `TrainConfig`.
         scan: `headers` opens every file, `full` decodes every image.
-        reporter: Receives log lines and progress; None is silent.
+        verbose: Whether to show progress, or what receives it.
     """
-    on_progress = (reporter or Silent()).progress
+    on_progress = reporter_of(verbose).progress
     opened = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
     images = trained_or_scored(opened)
     found = duplicates(images, on_progress)

@@ -22,8 +22,8 @@ from nearkin.classification.report import write_outcome
 from nearkin.classifier.assignments import assign
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.classifier.layers import trained_parts
-from nearkin.commands.settings import given
-from nearkin.commands.train import Run
+from nearkin.commands.run import Run
+from nearkin.commands.settings import EncoderLike, PathLike, given, name_of
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk
 from nearkin.distributed import available_cpus, free_memory, is_main_process
@@ -33,46 +33,48 @@ from nearkin.run.data import held_share, note_labels, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
-from nearkin.run.reporter import Reporter
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.training.start import write_start
 
 
 def classify(
+    encoder: EncoderLike,
     data: Any,
     config: ClassifyConfig | None = None,
     *,
-    out: str | Path | None = None,
+    output: PathLike | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
     **settings: Any,
 ) -> Run:
     """Learn classes from labels of some images or of all, on top of any encoder.
 
-    Leaves a calibrated classifier, which `nearkin assign` applies to new images.
+    Leaves a calibrated classifier, which `nearkin predict` applies to new images.
 
     Args:
+        encoder: A run, a name such as dinov2-small or timm:NAME, or a file; what `load` takes.
         data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
             name such as `digits`; or, from Python, arrays or a data set (docs/data.md).
         config: The settings, of which `settings` replaces some.
-        out: The run folder; runs/DATA-classify if not given.
+        output: The run folder; runs/DATA-classify if not given.
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder.
-        reporter: Receives log lines and progress; None is silent.
+        verbose: Whether to show progress, or what receives it.
         settings: Fields of `nearkin.ClassifyConfig`.
 
     Returns:
-        The finished run: `run.path`, `run.summary`.
+        The finished run: its metrics, encoder and report.
 
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    config, _ = given(ClassifyConfig, config, settings)
-    folder = run_folder(out, data, "classify", again=resume or overwrite)
+    config, _ = given(ClassifyConfig, config, {**settings, "encoder": name_of(encoder)})
+    folder = run_folder(output, data, "classify", again=resume or overwrite)
     if not is_main_process():  # of several that were started: this command takes one
         return Run(folder)
     # Everything that can be refused is, before the run folder is touched and time is spent.
-    encoder = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
+    start = _checked(config, kept_copy(folder.start, config.encoder, resume=resume))
     config = self_contained(config)
     held_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
@@ -81,10 +83,10 @@ def classify(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.from_run],
-        reporter=reporter,
+        encoders=[config.encoder],
+        reporter=reporter_of(verbose),
     ) as run:
-        for line in encoder.lines():
+        for line in start.lines():
             run.log.info(line)
         list_bad = partial(write_bad_files, folder.bad_files)
         resumed = folder if resume else None
@@ -97,12 +99,12 @@ def classify(
         if folder.summary.exists():
             run.log.info("already complete")
             return Run(folder)
-        config = replace(_resolved(run.config, dataset, encoder), val=held_share(data, run.config))
+        config = replace(_resolved(run.config, dataset, start), val=held_share(data, run.config))
         run = replace(run, config=config)
         with resource_errors(64):
             folder.write_settings(run.config, data_name(data))
             # A resumed run needs the source no longer; trained on is the file from the start.
-            write_start(folder, encoder)
+            write_start(folder, start)
             trust = config.trust_remote_code
             start = load(folder.start, trust_remote_code=trust)
             _work(run, data_name(data), dataset, start)
@@ -111,8 +113,6 @@ def classify(
 
 def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
     """Load the encoder from its source, and refuse settings that it cannot carry out."""
-    if not config.from_run:
-        raise UsageError("no encoder; give --from ENCODER, such as a run folder or dinov2-small")
     frozen = config.train_layers in ("linear", "attentive")
     tuning = ("epochs", "lr", "layer_decay", "batch_size")
     explicit = [name for name in tuning if getattr(config, name) != "auto"]

@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from nearkin.choices import Criterion
+from nearkin.commands.settings import PathLike
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
@@ -31,15 +32,18 @@ from nearkin.report.comparison import (
 from nearkin.run.auto import augment_for
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, reporter_of
 
 
-def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> Comparison:
+def compare(
+    runs: Sequence[PathLike], *, output: PathLike | None = None, overwrite: bool = False
+) -> Comparison:
     """Compare finished runs: their metrics, and the settings that differ.
 
     Args:
-        runs: Run folders, all trainings, all discoveries or all classifications.
-        output: Also write a page to this new file, such as compare.html.
+        runs: Runs, all trainings, all discoveries or all classifications.
+        output: Also write a page to this file, such as compare.html.
+        overwrite: Replace the file.
 
     Raises:
         UsageError: If these are not two or more different finished runs of one kind. A frozen
@@ -47,7 +51,7 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
         OutputError: If the page cannot be written.
     """
     if output is not None:
-        check_new(Path(output))
+        check_new(Path(output), overwrite=overwrite)
     if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
         raise UsageError("nothing to compare; give two or more different runs")
     finished = _of_one_kind(runs)
@@ -59,7 +63,7 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
 
 
 def rank(
-    runs: Sequence[str | Path],
+    runs: Sequence[PathLike],
     *,
     data: Any = None,
     by: Criterion = "view-retrieval",
@@ -67,15 +71,15 @@ def rank(
     trust_remote_code: bool = False,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
 ) -> Ranking:
     """Rank the encoders of finished runs without labels.
 
     All are measured anew, on the same images and the same augmented views of them. No label is
-    read. docs/choice.md has what such a ranking is worth.
+    read. docs/evaluation.md has what such a ranking is worth.
 
     Args:
-        runs: Run folders of trainings or frozen encoders of the same images, held out alike or
+        runs: Trainings or frozen encoders of the same images, held out alike or
             not.
         data: Their images, if they are no longer where they were.
         by: The metric that decides; the others stand beside it.
@@ -83,7 +87,7 @@ def rank(
         trust_remote_code: Whether to run code that files of the run name.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
-        reporter: Receives progress.
+        verbose: Whether to show progress, or what receives it.
 
     Raises:
         UsageError: If there is nothing to choose from, a run that has no encoder, or runs of
@@ -95,7 +99,7 @@ def rank(
     images = _images_of(finished, data, trust_remote_code)
     folders = [run.folder for run in finished]
     augment = _augment_of_all(folders, images)
-    log, where = reporter or Silent(), choose_device(device)
+    log, where = reporter_of(verbose), choose_device(device)
     values, dims = dict[str, dict[str, float]](), set[int]()
     with resource_errors():
         for name, folder in zip(short_names(folders), folders, strict=True):
@@ -119,8 +123,8 @@ def rank(
     return Ranking(by, values, protocol, [spread] if len(dims) > 1 else [])
 
 
-def _of_one_kind(runs: Sequence[str | Path]) -> list[FinishedRun]:
-    finished = [read_finished(run) for run in runs]
+def _of_one_kind(runs: Sequence[PathLike]) -> list[FinishedRun]:
+    finished = [read_finished(Path(run)) for run in runs]
     kinds = {run.kind: run.folder for run in finished}
     if len(kinds) > 1:
         one, other, *_ = sorted(kinds.values(), key=lambda folder: [*KINDS].index(folder.kind))

@@ -4,14 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from nearkin.commands.discover import discover
-from nearkin.commands.train import Run, train
+from nearkin.commands.run import Run
+from nearkin.commands.settings import PathLike
+from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.result import Result
+from nearkin.run.reporter import Reporter, reporter_of
 
 
-@dataclass(frozen=True)
-class Demo:
+@dataclass(frozen=True, repr=False)
+class Demo(Result):
     """Two finished runs: a training, and a discovery with its encoder."""
 
     trained: Run
@@ -22,10 +27,12 @@ class Demo:
         """The summaries of both runs."""
         return {"train": dict(self.trained.summary), "discover": dict(self.discovered.summary)}
 
+    @override
     def to_dict(self) -> dict[str, Any]:
         """The summaries of both runs."""
         return self.summary
 
+    @override
     def lines(self) -> list[str]:
         """Return the summaries of both runs as text."""
         page = self.discovered.folder.report.resolve()
@@ -41,8 +48,9 @@ class Demo:
 
 def demo(
     *,
-    out: str | Path = "runs/demo",
-    reporter: Reporter | None = None,
+    output: PathLike = "runs/demo",
+    overwrite: bool = False,
+    verbose: bool | Reporter = True,
 ) -> Demo:
     """Train, evaluate and discover on real handwritten digits of scikit-learn; no download.
 
@@ -51,21 +59,22 @@ def demo(
     The number of novel classes is given: `--classes auto` would find 4 of these 5.
 
     Args:
-        out: The folder of the two run folders, `train` and `discover`; an earlier demo in it is
-            replaced.
-        reporter: Receives log lines and progress; None is silent.
+        output: The folder of the two run folders, `train` and `discover`.
+        overwrite: Replace an earlier demo in it.
+        verbose: Whether to show progress, or what receives it.
     """
-    log, folder = reporter or Silent(), Path(out)
+    log, folder = reporter_of(verbose), Path(output)
+    how: dict[str, Any] = {"overwrite": overwrite, "verbose": log}
     settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
     log.info("1/2 train: digits, without labels")
-    trained = train("digits", settings, out=folder / "train", overwrite=True, reporter=log)
+    trained = train("digits", settings, output=folder / "train", **how)
     log.info("2/2 discover: labels for 0 to 4 only")
     config = DiscoverConfig(
         known=tuple("01234"),
         truth="data",
         classes=5,
-        from_run=str(trained.path),
+        encoder=str(trained.path),
         epochs=30,
     )
-    discovered = discover("digits", config, out=folder / "discover", overwrite=True, reporter=log)
+    discovered = discover("digits", config, output=folder / "discover", **how)
     return Demo(trained, discovered)

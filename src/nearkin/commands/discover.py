@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.choices import MODE_METHODS
-from nearkin.commands.settings import given
-from nearkin.commands.train import Run
+from nearkin.commands.run import Run
+from nearkin.commands.settings import PathLike, given
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.data import (
     BATCH_SIZE,
@@ -35,7 +35,7 @@ from nearkin.run.opening import (
     self_contained,
 )
 from nearkin.run.options import checked_options
-from nearkin.run.reporter import Reporter
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.training.session import run_worker
 
 
@@ -43,10 +43,10 @@ def discover(
     data: Any,
     config: DiscoverConfig | None = None,
     *,
-    out: str | Path | None = None,
+    output: PathLike | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
     **settings: Any,
 ) -> Run:
     """Find novel classes among images of which some are labeled.
@@ -57,23 +57,25 @@ def discover(
         data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
             name such as `digits`; or, from Python, arrays or a data set (docs/data.md).
         config: The settings, of which `settings` replaces some.
-        out: The run folder; runs/DATA-MODE if not given.
+        output: The run folder; runs/DATA-MODE if not given.
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder.
-        reporter: Receives log lines and progress; None is silent.
+        verbose: Whether to show progress, or what receives it.
         settings: Fields of `nearkin.DiscoverConfig`, and options of the last stage's method.
 
     Returns:
-        The finished run: `run.path`, `run.summary`.
+        The finished run: its metrics, encoder and report.
 
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config, _ = given(DiscoverConfig, config, settings)
     if not is_main_process():
-        return _helped(data, config, run_folder(out, data, config.mode, again=True), resume=resume)
+        return _helped(
+            data, config, run_folder(output, data, config.mode, again=True), resume=resume
+        )
     # Everything that can be refused is, before the run folder is touched and time is spent.
-    folder = run_folder(out, data, config.mode, again=resume or overwrite)
+    folder = run_folder(output, data, config.mode, again=resume or overwrite)
     config = _checked(config, folder, resume=resume)
     held_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
@@ -82,8 +84,8 @@ def discover(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.from_run, config.accept],
-        reporter=reporter,
+        encoders=[config.encoder, config.accept],
+        reporter=reporter_of(verbose),
     ) as run:
         config, log = replace(run.config, val=held_share(data, run.config)), run.log
         list_bad = partial(write_bad_files, folder.bad_files)
@@ -115,9 +117,9 @@ def discover(
 def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Run:
     """Take part in the training of an encoder, in which alone there are several processes."""
     if resume:
-        config = resumed_settings(folder, config)
+        config = resumed_settings(folder, _with_options(self_contained(config)))
     trained = resume and folder.stage("features").summary.exists()
-    if config.from_run == "auto" and not (config.accept or trained):
+    if config.encoder == "auto" and not (config.accept or trained):
         run_worker(data)
     return Run(folder)
 
@@ -141,8 +143,8 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         )
     config = _with_options(self_contained(config))
     _check_method(config)
-    if config.from_run != "auto":
-        source = kept_copy(folder.start, config.from_run, resume=resume)
+    if config.encoder != "auto":
+        source = kept_copy(folder.start, config.encoder, resume=resume)
         trust = config.trust_remote_code
         encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
         check_layers(encoder, config.train_layers)
@@ -155,14 +157,14 @@ def _check_method(config: DiscoverConfig) -> None:
     if method.uses_teacher:
         raise UsageError(
             f"{config.method} learns from a teacher; train it first by `nearkin train --method "
-            f"{config.method} --teacher ENCODER`, then give its run with --from"
+            f"{config.method} --teacher ENCODER`, then give its run with --encoder"
         )
     if method.uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
-    if config.max_time and config.from_run != "auto":
+    if config.max_time and config.encoder != "auto":
         raise UsageError(
-            f"--max-time {config.max_time} is the length of training an encoder, and --from gives "
-            "one; leave one of the two out"
+            f"--max-time {config.max_time} is the length of training an encoder, and --encoder "
+            "gives one; leave one of the two out"
         )
 
 
@@ -182,8 +184,8 @@ def _next_round(config: DiscoverConfig) -> DiscoverConfig:
     encoders = (run.start, run.stage("features").path)
     fitted = earlier.train_layers != "top"
     encoder = next((path for path in encoders if fitted and path.exists()), run.path)
-    named = config.from_run != "auto"
-    return replace(config, from_run=config.from_run if named else str(encoder))
+    named = config.encoder != "auto"
+    return replace(config, encoder=config.encoder if named else str(encoder))
 
 
 def _with_options(config: DiscoverConfig) -> DiscoverConfig:

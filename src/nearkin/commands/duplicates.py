@@ -9,8 +9,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Int, Int64
+from typing_extensions import override
 
-from nearkin.commands.vectors import Vectors, check_output, open_vectors
+from nearkin.commands.settings import EncoderLike, PathLike
+from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
 from nearkin.data.duplicates import Groups, exact_groups, keep_one, near_groups, signatures
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import class_names
@@ -23,12 +25,12 @@ from nearkin.files import replace_text, writing
 from nearkin.metrics.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.duplicates_page import Pair, duplicates_page
+from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Auto
-from nearkin.tables import write_csv
 from nearkin.text import aligned, as_text
 
 PRECISION: Final = 0.99  # Of the threshold that is chosen by default
@@ -53,8 +55,8 @@ Similarity = Float[np.ndarray, " images"]
 COLUMNS: Final = tuple(column.name for column in fields(Duplicate))
 
 
-@dataclass(frozen=True)
-class DuplicatesFound:
+@dataclass(frozen=True, repr=False)
+class DuplicateTable(Result):
     """Duplicates among images."""
 
     num_images: int
@@ -68,6 +70,12 @@ class DuplicatesFound:
         """The duplicates that are not kept."""
         return tuple(each for each in self.duplicates if each.action == "drop")
 
+    @override
+    def records(self) -> list[Row]:
+        """A row per image that has a duplicate, or is one."""
+        return [asdict(each) for each in self.duplicates]
+
+    @override
     def lines(self) -> list[str]:
         """Lines of text."""
         dropped = self.dropped
@@ -85,6 +93,7 @@ class DuplicatesFound:
             lines += [title, *aligned(self.estimate.rows())]
         return lines
 
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
@@ -93,11 +102,12 @@ class DuplicatesFound:
 def duplicates(
     data: Any,
     *,
-    encoder: str | Path | None = None,
-    vectors: str | Path | None = None,
-    output: str | Path | None = None,
-    page: str | Path | None = None,
-    apply: str | Path | None = None,
+    encoder: EncoderLike | None = None,
+    vectors: VectorsLike | None = None,
+    output: PathLike | None = None,
+    page: PathLike | None = None,
+    apply: PathLike | None = None,
+    overwrite: bool = False,
     threshold: float | None = None,
     precision: float | None = None,
     image_size: int | Auto = "auto",
@@ -106,8 +116,8 @@ def duplicates(
     seed: int = 0,
     device: str = "auto",
     workers: int | Auto = "auto",
-    reporter: Reporter | None = None,
-) -> DuplicatesFound:
+    verbose: bool | Reporter = True,
+) -> DuplicateTable:
     """Find exact and near-duplicates, and which image of each to keep.
 
     Duplicates are found by contents and pixels, as in `check` and in every split; with an encoder
@@ -119,9 +129,10 @@ def duplicates(
         data: Images: a folder, a table, an archive or shards, or a name such as digits.
         encoder: A run or an encoder, whose features are compared, too.
         vectors: What `embed` has written of `data`, instead of computing features.
-        output: A new .csv file for the table.
-        page: A new .html file, to look at pairs.
-        apply: What is kept, as a new .csv list, or as copies in a new folder.
+        output: A .csv file for the table.
+        page: A .html file, to look at pairs.
+        apply: What is kept, as a .csv list, or as copies in a new folder.
+        overwrite: Replace these files; never a folder.
         threshold: Least cosine of duplicates. By default it is chosen by `precision`.
         precision: Of copies and most similar other images above the threshold, the share of
             copies, on edited copies of the images themselves; .99 by default.
@@ -131,7 +142,7 @@ def duplicates(
         seed: Decides which images are edited, and how.
         device: Where to compute features.
         workers: Processes that decode photographs; `auto`: one per CPU.
-        reporter: Receives log lines and progress.
+        verbose: Whether to show progress, or what receives it.
 
     Raises:
         UsageError: If that does not fit together, or no threshold has that precision.
@@ -139,9 +150,10 @@ def duplicates(
         OutputError: If a target exists or cannot be written.
         CheckpointError: If vectors are damaged, or of something else.
     """
-    features = encoder if encoder is not None else vectors
-    _check(threshold, precision, output, page, apply, data, has_features=features is not None)
-    log = reporter or Silent()
+    features = vectors if encoder is None else encoder
+    _check_threshold(threshold, precision, has_features=features is not None)
+    _check_outputs(output, page, apply, data, overwrite=overwrite)
+    log = reporter_of(verbose)
     processes = available_cpus() if workers == "auto" else workers
     images = open_images(data, on_progress=log.progress)
     known = signatures(images, log.progress)
@@ -152,25 +164,27 @@ def duplicates(
         how: dict[str, Any] = {
             **{"vectors": vectors if encoder is not None else None, "workers": workers},
             **{"image_size": image_size, "allow_partial": allow_partial},
-            **{"trust_remote_code": trust_remote_code, "device": device, "reporter": reporter},
+            **{"trust_remote_code": trust_remote_code, "device": device, "verbose": log},
         }
-        computing = {"device": choose_device(device), "workers": processes, "seed": seed}
+        computing = {
+            **{"device": choose_device(device), "workers": processes, "seed": seed},
+            **{"on_progress": log.progress},
+        }
         with resource_errors(), open_vectors(features, data, **how) as opened:
             rows = opened.image_rows(images)
-            test = _test(opened, images, rows, groups, on_progress=log.progress, **computing)
+            test = _test(opened, images, rows, groups, **computing)
             threshold, estimate, others = _chosen(test, threshold, precision)
             keeper, similar = _by_features(
                 opened.table, rows, order, by_pixels, threshold, log.progress
             )
     pairs = list(_pairs(keeper, by_pixels[0], exact_groups(known), similar))
-    found = DuplicatesFound(len(images), tuple(_duplicates(images, pairs)), threshold, estimate)
+    found = DuplicateTable(len(images), tuple(_duplicates(images, pairs)), threshold, estimate)
     if output is not None:
-        with writing(Path(output)):
-            write_csv(Path(output), COLUMNS, map(astuple, found.duplicates))
+        write_rows(Path(output), COLUMNS, map(astuple, found.duplicates))
     if page is not None:
-        title, lead = Path(data_name(data)).name, f"{found.lines()[0]}."
-        text = duplicates_page(images, title, lead, estimate, pairs, others, processes)
+        about = Path(data_name(data)).name, f"{found.lines()[0]}."
         with writing(Path(page)):
+            text = duplicates_page(images, *about, estimate, pairs, others, processes)
             replace_text(Path(page), text)
     if apply is not None:
         _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
@@ -222,28 +236,34 @@ def _by_features(
     return keeper[keeper], np.minimum(similar, similar[keeper])
 
 
-def _check(
-    threshold: float | None,
-    precision: float | None,
-    output: str | Path | None,
-    page: str | Path | None,
-    apply: str | Path | None,
-    data: Any,
-    *,
-    has_features: bool,
+def _check_threshold(
+    threshold: float | None, precision: float | None, *, has_features: bool
 ) -> None:
     """Refuse what cannot be done before anything is computed."""
     if threshold is not None and precision is not None:
         raise UsageError("--precision chooses the threshold, and --threshold is one; give one")
     for name, value in (("threshold", threshold), ("precision", precision)):
         if value is not None and not has_features:
-            raise UsageError(f"--{name} is on the cosine of features; give --encoder or --in, too")
+            raise UsageError(
+                f"--{name} is on the cosine of features; give --encoder or --vectors, too"
+            )
         if value is not None and not 0 < value <= 1:
             raise UsageError(f"--{name} {value:g} is not above 0 and at most 1")
-    check_output(output, ".csv")
-    check_output(page, ".html")
+
+
+def _check_outputs(
+    output: PathLike | None,
+    page: PathLike | None,
+    apply: PathLike | None,
+    data: Any,
+    *,
+    overwrite: bool,
+) -> None:
+    """Refuse what must not be replaced before anything is computed."""
+    for path, suffix in ((output, ".csv"), (page, ".html")):
+        check_output(path, suffix, overwrite=overwrite)
     if apply is not None and Path(apply).suffix == ".csv":
-        check_output(apply, ".csv")
+        check_output(apply, ".csv", overwrite=overwrite)
     elif apply is not None:
         check_destination(Path(apply), [data_name(data)])
 
@@ -283,6 +303,5 @@ def _apply(target: Path, images: Images, rows: Rows) -> None:
         return
     source = listed.source
     paths = map(source.path, range(len(listed))) if isinstance(source, Folder) else listed.names
-    with writing(target):
-        columns = zip(paths, class_names(listed), listed.splits.tolist(), strict=True)
-        write_csv(target, ("path", "label", "split"), columns)
+    columns = zip(paths, class_names(listed), listed.splits.tolist(), strict=True)
+    write_rows(target, ("path", "label", "split"), columns)

@@ -1,6 +1,5 @@
 """`nearkin embed ENCODER DATA`: features by an encoder as it is, alone or in a run folder."""
 
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,11 +13,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from nearkin.choices import Engine
 from nearkin.classifier.features import UNTOUCHED, Extraction
-from nearkin.commands.settings import given
-from nearkin.commands.train import Run
+from nearkin.commands.run import Run
+from nearkin.commands.settings import EncoderLike, PathLike, given, name_of
 from nearkin.config import TRUST, EmbedConfig, defaults
 from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.images import Images
@@ -32,25 +32,29 @@ from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.parts import MOST, SHARD, PartFolder, PartsWritten, note_on
+from nearkin.evaluation.parts import MOST, PartFolder, ShardsWritten, note_on
 from nearkin.evaluation.ray_parts import Opener, compute_on_ray
-from nearkin.evaluation.vectors import check_format, read_all, read_embeddings, write_embeddings
+from nearkin.evaluation.table import are_vectors
+from nearkin.evaluation.vectors import FORMATS, check_format, write_embeddings
 from nearkin.files import check_new
 from nearkin.methods import METHODS
 from nearkin.pace import Pace, under
 from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
+from nearkin.result import Result, Row
 from nearkin.run.auto import augment_for
 from nearkin.run.data import note_data, open_logged, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, Silent, reporter_of
 from nearkin.schema import Auto, option
 from nearkin.training.health import health
 
 RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
 """Images whose features a killed run loses at most, by device: about a minute's on a CPU."""
+OTHER_FORMATS: Final = (".csv", ".tsv", ".json", ".txt", ".h5", ".pt", ".pkl", ".feather")
+"""Endings of files that features are not written to, and no run folder has."""
 USED_ALONE: Final = (
     "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "precision", "batch_size",
     "workers", "report",
@@ -59,35 +63,30 @@ USED_ALONE: Final = (
 
 
 def embed(
-    encoder: str | Path,
+    encoder: EncoderLike,
     data: Any,
     config: EmbedConfig | None = None,
     *,
-    out: str | Path | None = None,
-    output: str | Path | None = None,
-    resume: bool = False,
+    output: PathLike | None = None,
     overwrite: bool = False,
     backbone: nn.Module | None = None,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
     **settings: Any,
 ) -> Embeddings:
     """Compute the features of images by an encoder as it is, without training.
 
-    Without `out` they are only computed, and written to `output`; the settings of an evaluation
-    have no effect then, and are refused. `embed_parts` needs memory for a part of them only.
+    Nothing is measured: `embed_run` also makes a run folder. All features are in memory:
+    `embed_shards` needs room for a part of them only.
 
     Args:
-        encoder: A run folder, a file, or a name such as `dinov2-small`; what `load` takes.
+        encoder: A run, a name such as `dinov2-small`, or a file; what `load` takes or returns.
         data: What `nearkin.train` takes.
         config: The settings, of which `settings` replaces some.
-        out: A run folder to make: embeddings, metrics beside their baselines, and the report.
-        output: A file to write the features to: .parquet, .npz, or .npy with a .csv beside it; or
-            a folder of parts, whose name ends in /.
-        resume: Continue the run that is in `out`.
-        overwrite: Replace the run that is in `out`, or the file `output`.
+        output: A file to write the features to: .parquet, .npz, or .npy with a .csv beside it.
+        overwrite: Replace the file.
         backbone: The encoder's network, if it was given one from Python; untrained.
-        reporter: Receives log lines and progress; None is silent.
-        settings: Fields of `nearkin.EmbedConfig`.
+        verbose: Whether to show progress, or what receives it.
+        settings: Fields of `nearkin.EmbedConfig`, other than those of a run folder.
 
     Returns:
         Unit vectors, a row per readable image, in the order of the data.
@@ -95,62 +94,63 @@ def embed(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    config, _ = given(EmbedConfig, config, settings)
-    if out is None and output is None:
-        _check_alone(config, resume=resume)
-        return _features(replace(config, encoder=str(encoder)), data, backbone, reporter)[1]
-    written = embed_files(
-        encoder, data, config, out=out, output=output, resume=resume, overwrite=overwrite,
-        backbone=backbone, reporter=reporter,
-    )  # fmt: skip
-    if isinstance(written, Run):
-        images = open_images(data, labels=config.labels)
-        return read_embeddings(written.folder.embeddings, images)
-    return written.embeddings if isinstance(written, TableWritten) else read_all(written.path)
+    config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
+    _check_alone(config, resume=False)
+    path = None if output is None else Path(output)
+    if path is not None:
+        check_format(path)
+        for file in (path, path.with_suffix(".csv")) if path.suffix == ".npy" else (path,):
+            check_new(file, overwrite=overwrite, reads=[data, config.labels])
+    embeddings = _features(config, data, backbone, reporter_of(verbose))
+    if path is not None:
+        write_embeddings(path, embeddings, embeddings.encoder)
+    return embeddings
 
 
-@dataclass(frozen=True, eq=False)
-class TableWritten:
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureFile(Result):
     """A file of features."""
 
     path: Path
     embeddings: Embeddings
 
+    @override
+    def records(self) -> list[Row]:
+        """A row per image."""
+        return self.embeddings.records()
+
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        count, dim = self.embeddings.vectors.shape
-        bad = dict(self.embeddings.bad)
-        return {"path": str(self.path), "images": count, "features": dim, "bad": bad}
+        return {"path": str(self.path), **self.embeddings.to_dict()}
 
+    @override
     def lines(self) -> list[str]:
         """Lines of text."""
-        count, dim = self.embeddings.vectors.shape
-        bad = self.embeddings.bad.items()
-        left_out = [f"left out {name!r}: {reason}" for name, reason in bad]
-        return [f"{count} images, {dim} features each: {self.path}", *left_out]
+        (line,), bad = self.embeddings.lines(), self.embeddings.bad.items()
+        return [f"{line}: {self.path}", *(f"left out {name!r}: {reason}" for name, reason in bad)]
 
 
 def embed_files(
-    encoder: str | Path,
+    encoder: EncoderLike,
     data: Any,
     config: EmbedConfig | None = None,
     *,
-    out: str | Path | None = None,
-    output: str | Path | None = None,
-    shard: int | None = None,
-    part: str = "",
+    output: PathLike | None = None,
+    shard_size: int | None = None,
+    shard: str = "",
     engine: Engine = "local",
     resume: bool = False,
     overwrite: bool = False,
     backbone: nn.Module | None = None,
-    reporter: Reporter | None = None,
-) -> Run | TableWritten | PartsWritten:
+    verbose: bool | Reporter = True,
+) -> Run | FeatureFile | ShardsWritten:
     """Embed images by an encoder as it is, without training, and measure it.
 
-    Makes a run folder, which other commands take like that of a training. With -o, only the
-    features are written. Into a folder, they are written in parts, with only one part in memory:
-    what is there is not made again, and processes that torchrun or srun has started divide the
-    parts.
+    Makes a run folder, which other commands take like that of a training. Into a file, only the
+    features are written. With --shard-size, they are written into a folder of shards, with one of
+    them in memory: what is there is not made again, and processes that torchrun or srun has
+    started divide the shards.
 
     Args:
         encoder: A run folder, an encoder.safetensors, or a name: dinov2-small, timm:NAME,
@@ -158,41 +158,40 @@ def embed_files(
         data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`), or
             a name such as digits.
         config: The settings.
-        out: The run folder; runs/DATA-ENCODER if not given.
-        output: Only a table of features instead: a .parquet, .npz or .npy, or a folder of parts,
-            whose name ends in /.
-        shard: Images of a part; 65,536 if not given.
-        part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
-        engine: ray: let the actors of a Ray cluster make the parts.
+        output: The run folder, runs/DATA-ENCODER if not given; or a file of features alone,
+            .parquet, .npz or .npy; or a folder of shards.
+        shard_size: Images of a shard; 65,536 if not given, or those of the folder.
+        shard: I/N, such as 1/8: make the I-th of N shares of the shards, as a job of an array.
+        engine: ray: let the actors of a Ray cluster make the shards.
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder, or the file.
         backbone: The encoder's network, if it was given one from Python; untrained.
-        reporter: Receives log lines and progress.
+        verbose: Whether to show progress, or what receives it.
     """
-    config = replace(config or EmbedConfig(), encoder=str(encoder))
-    has_parts = shard is not None or bool(part) or engine != "local"
-    if output is None:
-        if has_parts:
-            raise UsageError(
-                "--shard, --part and --engine are of a folder of parts; give one with -o FOLDER/"
-            )
-        return _embed_run(data, config, out, resume, overwrite, backbone, reporter)
-    if out is not None:
-        raise UsageError("--out makes a run folder and -o only a table; give one")
-    _check_alone(config, resume=resume, overwrite=overwrite and is_folder(output))
-    if is_folder(output):
-        size = SHARD if shard is None else shard
-        parts: dict[str, Any] = {"shard": size, "part": part, "engine": engine}
-        more: dict[str, Any] = {"backbone": backbone, "reporter": reporter}
-        return embed_parts(encoder, data, output, config, **parts, **more)
-    if has_parts:
-        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
-    path = Path(output)
-    check_format(path)
-    spare(path, data, config.labels, overwrite=overwrite)
-    loaded, embeddings = _features(config, data, backbone, reporter)
-    write_embeddings(path, embeddings, loaded.digest)
-    return TableWritten(path.resolve(), embeddings)
+    config = config or EmbedConfig()
+    how: dict[str, Any] = {"backbone": backbone, "verbose": verbose}
+    if makes_shards(output, shard_size, shard, engine):
+        if output is None:
+            raise UsageError("--shard-size, --shard and --engine need a folder of shards; give -o")
+        if Path(output).suffix in FORMATS:
+            raise UsageError(f"{output} is the name of one file, without shards; give a folder")
+        _check_alone(config, resume=resume, overwrite=overwrite)
+        how |= {"shard_size": shard_size, "shard": shard, "engine": engine}
+        return embed_shards(encoder, data, config, output=output, **how)
+    if output is None or Path(output).suffix not in (*FORMATS, *OTHER_FORMATS):
+        again: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
+        return embed_run(encoder, data, config, output=output, **again, **how)
+    _check_alone(config, resume=resume)
+    embeddings = embed(encoder, data, config, output=output, overwrite=overwrite, **how)
+    return FeatureFile(Path(output).resolve(), embeddings)
+
+
+def makes_shards(
+    output: PathLike | None, shard_size: int | None, shard: str, engine: Engine
+) -> bool:
+    """Whether `embed` makes a folder of shards, or goes on with one."""
+    asked = shard_size is not None or bool(shard) or engine != "local"
+    return asked or (output is not None and Path(output).is_dir() and are_vectors(Path(output)))
 
 
 def _check_alone(config: EmbedConfig, *, resume: bool, overwrite: bool = False) -> None:
@@ -204,17 +203,16 @@ def _check_alone(config: EmbedConfig, *, resume: bool, overwrite: bool = False) 
     ]
     unused += ["--resume"] * resume + ["--overwrite"] * overwrite
     if unused:
-        raise UsageError(f"{unused[0]} is of run folders, but -o writes only a table; omit one")
+        raise UsageError(f"{unused[0]} is of run folders, and here are features alone; omit it")
 
 
 # ---------------------------------------------------------------- features alone
 
 
 def _features(
-    config: EmbedConfig, data: Any, network: nn.Module | None, reporter: Reporter | None
-) -> tuple[Encoder, Embeddings]:
-    """Compute the unit features of all images in memory, and return the encoder as well."""
-    log = reporter or Silent()
+    config: EmbedConfig, data: Any, network: nn.Module | None, log: Reporter
+) -> Embeddings:
+    """Compute the unit features of all images in memory."""
     encoder, images = _opened(config, data, network, log)
     processes = available_cpus() if config.workers == "auto" else config.workers
     where = choose_device(config.device)
@@ -222,7 +220,7 @@ def _features(
         config = with_precision(config, encoder, images, where, processes, log)
         by = prepared(config, encoder, len(images), where, log)
         embeddings = embed_images(by, images, workers=processes, on_progress=log.progress)
-    return encoder, embeddings.normalized()
+    return replace(embeddings.normalized(), encoder=encoder.digest)
 
 
 def with_precision(
@@ -292,71 +290,62 @@ def load_source(
     )
 
 
-def spare(output: Path, *inputs: Any, overwrite: bool = False) -> None:
-    """Refuse to replace what is read, whatever the user says, and other files unasked."""
-    files = [output, output.with_suffix(".csv")] if output.suffix == ".npy" else [output]
-    written = [file.resolve() for file in files]
-    for read in inputs:
-        if isinstance(read, str | Path) and Path(read).resolve() in written:
-            raise UsageError(f"{output} would replace {read}, which is read; choose another -o")
-    for file in files:
-        check_new(file, overwrite=overwrite)
+# ---------------------------------------------------------------- a folder of shards
 
 
-# ---------------------------------------------------------------- a folder of parts
-
-
-def embed_parts(
-    encoder: str | Path,
+def embed_shards(
+    encoder: EncoderLike,
     data: Any,
-    output: str | Path,
     config: EmbedConfig | None = None,
     *,
-    shard: int = SHARD,
-    part: str = "",
+    output: PathLike,
+    shard_size: int | None = None,
+    shard: str = "",
     engine: Engine = "local",
     backbone: nn.Module | None = None,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
     **settings: Any,
-) -> PartsWritten:
-    """Compute the features of any number of images, with one part in memory.
+) -> ShardsWritten:
+    """Compute the features of any number of images, with one shard in memory.
 
-    Each part is a Parquet file with rows as `embed` writes them, there whole or not at all. What
+    Each shard is a Parquet file with rows as `embed` writes them, there whole or not at all. What
     is there is not made again: a command that was killed goes on. Processes that torchrun or srun
-    has started divide the parts, and none waits for another; so do the actors of a Ray cluster.
+    has started divide the shards, and none waits for another; so do the actors of a Ray cluster.
 
     Args:
-        encoder: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
+        encoder: A run, a name such as dinov2-small, or a file; what `load` takes or returns.
         data: Images: a folder, a table, an archive or shards, or a name such as digits.
-        output: A new folder, or one that was begun with the same encoder, data and shard.
         config: The settings, of which `settings` replaces some.
-        shard: Images of a part.
-        part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
+        output: A new folder, or one that was begun with the same encoder, data and size of shards.
+        shard_size: Images of a shard; 65,536 if not given, or those of the folder.
+        shard: `I/N` makes the I-th of N shares of the shards, with I from 1; all if empty.
         engine: `ray` computes on the cluster at the variable RAY_ADDRESS, or else on one that is
             started on this machine. Its nodes need the same files under the same names.
         backbone: The encoder's network, if it was given one from Python; untrained.
-        reporter: Receives log lines and progress.
+        verbose: Whether to show progress, or what receives it.
         settings: Fields of `nearkin.EmbedConfig`, other than those of a run folder.
 
     Raises:
-        UsageError: If `shard` or `part` makes no sense, or Ray is not installed.
+        UsageError: If `shard_size` or `shard` makes no sense, or Ray is not installed.
         WorkerError: If the Ray cluster does not answer, or fails. What is written stays.
         DataError: If none of the images can be read.
         OutputError: If the folder is of something else, or cannot be written.
     """
-    config, _ = given(EmbedConfig, config, {**settings, "encoder": str(encoder)})
+    config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
     _check_alone(config, resume=False)
-    if shard < 1:
-        raise UsageError(f"--shard {shard} is less than one image; give at least 1")
-    first, step = _turn(part)
-    log = reporter or Silent()
+    path = Path(output)
+    shard_size = PartFolder.shard_size(path) if shard_size is None else shard_size
+    if shard_size < 1:
+        raise UsageError(f"--shard-size {shard_size} is less than one image; give at least 1")
+    first, step = _turn(shard)
+    log = reporter_of(verbose)
     if engine == "ray":
-        _check_engine(encoder, data, part, backbone)
-    folder, config, loaded, images = _opened_parts(config, data, output, shard, backbone, log)
+        _check_engine(encoder, data, shard, backbone)
+    folder, config, loaded, images = _opened_parts(config, data, path, shard_size, backbone, log)
     own = [number for number in folder.missing() if number % step == first]
     if engine == "ray":
-        opener = partial(open_on_node, config, data, Path(output).resolve(), shard)
-        made = _made_on_ray(opener, own, shard, config, log)
+        opener = partial(open_on_node, config, data, path.resolve(), shard_size)
+        made = _made_on_ray(opener, own, shard_size, config, log)
     else:
         by = prepared(config, loaded, len(images), choose_device(config.device), log)
         made = folder.compute(own, by, images, workers=_workers(config), on_progress=log.progress)
@@ -368,8 +357,8 @@ def embed_parts(
 def _opened_parts(
     config: EmbedConfig,
     data: Any,
-    output: str | Path,
-    shard: int,
+    output: Path,
+    shard_size: int,
     network: nn.Module | None,
     log: Reporter,
 ) -> tuple[PartFolder, EmbedConfig, Encoder, Images]:
@@ -379,13 +368,13 @@ def _opened_parts(
     """
     loaded, images = _opened(config, data, network, log)
     if config.precision == "auto":
-        config = replace(config, precision=PartFolder.precision(Path(output)))
+        config = replace(config, precision=PartFolder.precision(output))
     where, workers = choose_device(config.device), _workers(config)
     config = with_precision(config, loaded, images, where, workers, log)
-    note = note_on(loaded.digest, images, shard, config.precision)
+    note = note_on(loaded.digest, images, shard_size, config.precision)
     if note.num_parts > MOST:
-        raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
-    return PartFolder.claim(Path(output), note), config, loaded, images
+        raise UsageError(f"--shard-size {shard_size} makes more than {MOST} shards; give more")
+    return PartFolder.claim(output, note), config, loaded, images
 
 
 def _workers(config: EmbedConfig) -> int:
@@ -393,24 +382,24 @@ def _workers(config: EmbedConfig) -> int:
 
 
 def open_on_node(
-    config: EmbedConfig, data: Any, output: Path, shard: int
+    config: EmbedConfig, data: Any, output: Path, shard_size: int
 ) -> tuple[PartFolder, Inference, Images]:
     """Open the same on a node of a cluster, which must see the folder that was begun."""
     config = replace(config, precision=PartFolder.open(output).note.precision)
     log = Silent()
     encoder, images = _opened(config, data, None, log)
-    note = note_on(encoder.digest, images, shard, config.precision)
+    note = note_on(encoder.digest, images, shard_size, config.precision)
     by = prepared(config, encoder, len(images), choose_device(config.device), log)
     return PartFolder.claim(output, note), by, images
 
 
-def _check_engine(run: Any, data: Any, part: str, backbone: nn.Module | None) -> None:
+def _check_engine(run: Any, data: Any, shard: str, backbone: nn.Module | None) -> None:
     """Refuse what Ray cannot divide, before anything is opened."""
     here = rank_info()
-    if part or (here is not None and here.world_size > 1):
-        what = f"--part {part}" if part else f"{here and here.world_size} processes"
-        raise UsageError(f"--engine ray and {what} both divide the parts; give one of them")
-    if backbone is not None or not isinstance(run, str | Path) or not isinstance(data, str | Path):
+    if shard or (here is not None and here.world_size > 1):
+        what = f"--shard {shard}" if shard else f"{here and here.world_size} processes"
+        raise UsageError(f"--engine ray and {what} both divide the shards; give one of them")
+    if backbone is not None or isinstance(run, Encoder) or not isinstance(data, str | Path):
         raise UsageError("--engine ray takes an encoder and images by names that all nodes know")
     if find_spec("ray") is None:
         raise UsageError("--engine ray needs Ray Data; pip install 'nearkin[ray]'")
@@ -429,59 +418,76 @@ def _made_on_ray(
         yield made
 
 
-def _turn(part: str) -> tuple[int, int]:
-    """Return the first part that this process makes, and the step to the next one."""
+def _turn(shard: str) -> tuple[int, int]:
+    """Return the first shard that this process makes, and the step to the next one."""
     here = rank_info()
-    if not part:
+    if not shard:
         return (0, 1) if here is None else (here.rank, here.world_size)
     if here is not None and here.world_size > 1:
         raise UsageError(
-            f"--part {part}, but {here.world_size} processes were started; leave --part out"
+            f"--shard {shard}, but {here.world_size} processes were started; leave --shard out"
         )
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", part)
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"--part {part} is not I/N with I from 1 to N; give one such as 1/8")
+        raise UsageError(f"--shard {shard} is not I/N with I from 1 to N; give one such as 1/8")
     return int(match[1]) - 1, int(match[2])
-
-
-def is_folder(output: str | Path) -> bool:
-    """Return whether an output is a folder: it ends in / or is one."""
-    return str(output).endswith(("/", os.sep)) or Path(output).is_dir()
 
 
 # ---------------------------------------------------------------- a run folder
 
 
-def _embed_run(
+def embed_run(
+    encoder: EncoderLike,
     data: Any,
-    config: EmbedConfig,
-    out: str | Path | None,
-    resume: bool,
-    overwrite: bool,
-    network: nn.Module | None,
-    reporter: Reporter | None,
+    config: EmbedConfig | None = None,
+    *,
+    output: PathLike | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    backbone: nn.Module | None = None,
+    verbose: bool | Reporter = True,
+    **settings: Any,
 ) -> Run:
-    """Embed images and measure the encoder on them, in a run folder."""
+    """Embed images by an encoder as it is and measure it on them, in a run folder.
+
+    Args:
+        encoder: A run, a name such as `dinov2-small`, or a file; what `load` takes or returns.
+        data: What `nearkin.train` takes.
+        config: The settings, of which `settings` replaces some.
+        output: The run folder; runs/DATA-ENCODER if not given.
+        resume: Continue the run that is in the folder.
+        overwrite: Replace the run that is in the folder.
+        backbone: The encoder's network, if it was given one from Python; untrained.
+        verbose: Whether to show progress, or what receives it.
+        settings: Fields of `nearkin.EmbedConfig`.
+
+    Returns:
+        The finished run: its metrics beside their baselines, embeddings and report.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
     config = replace(config, encoder=absolute_source(config.encoder))
-    folder = run_folder(out, data, source_name(config.encoder), again=resume or overwrite)
+    folder = run_folder(output, data, source_name(config.encoder), again=resume or overwrite)
     # First of all: an encoder that cannot be loaded leaves no folder behind.
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
-    encoder = _loaded(source, config, network)
+    frozen = _loaded(source, config, backbone)
     with open_run(
         folder,
         config,
         resume=resume,
         overwrite=overwrite,
         encoders=[config.encoder],
-        reporter=reporter,
+        reporter=reporter_of(verbose),
     ) as run:
-        for line in encoder.lines():
+        for line in frozen.lines():
             run.log.info(line)
         split = open_logged(folder, data, run.config, run.log, resume=resume)
-        run = replace(run, config=resolved(run.config, encoder, split.images))
+        run = replace(run, config=resolved(run.config, frozen, split.images))
         if overwrite:
             clear(folder)
-        encoder.preprocessing = encoder.preprocessing.for_images(split.images)
+        frozen.preprocessing = frozen.preprocessing.for_images(split.images)
         note_data(folder, split)
         if folder.summary.exists() and (folder.report.exists() or not run.config.report):
             run.log.info("already complete")
@@ -489,11 +495,11 @@ def _embed_run(
             with resource_errors():
                 workers = int(run.config.workers)
                 config = with_precision(
-                    run.config, encoder, split.images, run.device, workers, run.log
+                    run.config, frozen, split.images, run.device, workers, run.log
                 )
                 run = replace(run, config=config)
                 folder.write_settings(config, data_name(data))
-                _write(run, encoder, split, network)
+                _write(run, frozen, split, backbone)
         _tidy(folder)
     return Run(folder)
 

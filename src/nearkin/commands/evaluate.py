@@ -11,6 +11,8 @@ from torch import nn
 from nearkin.choices import Protocol
 from nearkin.commands.embed import load_source, prepared, resolved, with_precision
 from nearkin.commands.evaluate_vectors import evaluate_vectors
+from nearkin.commands.settings import EncoderLike, name_of
+from nearkin.commands.sources import VectorsLike, is_table
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.notes import lines
@@ -23,22 +25,21 @@ from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.protocols import chosen
-from nearkin.evaluation.table import are_vectors
 from nearkin.extensions import check_trusted
 from nearkin.pace import under
 from nearkin.run.data import changed_data, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Auto
 from nearkin.training.session import encoders_beside
 
 
 def evaluate(
-    run: str | Path,
+    encoder: EncoderLike | Embeddings,
     data: Any = None,
     *,
-    train: str | Path | None = None,
+    bank: VectorsLike | None = None,
     protocol: Sequence[Protocol] = ("quick",),
     features: Literal["backbone", "embedding"] = "backbone",
     image_size: int | Auto = "auto",
@@ -47,19 +48,19 @@ def evaluate(
     backbone: nn.Module | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
 ) -> Evaluation:
     """Measure an encoder beside its baselines: its start, the untrained network, raw pixels.
 
-    Of vectors that `nearkin embed -o` has written, it measures as many as a disk holds.
+    Of features that `nearkin embed -o FILE` has written, it measures as many as a disk holds.
 
     Args:
-        run: A run folder, or what else `nearkin.load` takes, such as dinov2-small; or what
-            `embed` has written: a folder of parts, or a .parquet.
+        encoder: A run, or what else `nearkin.load` takes, such as dinov2-small; or features that
+            `embed` has made: a folder of shards, or a .parquet.
         data: Other images than those of the run, split like those; the images for an encoder
             that is of no run.
-        train: The vectors to learn from, if `run` are vectors; by default those of them whose
-            split is `train`. All others are scored.
+        bank: Of features, those to learn from; by default those of them whose split is `train`.
+            All others are scored.
         protocol: What is measured, some of these: quick (kNN at k 20 and 200, linear probe,
             clusters, view retrieval and geometry); knn (at k 10, 20, 100 and 200, temperatures
             .07 and .1, and by majority); linear (probe); attentive (probe on the tokens before the
@@ -76,7 +77,7 @@ def evaluate(
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
-        reporter: Receives log lines and progress.
+        verbose: Whether to show progress, or what receives it.
 
     Returns:
         The metrics, by default kNN, linear probe, clusters and geometry, of the encoder and of raw
@@ -88,36 +89,35 @@ def evaluate(
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
     chosen(protocol)  # refused before anything is opened
-    if are_vectors(Path(run)):
+    if is_table(encoder):
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
-            raise UsageError(f"{run} are vectors, whose images are not read; give only --train")
-        return evaluate_vectors(run, train, protocol, device, reporter)
-    if train is not None:
-        raise UsageError(f"--train is for vectors, and {run} is an encoder; leave it out")
-    log, where = reporter or Silent(), choose_device(device)
-    folder, config, images = _run_of(run, data, trust_remote_code=trust_remote_code)
-    if data is None and images == data_name(None) and not Path(images).exists():
-        raise UsageError(f"{run} keeps no images; say nearkin evaluate {run} DATA")
+            raise UsageError("of features, no images are read; give --bank at most")
+        return evaluate_vectors(encoder, bank, protocol, device, verbose)
+    name = name_of(encoder)
+    if bank is not None:
+        raise UsageError(f"--bank is for features, and {name} is an encoder; leave it out")
+    log, where = reporter_of(verbose), choose_device(device)
+    folder, config, images = _run_of(name, data, trust_remote_code=trust_remote_code)
     if image_size != "auto" and folder.config.exists():
         raise UsageError("a run is measured at its own --image-size; leave the option out")
-    encoder = load_source(
-        run,
+    loaded = load_source(
+        name,
         backbone=backbone,
         image_size=image_size,
         allow_partial=allow_partial,
         trust_remote_code=trust_remote_code,
     )
-    tables = _tables(encoder, folder, features, log)
+    tables = _tables(loaded, folder, features, log)
     split, same = _opened(folder, config, images if data is None else data, log)
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         computed = None
         if isinstance(config, TrainConfig):
             tables |= encoders_beside(
-                encoder, folder, config, split.train, where, processes, backbone
+                loaded, folder, config, split.train, where, processes, backbone
             )
         else:
-            config = resolved(config, encoder, split.images)
+            config = resolved(config, loaded, split.images)
             computed = _in_one_go(config, tables, split.images, where, processes, log)
         (table, measured), *compared = tables.items()
         evaluation, _ = evaluate_split(
@@ -174,22 +174,31 @@ def _tables(
 
 
 def _run_of(
-    encoder: str | Path, data: Any, *, trust_remote_code: bool
+    encoder: str, data: Any, *, trust_remote_code: bool
 ) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
     """Return the run folder of an encoder, with its settings and the name of its images.
 
     An encoder that is of no run has the default settings, and no images. Settings that name code
     to make images or views with are refused, unless it is trusted.
     """
+    folder, config, images = _stored(encoder, data, trust_remote_code=trust_remote_code)
+    if data is None and images == data_name(None) and not Path(images).exists():
+        raise UsageError(f"{encoder} keeps no images; give its images, too")
+    return folder, config, images
+
+
+def _stored(
+    encoder: str, data: Any, *, trust_remote_code: bool
+) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
     folder = RunFolder(Path(encoder))
     if is_own(encoder) and not folder.path.is_file():
         if not folder.path.exists():
-            raise unknown(str(encoder))
+            raise unknown(encoder)
         config, images = folder.encoder_settings()
         named = {"augment": config.augment, "data": images if data is None else ""}
         check_trusted(named, folder.config, trust_remote_code)
         return folder, replace(config, trust_remote_code=trust_remote_code), images
-    return folder, EmbedConfig(encoder=str(encoder)), data_name(None)
+    return folder, EmbedConfig(encoder=encoder), data_name(None)
 
 
 def _in_one_go(

@@ -6,7 +6,7 @@ read it block by block.
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from nearkin.choices import Protocol
+from nearkin.commands.sources import VectorsLike, table_of
 from nearkin.config import EmbedConfig
 from nearkin.data.labels import numbered
 from nearkin.data.split import scored_part
@@ -24,10 +25,10 @@ from nearkin.errors import CheckpointError, DataError, ResourceError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
-from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
+from nearkin.evaluation.table import EmbeddingTable, map_vectors
 from nearkin.metrics.kmeans import WIDEST
 from nearkin.run.failures import resource_errors, state_memory
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.types import UNLABELED
 
 Rows = Int[np.ndarray, " _"]
@@ -35,13 +36,13 @@ REDUCED: Final = 3  # Times the reduced vectors that k-means holds, as measured 
 
 
 def evaluate_vectors(
-    vectors: str | Path,
-    train: str | Path | None = None,
-    protocol: Sequence[Protocol] = ("quick",),
-    device: str = "auto",
-    reporter: Reporter | None = None,
+    vectors: VectorsLike,
+    bank: VectorsLike | None,
+    protocol: Sequence[Protocol],
+    device: str,
+    verbose: bool | Reporter,
 ) -> Evaluation:
-    """Measure vectors, those without a label left out where others have one.
+    """Measure features, those without a label left out where others have one.
 
     For the arguments see `evaluate`.
 
@@ -50,12 +51,14 @@ def evaluate_vectors(
         CheckpointError: If a table is damaged, or both are of different encoders.
         ResourceError: If disk or memory have less room than the metrics take.
     """
-    entries, log = chosen(protocol), reporter or Silent()
-    table = open_table(Path(vectors))
-    bank = table if train is None else open_table(Path(train))
-    if "" not in (encoders := {table.encoder, bank.encoder}) and len(encoders) > 1:
-        raise CheckpointError(f"{vectors} and {train} are of different encoders; embed all by one")
-    with resource_errors(), _mapped(table, bank) as (learned, scored):
+    entries, log = chosen(protocol), reporter_of(verbose)
+    with ExitStack() as stack:
+        table = learned_from = stack.enter_context(table_of(vectors))
+        if bank is not None:
+            learned_from = stack.enter_context(table_of(bank))
+        _check_one_encoder(table, learned_from)
+        stack.enter_context(resource_errors())
+        learned, scored = stack.enter_context(_mapped(table, learned_from))
         sizes = f"{len(learned):,} training images, {len(scored):,} test images"
         log.info(f"vectors  {sizes}")
         dim = scored.vectors.shape[1]
@@ -75,6 +78,14 @@ def evaluate_vectors(
         )
     column = [metric.of("vectors of length one") for metric in evaluation.metrics["encoder"]]
     return replace(evaluation, metrics={"encoder": column})
+
+
+def _check_one_encoder(table: EmbeddingTable, bank: EmbeddingTable) -> None:
+    """Refuse features of different encoders, where both name theirs."""
+    if "" not in (encoders := {table.encoder, bank.encoder}) and len(encoders) > 1:
+        raise CheckpointError(
+            f"{table.path} and {bank.path} are of different encoders; embed all by one"
+        )
 
 
 @contextmanager

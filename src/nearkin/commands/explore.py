@@ -1,46 +1,90 @@
-"""`nearkin explore`: the page of a run, with a server behind it."""
+"""`nearkin explore`: the report of a run or of features, in a browser or a file."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nearkin.commands.vectors import images_of
+from nearkin.commands.settings import PathLike, name_of
+from nearkin.commands.sources import Vectors, VectorsLike, images_of, is_table, table_of
+from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
+from nearkin.files import check_new, writing
+from nearkin.report.pages import write_page, write_table_page
 from nearkin.report.server import LOOPBACK, Server
 from nearkin.report.site import RunSite
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, reporter_of
 
 
 def explore(
-    run: str | Path,
+    run: VectorsLike,
     data: Any = None,
     *,
+    write: bool = False,
+    output: PathLike | None = None,
+    overwrite: bool = False,
     port: int = 0,
     host: str = "127.0.0.1",
     i_know: bool = False,
+    one_file: int = 50_000,
     trust_remote_code: bool = False,
-    reporter: Reporter | None = None,
-) -> None:
-    """Serve the page of a run to the browsers of this computer, until Ctrl-C or SIGTERM.
+    verbose: bool | Reporter = True,
+) -> Path | None:
+    """Serve the report of a run to the browsers of this computer, or write it to a file.
 
-    The address holds a secret, new each time; without it nothing is served.
+    It is served until Ctrl-C or SIGTERM. The address holds a secret, new each time; without it
+    nothing is served. Of features, a map of the images is written, with a block in memory, so that
+    a million images have room.
 
     Args:
-        run: A run folder.
-        data: Its images, if they have moved.
+        run: A run; or features that `embed` has written, which need `data` and `output`.
+        data: The images, if they have moved, or are those of features.
+        write: Write report.html of the run again, rather than serve it.
+        output: Write the report to this file instead.
+        overwrite: Replace that file.
         port: Port to listen on; 0 is any that is free.
         host: Address to listen on.
         i_know: Allow addresses other than loopback ones, although the traffic, with the secret,
             can then be read by others.
+        one_file: Of more images, most of a written report is in a folder beside it, such as
+            report_files.
         trust_remote_code: Whether to run code that files of the run name.
-        reporter: Receives the address.
+        verbose: Whether to show progress and the address, or what receives them.
+
+    Returns:
+        The file that was written; None after serving.
 
     Raises:
         PortError: If the address is not available.
         NearkinError: One line on what failed.
     """
-    reporter = reporter or Silent()
+    log = reporter_of(verbose)
+    if output is not None:
+        check_new(Path(output), overwrite=overwrite)
+    if is_table(run):
+        return _write_map(run, data, output, one_file)
+    folder = RunFolder(Path(name_of(run)))
+    if write or output is not None:
+        images = images_of(folder, data, trust_remote_code=trust_remote_code)
+        path = None if output is None else Path(output)
+        with writing(path or folder.report):
+            write_page(folder, images, log.progress, output=path, one_file=one_file)
+        return path or folder.report
+    _check_host(host, i_know=i_know)
+    with Server(host=host, port=port, log=log.info) as server:
+        images = images_of(folder, data, trust_remote_code=trust_remote_code)
+        site = RunSite(folder, images, trust_remote_code=trust_remote_code)
+        log.info(f"open {server.url}")
+        log.info("Ctrl-C ends it")
+        # The command line turns SIGTERM and SIGHUP into SystemExit.
+        with suppress(KeyboardInterrupt, SystemExit):
+            server.serve(site)
+    return None
+
+
+def _check_host(host: str, *, i_know: bool) -> None:
+    """Refuse addresses that others can reach, unless the user knows."""
     if host in ("", "0.0.0.0"):
         raise UsageError("--host must be the one address that browsers will ask for")
     if host not in LOOPBACK and not i_know:
@@ -48,12 +92,14 @@ def explore(
             f"--host {host} is not encrypted on the way; tunnel the port through SSH "
             "instead, or add --i-know"
         )
-    folder = RunFolder(Path(run))
-    with Server(host=host, port=port, log=reporter.info) as server:
-        images = images_of(folder, data, trust_remote_code=trust_remote_code)
-        site = RunSite(folder, images, trust_remote_code=trust_remote_code)
-        reporter.info(f"open {server.url}")
-        reporter.info("Ctrl-C ends it")
-        # The command line turns SIGTERM and SIGHUP into SystemExit.
-        with suppress(KeyboardInterrupt, SystemExit):
-            server.serve(site)
+
+
+def _write_map(vectors: VectorsLike, data: Any, output: PathLike | None, one_file: int) -> Path:
+    """Write a page with the map of features."""
+    if data is None or output is None:
+        raise UsageError("of features, give their images, too, and the page as -o")
+    images, path = open_images(data), Path(output)
+    with table_of(vectors) as table, writing(path), resource_errors():
+        rows = Vectors(table, "").image_rows(images)
+        write_table_page(table, images, rows, path, one_file)
+    return path

@@ -10,10 +10,12 @@ from typing import Any, Final, get_args
 from uuid import uuid4
 
 from torch import nn
+from typing_extensions import override
 
 from nearkin.choices import ExportFormat, GraphFormat, NativeFormat
 from nearkin.classifier.classifier import read_classifier
-from nearkin.commands.vectors import images_of
+from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.commands.sources import images_of
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder, load
@@ -24,10 +26,11 @@ from nearkin.exports.graphs import write_graph
 from nearkin.exports.model_card import PREPROCESSING, Card
 from nearkin.exports.native import write_native
 from nearkin.exports.network import PixelNetwork
-from nearkin.files import PARTIAL, writing
+from nearkin.files import PARTIAL, check_new, writing
+from nearkin.result import Result
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.reporter import Reporter, reporter_of
 
 FILES: Final[Mapping[ExportFormat, str]] = {
     "onnx": "model.onnx",
@@ -41,28 +44,30 @@ FORMATS: Final = (*get_args(GraphFormat), *get_args(NativeFormat), "atlas")
 OF_FILES: Final = (*BY_SUFFIX, ".pt", ".safetensors", ".bin")  # Suffixes that no folder has
 
 
-@dataclass(frozen=True)
-class Exported:
+@dataclass(frozen=True, repr=False)
+class Export(Result):
     """What was written, and how it was compared with the run's own."""
 
     path: Path
     what: str
     checks: tuple[str, ...] = ()
 
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {**asdict(self), "path": str(self.path.resolve())}
 
+    @override
     def lines(self) -> list[str]:
         """Return lines on the comparison, and where it is."""
         return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path.resolve()}"]
 
 
 def export(
-    run: str | Path,
+    run: EncoderLike,
     data: Any = None,
     *,
-    output: str | Path | None = None,
+    output: PathLike | None = None,
     format: ExportFormat | None = None,
     dynamic_size: bool = False,
     overwrite: bool = False,
@@ -70,8 +75,8 @@ def export(
     data_license: str = "",
     backbone: nn.Module | None = None,
     trust_remote_code: bool = False,
-    reporter: Reporter | None = None,
-) -> Exported:
+    verbose: bool | Reporter = True,
+) -> Export:
     """Write the encoder or the classifier of a run, or its images, for another program.
 
     `onnx` and `torch-export` are one file from images of 8 bits to features or, of a
@@ -82,7 +87,7 @@ def export(
     encoder.safetensors of a run needs no export.
 
     Args:
-        run: A run folder, or another encoder that `load` takes.
+        run: A run, or another encoder that `load` takes.
         output: A folder; or one file, whose suffix is that of its format: .onnx, .pt2
             (torch-export), .pth (torchvision) or .parquet (atlas). If None, `exports/FORMAT` in
             the run folder, or `atlas.parquet`.
@@ -95,7 +100,7 @@ def export(
         data_license: The license of the images, for the model card.
         backbone: The run's network, if it was given one from Python; untrained.
         trust_remote_code: Whether to run code that files of the run name.
-        reporter: Receives progress.
+        verbose: Whether to show progress, or what receives it.
 
     Raises:
         UsageError: If the format is not named, or cannot hold the network, with the reason.
@@ -103,15 +108,16 @@ def export(
         OutputError: If the output exists or cannot be written.
         CheckpointError: If the run's files are damaged, or what was written differs.
     """
-    folder, trust, log = RunFolder(Path(run)), trust_remote_code, reporter or Silent()
+    name, trust, log = name_of(run), trust_remote_code, reporter_of(verbose)
+    folder = RunFolder(Path(name))
     format, path, is_file = _destination(folder, output, format)
     _check_replaceable(path, is_file, overwrite)
     if format == "atlas":
         images = images_of(folder, data, trust_remote_code=trust)
-        return Exported(path, f"{write_atlas(folder, images, path)} images")
+        return Export(path, f"{write_atlas(folder, images, path)} images")
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
-    encoder, classifier = load(run, backbone=backbone, trust_remote_code=trust), None
+    encoder, classifier = load(name, backbone=backbone, trust_remote_code=trust), None
     if folder.classifier.exists() and format in get_args(GraphFormat):
         classifier = read_classifier(folder.classifier)
         encoder = classifier.encoder(encoder)
@@ -147,14 +153,15 @@ def export(
         if not is_file:
             card.write(partial, checks)
     what = f"{len(card.classes)} classes" if classifier else f"{encoder.num_features} features"
-    return Exported(path, f"{what} as {format}", tuple(checks))
+    return Export(path, f"{what} as {format}", tuple(checks))
 
 
 def _destination(
-    folder: RunFolder, output: str | Path | None, format: ExportFormat | None
+    folder: RunFolder, output: PathLike | None, format: ExportFormat | None
 ) -> tuple[ExportFormat, Path, bool]:
     """Return the format, the path to write to, and whether that is one file."""
-    suffix = "" if output is None or str(output).endswith(("/", os.sep)) else Path(output).suffix
+    named = "" if output is None else os.fspath(output)
+    suffix = "" if named.endswith(("/", os.sep)) else Path(named).suffix
     chosen = format or BY_SUFFIX.get(suffix)
     if chosen is None:
         raise UsageError(
@@ -176,11 +183,10 @@ def _destination(
 
 def _check_replaceable(path: Path, is_file: bool, overwrite: bool) -> None:
     """Refuse to replace what is there, unasked; and ever what is no export."""
-    if not os.path.lexists(path):
-        return
-    if not overwrite:
-        raise OutputError(f"{path} exists; give --overwrite to replace it, or another -o")
-    if not (path.is_file() if is_file else (path / PREPROCESSING).is_file()):
+    check_new(path, overwrite=overwrite)
+    if os.path.lexists(path) and not (
+        path.is_file() if is_file else (path / PREPROCESSING).is_file()
+    ):
         kind = "file" if is_file else "folder of an export"
         raise OutputError(f"{path} is no {kind}, which --overwrite replaces; choose another -o")
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from nearkin.commands.embed import load_source
-from nearkin.commands.index import shortlist
-from nearkin.commands.vectors import check_origin, images_of
+from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.commands.sources import VectorsLike, check_origin, images_of, table_of
 from nearkin.data.folders import list_files
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
@@ -21,10 +22,12 @@ from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.evaluation.table import EmbeddingTable, open_table
+from nearkin.evaluation.index import shortlist
+from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import check_new
 from nearkin.objectives import unit
 from nearkin.report.plots import contact_sheet
+from nearkin.result import Result, Row
 from nearkin.run.folder import RunFolder
 from nearkin.schema import Auto
 
@@ -38,17 +41,24 @@ class Neighbor:
     label: str  # Empty where unknown
 
 
-@dataclass(frozen=True)
-class Neighbors:
+@dataclass(frozen=True, repr=False)
+class Neighbors(Result):
     """The images of a table that an image is most similar to."""
 
     image: str
     neighbors: list[Neighbor]  # The most similar first; equals in the order of the table
 
+    @override
+    def records(self) -> list[Row]:
+        """A row per neighbor."""
+        return [{"image": self.image, **asdict(each)} for each in self.neighbors]
+
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
 
+    @override
     def lines(self) -> list[str]:
         """Lines of text: the image, then its neighbors."""
         rows = [f"  {n.similarity:6.3f}  {n.path}  {n.label}".rstrip() for n in self.neighbors]
@@ -56,16 +66,17 @@ class Neighbors:
 
 
 def neighbors(
-    run: str | Path,
-    files: Sequence[str | Path],
+    encoder: EncoderLike,
+    images: Sequence[PathLike],
     *,
-    vectors: str | Path | None = None,
-    index: str | Path | None = None,
+    vectors: VectorsLike | None = None,
+    index: PathLike | None = None,
     top: int = 10,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
-    sheet: str | Path | None = None,
+    output: PathLike | None = None,
+    overwrite: bool = False,
     data: Any = None,
     backbone: nn.Module | None = None,
     device: str = "auto",
@@ -73,17 +84,18 @@ def neighbors(
     """Find the most similar images to each of some images, by their features.
 
     Args:
-        run: A run folder or its encoder.safetensors, or another encoder that `load` takes.
-        files: Images. An image that is in the table, too, is its own most similar one.
-        vectors: What to search: a folder of parts or a .parquet that `embed` has made of the same
-            encoder; by default the run's own embeddings.parquet.
-        index: Made of these vectors by `nearkin index`. Then not all of them are compared, and
-            some neighbors may be missed.
+        encoder: A run, or another encoder that `load` takes.
+        images: Image files. One that is in the table, too, is its own most similar one.
+        vectors: What to search: features that `embed` has made by the same encoder; by default
+            the run's own embeddings.parquet.
+        index: An approximate index of these vectors, NAME.faiss, which is made if it is not
+            there. Not all vectors are compared, and some neighbors may be missed.
         top: How many; no more are given than there are.
         image_size: Side of the images in pixels that the vectors were made with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         trust_remote_code: Whether to run code that files of the run name.
-        sheet: Also a new image file of them beside their neighbors, such as sheet.png.
+        output: An image file that shows them beside their neighbors, such as sheet.png.
+        overwrite: Replace the file.
         data: The images to show on it, if they are not those of the run.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute features.
@@ -93,42 +105,39 @@ def neighbors(
         DataError: If an image cannot be read.
         CheckpointError: If the vectors or the index are damaged, or of something else.
     """
-    if sheet is not None:
-        check_new(Path(sheet))
-    if top < 1 or not files:
+    if output is not None:
+        check_new(Path(output), overwrite=overwrite)
+    if top < 1 or not images:
         raise UsageError("nothing to look for; give at least one image, and --top 1 or more")
     if vectors is None and image_size != "auto":
-        raise UsageError("--image-size is of the vectors that --in names; a run's have its own")
-    encoder = load_source(
-        run,
+        raise UsageError("--image-size is of --vectors; those of a run have a size of their own")
+    name = name_of(encoder)
+    loaded = load_source(
+        name,
         backbone=backbone,
         image_size=image_size,
         allow_partial=allow_partial,
         trust_remote_code=trust_remote_code,
     )
-    table = _table(run, encoder, vectors)
-    queries = _features(encoder, files, choose_device(device))
-    likely = None if index is None else shortlist(Path(index), table, queries, top)
-    nearest = _nearest(table, queries, top, likely)
-    found = [Neighbors(str(name), near) for name, near in zip(files, nearest, strict=True)]
-    if sheet is not None:
-        _write_sheet(found, run, Path(sheet), data, trust_remote_code)
+    if vectors is None and not is_own(name):
+        raise UsageError(
+            f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA` "
+            "writes"
+        )
+    files = [os.fspath(image) for image in images]
+    with table_of(RunFolder(Path(name)).embeddings if vectors is None else vectors) as table:
+        check_origin(table, loaded, name)
+        queries = _features(loaded, files, choose_device(device))
+        likely = None if index is None else shortlist(Path(index), table, queries, top)
+        nearest = _nearest(table, queries, top, likely)
+    found = [Neighbors(file, near) for file, near in zip(files, nearest, strict=True)]
+    if output is not None:
+        _write_sheet(found, name, Path(output), data, trust_remote_code)
     return found
 
 
-def _table(run: str | Path, encoder: Encoder, vectors: str | Path | None) -> EmbeddingTable:
-    """Open the table to search, and check that it is of this encoder."""
-    if vectors is None and not is_own(run):
-        raise UsageError(
-            f"{run} has no images of its own; give --in what nearkin embed {run} DATA has written"
-        )
-    table = open_table(RunFolder(Path(run)).embeddings if vectors is None else Path(vectors))
-    check_origin(table, encoder, run)
-    return table
-
-
 def _features(
-    encoder: Encoder, files: Sequence[str | Path], device: torch.device
+    encoder: Encoder, files: Sequence[str], device: torch.device
 ) -> Float[Tensor, "images dim"]:
     """Compute the features of files, as `embed` does."""
     names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
@@ -167,10 +176,10 @@ def _nearest(
 
 
 def _write_sheet(
-    found: Sequence[Neighbors], run: str | Path, output: Path, data: Any, trust: bool
+    found: Sequence[Neighbors], run: str, output: Path, data: Any, trust: bool
 ) -> None:
     """Draw images beside their neighbors, with names and similarities."""
     folder = RunFolder(Path(run))
     images = images_of(folder, trust_remote_code=trust) if data is None else open_images(data)
-    rows = [(str(each.image), [(n.path, n.similarity) for n in each.neighbors]) for each in found]
+    rows = [(each.image, [(n.path, n.similarity) for n in each.neighbors]) for each in found]
     contact_sheet(rows, images, output)

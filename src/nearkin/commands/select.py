@@ -1,5 +1,6 @@
 """`nearkin select`: which images to label first."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,25 +8,29 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
+from typing_extensions import override
 
 from nearkin.choices import Rule
-from nearkin.commands.vectors import Vectors, check_output, open_vectors
+from nearkin.commands.settings import EncoderLike, PathLike
+from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
 from nearkin.data.labels import class_of
 from nearkin.data.tables import file_at, match
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
-from nearkin.files import writing
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.metrics.selection import typical
+from nearkin.result import Result
+from nearkin.result import Row as Record
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
 from nearkin.run.reporter import Reporter
 from nearkin.schema import Auto
-from nearkin.tables import write_csv
+from nearkin.text import as_text
 
 
-@dataclass(frozen=True)
-class Selected:
+@dataclass(frozen=True, repr=False)
+class Selection(Result):
     """Images to label, most useful first."""
 
     paths: tuple[str, ...]
@@ -34,10 +39,17 @@ class Selected:
     num_labeled: int  # That have a label already
     output: Path | None
 
+    @override
+    def records(self) -> list[Record]:
+        """A row per image."""
+        return [{"path": path} for path in self.paths]
+
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {**asdict(self), "output": self.output and str(self.output.resolve())}
 
+    @override
     def lines(self) -> list[str]:
         """Lines of text."""
         lines = [
@@ -50,43 +62,45 @@ class Selected:
 
 
 def select(
-    source: str | Path,
+    encoder: EncoderLike | Embeddings,
     data: Any = None,
     *,
     num: int,
-    output: str | Path | None = None,
+    output: PathLike | None = None,
+    overwrite: bool = False,
     rule: Rule = "typical",
-    labeled: str | Path | None = None,
-    vectors: str | Path | None = None,
+    labeled: PathLike | None = None,
+    vectors: VectorsLike | None = None,
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
     seed: int = 0,
     device: str = "auto",
     workers: int | Auto = "auto",
-    reporter: Reporter | None = None,
-) -> Selected:
+    verbose: bool | Reporter = True,
+) -> Selection:
     """Select which images to label first, by their features; the same for equal arguments.
 
     No label but those of `labeled`, and of the run's own classes, is ever looked at.
     Images that a run holds out for scoring are left out: their labels would teach nothing.
 
     Args:
-        source: A run; an encoder, with `data`; or vectors that `embed` has written.
+        encoder: A run; an encoder, with `data`; or features that `embed` has made.
         data: Images: those to embed, or those that the vectors are of.
         num: How many.
-        output: A new .csv like to_label.csv of a discovery.
+        output: A .csv like to_label.csv of a discovery.
+        overwrite: Replace the file.
         rule: `typical`: of each cluster the image with the closest neighbors (TypiClust); or
             `random`.
         labeled: A table with columns path and label: images that have a label already.
-        vectors: Of `data` by the encoder `source`, instead of computing them.
+        vectors: Features of `data` by the encoder, instead of computing them.
         image_size: Side of the images in pixels that features are computed with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         trust_remote_code: Whether to run code that files of the run name.
         seed: Decides what is drawn, and where k-means starts.
         device: Where to compute features.
         workers: Processes that decode photographs; `auto`: one per CPU.
-        reporter: Receives log lines and progress.
+        verbose: Whether to show progress, or what receives it.
 
     Raises:
         UsageError: If that does not fit together, or there are not so many unlabeled images.
@@ -96,19 +110,20 @@ def select(
     """
     if num < 1:
         raise UsageError(f"--num {num} is less than one image; give at least 1")
-    check_output(output, ".csv")
+    check_output(output, ".csv", overwrite=overwrite)
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     sizes["trust_remote_code"] = trust_remote_code
-    computing: dict[str, Any] = {"device": device, "workers": workers, "reporter": reporter}
+    computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
     with (
         resource_errors(),
-        open_vectors(source, data, vectors=vectors, **sizes, **computing) as opened,
+        open_vectors(encoder, data, vectors=vectors, **sizes, **computing) as opened,
     ):
         table, assigned = opened.table, _assigned(opened)
         paths = table.texts("path")
         held_out = np.isin(np.array(table.texts("split"), np.str_), ("val", "test"))
         pool = np.flatnonzero(~held_out)
-        names = [paths[row] for row in pool.tolist()]
+        as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
+        names = [as_stored.get(paths[row], paths[row]) for row in pool.tolist()]
         has_label = _have_labels(names, labeled, assigned)
         num_unlabeled = int((~has_label).sum())
         if num > num_unlabeled:
@@ -121,10 +136,9 @@ def select(
             order = np.random.default_rng(seed).permutation(np.flatnonzero(~has_label))
         chosen = tuple(names[row] for row in order[:num].tolist())
     if output is not None:
-        with writing(Path(output)):
-            write_csv(Path(output), LABEL_COLUMNS, _table(chosen, assigned))
+        write_rows(Path(output), LABEL_COLUMNS, _table(chosen, assigned))
     where = None if output is None else Path(output)
-    return Selected(chosen, rule, num_unlabeled, int(has_label.sum()), where)
+    return Selection(chosen, rule, num_unlabeled, int(has_label.sum()), where)
 
 
 def _assigned(opened: Vectors) -> dict[str, Row]:
@@ -136,12 +150,12 @@ def _assigned(opened: Vectors) -> dict[str, Row]:
 
 
 def _have_labels(
-    names: Sequence[str], labeled: str | Path | None, assigned: Mapping[str, Row]
+    names: Sequence[str], labeled: PathLike | None, assigned: Mapping[str, Row]
 ) -> Bool[np.ndarray, " names"]:
     """Whether images have a label: in the table, or as those that a run has learned from."""
     in_table = set[str]()
     if labeled is not None:
-        rows, _ = match(file_at(str(labeled)), names)
+        rows, _ = match(file_at(os.fspath(labeled)), names)
         in_table = {name for name, label in class_of(rows)[0].items() if label}
     return np.array(
         [name in in_table or bool(assigned and name not in assigned) for name in names]

@@ -1,7 +1,8 @@
-"""The settings of a run that Python gives: a data class, or keywords in its place or beside it."""
+"""What Python gives, as files hold it: objects become names, keywords a data class."""
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -9,7 +10,15 @@ from torch import nn
 
 from nearkin.config import Settings, settings_from
 from nearkin.data.augmentations import stored_views
+from nearkin.encoders.encoder import Encoder, object_name
+from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.methods import method_name
+
+PathLike = str | os.PathLike[str]
+"""A path; a `Run` is that of its folder."""
+EncoderLike = PathLike | Encoder
+"""An encoder: a run, a name, a file, or one that `nearkin.load` has returned."""
 
 
 def given(
@@ -17,8 +26,8 @@ def given(
 ) -> tuple[Settings, nn.Module | None]:
     """Return settings as a run stores them, and a network of one's own if `backbone` is one.
 
-    Paths and devices become text, methods and views what names them. What is no setting is an
-    option of the method.
+    Paths, devices, encoders and runs become text, methods and views what names them. What is no
+    setting is an option of the method.
 
     Args:
         kind: The class of the settings.
@@ -36,14 +45,31 @@ def given(
     return settings_from(kind, vars(config) if config else {}, values), network
 
 
+def name_of(encoder: EncoderLike | Embeddings) -> str:
+    """The text that stands for an encoder in settings and files; `nearkin.load` takes it.
+
+    An encoder has a name as long as it is in memory, so the caller keeps it.
+
+    Raises:
+        UsageError: If these are features.
+    """
+    if isinstance(encoder, Embeddings):
+        raise UsageError("these are features; give an encoder")
+    return object_name(encoder) if isinstance(encoder, Encoder) else os.fspath(encoder)
+
+
 def stored(name: str, value: Any) -> Any:
     """A setting as files hold it.
 
     >>> stored("out", Path("a/b")), stored("known", ["cat"])
     ('a/b', ['cat'])
     """
-    if isinstance(value, Path | torch.device):
+    if isinstance(value, os.PathLike | Encoder):
+        return name_of(value)
+    if isinstance(value, torch.device):
         return str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if isinstance(value, type):
         return method_name(value)
     return stored_views(value) if name == "augment" and not isinstance(value, str) else value

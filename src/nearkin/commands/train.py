@@ -1,92 +1,58 @@
 """`nearkin train`: from a folder of images to a measured encoder."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from nearkin.classification.report import lines as classification_lines
-from nearkin.commands.settings import given
+from nearkin.commands.run import Run
+from nearkin.commands.settings import PathLike, given
 from nearkin.config import TrainConfig
-from nearkin.discovery.report import lines as discovery_lines
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
-from nearkin.evaluation.evaluate import Evaluation
 from nearkin.extensions import label
 from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
 from nearkin.run.data import open_logged
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, run_folder
+from nearkin.run.folder import clear, run_folder
 from nearkin.run.opening import open_run, self_contained
 from nearkin.run.options import check_teacher, checked_options, known_classes
-from nearkin.run.reporter import Reporter
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.run.tracking import Tracking, check_trackers
 from nearkin.training.session import run_worker, train_encoder
 from nearkin.training.start import read_start, resolved_settings
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run."""
-
-    folder: RunFolder
-
-    @property
-    def path(self) -> Path:
-        """The run folder."""
-        return self.folder.path
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The metrics, as in summary.json."""
-        return self.folder.read_summary()
-
-    def to_dict(self) -> Mapping[str, Any]:
-        """The metrics, as in summary.json."""
-        return self.summary
-
-    def lines(self) -> list[str]:
-        """Return the metrics as text, or what was discovered."""
-        summary = self.summary
-        if "clusters" in summary:
-            return discovery_lines(summary)
-        if summary.get("command") == "classify":
-            return classification_lines(summary)
-        return Evaluation.stored(summary, self.folder.start).lines()
 
 
 def train(
     data: Any,
     config: TrainConfig | None = None,
     *,
-    out: str | Path | None = None,
+    output: PathLike | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = True,
     **settings: Any,
 ) -> Run:
     """Train an encoder on images without labels, and measure it.
 
-    Options of the method are given by their names, such as `temperature`; `nearkin methods NAME`
-    lists them.
+    Options of the method are given by their names, such as `temperature`; `nearkin list
+    methods NAME` lists them.
 
     Args:
         data: A folder, a table, an archive, shards or an .npz, by path or address (`s3://...`); a
             name such as `digits`; or, from Python, arrays or a data set (docs/data.md).
         config: The settings, of which `settings` replaces some.
-        out: The run folder; runs/DATA-METHOD if not given.
+        output: The run folder; runs/DATA-METHOD if not given.
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder.
-        reporter: Receives log lines and progress; None is silent.
+        verbose: Whether to show progress, or what receives it.
         settings: Fields of `nearkin.TrainConfig`, and options of the method. `backbone` may be a
             network of your own, untrained, from images to features; `method` a class.
 
     Returns:
-        The finished run: `run.path`, `run.summary`.
+        The finished run: its metrics, encoder and report.
 
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
@@ -95,14 +61,14 @@ def train(
     if not is_main_process():
         return Run(run_worker(data, network))
     config = _checked(config, network)
-    folder = run_folder(out, data, label(config.method), again=resume or overwrite)
+    folder = run_folder(output, data, label(config.method), again=resume or overwrite)
     with open_run(
         folder,
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.init_from, config.teacher],
-        reporter=reporter,
+        encoders=[config.encoder, config.teacher],
+        reporter=reporter_of(verbose),
     ) as run:
         config, device, log = run.config, run.device, run.log
         start = read_start(folder, config, network, device, log)

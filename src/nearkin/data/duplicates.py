@@ -32,7 +32,7 @@ LENGTH: Final = KEPT**2 + 2 * COLOR**2  # Numbers that are kept of an image
 
 # Bounds of near-duplicates. Of 200 images each of CIFAR-10, Fashion-MNIST, Omniglot and Caltech,
 # copies as JPEG of quality 35, at .7 of the size, 15 % brighter or cropped by 3 % a side stay
-# below them in 97 % or more; see docs/duplicates.md for what other images do.
+# below them in 97 % or more; see docs/benchmarks.md for what other images do.
 MAX_REST: Final = 0.05  # Share of the variance in which a copy differs
 MAX_LEVELS: Final = 9.0  # Root mean square of the difference, in gray levels
 MAX_DETAIL: Final = 0.15  # Share of the variance of detail

@@ -229,7 +229,7 @@ class _Walk:
 def _follows_links() -> bool:
     """Whether links that lead out of a folder are followed: from $NEARKIN_LINKS, if it is set.
 
-    A folder from a stranger may have links to images of the user, which would then be in
+    A downloaded folder may have links to images of the user, which would then be in
     embeddings, pages and exports.
     """
     text = os.environ.get(LINKS) or "inside"

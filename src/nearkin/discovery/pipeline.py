@@ -153,12 +153,12 @@ class Pipeline:
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
         config, trust = self.config, self.config.trust_remote_code
-        if config.from_run == "auto":
+        if config.encoder == "auto":
             return self._trained_encoder(dataset)
-        self.log.info(f"stage 1/3  features: from {config.from_run}")
+        self.log.info(f"stage 1/3  features: from {config.encoder}")
         if not self.folder.start.exists():  # its source may be gone by now
             encoder = load(
-                config.from_run, allow_partial=config.allow_partial, trust_remote_code=trust
+                config.encoder, allow_partial=config.allow_partial, trust_remote_code=trust
             )
             for line in encoder.lines():
                 self.log.info(f"           {line}")

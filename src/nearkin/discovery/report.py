@@ -35,7 +35,7 @@ from nearkin.discovery.trials import candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
-from nearkin.report.encoder_report import command, run_info
+from nearkin.report.encoder_report import command, run_info, typed
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table
 from nearkin.run.copies import file_names
@@ -177,6 +177,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
     unsure = label_first(outcome.assignments, outcome.task.rows)[:ON_PAGE]
     return DiscoveryReport(
         run=run_info(
+            outcome.folder,
             outcome.data,
             outcome.config,
             images,
@@ -347,12 +348,13 @@ def _outliers(outcome: Outcome) -> str:
 def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
     others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
-    encoder = outcome.config.from_run or str(run)
+    encoder, file = outcome.config.encoder or str(run), outcome.folder.config
+    to_file = ("-o", "new.csv")
     return [
         *(
             (
                 f"Take {count(number, 'novel class')}; the features are kept.",
-                command(data, replace(outcome.config, classes=number, from_run=encoder)),
+                command(data, replace(outcome.config, classes=number, encoder=encoder), file),
             )
             for number in others
         ),
@@ -365,7 +367,7 @@ def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
         ),
         (
             "Discover more classes, with these as known ones, from the same features.",
-            f"nearkin discover {data} --accept {run}",
+            typed("discover", data, "--accept", run),
         ),
-        ("Assign new images to these classes.", f"nearkin assign {run} NEW_IMAGES -o new.csv"),
+        ("Sort new images into these classes.", typed("predict", run, "NEW_IMAGES", *to_file)),
     ]

@@ -29,20 +29,20 @@ def with_encoder(
 
     The pretrained encoder is taken for images of `MIN_SIDE` px and more if nothing asks for a
     training, and if its weights are on this computer or can be fetched. What is decided is
-    stored: `from_run` names an encoder, or `method` is not left to `auto`.
+    stored: `encoder` names an encoder, or `method` is not left to `auto`.
 
     Raises:
         UsageError: If it has not the layers that are to learn.
         CheckpointError: If its weights are there, but damaged.
     """
-    if config.from_run != "auto" or config.method != "auto":
+    if config.encoder != "auto" or config.method != "auto":
         return config
     why = _why_train(config, images)
     if not why:
         say(
             f"encoder  {PRETRAINED} ({license_of(PRETRAINED)}, "
             f"{weight_bytes(PRETRAINED) / 1e6:.0f} MB), since the images have {MIN_SIDE} px and "
-            "more; --from takes another, --method simclr trains one"
+            "more; --encoder takes another, --method simclr trains one"
         )
         try:
             encoder = load(PRETRAINED)
@@ -50,8 +50,8 @@ def with_encoder(
             why = str(error)
         else:
             check_layers(encoder, config.train_layers)
-            return replace(config, from_run=PRETRAINED)
-    say(f"encoder  trained on these images: {why}; --from takes one that exists")
+            return replace(config, encoder=PRETRAINED)
+    say(f"encoder  trained on these images: {why}; --encoder takes one that exists")
     return replace(config, method=TrainConfig.method)
 
 

@@ -27,6 +27,7 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
+from nearkin.choices import SLEEPING_THREADS
 from nearkin.distributed.devices import cpu_affinity
 from nearkin.distributed.ranks import all_reduce_max, rank_info, slurm_env
 from nearkin.errors import TOGETHER, WorkerError
@@ -104,9 +105,10 @@ def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Ite
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
         env["WORLD_SIZE"] = str(devices)
         threads = max(1, torch.get_num_threads() // devices)
-        started = start_processes(
-            _start_worker, (env, threads, worker, args), devices - 1, join=False
-        )
+        with sleeping_threads():
+            started = start_processes(
+                _start_worker, (env, threads, worker, args), devices - 1, join=False
+            )
         try:
             with _as_worker_error(started), WorkerGroup(store, 0, devices, started, threads):
                 yield
@@ -189,6 +191,18 @@ _group: ContextVar[WorkerGroup | None] = ContextVar("worker group", default=None
 
 def _name(worker: Callable[..., object]) -> str:
     return f"{worker.__module__}.{worker.__qualname__}"
+
+
+@contextmanager
+def sleeping_threads() -> Iterator[None]:
+    """Let the threads of processes that a `with` block starts sleep while they wait."""
+    before = {**os.environ}
+    os.environ.update({**SLEEPING_THREADS, **before})
+    try:
+        yield
+    finally:
+        for name in SLEEPING_THREADS.keys() - before.keys():
+            del os.environ[name]
 
 
 def _start_worker(

@@ -3,11 +3,14 @@
 import copy
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -47,6 +50,8 @@ ARCHITECTURE = ("backbone", "config", "pooling")
 """Details that say what network it is; the last two, of networks of transformers."""
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 CUSTOM = "custom"  # Name of a backbone that was passed from Python
+OBJECT: Final = "object:"  # How the name of an encoder in memory begins
+_OBJECTS: Final = WeakValueDictionary[str, "Encoder"]()
 
 
 class Encoder(nn.Module):
@@ -225,8 +230,26 @@ def separate_weights(network: nn.Module) -> dict[str, Tensor]:
     return state
 
 
+def object_name(encoder: Encoder) -> str:
+    """Return a name of an encoder, which `load` takes as long as the encoder is in memory.
+
+    Equal weights have equal names, so that a run is resumed with the encoder that it began with.
+    """
+    backbone = re.sub(r"[^\w.-]+", "-", str(encoder.details["backbone"]))
+    name = f"{OBJECT}{backbone}-{encoder.digest[:12]}"
+    _OBJECTS[name] = encoder
+    return name
+
+
+def _in_memory(name: str) -> Encoder:
+    """Return the encoder of an `object_name`."""
+    if name not in _OBJECTS:
+        raise UsageError(f"{name} is no longer in memory; pass the encoder itself")
+    return _OBJECTS[name]
+
+
 def load(
-    source: str | Path,
+    source: str | os.PathLike[str],
     *,
     backbone: nn.Module | None = None,
     image_size: int | None = None,
@@ -236,7 +259,7 @@ def load(
     """Load an encoder: of a run, of another library by name, or from a file.
 
     Args:
-        source: A run folder or its encoder.safetensors; or what `nearkin.encoders.pretrained`
+        source: A run, its folder or its encoder.safetensors; or what `nearkin.encoders.pretrained`
             reads: `dinov2-small`, `timm:NAME`, `torchvision:NAME`, a folder in the layout of
             Hugging Face, or a checkpoint, `ARCHITECTURE@FILE`.
         backbone: The network the run was given from Python, untrained; not needed for networks
@@ -251,17 +274,26 @@ def load(
             names code that is not trusted.
         CheckpointError: If the file is damaged, or not what it says.
     """
-    if not is_own(source):
-        with torch.random.fork_rng(devices=[]):
-            found = sources.load(str(source), image_size=image_size, allow_partial=allow_partial)
-        name, view = str(found.details["backbone"]), found.preprocessing
-        check_patches(found.body, view.image_size, name)
-        network = as_backbone(found.body, view.image_size, name=name)
-        return Encoder(network, view, found.details)
-    stored = _read(source)
-    check_trusted({"backbone": stored.backbone}, stored.path, trust_remote_code)
-    encoder = _own(stored, backbone)
-    return encoder if image_size in (None, stored.image_size) else resized(encoder, image_size)
+    name = os.fspath(source)
+    if name.startswith(OBJECT):
+        encoder = copy.deepcopy(_in_memory(name))  # which nothing that is done with it changes
+    elif is_own(name):
+        stored = _read(name)
+        check_trusted({"backbone": stored.backbone}, stored.path, trust_remote_code)
+        encoder = _own(stored, backbone)
+    else:
+        return _of_library(name, image_size, allow_partial=allow_partial)
+    return encoder if image_size in (None, encoder.image_size) else resized(encoder, image_size)
+
+
+def _of_library(name: str, image_size: int | None, *, allow_partial: bool) -> Encoder:
+    """Return an encoder of another library, by its name or from a file."""
+    with torch.random.fork_rng(devices=[]):
+        found = sources.load(name, image_size=image_size, allow_partial=allow_partial)
+    backbone, view = str(found.details["backbone"]), found.preprocessing
+    check_patches(found.body, view.image_size, backbone)
+    network = as_backbone(found.body, view.image_size, name=backbone)
+    return Encoder(network, view, found.details)
 
 
 def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
@@ -334,6 +366,8 @@ def _check_described(stored: "_Stored") -> None:
 def is_own(source: str | Path) -> bool:
     """Whether an encoder is that of a run: a run folder, or a file that nearkin has written."""
     path = Path(source)
+    if str(source).startswith(OBJECT):
+        return False
     if path.is_dir():
         return not (path / "config.json").exists()  # as folders of Hugging Face have
     if not path.is_file():
@@ -391,6 +425,8 @@ def weight_bytes(source: str) -> int:
         return path.stat().st_size
     if path.is_dir():
         return sum(file.stat().st_size for file in path.iterdir() if file.suffix in WEIGHTS)
+    if source.startswith(OBJECT):
+        return sum(weight.nbytes for weight in _in_memory(source).parameters())
     name = sources.DINOV2.get(source, source)
     try:
         with torch.device("meta"):  # no parameters are made

@@ -157,7 +157,7 @@ def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> st
             return f"{each}:{bare}"
     known = [*torchvision_names(), *timm_names()]
     raise UsageError(
-        f"unknown architecture {architecture}.{suggestion(bare, known)} `nearkin backbones` "
+        f"unknown architecture {architecture}.{suggestion(bare, known)} `nearkin list backbones` "
         "lists them"
     )
 

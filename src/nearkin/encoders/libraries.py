@@ -96,7 +96,7 @@ def timm_architecture(name: str) -> str:
         names = [f"timm:{each}" for each in timm_names()]
         raise UsageError(
             f"timm has no architecture {untagged.removeprefix('timm:').strip()}."
-            f"{suggestion(untagged, names)} `nearkin backbones --pretrained` lists what has "
+            f"{suggestion(untagged, names)} `nearkin list pretrained` lists what has "
             "weights"
         )
     return match[2]
@@ -126,7 +126,7 @@ def timm_weights(name: str) -> Any:
         listed = f" It has {', '.join(names[:6])}" if names else ""
         raise UsageError(
             f"timm has no weights {name}.{suggestion(name, names)}{listed}; "
-            f"`nearkin backbones --pretrained {bare}` lists all"
+            f"`nearkin list pretrained {bare}` lists all"
         )
     return config
 

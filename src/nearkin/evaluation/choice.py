@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from typing_extensions import override
+
 from nearkin.choices import Criterion
+from nearkin.result import Result, Row
 from nearkin.text import aligned
 
 CRITERIA: Final[Mapping[Criterion, str]] = {
@@ -15,8 +18,8 @@ CRITERIA: Final[Mapping[Criterion, str]] = {
 """The metric of each criterion; more is better."""
 
 
-@dataclass(frozen=True)
-class Ranking:
+@dataclass(frozen=True, repr=False)
+class Ranking(Result):
     """Encoders in the order of a criterion, the most promising first; no label was read."""
 
     by: Criterion
@@ -35,11 +38,18 @@ class Ranking:
         """The first of the order."""
         return self.order[0]
 
+    @override
+    def records(self) -> list[Row]:
+        """A row per encoder: its name and metrics."""
+        return [{"name": name, **self.values[name]} for name in self.order]
+
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         order = [{"name": name, "metrics": dict(self.values[name])} for name in self.order]
         return {"by": self.by, "order": order, "protocol": self.protocol, "notes": [*self.notes]}
 
+    @override
     def lines(self) -> list[str]:
         """Return an aligned text table; the first column of metrics is the criterion."""
         chosen = CRITERIA[self.by]

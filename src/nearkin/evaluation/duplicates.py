@@ -174,7 +174,7 @@ class EditTest:
 
 def _share(part: int, whole: int) -> tuple[float, float, float]:
     value = part / whole if whole else 1.0
-    return (value, *wilson(value, whole))
+    return (value, *wilson(value, float(whole)))
 
 
 def edit_test(

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int, Shaped
 from torch import Tensor
+from typing_extensions import override
 
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
@@ -17,17 +18,18 @@ from nearkin.encoders.inference import Inference, encode_pixels, inference
 from nearkin.errors import DataError
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.result import Result, Row
 from nearkin.types import UNLABELED
 
 PART: Final = 1024  # Images in a file of features, at least
 MOST_PARTS: Final = 64
 
 
-@dataclass(frozen=True, eq=False)
-class Embeddings:
+@dataclass(frozen=True, eq=False, repr=False)
+class Embeddings(Result):
     """Features of images, with what is known of each image: one row per image.
 
-    The measures need only `vectors`, `labels` and `groups`; the rest may be left out.
+    Metrics need only `vectors`, `labels` and `groups`; the rest may be left out.
     """
 
     vectors: Float32[np.ndarray, "n dim"]
@@ -45,9 +47,30 @@ class Embeddings:
     """Paths of images that cannot be read, which have no row, with the reason."""
     second_view: "Embeddings | None" = None
     """Features of an augmented view of some of the images; its `rows` say which."""
+    encoder: str = ""  # The digest of the encoder; empty where unknown
 
     def __len__(self) -> int:
         return len(self.vectors)
+
+    @override
+    def lines(self) -> list[str]:
+        """How many images and features there are."""
+        count, dim = self.vectors.shape
+        return [f"{count} images, {dim} features each"]
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers of images and features, and the images that cannot be read."""
+        count, dim = self.vectors.shape
+        return {"images": count, "features": dim, "bad": dict(self.bad)}
+
+    @override
+    def records(self) -> list[Row]:
+        """A row per image: its path, split, label and vector."""
+        splits = self.splits.tolist() or [""] * len(self)
+        columns = (self.paths or [""] * len(self), splits, self.class_names.tolist(), self.vectors)
+        names = ("path", "split", "label", "vector")
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     @property
     def tensor(self) -> Float[Tensor, "n dim"]:

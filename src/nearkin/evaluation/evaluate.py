@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from jaxtyping import Int64
+from typing_extensions import override
 
 from nearkin.choices import Protocol
 from nearkin.config import Augment
@@ -25,6 +26,7 @@ from nearkin.evaluation.views import ImageViews, second_view
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
 from nearkin.pace import ProgressCallback, ignore_progress, under
+from nearkin.result import Result, Row
 from nearkin.text import aligned
 
 PIECE: Final = 1024  # Images whose features are checked at once
@@ -36,8 +38,8 @@ Pair = tuple[Embeddings, Embeddings]
 # What is measured
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluation(Result):
     """The metrics of each table of features: the encoder's first, then those it stands beside."""
 
     sizes: Mapping[str, int]  # Number of images of each split
@@ -80,6 +82,7 @@ class Evaluation:
         """What the encoder keeps of the accuracy of its teacher, if it had one."""
         return [text for each in self.differences.get("teacher", ()) if (text := kept(each))]
 
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         metrics = {
@@ -93,11 +96,16 @@ class Evaluation:
         plain |= {"comparison": self.comparison.to_dict()} if self.comparison else {}
         return plain | ({"leaks": asdict(self.leaks)} if self.leaks else {})
 
-    def rows(self) -> list[list[str]]:
-        """Return cells of text: a heading, then a row per metric and a column per table."""
-        titles = {TITLES.get(table, table): column for table, column in self.metrics.items()}
-        return metric_rows(titles)
+    @override
+    def records(self) -> list[Row]:
+        """A row per table of features and metric, with the interval of 95 % confidence."""
+        return [
+            {"features": table, "metric": m.name, "value": m.value, "low": m.low, "high": m.high}
+            for table, column in self.metrics.items()
+            for m in column
+        ]
 
+    @override
     def lines(self) -> list[str]:
         """Format the metrics as aligned columns, then what could not be measured, and why.
 
@@ -106,7 +114,8 @@ class Evaluation:
         notes = [f"{name}: not measured, {why}" for name, why in self.left_out.items()]
         verdict = [self.comparison.line(self.start)] if self.comparison else []
         leaks = [f"warning: {self.leaks}"] if self.leaks else []
-        return [*aligned(self.rows()), *notes, *leaks, *self.kept, *verdict]
+        rows = metric_rows({TITLES.get(name, name): of for name, of in self.metrics.items()})
+        return [*aligned(rows), *notes, *leaks, *self.kept, *verdict]
 
 
 def metric_rows(columns: Mapping[str, Sequence[Metric]]) -> list[list[str]]:

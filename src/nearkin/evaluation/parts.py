@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 from jaxtyping import Int
+from typing_extensions import override
 
 from nearkin.data.images import Images
 from nearkin.encoders.inference import Inference, Precision
@@ -19,6 +20,7 @@ from nearkin.evaluation.embeddings import Embeddings, embed_images, embeddings_o
 from nearkin.evaluation.vectors import ROOM, matrix, read_footer, write_parquet
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
 from nearkin.pace import ProgressCallback, ignore_progress, under
+from nearkin.result import Result
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.schema import Auto
@@ -54,9 +56,9 @@ def note_on(encoder: str, images: Images, shard: int, precision: Precision | Aut
     return Note(encoder, data, len(images), shard, precision)
 
 
-@dataclass(frozen=True)
-class PartsWritten:
-    """Progress of a folder of parts."""
+@dataclass(frozen=True, repr=False)
+class ShardsWritten(Result):
+    """Progress of a folder of shards."""
 
     path: Path
     now: int  # Parts that were made just now
@@ -65,15 +67,17 @@ class PartsWritten:
     count: int = 0  # Images with features, once no part is missing
     bad: int = 0  # Unreadable images, once no part is missing
 
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {**asdict(self), "path": str(self.path)}
 
+    @override
     def lines(self) -> list[str]:
         """Lines of text."""
-        lines = [f"{self.now} of {self.num_parts} parts written: {self.path}"]
+        lines = [f"{self.now} of {self.num_parts} shards written: {self.path}"]
         if self.missing:
-            return [*lines, f"{self.missing} parts are still missing; others are to make them"]
+            return [*lines, f"{self.missing} shards are still missing; others are to make them"]
         lines.append(f"{self.count} images have features")
         if self.bad:
             lines.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
@@ -99,6 +103,11 @@ class PartFolder:
         return cls(path, note)
 
     @classmethod
+    def shard_size(cls, path: Path) -> int:
+        """The images of a shard that a folder was begun with, or the usual number."""
+        return cls.open(path).note.shard if (path / NOTE).exists() else SHARD
+
+    @classmethod
     def precision(cls, path: Path) -> Precision | Auto:
         """The precision that a folder was begun with; `auto` if it is new."""
         return cls.open(path).note.precision if (path / NOTE).exists() else "auto"
@@ -121,7 +130,7 @@ class PartFolder:
             kinds = {
                 "encoder": "encoder",
                 "data": "data",
-                "shard": f"--shard, {earlier.shard}",
+                "shard": f"--shard-size, {earlier.shard}",
                 "precision": f"--precision, {earlier.precision}",
             }
             then, now = vars(earlier), vars(note)
@@ -217,10 +226,10 @@ class PartFolder:
             images.subset(readable), np.concatenate(vectors), readable, dict(sorted(bad.items()))
         )
 
-    def finish(self, images: Images, now: int) -> PartsWritten:
+    def finish(self, images: Images, now: int) -> ShardsWritten:
         """Return the progress, with `now` new parts; whoever sees all parts lists bad images."""
         if missing := len(self.missing()):
-            return PartsWritten(self.path.resolve(), now, missing, self.note.num_parts)
+            return ShardsWritten(self.path.resolve(), now, missing, self.note.num_parts)
         total, bad = 0, dict[str, str]()
         for file in self.files:
             count, unread = read_footer(file)
@@ -234,6 +243,6 @@ class PartFolder:
             partial.unlink(missing_ok=True)
         if not total:
             raise DataError(f"none of the {len(images)} images can be read; look at the files")
-        return PartsWritten(
+        return ShardsWritten(
             self.path.resolve(), now, 0, self.note.num_parts, total, len(images.bad) + len(bad)
         )

@@ -21,6 +21,7 @@ from nearkin.report.image_map import NEIGHBORS, coordinates, landmark_rows
 from nearkin.report.site import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
+from nearkin.text import as_text
 
 SIDE: Final = 48
 
@@ -96,11 +97,13 @@ def _discovered(
     folder: RunFolder, names: Sequence[str]
 ) -> dict[str, list[str] | list[float | None]]:
     """The columns of a discovery: '' and None for labeled images."""
-    classes = class_names(folder)
+    classes = {as_text(path): name for path, name in class_names(folder).items()}
     if not classes:
         return {}
-    scores = {row["path"]: float(row["score"] or "nan") for row in read_csv(folder.assignments)}
+    scores = {
+        as_text(row["path"]): float(row["score"] or "nan") for row in read_csv(folder.assignments)
+    }
     return {
-        "cluster": [classes.get(name, "") for name in names],
-        "score": [scores.get(name) for name in names],
+        "cluster": [classes.get(as_text(name), "") for name in names],
+        "score": [scores.get(as_text(name)) for name in names],
     }

@@ -1,6 +1,7 @@
 """The model card of an export: what it is, how it is used, and where it comes from."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -32,12 +33,25 @@ LIBRARIES: Final = {"timm": "timm", "huggingface": "transformers", "onnx": "onnx
 HEADS: Final = ("fc", "classifier", "head", "heads")
 TEMPLATES: Final = Environment(
     loader=PackageLoader(__package__),
-    finalize=lambda value: printable(str(value)),
+    finalize=lambda value: printable(str(value)).replace("\n", r"\n"),  # no line of its own
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
     autoescape=False,  # It is Markdown, not HTML
 )
+
+
+def code(text: str) -> str:
+    """Text as code of Markdown, in more backticks than it has in a row.
+
+    >>> print(code("a"), code("a`b"))
+    `a` `` a`b ``
+    """
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    return f"{'`' * (longest + 1)} {text} {'`' * (longest + 1)}" if longest else f"`{text}`"
+
+
+TEMPLATES.filters["code"] = code
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from nearkin.encoders.encoder import Encoder
 class PixelNetwork(nn.Module):
     """From images of 8 bits to features or, with a classifier, to calibrated probabilities.
 
-    They are those of `Encoder` and of `nearkin assign`.
+    They are those of `Encoder` and of `nearkin predict`.
     """
 
     def __init__(self, encoder: Encoder, classifier: Classifier | None = None) -> None:

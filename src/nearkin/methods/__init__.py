@@ -24,6 +24,7 @@ from nearkin.methods.ncl import NCL as NCL
 from nearkin.methods.nnclr import NNCLR as NNCLR
 from nearkin.methods.rotnet import RotNet as RotNet
 from nearkin.methods.seed import SEED as SEED
+from nearkin.methods.sigreg import SIGReg as SIGReg
 from nearkin.methods.simclr import SimCLR as SimCLR
 from nearkin.methods.simgcd import SimGCD as SimGCD
 from nearkin.methods.simsiam import SimSiam as SimSiam
@@ -54,7 +55,7 @@ def method_class(name: str) -> type[Method[Any]]:
             raise UsageError(f"method {name} has no class name; give {name}:NAME")
         raise UsageError(
             f"unknown method {name}.{suggestion(name, METHODS)} "
-            f"`nearkin methods` lists them: {', '.join(METHODS)}; your own is "
+            f"`nearkin list methods` lists them: {', '.join(METHODS)}; your own is "
             "FILE.py:NAME or module:NAME"
         )
     return METHODS[name]

@@ -131,7 +131,7 @@ def _build(name: str, image_size: int) -> nn.Module:
     if library in ("", "timm") and bare in timm_names():
         return _from_timm(bare, image_size, num_channels)
     hint = suggestion(bare, [*SMALL, *torchvision_names(), *timm_names()])
-    raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
+    raise UsageError(f"unknown backbone {name}.{hint} `nearkin list backbones` lists them")
 
 
 IN_CHANS: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?in_chans=(\d{1,4})")
@@ -209,7 +209,9 @@ def native(name: str, image_size: int, **loading: object) -> nn.Module:
     names = timm_names() if library == "timm" else torchvision_names()
     if bare.partition(".")[0] not in names:
         hint = suggestion(bare.partition(".")[0], names)
-        raise UsageError(f"{library} has no architecture {bare}.{hint} `nearkin backbones` lists")
+        raise UsageError(
+            f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists"
+        )
     if library == "timm":
         return _native_timm(bare, image_size, options)
     if bare.startswith("vit_"):

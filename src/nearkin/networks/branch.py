@@ -119,8 +119,13 @@ def as_backbone(
 
 def input_channels(body: nn.Module) -> int:
     """Return the channels of the images of a network: of its first convolution, if it has one."""
-    convolutions = (module for module in body.modules() if isinstance(module, nn.Conv2d))
-    return getattr(next(convolutions, None), "in_channels", 3) or 3
+    convolution = first_convolution(body)
+    return convolution.in_channels if convolution else 3
+
+
+def first_convolution(body: nn.Module) -> nn.Conv2d | None:
+    """Return the convolution that sees the images: of a vision transformer, that of patches."""
+    return next((module for module in body.modules() if isinstance(module, nn.Conv2d)), None)
 
 
 class Branch(nn.Module):
@@ -256,6 +261,18 @@ def freeze_backbones(network: nn.Module, frozen: bool) -> None:
             module.keeps_gradients = not frozen or world_size() > 1
 
 
+def freeze_first_convolution(backbone: Backbone) -> None:
+    """Let the first convolution of a backbone keep its weights.
+
+    Raises:
+        UsageError: If the backbone has none.
+    """
+    convolution = first_convolution(backbone)
+    if convolution is None:
+        raise UsageError(f"backbone {backbone.name} has no convolution, whose weights would stay")
+    convolution.requires_grad_(False)
+
+
 @torch.no_grad()
 def ema_update(target: nn.Module, online: nn.Module, momentum: float) -> None:
     """Move parameters, `t <- m t + (1 - m) o`; batch-norm statistics remain the target's own."""
@@ -383,4 +400,5 @@ def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
     if world_size() > 1 or any(branch.chunk_size for branch in branches):
         raise UsageError("several processes, or chunks, cannot be compiled; leave out --compile")
     for network in dict.fromkeys(part for branch in branches for part in branch.children()):
-        network.compile(mode="reduce-overhead" if graphs else "default")
+        # A graph for each size of views: one for sizes in general would be slower for all.
+        network.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from markupsafe import Markup
+from typing_extensions import override
 
 from nearkin.errors import UsageError
 from nearkin.evaluation.baselines import TITLES
@@ -22,6 +23,7 @@ from nearkin.metrics.metric import Difference, Metric
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.html import BLOCKS, Chart, document, text
 from nearkin.report.page.sections import Table, line_charts
+from nearkin.result import Result, Row
 from nearkin.run.folder import RunFolder
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
@@ -38,7 +40,7 @@ KINDS: Final = {
 """What several runs of a kind are called."""
 SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
-WHAT: Final = ("encoder", "method", "backbone", "init_from", "epochs")
+WHAT: Final = ("encoder", "method", "backbone", "epochs")
 """Settings that say what a run is, beside runs that do not have them."""
 OF_BASELINES: Final = (KNN, "linear probe")  # Metrics of baselines that are shown too
 MAX_LINES: Final = 4  # in one chart: a page has no more line styles
@@ -68,9 +70,9 @@ class FinishedRun:
         return "" if self.seconds is None else str(timedelta(seconds=round(self.seconds)))
 
 
-def read_finished(run: str | Path) -> FinishedRun:
+def read_finished(run: Path) -> FinishedRun:
     """Read a run from its files."""
-    folder = RunFolder(Path(run))
+    folder = RunFolder(run)
     kind, (config, data) = KINDS[folder.kind], folder.any_settings()
     read = {TRAININGS: _of_training, DISCOVERIES: _of_discovery}.get(kind, _of_classification)
     with usable(folder.summary, "finish the run anew"):
@@ -185,8 +187,8 @@ def short_names(folders: Sequence[RunFolder]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(folder.path) for folder in folders]
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Result):
     """Runs of one kind side by side."""
 
     runs: tuple[FinishedRun, ...]
@@ -199,6 +201,21 @@ class Comparison:
         """Folder names of the runs, or whole paths if two are equal."""
         return short_names([run.folder for run in self.runs])
 
+    @override
+    def records(self) -> list[Row]:
+        """A row per metric: its name, and its value in each run."""
+        return [
+            {
+                "metric": each.name,
+                **{
+                    name: None if metric is None else metric.value
+                    for name, metric in zip(self.names, each.values, strict=True)
+                },
+            }
+            for each in self.metrics
+        ]
+
+    @override
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
@@ -211,6 +228,7 @@ class Comparison:
             "notes": list(self.notes),
         }
 
+    @override
     def lines(self) -> list[str]:
         """Return an aligned text table and notes."""
         rows = [["", *self.names]]

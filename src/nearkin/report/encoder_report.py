@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nearkin.config import Config, EmbedConfig, TrainConfig
+from nearkin.config import ClassifyConfig, Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
@@ -21,7 +21,7 @@ from nearkin.pace import count
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
 from nearkin.run.data import versions
-from nearkin.run.folder import RunFolder
+from nearkin.run.folder import RunFolder, data_name
 from nearkin.schema import as_typed, option
 from nearkin.tables import read_numbers
 
@@ -74,13 +74,14 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
 
 
 def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
-    """Return the content of the page of a finished training."""
+    """Return the content of the report of a finished training."""
     config, data = folder.settings()
     summary = folder.read_evaluated()
     metrics, evaluation = summary["metrics"], Evaluation.stored(summary)
     comparison = evaluation.comparison
     return TrainingReport(
         run=run_info(
+            folder,
             data,
             config,
             images,
@@ -107,13 +108,14 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
 
 
 def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
-    """Return the content of the page of a finished run of `nearkin embed`."""
+    """Return the content of the report of a finished run of `nearkin embed`."""
     config, data = folder.encoder_settings()
     summary = folder.read_evaluated()
     metrics, health = summary["metrics"], summary["health"]
     evaluation = Evaluation.stored(summary)
     return TrainingReport(
         run=run_info(
+            folder,
             data,
             config,
             images,
@@ -138,13 +140,13 @@ def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> 
     )
 
 
-def run_info(data: str, config: Config, images: Images, **more: Any) -> RunInfo:
+def run_info(folder: RunFolder, data: str, config: Config, images: Images, **more: Any) -> RunInfo:
     """Return the `RunInfo` of a run, with `more` of its fields."""
     return RunInfo(
         data=Path(data).name,
         configuration=vars(config) | {"options": dict(getattr(config, "options", {}))},
         versions=versions(),
-        command=command(data, config),
+        command=command(data, config, folder.config),
         tiny=images.is_small,
         **more,
     )
@@ -154,7 +156,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     sizes = summary["sizes"]
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
-    origin = f", starting from {config.init_from}" if config.init_from else ""
+    origin = f", starting from {config.encoder}" if config.encoder else ""
     labels = _use_of_labels(images)
     if config.known:  # a setting of the methods that learn from labels
         labels = (
@@ -201,7 +203,7 @@ def _described(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Name the encoders that a training started or learned from, and whose weights these are."""
-    for title, key in (("Start", "init_from"), ("Teacher", "teacher")):
+    for title, key in (("Start", "start"), ("Teacher", "teacher")):
         if key in summary:
             yield title, summary[key]
     if "average" in summary:
@@ -285,29 +287,35 @@ def protocols(summary: Mapping[str, Any]) -> list[str]:
     return [*measured, *missing, "Confusion: kNN predictions of held-out images."]
 
 
+def typed(verb: str, *words: object) -> str:
+    """A command as it is typed; images that only Python has are DATA."""
+    given = ("DATA" if word == data_name(None) else str(word) for word in words)
+    return shlex.join(["nearkin", verb, *given])
+
+
 def _browsing_steps(run: Path) -> list[tuple[str, str]]:
     """Return the next steps that only read a run."""
     return [
-        ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
-        ("Find the nearest neighbors of an image.", f"nearkin neighbors {run} IMAGE"),
+        ("Browse images at full size, and search by image.", typed("explore", run)),
+        ("Find the nearest neighbors of an image.", typed("neighbors", run, "IMAGE")),
     ]
 
 
 def _steps(
     folder: RunFolder, data: str, comparison: StartComparison | None
 ) -> list[tuple[str, str]]:
-    run = folder.path
+    run, to_file = folder.path, ("-o", "vectors.parquet")
     start = (
         "Use the encoder that training started from: it is the better one.",
-        f"nearkin embed {folder.start} {data} -o vectors.parquet",
+        typed("embed", folder.start, data, *to_file),
     )
     return [
         *([start] if comparison and comparison.verdict == "worse" else []),
         *_browsing_steps(run),
-        ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
+        ("Write embeddings for other programs.", typed("embed", run, data, *to_file)),
         (
             "Label some classes, and discover the novel ones.",
-            f"nearkin discover {data} --known A,B --from {run}",
+            typed("discover", data, "--known", "A,B", "--encoder", run),
         ),
     ]
 
@@ -317,32 +325,39 @@ def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
         *_browsing_steps(run),
         (
             "Continue to train it on these images, and see whether that helps.",
-            f"nearkin train {data} --init-from {run}",
+            typed("train", data, "--encoder", run),
         ),
         (
             "Label some classes, and discover the novel ones.",
-            f"nearkin discover {data} --known A,B --from {run}",
+            typed("discover", data, "--known", "A,B", "--encoder", run),
         ),
         (
             "Label a few images of each class, and train a classifier.",
-            f"nearkin classify {data} --from {run} --labels LABELS.csv",
+            typed("classify", run, data, "--labels", "LABELS.csv"),
         ),
     ]
 
 
-NEEDS = {"teacher_views": "teacher", "freeze_epochs": "init_from"}
+NEEDS = {"teacher_views": "teacher", "freeze_epochs": "encoder"}
 """Settings that have no effect without another one."""
 
 
-def command(data: str, config: Config) -> str:
-    """Return the command that repeats a run: every setting in effect that is not the default."""
-    encoder = [config.encoder] if isinstance(config, EmbedConfig) else []
-    words = ["nearkin", config.verb, *encoder, data]
+def command(data: str, config: Config, file: Path) -> str:
+    """Return the command that repeats a run: every setting in effect that is not the default.
+
+    Views of one's own are in `file`, the run's config.toml.
+    """
+    words = [config.encoder, data] if isinstance(config, EmbedConfig | ClassifyConfig) else [data]
+    in_words = "encoder" if len(words) > 1 else ""
     for name, default in vars(type(config)()).items():
         value = getattr(config, name)
         in_effect = name not in NEEDS or getattr(config, NEEDS[name])
-        if name not in ("options", "encoder") and value != default and in_effect:
+        if name in ("options", in_words) or value == default or not in_effect:
+            continue
+        if name == "augment" and not isinstance(value, str):
+            words += ["--config", str(file)]
+        else:
             words += [f"--no-{name}"] if value is False else [option(name), as_typed(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]
-    return shlex.join(words)
+    return typed(config.verb, *words)

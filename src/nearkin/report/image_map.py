@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Event, Thread
@@ -29,6 +30,7 @@ from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
+from nearkin.text import as_text
 
 MAX_IMAGES: Final = 1_000_000  # a map of more images shows a sample that is balanced over classes
 LANDMARKS: Final = 20_000  # of more images, a balanced sample is laid out, and places the others
@@ -192,8 +194,7 @@ def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
 
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
     clusters = {row["cluster"]: row for row in read_csv(folder.clusters)}
-    by_path = {row["path"]: row for row in read_csv(folder.assignments)}
-    rows = [by_path.get(name, {}) for name in embeddings.paths]  # labeled images have none
+    rows = _assigned(folder, embeddings)  # labeled images have none
     names = [
         display_name(clusters[row["cluster"]]) if row else label
         for row, label in zip(rows, embeddings.class_names.tolist(), strict=True)
@@ -209,8 +210,7 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
 
 
 def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
-    by_path = {row["path"]: row for row in read_csv(folder.assignments)}
-    rows = [by_path.get(name, {}) for name in embeddings.paths]  # none, if it was learned from
+    rows = _assigned(folder, embeddings)  # none, if it was learned from
     labels = embeddings.class_names
     predicted = np.array([row.get("cluster", "") for row in rows])
     both = np.where(predicted == "", labels, predicted)
@@ -227,6 +227,12 @@ def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Co
     yield by_name("Role", kinds, note="Which images were learned from, and which scored.")
     flags = np.array([row.get("flag", "") for row in rows])
     yield by_name("Flag", flags, note="outlier: like no class; border: between two; core: sure.")
+
+
+def _assigned(folder: RunFolder, embeddings: Embeddings) -> list[Mapping[str, str]]:
+    """The row of assignments.csv of each image, empty where it has none."""
+    by_path = {as_text(row["path"]): row for row in read_csv(folder.assignments)}
+    return [by_path.get(as_text(name), {}) for name in embeddings.paths]
 
 
 def display_name(row: Mapping[str, str]) -> str:
@@ -252,9 +258,22 @@ def _of_ground_truth(cluster: np.ndarray, labels: np.ndarray) -> Iterator[Colori
 
 def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Coloring:
     """Return a coloring by class names, '' for unknown."""
-    classes, numbers = np.unique(values, return_inverse=True)
+    found, numbers = np.unique(values, return_inverse=True)
+    classes: list[str] = sorted(found.tolist(), key=natural)
+    place = {each: position for position, each in enumerate(classes)}
+    positions = np.array([place[each] for each in found.tolist()], np.int64)
     unknown = int("" in classes)  # which comes first
-    return Coloring(name, numbers - unknown, tuple(classes.tolist()[unknown:]), note)
+    return Coloring(name, positions[numbers] - unknown, tuple(classes[unknown:]), note)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key to sort names by, in which numbers count by their value.
+
+    >>> sorted(["new-10", "new-2", "new"], key=natural)
+    ['new', 'new-2', 'new-10']
+    """
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 # ---- coordinates ----
@@ -465,7 +484,7 @@ def placed(
 ) -> Places:
     """Place many images by their nearest landmarks as `place` does, with one block in memory.
 
-    The median keeps more neighbors than a mean or `transform` of openTSNE; see docs/report.md.
+    The median keeps more neighbors than a mean or `transform` of openTSNE; see docs/benchmarks.md.
 
     Args:
         blocks: Features of all images.

@@ -1,5 +1,7 @@
 """report.html of a finished run, from its files."""
 
+import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +47,7 @@ SIDE: Final = 96
 def served_page(
     folder: RunFolder, images: Images, one_file: int = ONE_FILE
 ) -> tuple[str, ImageMap | None]:
-    """Return the page of a finished run for a server, and its map; its files are in `FILES`."""
+    """Return the report of a finished run for a server, and its map; its files are in `FILES`."""
     embeddings = read_embeddings(folder.embeddings, images)
     map_ = image_map(folder, embeddings, images, one_file=one_file)
     report = report_of(folder, images, embeddings)
@@ -60,7 +62,7 @@ def write_page(
     output: Path | None = None,
     one_file: int = ONE_FILE,
 ) -> None:
-    """Write the page of a finished run, and its plots unless the page goes elsewhere.
+    """Write the report of a finished run, and its plots unless the page goes elsewhere.
 
     Of more than `one_file` images, a folder beside the page, such as report_files, holds most.
     """
@@ -127,7 +129,7 @@ def _files(map_: ImageMap | None, page: Path) -> str:
     folder = page.with_name(f"{page.stem}_{FILES}")
     if map_ and map_.per_file:
         write_files(map_, folder)
-    return quote(folder.name)
+    return quote(os.fsencode(folder.name))
 
 
 def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Report:
@@ -141,14 +143,15 @@ def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Repo
 def store_report(folder: RunFolder, report: DiscoveryReport | ClassificationReport) -> None:
     """Store the content of a page whose thumbnails are made anew each time."""
     folder.page.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(folder.page, msgspec.json.encode(report, enc_hook=str).decode())
+    # Not by msgspec, which refuses names of files that are not UTF-8.
+    replace_text(folder.page, json.dumps(msgspec.to_builtins(report, enc_hook=str)))
 
 
 def _stored_report(folder: RunFolder, images: Images) -> Report:
     """Return the stored content, with thumbnails and the names that the user has given."""
     kind = ClassificationReport if folder.kind == "classification" else DiscoveryReport
     with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
-        report: Any = msgspec.json.decode(folder.page.read_bytes(), type=kind)
+        report: Any = msgspec.convert(json.loads(folder.page.read_bytes()), kind)
     groups = ("novel", "assigned") if kind is DiscoveryReport else ("classes",)
     alone = ("unsure",) if kind is DiscoveryReport else ("unsure", "doubts")
     views = [view for group in groups for view in getattr(report, group)]

@@ -279,7 +279,7 @@ def contact_sheet(
     try:
         return _save_tiles(images, rows, CONTACT_SIDE, path)
     except (OSError, ValueError) as error:
-        raise OutputError(f"cannot write {path} ({error}); give --sheet a name.png") from error
+        raise OutputError(f"cannot write {path} ({error}); give -o a name.png") from error
 
 
 def _save_tiles(

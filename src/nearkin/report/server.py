@@ -25,7 +25,7 @@ from nearkin.errors import DataError, NearkinError, PortError, UsageError
 from nearkin.report.pages import FILES
 from nearkin.report.site import Json, RunSite
 
-LOOPBACK: Final = ("127.0.0.1", "localhost")  # names of this computer in its own browsers
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")  # this computer, in its own browsers
 MAX_BODY: Final = 32 * 2**20  # bytes of a request body
 MAX_CONNECTIONS: Final = 64
 HEAD_TIMEOUT: Final = 10.0  # seconds for the head of a request
@@ -34,6 +34,7 @@ TRANSFER_TIMEOUT: Final = 300.0  # seconds for a request body or an answer
 # once, the client would see a reset instead of the answer.
 LINGER: Final = 1.0
 START: Final = "/?token="
+HOST: Final = re.compile(r"(?ai)(\[[0-9a-f:]+\]|[\w.-]+)(?::[1-9][0-9]{0,4})?")
 IMAGE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
 FILE: Final = re.compile(FILES + r"/(0|[1-9][0-9]{0,8})\.(js|webp)")
 HEADERS: Final = {  # of every answer
@@ -111,6 +112,8 @@ class Server(ThreadingMixIn, TCPServer):
         """Open ones, oldest first: whether their request is yet to come, and the time until which
         they may send. A timeout of the socket would start anew with every byte."""
         self._lock = threading.Lock()
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), RequestHandler)
         except (OSError, OverflowError, TypeError, UnicodeError) as error:
@@ -123,8 +126,9 @@ class Server(ThreadingMixIn, TCPServer):
         self.token = secrets.token_hex(16)
         self.cookie = f"nearkin-{self.port}"  # browsers send cookies to all ports of a host
         names = LOOPBACK if host in LOOPBACK else (host,)  # the only ones that are answered
-        self.hosts = frozenset(f"{name}:{self.port}" for name in names)
-        self.url = f"http://{host}:{self.port}{START}{self.token}"
+        # Without the port, which is another where the server is reached through a forward.
+        self.hosts = frozenset(_in_address(name).lower() for name in names)
+        self.url = f"http://{_in_address(host)}:{self.port}{START}{self.token}"
 
     def serve(self, site: RunSite) -> None:
         """Answer requests until interrupted or shut down."""
@@ -190,6 +194,10 @@ class Server(ThreadingMixIn, TCPServer):
             self.log(f"a bug in nearkin: {type(error).__name__}: {error}")
 
 
+def _in_address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _interrupt(connection: socket.socket) -> None:
     """End the wait for a request in another thread."""
     with suppress(OSError):
@@ -236,7 +244,9 @@ class RequestHandler(BaseHTTPRequestHandler):
         if self.requestline != plain or self.headers.defects or chunked:
             raise Refused(HTTPStatus.BAD_REQUEST, "malformed request")
         (host, *more) = self.headers.get_all("Host") or [""]
-        if more or host not in self.server.hosts:  # DNS rebinding: a name of somebody else
+        name = HOST.fullmatch(host)
+        # DNS rebinding: a name of somebody else
+        if more or name is None or name[1].lower() not in self.server.hosts:
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this is another host")
         if self.command == "POST" and (
             self.headers.get_all("Origin") != [f"http://{host}"]
@@ -249,7 +259,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         if self.command != "POST" and self.path.startswith(START):
             if self._is_token(self.path.removeprefix(START)):
                 cookie = f"{self.server.cookie}={self.server.token}"
-                cookie += "; HttpOnly; SameSite=Strict; Path=/"
+                # Not Strict, or a link in the page of another site, as of JupyterLab, is refused.
+                cookie += "; HttpOnly; SameSite=Lax; Path=/"
                 headers = {"Location": "/", "Set-Cookie": cookie}
                 return Reply(b"", "text/plain", HTTPStatus.SEE_OTHER, headers=headers)
         elif any(map(self._is_token, self._cookies())):

@@ -42,6 +42,7 @@ from nearkin.run.copies import copy_to, file_names
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
 from nearkin.tables import write_csv
+from nearkin.text import printable
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
@@ -68,13 +69,23 @@ class RunSite:
         self._folder = folder
         self._trust = trust_remote_code
         self._images = images
-        # It asks for later classes itself.
-        self.page, self._image_map = served_page(folder, images, one_file)
+        self._one_file = one_file
+        self._page, self._image_map = served_page(folder, images, one_file)
+        self._is_edited = False  # since the page was made
         in_files = bool(self._image_map and self._image_map.per_file)
         self.policy = html.policy(script(), served=True, files=in_files)
         self._device = choose_device("auto")
         self._lock = threading.Lock()  # held during changes and searches
         self._decoders = threading.Semaphore(MAX_DECODERS)
+
+    @property
+    def page(self) -> str:
+        """The page, with classes as they are named now; its map asks for them itself."""
+        with self._lock:
+            if self._is_edited:
+                made = served_page(self._folder, self._images, self._one_file)
+                (self._page, self._image_map), self._is_edited = made, False
+            return self._page
 
     def image(self, number: int, *, large: bool) -> bytes | None:
         """Return an image as WebP, None if it is unreadable.
@@ -165,6 +176,7 @@ class RunSite:
         """Name clusters; those of one name are one class. Then `classes`."""
         with self._lock:
             name_classes(self._folder, clusters, name)
+            self._is_edited = True
             return self.classes()
 
     def label(self, numbers: list[int], name: str) -> Json:
@@ -179,6 +191,7 @@ class RunSite:
         paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
         with self._lock:
             split_off(self._folder, paths, name)
+            self._is_edited = True
             return self.classes()
 
     def export(self, folder: str, numbers: list[int] | None) -> Json:
@@ -322,7 +335,7 @@ def _clusters(folder: RunFolder) -> dict[str, str]:
 
 def _valid(name: str) -> str:
     name = name.strip()
-    if len(name) > MAX_NAME or not name.isprintable():
+    if len(name) > MAX_NAME or printable(name) != name or "\n" in name:
         raise UsageError(f"a name is one line of at most {MAX_NAME} characters; choose another")
     return name
 

@@ -17,12 +17,12 @@ from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
 from nearkin.places import user_path
+from nearkin.text import JOINERS
 
 MAX_STEM: Final = 230
 """Bytes of a file name; with a number and `.png` behind it, it fits in 255."""
 FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 """What some file system takes in no name."""
-JOINERS: Final = frozenset("\u200c\u200d")  # Invisible, and a part of how words are written
 DEVICE: Final = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 """What Windows takes for a device, with any extension."""
 MAX_SUFFIX: Final = 8  # Bytes of a file extension; what is longer belongs to the name

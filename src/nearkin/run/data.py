@@ -38,7 +38,7 @@ NAMED: Final = 10  # Unreadable images that an error names
 COLUMNS: Final = ("path", "bytes", "content", "split")
 """Of images.csv. `content` is the `content_id` of an image; `split`, train or test."""
 HELD_OUT: Final = {"train": False, "test": True}
-ANEW: Final = "start anew with --init-from this run"
+ANEW: Final = "start anew with --encoder this run"
 
 
 def open_usable(
@@ -266,16 +266,10 @@ def _origin(config: Config) -> RunFolder | None:
 
 def _encoder_of(config: Config) -> str:
     """Return what a run starts from; nothing for a training on all images, which scores none."""
-    match config:
-        case TrainConfig():
-            return (config.init_from or config.teacher) if config.val else ""
-        case EmbedConfig():
-            return config.encoder
-        case DiscoverConfig():
-            encoder = config.accept or config.from_run
-            return "" if encoder == "auto" else encoder
-        case ClassifyConfig():
-            return config.from_run
+    if isinstance(config, TrainConfig):
+        return (config.encoder or config.teacher) if config.val else ""
+    encoder = getattr(config, "accept", "") or config.encoder
+    return "" if encoder == "auto" else encoder
 
 
 def write_bad_files(

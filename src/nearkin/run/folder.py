@@ -173,13 +173,13 @@ class RunFolder:
         Raises:
             OutputError: If it cannot be written, or is in use.
         """
-        with writing(self.path, "choose another --out"):
+        with writing(self.path, "choose another -o"):
             try:
                 lock = FileLock(self.lock, timeout=0).acquire()
             except Timeout as error:
                 raise OutputError(
                     f"{self.path} is in use by {self._holder() or 'another run'}; "
-                    "wait for it or choose another --out"
+                    "wait for it or choose another -o"
                 ) from error
         with lock:
             holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
@@ -283,16 +283,21 @@ def clear(run: RunFolder) -> None:
     shutil.rmtree(run.path / STAGES, ignore_errors=True)
 
 
-def run_folder(out: str | Path | None, data: Any, name: str, *, again: bool) -> RunFolder:
-    """The folder `out`; `runs/DATA-NAME` if None, with a number behind it.
+def run_folder(
+    output: str | os.PathLike[str] | None, data: Any, name: str, *, again: bool
+) -> RunFolder:
+    """The folder `output`; `runs/DATA-NAME` if None, with a number behind it.
 
     That is the next which is free or, where a run is to be resumed or replaced, the newest.
     """
-    if out is not None:
-        return RunFolder(Path(out))
+    if output is not None:
+        return RunFolder(Path(output))
     named = data_name(data)
     base = named.partition("{")[0].rstrip("/-_") if is_pattern(named) else named
-    stem = Path(base).name.split(".")[0].replace(":", "-")
+    name_of_data = Path(base).name.strip(".")
+    if not Path(base).is_dir():  # whose names may have points
+        name_of_data = name_of_data.split(".")[0]
+    stem = name_of_data.replace(":", "-")
     path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
     while path.exists() and (not path.is_dir() or RunFolder(path).is_occupied):

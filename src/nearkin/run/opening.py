@@ -65,12 +65,15 @@ def open_run(
         file = Path(split_source(source)[1])
         inside = file.exists() and file.resolve().is_relative_to(folder.path.resolve())
         if overwrite and source and inside:
-            raise UsageError(f"--overwrite would remove {source}; choose another --out")
-    with writing(folder.path, "choose another --out"):
+            raise UsageError(f"--overwrite would remove {source}; choose another -o")
+    with writing(folder.path, "choose another -o"):
         folder.path.mkdir(parents=True, exist_ok=True)
+        if not folder.marker.exists():  # which would be left there, and hide a folder of images
+            _check_free(folder, resume=resume, overwrite=overwrite)
     with folder.locked():
         was_empty = not folder.is_occupied
-        _prepare(folder, resume=resume, overwrite=overwrite)
+        _check_free(folder, resume=resume, overwrite=overwrite)
+        _prepare(folder)
         with (
             Logger(reporter or Silent(), folder.log) as log,
             _emptied_if_refused(folder) if was_empty else nullcontext(),
@@ -99,8 +102,8 @@ def _emptied_if_refused(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _prepare(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Remove what killed processes have left in a locked folder; refuse one of something else."""
+def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder of something else."""
     path = folder.path
     if folder.is_occupied and not (resume or overwrite):
         raise OutputError(
@@ -108,9 +111,13 @@ def _prepare(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         )
     if folder.is_occupied and overwrite and not folder.data.exists():
         raise OutputError(
-            f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
+            f"{path} is no run, so --overwrite spares it; empty it or choose another -o"
         )
-    for each in (path, *path.glob(f"{STAGES}/**/")):
+
+
+def _prepare(folder: RunFolder) -> None:
+    """Remove what killed processes have left in a locked folder."""
+    for each in (folder.path, *folder.path.glob(f"{STAGES}/**/")):
         remove_partial(each)
     folder.checkpoints.mkdir(exist_ok=True)
     folder.plots.mkdir(exist_ok=True)
@@ -146,7 +153,7 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
     """
     if folder.config.exists():
         if KINDS[folder.kind] is not type(config):
-            raise UsageError(f"{folder.path} is a {folder.kind}; choose another --out")
+            raise UsageError(f"{folder.path} is a {folder.kind}; choose another -o")
         goes_on = continued(config, folder.settings_of(type(config))[0])
         own = vars(config)
         taken = {name: value for name, value in vars(goes_on).items() if value != own[name]}
@@ -155,7 +162,7 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
     if any(folder.checkpoints.glob("ckpt-*.pt")):
         raise CheckpointError(
             f"{folder.path} has checkpoints but no {folder.config.name}; bring it back, or start "
-            "anew in another --out"
+            "anew in another -o"
         )
     return config
 

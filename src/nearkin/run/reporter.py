@@ -1,13 +1,20 @@
-"""Log lines and progress of a run, without printing: the command line decides what is shown."""
+"""Log lines and progress of a run: what receives them, and the file of those of a run."""
 
+import logging
+import sys
 import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
+from typing_extensions import override
+
+from nearkin.errors import worded
 from nearkin.files import writing
 from nearkin.text import printable
+
+SELDOM: Final = 10.0  # Seconds between lines on progress
 
 
 @runtime_checkable
@@ -31,13 +38,53 @@ class Silent:
         """Nothing."""
 
 
+class Logged:
+    """A reporter to the logger `nearkin` of the standard library.
+
+    Where nobody has configured logging, its lines go to standard error.
+    """
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("nearkin")
+        if self._logger.level == logging.NOTSET:
+            self._logger.setLevel(logging.INFO)
+        if not self._logger.hasHandlers():
+            self._logger.addHandler(_Stderr())
+        self._shown = time.monotonic()
+
+    def info(self, text: str) -> None:
+        """Log a line."""
+        self._logger.info("%s", worded(printable(text)))
+        self._shown = time.monotonic()
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Log a line every `SELDOM` seconds."""
+        if time.monotonic() - self._shown >= SELDOM:
+            self.info(f"{100 * done // total}%  {text}")
+
+
+class _Stderr(logging.Handler):
+    """Writes to what is standard error now, which notebooks and tests exchange."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{self.format(record)}\n")
+
+
+def reporter_of(verbose: bool | Reporter) -> Reporter:
+    """Return what receives progress: the logger `nearkin`, nothing, or what is given."""
+    if isinstance(verbose, bool):
+        return Logged() if verbose else Silent()
+    return verbose
+
+
 class Logger:
     """A reporter that also writes log lines, with the time, to a file."""
 
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
         self._start = time.monotonic()
-        with writing(path, "choose another --out"):
+        with writing(path, "choose another -o"):
             self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def __enter__(self) -> "Logger":

@@ -134,7 +134,7 @@ def _verify(path: Path) -> None:
     if content is None:
         raise ResourceError(
             f"{path} is not read back as it was written, and was set aside as "
-            f"{_set_aside(path).name}; the disk may be failing, so give another --out"
+            f"{_set_aside(path).name}; the disk may be failing, so give another -o"
         )
     _unpacked(path, content)
 
@@ -318,5 +318,5 @@ class Checkpointer:
             folder = self.files.folder
             with suppress(ResourceError):  # the divergence is the error to report
                 save(folder.diverged, *state, keep=1, finite=False)
-            where = f"nearkin replay {folder.path} shows where it began"
+            where = f"`nearkin doctor {folder.path}` shows where it began"
             raise DivergedError(f"{error}; {where}") from error

@@ -1,11 +1,12 @@
 """Train to the last step: checkpoints, metrics and evaluation on the way."""
 
 import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -29,19 +30,22 @@ from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.training import checkpoint
-from nearkin.training.anchor import Anchor
+from nearkin.training.anchor import ANCHOR, Anchor
 from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.health import Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
     build_optimizer,
+    half_cosine,
     restore_optimizer,
     warmup_cosine,
     warmup_milestones,
 )
 from nearkin.training.signals import Interrupts
 from nearkin.types import Batch, Step
+
+PAUSE: Final = 1.0  # Seconds between lines on epochs, at least, if nothing was evaluated
 
 # Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files.
 COLUMNS = ("step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn")
@@ -80,6 +84,12 @@ def schedule_for(config: TrainConfig) -> Schedule:
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 
+def weight_decay_for(config: TrainConfig) -> Schedule:
+    """Build the weight decay of a resolved configuration, as a function of progress."""
+    first, last = float(config.weight_decay), config.final_weight_decay
+    return half_cosine(first, first if last == "auto" else last)
+
+
 def training_steps(
     config: TrainConfig,
     method: Method[Any],
@@ -98,6 +108,8 @@ def training_steps(
         start=start,
         total=total,
         schedule=schedule_for(config),
+        weight_decay=weight_decay_for(config),
+        clip_norm=config.clip_norm,
         seed=config.seed,
         precision=PRECISIONS[config.precision],
         frozen=frozen_share(config),
@@ -116,8 +128,6 @@ class Lead:
     folder: RunFolder
     log: Logger
     evaluate: Evaluate
-    terms: Sequence[str] = ()
-    """Metrics of the method to log beside the loss."""
     on_row: Callable[[Mapping[str, int | float]], object] = ignore_row
     """Called with every row of metrics.csv, without its empty cells."""
 
@@ -141,7 +151,8 @@ def fit(
     with ExitStack() as stack:
         if lead:
             # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
-            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
+            terms = (*method.metrics, ANCHOR) if anchor else method.metrics
+            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *terms), upto=start)
             stack.enter_context(journal)
             record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
@@ -195,17 +206,19 @@ class Record:
     interrupts: Interrupts  # Through which a collapse stops the run
 
     def __post_init__(self) -> None:
+        self.terms = self.journal.columns[len(COLUMNS) :]
         self.per_epoch = self.sampler.steps_per_epoch
         self.total = int(self.config.epochs) * self.per_epoch
         self.epoch = self.journal.rows()[self.start - self.start % self.per_epoch :]
         self.pace = Pace(self.total, self.sampler.batch_size)
         self.alarm = Alarm(type(self.method))
+        self.logged = time.monotonic()
         self.lead.log.progress(self.start, self.total, "first step")
 
     def after(self, done: int, step: Step[Any], lr: float, due: bool) -> None:
         """Note a step, and evaluate the method if that is due."""
         values = {"loss": step.loss.item()} | {
-            key: value.item() for key, value in step.metrics.items() if key in self.lead.terms
+            key: value.item() for key, value in step.metrics.items() if key in self.terms
         }
         at = f"epoch {-(-done // self.per_epoch)}/{self.config.epochs}"
         texts = [at, f"loss {values['loss']:.3f}", *self.pace.reach(done)]
@@ -215,7 +228,10 @@ class Record:
         self.journal.append(row)
         self.lead.on_row({name: row[name] for name in self.journal.columns if name in row})
         self.epoch.append(row)
-        if done % self.per_epoch == 0:
+        now = time.monotonic()
+        awaited = due or now - self.logged >= PAUSE  # epochs of milliseconds share a line
+        if done % self.per_epoch == 0 and awaited:
+            self.logged = now
             means = _means(self.epoch, values)
             texts = [at, *means, *_metric_texts(measured), *self.pace.speed]
             self.lead.log.info("  ".join(texts))

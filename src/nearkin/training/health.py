@@ -1,7 +1,7 @@
 """Evaluation during training: kNN accuracy, and whether the embeddings of images still differ.
 
 The loss does not show that: a collapsed encoder often has the lower one. Bounds differ by method,
-since healthy embeddings of some look like collapsed ones of others; docs/health.md describes how
+since healthy embeddings of some look like collapsed ones of others; docs/lab.md describes how
 they were measured.
 """
 

@@ -43,10 +43,9 @@ from nearkin.run.auto import describe, length, shrunk, view_sides
 from nearkin.run.data import note_data, noted_channels, open_usable, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
-from nearkin.run.options import known_classes
+from nearkin.run.options import kinds_of_views, known_classes
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import augmentation_sheet
-from nearkin.training.anchor import ANCHOR
 from nearkin.training.average import IMAGES, SHARES, Average, choose_average
 from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict
@@ -71,7 +70,7 @@ def train_encoder(
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
     Writes everything of the run but its page. Other processes, if there are any, open `data`
-    themselves and run `run_worker`. `start` is what `init_from` names. `on_embeddings` is called
+    themselves and run `run_worker`. `start` is what `encoder` names. `on_embeddings` is called
     when the folder has the embeddings, and their evaluation begins; `on_row`, with every row of
     metrics.csv. Returns whether anything was left to do.
 
@@ -110,24 +109,19 @@ def train_encoder(
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
-        lead = Lead(folder, log, monitor.evaluate, terms(config, method), on_row)
+        lead = Lead(folder, log, monitor.evaluate, on_row)
         trained = fit(config, method, growing(config, parts), lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
-    origin = {"init_from": without_folder(config.init_from), **_taken_over(start)} if start else {}
+    origin = {"start": without_folder(config.encoder), **_taken_over(start)} if start else {}
     _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
     return True
 
 
-def terms(config: TrainConfig, method: Method[Any]) -> tuple[str, ...]:
-    """Return what metrics.csv has columns for beside the loss."""
-    return (*method.metrics, ANCHOR) if config.anchor else method.metrics
-
-
 def num_encoded(config: TrainConfig, split: Split) -> int:
     """Return how many images are encoded after the last step, counted for one encoder."""
-    return len(split.images) + (len(SHARES) + 1) * IMAGES * bool(config.init_from)
+    return len(split.images) + (len(SHARES) + 1) * IMAGES * bool(config.encoder)
 
 
 def _send(settings: Mapping[str, Any], path: str, split: Split) -> None:
@@ -222,7 +216,11 @@ def build(
     batch_size, view_epochs = int(config.batch_size), int(config.teacher_views)
     batches = Batches.of(
         images,
-        views_of(config.augment, method.views, more=method.more_views),
+        views_of(
+            config.augment,
+            kinds_of_views(config),
+            more=method.more_views and not config.num_views,
+        ),
         image_size=int(config.image_size),
         sampler=RandomBatchSampler(len(images), batch_size, config.seed, window, view_epochs),
         device=device,
@@ -253,7 +251,7 @@ def encoders_beside(
     """
     trust, start = config.trust_remote_code, dict[str, Encoder]()
     teacher = {"teacher": load(folder.teacher, trust_remote_code=trust)} if config.teacher else {}
-    if config.init_from:
+    if config.encoder:
         start["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
     random = untrained(
         encoder,
@@ -317,7 +315,7 @@ def _write_encoder(
     }
     details |= inherited(folder, config)
     trained = merged(method.backbone)
-    if config.init_from:
+    if config.encoder:
         kept, average = _average(folder, config, trained, split, device, network, log)
         trained, view = kept.backbone, kept.preprocessing
         details |= {"backbone": kept.details["backbone"], "image_size": kept.image_size}

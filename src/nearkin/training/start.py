@@ -56,13 +56,13 @@ def read_start(
         UsageError: If there is no such encoder, or it is another architecture than `--backbone`.
         ResourceError: If it does not fit into the memory.
     """
-    if not config.init_from:
+    if not config.encoder:
         return None
     if folder.start.exists() and folder.config.exists():
         return load(folder.start, backbone=network, trust_remote_code=config.trust_remote_code)
     check_memory(config, device)
     start = load(
-        config.init_from,
+        config.encoder,
         backbone=network,
         allow_partial=config.allow_partial,
         trust_remote_code=config.trust_remote_code,
@@ -70,7 +70,7 @@ def read_start(
     name = str(start.details["backbone"])
     if config.backbone not in ("auto", CUSTOM, name):
         raise UsageError(
-            f"--backbone {config.backbone} is not the architecture of {config.init_from}, which "
+            f"--backbone {config.backbone} is not the architecture of {config.encoder}, which "
             f"is {name}; leave --backbone out"
         )
     for line in start.lines():
@@ -140,10 +140,10 @@ def check_memory(config: TrainConfig, device: torch.device, free: int | None = N
     frozen = config.lora or device.type != "cpu"
     copies = 2 if frozen else 2 + OPTIMIZER_COPIES[optimizer]
     copies += bool(anchor_weight(config) if config.anchor == "auto" else config.anchor)
-    needed = copies * weight_bytes(config.init_from)
+    needed = copies * weight_bytes(config.encoder)
     if 0 < free < needed:
         raise ResourceError(
-            f"training from {config.init_from} takes {needed / 1e6:,.0f} MB for weights, "
+            f"training from {config.encoder} takes {needed / 1e6:,.0f} MB for weights, "
             f"gradients and optimizer, and {free / 1e6:,.0f} MB of memory are free; take a "
             "smaller encoder, or --lora 16"
         )
@@ -158,13 +158,13 @@ def starting_backbone(
     return the images in the range that the backbone takes.
     """
     size = int(config.image_size)
-    if config.init_from:
-        source = start.start if start and start.start.exists() else config.init_from
+    if config.encoder:
+        source = start.start if start and start.start.exists() else config.encoder
         encoder = load(
             source,
             backbone=network,
             image_size=size,
-            allow_partial=config.allow_partial and source == config.init_from,
+            allow_partial=config.allow_partial and source == config.encoder,
             trust_remote_code=config.trust_remote_code,
         )
         backbone, view = encoder.backbone, encoder.preprocessing.for_images(images)

@@ -256,7 +256,7 @@ def with_teacher(
     all_reduce_max(0)  # all files are there
     if not all(files.is_whole(*part) for part in missing):
         raise OutputError(
-            f"{files.folder} lacks what other processes have written; put --out where all of them "
+            f"{files.folder} lacks what other processes have written; put -o where all of them "
             "can read it, or give --teacher-views 0"
         )
     return CachedTeacher(batches, files)

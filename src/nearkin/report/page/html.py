@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nearkin.pace import count
+from nearkin.text import printable
 
 SHADES: Final = 10  # background shades of a table cell, besides none
 
@@ -33,8 +34,7 @@ def text(value: object) -> Markup:
     """
     if isinstance(value, Markup):
         return value
-    visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-    return Markup(escape("".join(visible)))
+    return Markup(escape(printable(str(value)).replace("\n", r"\n")))
 
 
 def decimal(value: float | None) -> str:

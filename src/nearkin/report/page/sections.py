@@ -100,7 +100,7 @@ class TrainingReport:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryReport:
-    """Content of the page of a discovery."""
+    """Content of the report of a discovery."""
 
     run: RunInfo
     mode: Literal["gcd", "ncd"]
@@ -169,7 +169,7 @@ def report_page(
     served: bool = False,
     files: str = "",
 ) -> str:
-    """Return the page of a run, without a map if there is none; `files` as of `map_section`."""
+    """Return the report of a run, without a map if there is none; `files` as of `map_section`."""
     run = report.run
     if isinstance(report, TrainingReport):
         verb, title, lead = "train", f"Encoder trained on {run.data}", report.lead
@@ -282,8 +282,9 @@ def _confusion(confusion: Confusion | None) -> Markup:
     rows, shades = [], []
     for name, counts in zip(confusion.true, confusion.counts, strict=True):
         rows.append((name, *(f"{n:,}" if n else "" for n in counts)))
+        total = max(1, sum(counts))
         # Rounded up, so that every count above 0 has a shade.
-        shades.append([math.ceil(n / max(1, sum(counts)) * SHADES) for n in counts])
+        shades.append([math.ceil(n / total * SHADES) for n in counts])
     folded = max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES
     return Markup(BLOCKS.confusion(("", *confusion.predicted), rows, shades, folded))
 

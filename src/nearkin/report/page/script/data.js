@@ -101,7 +101,7 @@ function loaded(members) {
 }
 
 function lackFiles() {
-  $("note").textContent = `Images and names are missing: put the folder ${data.files} beside this page.`;
+  $("note").textContent = `Images and names are missing: put the folder ${decodeURI(data.files)} beside this page.`;
 }
 
 const hasClasses = (coloring) => coloring.classes.length > 0;
@@ -123,8 +123,7 @@ function classOf(i, coloring = currentColoring()) {
 /* File names are hostile: they reach the page as text nodes only, and what cannot be seen in them
    is escaped as Python's `text` does, so that a name cannot pose as another. */
 function escapeInvisible(text) {
-  return text.replace(/[\p{C}\p{Z}]/gu, (character) => {
-    if (character === " ") return character;
+  return text.replace(/(?<![\u0300-\u{10ffff}])[\u200c\u200d]|(?![\u200c\u200d\p{Zs}])[\p{C}\p{Z}]/gu, (character) => {
     const short = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[character];
     const code = character.codePointAt(0);
     const [kind, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];

@@ -90,11 +90,12 @@ function pinch(id, from, to) {
 
 function release(event) {
   if (!touches.delete(event.pointerId)) return;
-  if (state.lasso) endLasso();
-  else if (!pressed.moved && event.type === "pointerup") {
-    const i = imageAt(...canvasPoint(event));
-    if (i >= 0) open(i, { focus: false });
-  }
+  if (state.lasso && pressed.moved) return endLasso();
+  state.lasso = null;
+  if (pressed.moved || event.type !== "pointerup") return undefined;
+  const i = imageAt(...canvasPoint(event));
+  if (i < 0) return undefined;
+  return event.shiftKey ? toggleSelected(i) : open(i, { focus: false });
 }
 
 /* At the smallest zoom the wheel scrolls the page, so that nobody is caught in the map. */

@@ -99,10 +99,15 @@ function describe(i) {
   return coloring ? `${name(i)}, ${coloring.name}: ${value(coloring, i)}` : name(i);
 }
 
+/* Not in a frame of a notebook, whose page has no address of its own. */
+function setAddress(address) {
+  if (location.protocol !== "about:") history.replaceState(null, "", address);
+}
+
 async function open(i, { focus = true } = {}) {
   state.open = state.cursor = i;
   hideTip();
-  history.replaceState(null, "", `#image=${data.number[i]}`);
+  setAddress(`#image=${data.number[i]}`);
   await showPanel();
   if (state.open !== i) return;
   announce(`Opened ${describe(i)}. ${count(data.k, "nearest neighbor")} in the panel.`);
@@ -123,7 +128,7 @@ function close() {
   state.open = -1;
   state.query = null;
   showPanel();
-  history.replaceState(null, "", location.pathname + location.search);
+  setAddress(location.pathname + location.search);
   announce("Closed.");
   canvas.focus();
   redraw();

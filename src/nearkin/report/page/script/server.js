@@ -5,7 +5,10 @@ let firstClasses = []; // the class of every image when the page was made
 
 async function request(path, body) {
   const content = body instanceof Blob ? body : JSON.stringify(body);
-  const answer = await fetch(path, body === undefined ? {} : { method: "POST", body: content });
+  const how = body === undefined ? {} : { method: "POST", body: content };
+  const answer = await fetch(path, how).catch(() => {
+    throw new Error("No answer. Is nearkin explore still running?");
+  });
   const json = await answer.json();
   if (!answer.ok) throw new Error(json.error);
   return json;
@@ -16,8 +19,7 @@ async function attempt(action) {
   try {
     showStatus(await action());
   } catch (error) {
-    const offline = error instanceof TypeError;
-    showStatus(offline ? "No answer. Is nearkin explore still running?" : error.message);
+    showStatus(error.message);
   }
 }
 
@@ -117,15 +119,30 @@ function updateClasses(answer) {
   showClasses();
 }
 
+/* The rows of classes, with what was typed and ticked in those that are replaced. */
+function classRows(novel, section) {
+  const old = new Map(Array.from(section.querySelectorAll("li"), (row) => [row.dataset.cluster, row]));
+  return novel.map((each) => {
+    const row = classRow(each);
+    const [tick, text] = row.querySelectorAll("input");
+    const [wasTicked, typed] = old.get(each.cluster)?.querySelectorAll("input") ?? [];
+    tick.checked = wasTicked?.checked ?? false;
+    if (typed && typed.value !== old.get(each.cluster).dataset.name) text.value = typed.value;
+    return row;
+  });
+}
+
 function showClasses() {
   const section = $("classes");
   section.hidden = !runClasses.editable;
+  const { cluster: focused } = document.activeElement.closest("#map-classes li")?.dataset ?? {};
   const novel = runClasses.classes.filter((each) => each.kind === "novel");
-  const rows = novel.map(classRow);
+  const rows = classRows(novel, section);
   const ticked = () => novel.filter((_, at) => rows[at].querySelector("input").checked);
   const merge = textForm("Name of the merged class", "Merge selected classes", (text) => {
     const clusters = ticked().map((each) => each.cluster);
     if (clusters.length < 2) throw new Error("Select two or more classes first.");
+    for (const row of rows) row.querySelector("input").checked = false;
     return edit("/name", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
   });
   section.replaceChildren(
@@ -136,6 +153,7 @@ function showClasses() {
     merge,
     exportForm("Copy all images by class", null),
   );
+  rows[novel.findIndex((each) => each.cluster === focused)]?.querySelector("form input").focus();
 }
 
 function classRow({ cluster, name: text, size }) {
@@ -146,7 +164,9 @@ function classRow({ cluster, name: text, size }) {
     return edit("/name", { clusters: [cluster], name: entered }, done);
   }, { text, optional: true });
   const number = make("span", {}, count(size, "image"));
-  return make("li", {}, tick, make("bdi", {}, label), number, rename);
+  const row = make("li", {}, tick, make("bdi", {}, label), number, rename);
+  Object.assign(row.dataset, { cluster, name: text });
+  return row;
 }
 
 function exportForm(verb, numbers) {
@@ -159,12 +179,16 @@ function exportForm(verb, numbers) {
 /* Actions on selected images. */
 function selectionForms(members) {
   const numbers = members.map((i) => data.number[i]);
+  const own = numbers.filter((number) => number in (runClasses?.cluster_of ?? {}));
+  const labeled = numbers.length - own.length;
+  const rest = labeled ? ` ${count(labeled, "image")} that came with a label stay.` : "";
+  const changed = (what) => `${count(own.length, "image")} ${what}.${rest}`;
   const split = textForm("Name of the new class", "Make a new class", (text) => {
-    return edit("/split", { numbers, name: text }, `${count(numbers.length, "image")} split off.`);
+    return edit("/split", { numbers: own, name: text }, changed("split off"));
   });
   const label = textForm("Label of the images", "Label for the next round", (text) => {
-    const done = text ? `labeled ${text}.` : "without a label now.";
-    return edit("/label", { numbers, name: text }, `${count(numbers.length, "image")} ${done}`);
+    const what = text ? `labeled ${text}` : "without a label now";
+    return edit("/label", { numbers: own, name: text }, changed(what));
   }, { optional: true });
   const copy = exportForm("Copy images", numbers);
   return runClasses?.editable ? [copy, label, split] : [copy];

@@ -58,6 +58,13 @@ function csvValue(coloring, i) {
   return Number.isNaN(value) ? "" : String(Number(value.toPrecision(7)));
 }
 
+/* Bytes of names that are not UTF-8, which Python reads as lone surrogates, are written as they are. */
+function fileBytes(text) {
+  return text.split(/([\udc80-\udcff])/u).map((part, at) => {
+    return at % 2 ? Uint8Array.of(part.charCodeAt(0) - 0xdc00) : part;
+  });
+}
+
 async function saveCsv(members) {
   await loaded(members);
   const head = ["number", "path", ...data.colorings.map((each) => csvCell(each.name.toLowerCase()))];
@@ -66,7 +73,7 @@ async function saveCsv(members) {
     return [data.number[i], csvCell(rawName(i)), ...values];
   });
   const text = [head, ...rows].map((row) => `${row.join(",")}\n`).join("");
-  const href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  const href = URL.createObjectURL(new Blob(fileBytes(`\ufeff${text}`), { type: "text/csv" }));
   make("a", { download: "selection.csv", href }).click();
   setTimeout(() => URL.revokeObjectURL(href), 1000);
   announce(`Saved ${count(members.length, "image")} as selection.csv.`);
@@ -80,7 +87,7 @@ function sortKey(by) {
   if (by === "name") return rawName;
   const { classes, values } = data.colorings[by];
   if (!classes.length) return (i) => values[i];
-  return (i) => (values[i] < 0 ? NaN : classes[values[i]]);
+  return (i) => (values[i] < 0 ? NaN : values[i]); // classes are in their order
 }
 
 /* Unknown values come last in either direction. */
@@ -129,10 +136,12 @@ async function showTable() {
   const head = make("tr", {}, tableHeading("Number", "number"), tableHeading("Name", "name"),
     ...data.colorings.map((coloring, at) => tableHeading(coloring.name, at)));
   const rows = shown.map(tableRow);
-  const turn = (by) => () => {
+  const turn = (by) => async () => {
     state.page += by;
-    showTable();
     announce(`Page ${state.page + 1} of ${pages}.`);
+    await showTable();
+    const [back, on] = $("table").querySelectorAll(".map-buttons button");
+    ((by < 0 && !back.disabled) || on.disabled ? back : on).focus();
   };
   $("table").querySelector(".wide").replaceChildren(
     make("table", {}, make("caption", {}, "The visible images of the map"),

@@ -1,0 +1,311 @@
+"""`nearkin list`: methods, backbones, encoders, recipes and settings, read from the code.
+
+A method's module docstring holds a title, the paper, the equation as indented lines, its letters,
+and its queries and keys (`Queries: ... Keys: ...`); the class docstring, the idea and the options.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from nearkin.choices import Listed
+from nearkin.config import GROUPS, TRUST, TrainConfig, defaults
+from nearkin.encoders.sources import DINOV2, license_of
+from nearkin.errors import UsageError
+from nearkin.extensions import label
+from nearkin.method import Defaults, Method
+from nearkin.methods import METHODS, method_class, option_types, parameters
+from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
+from nearkin.run.options import default_options, fitted_options
+from nearkin.schema import (
+    EMA,
+    Value,
+    choices,
+    described,
+    metadata,
+    option,
+    parameter_docs,
+    suggestion,
+)
+from nearkin.text import aligned
+from nearkin.toml import RECIPE, recipe_files, settings_file, toml_value
+
+
+class Paper(NamedTuple):
+    """What the docstring of a method's module says."""
+
+    title: str
+    source: str
+    equation: str
+    letters: str
+    queries: str
+    keys: str
+
+
+def paper(cls: type[Method[Any]]) -> Paper | None:
+    """What the docstring of a method's module says, part by part; None if it has other parts."""
+    title, *rest = (inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")
+    equation = [part for part in rest if part.startswith("    ")]
+    letters = [part.replace("\n", " ") for part in rest if part not in equation]
+    if not equation or len(letters) < 2 or not re.match(r"Queries: .*\. Keys: ", letters[-1]):
+        return None
+    source, matched = letters.pop(0), letters.pop()
+    queries, keys = matched.removeprefix("Queries: ").removesuffix(".").split(". Keys: ")
+    return Paper(
+        title.rstrip("."), source, "\n\n".join(equation), " ".join(letters), queries, keys
+    )
+
+
+def idea(cls: type) -> str:
+    """The sentence that a class's docstring starts with."""
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def list_methods() -> list[str]:
+    """Return the names of all methods, as `nearkin.train` takes them."""
+    return list(METHODS)
+
+
+def describe_method(method: str) -> str:
+    """Return all there is to say about a method, as Markdown: equation, options, paper.
+
+    Raises:
+        UsageError: If there is no such method.
+    """
+    return page(method)
+
+
+def list_names(what: Listed, name: str = "") -> list[str]:
+    """List what there is, or show one thing.
+
+    Args:
+        what: methods: their ideas, or all about the one that is named. backbones: networks that
+            can be trained. pretrained: encoders with weights, and their licenses. recipes:
+            settings of papers, or one as it is. settings: those of a method with their defaults,
+            for --config.
+        name: The method or the recipe; of backbones and pretrained, what names contain.
+    """
+    match what:
+        case "methods":
+            return _described(name) if name else _ideas()
+        case "backbones":
+            return list_backbones(name)
+        case "pretrained":
+            return aligned([(each, license_of(each)) for each in list_pretrained(name)])
+        case "recipes":
+            return _text_of(name) if name else aligned([*list_recipes().items()])
+        case "settings":
+            return list_settings(name or TrainConfig.method).rstrip("\n").splitlines()
+
+
+def _ideas() -> list[str]:
+    """A line per method."""
+    return aligned([(name, idea(method_class(name))) for name in METHODS])
+
+
+def _described(method: str) -> list[str]:
+    """All about a method, as a terminal shows it."""
+    console = Console(highlight=False, color_system=None)
+    with console.capture() as text:
+        console.print(Markdown(page(method)))
+    return [line.rstrip() for line in text.get().splitlines()]
+
+
+def _text_of(recipe: str) -> list[str]:
+    """The lines of a recipe."""
+    file = settings_file(Path(RECIPE + recipe.removeprefix(RECIPE)))
+    return file.read_text(encoding="utf-8").splitlines()
+
+
+def page(name: str, *more: str) -> str:
+    """Return all there is to say about a method, and further sections, as Markdown."""
+    cls = method_class(name)
+    about = paper(cls)
+    remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
+    sections = [
+        f"# {about.title if about else label(name)}",
+        *(remark.replace("\n", " ") for remark in remarks),
+        takes(cls),
+        f"    nearkin train DATA --method {name}" + (" --known A,B" if cls.uses_labels else ""),
+    ]
+    if about:
+        sections += ["## Equation", about.equation, about.letters]
+        sections += [f"Queries: {about.queries}. Keys: {about.keys}."]
+    sections += ["## What `commit` writes", written(cls), "## Options", *option_table(cls)]
+    if about:
+        link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
+        sections += ["## Paper", re.sub(r"arXiv:(\d+\.\d+)", link, about.source)]
+    defaults = ", ".join(f"{key} {value}" for key, value in automatic(cls.defaults).items())
+    sections += ["## Settings", f"`auto` is: {defaults}."]
+    if not more and name in METHODS:
+        sections += [
+            f"Recipes and measured results are in docs/methods/{name}.md in the repository."
+        ]
+    return "\n\n".join([*sections, *more]) + "\n"
+
+
+def takes(cls: type[Method[Any]]) -> str:
+    """What a method is given of each image."""
+    kinds = [view if isinstance(view, str) else view.kind for view in cls.views]
+    views = "one view" if len(kinds) == 1 else f"{len(kinds)} views"
+    if set(kinds) != {"strong"}:
+        views += f" ({', '.join(kinds)})"
+    more = ", and more if `--num-views` or the augmentation say so" if cls.more_views else ""
+    labels = ", and the labels of known classes" if cls.uses_labels else ""
+    return f"It takes {views} of each image{more}{labels}."
+
+
+def written(cls: type[Method[Any]]) -> str:
+    """What a method's `commit` writes, in a sentence."""
+    return "Nothing." if cls.commit is Method.commit else inspect.getdoc(cls.commit) or ""
+
+
+class Option(NamedTuple):
+    """An option of a method, as it is typed."""
+
+    name: str
+    meaning: str
+    default: Value
+    """Of the constructor: the paper's."""
+    here: Value
+    """Of `nearkin train`."""
+
+
+def options(cls: type[Method[Any]]) -> dict[str, Option]:
+    """The options of a method, from its constructor."""
+    here, kinds, notes = default_options(cls), option_types(cls), parameter_docs(cls)
+    described = {}
+    for key, parameter in parameters(cls).items():
+        meaning = f"{notes.get(key, '')} {values(kinds[key])}.".strip()
+        if average := metadata(kinds[key], EMA):
+            meaning += half_lives({parameter.default, here[key]}, average.unit)
+        described[key] = Option(option(key), meaning, parameter.default, here[key])
+    return described
+
+
+def option_table(cls: type[Method[Any]]) -> list[str]:
+    """The options of a method as a table, and a remark on it."""
+    rows = []
+    for each in options(cls).values():
+        own = "" if each.here == each.default else toml_value(each.here)
+        defaults = toml_value(each.default), own
+        rows.append([f"`{each.name}`", each.meaning, *(text.strip('"') for text in defaults)])
+    if not rows:
+        return ["None."]
+    remark = (
+        "Defaults are those of the paper or its code. Where `nearkin train` has one of its own, "
+        "it is under *here*."
+    )
+    if fitted := ", ".join(f"`{option(key)}`" for key in fitted_options(cls)):
+        remark += f" Left alone, these shrink to what the images and the batch allow: {fitted}."
+    return [table(["option", "meaning", "default", "here"], rows), remark]
+
+
+def values(kind: Any) -> str:
+    """What an option can be, as the end of its description."""
+    if choices(kind):
+        return f"One of {', '.join(map(str, choices(kind)))}"
+    text = described(kind)
+    return text[0].upper() + text[1:]
+
+
+def half_lives(momenta: set[float], unit: str) -> str:
+    """After how many steps, or visits, half of the past is left."""
+    moving = sorted((momentum for momentum in momenta if 0 < momentum < 1), reverse=True)
+    lives = [f"{math.log(0.5) / math.log(momentum):.3g} at {momentum:g}" for momentum in moving]
+    return f" Half-life in {unit}: {', '.join(lives)}." if lives else ""
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def automatic(defaults: Defaults) -> dict[str, str]:
+    """What `auto` means for settings that depend on the method."""
+    large, small = (
+        augment if isinstance(augment, str) else f"{len(augment)} views of its own"
+        for augment in (defaults.augment, defaults.augment_small)
+    )
+    return {
+        "optimizer": defaults.optimizer,
+        "lr": f"{defaults.lr:g} for a batch of 256",
+        "weight_decay": f"{defaults.weight_decay:g}",
+        "augment": f"{large}, below 64 px {small}",
+    }
+
+
+def list_recipes() -> dict[str, str]:
+    """Return the title of each recipe by its name, as `--config` takes it."""
+    texts = {name: file.read_text(encoding="utf-8") for name, file in recipe_files().items()}
+    return {RECIPE + name: text.splitlines()[0][2:] for name, text in texts.items()}
+
+
+def list_settings(name: str = "simclr") -> str:
+    """Return every setting of a training with its default, as commented TOML for `--config`.
+
+    Args:
+        name: A method.
+
+    Raises:
+        UsageError: If there is no such method.
+    """
+    cls = method_class(name)
+    means, notes = automatic(cls.defaults), parameter_docs(TrainConfig)
+    lines = [f"# {label(name)}: {idea(cls)}", ""]
+    default = defaults(TrainConfig)
+    for title, settings in GROUPS.items():
+        lines += [f"# --- {title} ---", ""]
+        for key in (each for each in settings if each in default and each != TRUST):
+            value = name if key == "method" else default[key]
+            here = f" Here auto is {means[key]}." if key in means else ""
+            lines += [f"# {notes[key]}{here}", f"{key} = {toml_value(value)}", ""]
+    lines += ["[options]"]
+    for key, each in options(cls).items():
+        lines.append(f"# {each.meaning} Typed as {each.name}.")
+        mark = ""
+        if key in fitted_options(cls):  # as an explicit value it would have to fit
+            lines.append("# Left alone, it shrinks to what the images and the batch allow.")
+            mark = "# "
+        lines.append(f"{mark}{key} = {toml_value(each.here)}")
+    return "\n".join(lines) + "\n"
+
+
+def list_backbones(pattern: str = "") -> list[str]:
+    """Return the names of networks that can be trained; those that contain `pattern`.
+
+    Raises:
+        UsageError: If no name contains it.
+    """
+    libraries = {"torchvision/": torchvision_names(), "timm/": timm_names()}
+    return _matching(pattern, [*SMALL, *_prefixed(libraries)], "backbones")
+
+
+def list_pretrained(pattern: str = "") -> list[str]:
+    """Return the names of encoders with weights, as `nearkin.load` takes them.
+
+    For the argument and errors see `list_backbones`.
+    """
+    import timm
+
+    libraries = {"torchvision:": torchvision_names(), "timm:": timm.list_pretrained()}
+    return _matching(pattern, [*DINOV2, *_prefixed(libraries)], "pretrained")
+
+
+def _prefixed(libraries: Mapping[str, Sequence[str]]) -> list[str]:
+    return [prefix + name for prefix, names in libraries.items() for name in names]
+
+
+def _matching(pattern: str, names: list[str], what: Listed) -> list[str]:
+    """The names that contain a pattern."""
+    if matching := [name for name in names if pattern in name]:
+        return matching
+    hint = suggestion(pattern, names)
+    raise UsageError(f"no name contains {pattern}.{hint} `nearkin list {what}` lists them")

@@ -1,0 +1,210 @@
+"""What commands on features and their images take: a run, an encoder with images, or vectors."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeGuard
+
+import numpy as np
+from jaxtyping import Int
+
+from nearkin.classification.data import open_labeled_data
+from nearkin.commands.embed import embed, load_source
+from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.config import ClassifyConfig, DiscoverConfig
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
+from nearkin.discovery.data import open_discovery_data
+from nearkin.encoders.encoder import Encoder, is_own
+from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import EmbeddingTable, are_vectors, open_table
+from nearkin.evaluation.vectors import write_embeddings
+from nearkin.extensions import check_trusted
+from nearkin.files import check_new, writing
+from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.reporter import Reporter
+from nearkin.schema import Auto
+from nearkin.tables import write_csv
+from nearkin.text import as_text
+
+VectorsLike = PathLike | Embeddings
+"""Features: a folder of shards or a .parquet that `embed` has written, or what it has returned."""
+
+
+def is_table(source: EncoderLike | Embeddings) -> TypeGuard[VectorsLike]:
+    """Whether these are features rather than an encoder."""
+    if isinstance(source, Encoder):
+        return False
+    return isinstance(source, Embeddings) or are_vectors(Path(source))
+
+
+@contextmanager
+def table_of(vectors: VectorsLike) -> Iterator[EmbeddingTable]:
+    """Open a table of features; those in memory become a temporary file."""
+    if not isinstance(vectors, Embeddings):
+        yield open_table(Path(vectors))
+        return
+    with TemporaryDirectory(prefix="nearkin-") as folder:
+        path = Path(folder) / "embeddings.parquet"
+        write_embeddings(path, vectors, vectors.encoder)
+        yield open_table(path)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A table of features, with the encoder and the images that they are from, where known."""
+
+    table: EmbeddingTable
+    source: str  # What `load` takes; empty if only the table was given
+    data: Any = None  # Images, if they are not those of a run
+    image_size: int | Auto = "auto"
+    allow_partial: bool = False
+    trust_remote_code: bool = False
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether the table is a run's own."""
+        return bool(self.source) and self.table.path == RunFolder(Path(self.source)).embeddings
+
+    def encoder(self) -> Encoder | None:
+        """Load the encoder, or refuse one that the table is not from; None if none was given."""
+        if not self.source:
+            return None
+        if self.is_of_run:
+            RunFolder(Path(self.source)).encoder_settings()  # a discovery has other features
+        encoder = load_source(
+            self.source,
+            image_size=self.image_size,
+            allow_partial=self.allow_partial,
+            trust_remote_code=self.trust_remote_code,
+        )
+        check_origin(self.table, encoder, self.source)
+        return encoder
+
+    def images(self) -> Images | None:
+        """Open the images; None if none were given."""
+        if self.data is not None:
+            return open_images(self.data)
+        if not self.is_of_run:
+            return None
+        return images_of(RunFolder(Path(self.source)), trust_remote_code=self.trust_remote_code)
+
+    def image_rows(self, images: Images) -> Int[np.ndarray, " rows"]:
+        """Return the row among the images of each row of the table."""
+        row = {as_text(name): number for number, name in enumerate(images.names)}
+        paths = self.table.texts("path")
+        if missing := [path for path in paths if path not in row]:
+            raise DataError(
+                f"{len(missing)} of {len(paths)} images of {self.table.path} are not among these, "
+                f"such as {missing[0]!r}; give the images that it was made of"
+            )
+        return np.array([row[path] for path in paths], np.int64)
+
+
+@contextmanager
+def open_vectors(
+    source: EncoderLike | Embeddings,
+    data: Any = None,
+    *,
+    vectors: VectorsLike | None = None,
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
+    trust_remote_code: bool = False,
+    device: str = "auto",
+    workers: int | Auto = "auto",
+    verbose: bool | Reporter = True,
+) -> Iterator[Vectors]:
+    """Yield a run's features; those of `data` by an encoder, computed or stored; or stored ones.
+
+    Args:
+        source: A run, an encoder with `data`, or features.
+        data: Images.
+        vectors: Features of them by that encoder.
+        image_size: Side of the images in pixels that features are computed with.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
+        device: Where to compute.
+        workers: Processes that decode photographs.
+        verbose: Whether to show progress, or what receives it.
+
+    Raises:
+        UsageError: If that does not fit together.
+    """
+    how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
+    how["trust_remote_code"] = trust_remote_code
+    if is_table(source):
+        if vectors is not None:
+            raise UsageError("these are features, and so is --vectors; give one of them")
+        with table_of(source) as table:
+            yield Vectors(table, "", data)
+        return
+    name = name_of(source)
+    if vectors is None and data is None:
+        if not is_own(name):
+            raise UsageError(f"{name} has no images of its own; give images, too")
+        RunFolder(Path(name)).check_is_run()
+        table = open_table(RunFolder(Path(name)).embeddings)
+        yield Vectors(table, name, trust_remote_code=trust_remote_code)
+        return
+    if vectors is None:
+        computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
+        vectors = embed(name, data, labels="none", **computing, **how)
+    with table_of(vectors) as table:
+        yield Vectors(table, name, data, **how)
+
+
+def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = False) -> Images:
+    """Open the images of a finished run.
+
+    Args:
+        folder: The run.
+        data: The images, if they have moved.
+        trust_remote_code: Whether to run code that files of the run name.
+
+    Raises:
+        UsageError: If the run is not finished, or its images were arrays, which are not stored.
+    """
+    folder.check_is_run()
+    if not folder.summary.exists():
+        raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
+    config, stored = folder.any_settings()
+    if data is None and stored == data_name(None) and not Path(stored).exists():
+        raise UsageError(
+            f"{folder.path} was made from arrays, which are not stored; give the images, too"
+        )
+    named = {"labeled": getattr(config, "labeled", ""), "data": stored if data is None else ""}
+    check_trusted(named, folder.config, trust_remote_code)
+    source = stored if data is None else data
+    if isinstance(config, DiscoverConfig):
+        # The truth that it was scored by may be gone, like the run that it accepted.
+        return open_discovery_data(source, replace(config, truth=""), resumed=folder).images
+    if isinstance(config, ClassifyConfig):
+        return open_labeled_data(source, config, resumed=folder).images
+    return open_images(source, labels=config.labels)
+
+
+def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) -> None:
+    """Refuse a table of another encoder, where it names its own."""
+    if table.encoder not in ("", encoder.digest):
+        raise CheckpointError(
+            f"{table.path} is of another encoder than {source}, or of the same at another image "
+            f"size; give that --image-size, or make it again with {source}"
+        )
+
+
+def check_output(path: PathLike | None, suffix: str, *, overwrite: bool) -> None:
+    """Refuse another suffix, or to replace a file unasked, before anything is computed."""
+    if path is None:
+        return
+    if Path(path).suffix != suffix:
+        raise UsageError(f"cannot write {Path(path)}; give a name that ends in {suffix}")
+    check_new(Path(path), overwrite=overwrite)
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table for people."""
+    with writing(path):
+        write_csv(path, columns, rows)

@@ -1,0 +1,123 @@
+"""From Python: encoders, runs and features are taken as objects, and results can be looked at."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from builders import fill
+
+import nearkin
+from nearkin.errors import NearkinError, UsageError, as_typed_words, worded
+from nearkin.result import Table
+
+QUIET = {"workers": 0, "verbose": False}
+
+
+@pytest.fixture(scope="module")
+def encoder(trained_run):
+    return nearkin.load(trained_run)
+
+
+@pytest.fixture(scope="module")
+def features(encoder, digits_file):
+    return nearkin.embed(encoder, digits_file, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def classified(encoder, digits_file, tmp_path_factory):
+    where = tmp_path_factory.mktemp("classified") / "run"
+    how = {"baselines": False, "report": False, **QUIET}
+    return nearkin.classify(encoder, digits_file, output=where, **how)
+
+
+def test_an_encoder_gives_what_its_name_gives_until_its_weights_change(
+    encoder, features, trained_run, digits_file
+):
+    named = nearkin.embed(trained_run, digits_file, **QUIET)
+    np.testing.assert_array_equal(features.vectors, named.vectors)
+    assert features.encoder == named.encoder == encoder.digest
+    changed = nearkin.load(trained_run)
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight.mul_(1.5)
+    other = nearkin.embed(changed, digits_file, **QUIET)
+    assert np.abs(other.vectors - features.vectors).max() > 1e-3
+    with pytest.raises(UsageError, match="these are features; give an encoder"):
+        nearkin.embed(features, digits_file, **QUIET)
+
+
+def test_features_are_taken_like_the_file_of_them(encoder, features, digits_file, tmp_path):
+    file = tmp_path / "features.parquet"
+    nearkin.embed(encoder, digits_file, output=file, **QUIET)
+    image = fill(tmp_path / "query", "a.png") / "a.png"
+    for ask in (
+        lambda vectors: nearkin.neighbors(encoder, [image], vectors=vectors, top=3),
+        lambda vectors: nearkin.select(vectors, num=3, verbose=False),
+        lambda vectors: nearkin.evaluate(vectors, protocol=["knn"], verbose=False).records(),
+        lambda vectors: nearkin.duplicates(
+            digits_file, vectors=vectors, threshold=0.999, verbose=False
+        ),
+    ):
+        assert ask(features) == ask(file)
+
+
+def test_a_run_has_its_encoder_its_numbers_and_its_classes(classified, encoder, digits_file):
+    assert classified.encoder.digest == encoder.digest
+    assert nearkin.load(classified).digest == encoder.digest
+    accuracy = next(row for row in classified.metrics.rows if row["metric"] == "accuracy")
+    assert accuracy["value"] == classified.summary["metrics"]["classifier"]["accuracy"]["value"]
+    assert "accuracy" in str(classified)
+    rows = {row["path"]: row["cluster"] for row in classified.assignments.rows}
+    predicted = classified.predict(digits_file, **QUIET)
+    again = {row["path"]: row["cluster"] for row in predicted.records()}
+    assert rows.items() <= again.items()
+    with pytest.raises(UsageError, match="has no report"):
+        classified.show()
+
+
+def test_a_run_goes_on_with_the_encoder_that_it_began_with(encoder, classified, digits_file):
+    how = {"baselines": False, "report": False, "resume": True, **QUIET}
+    again = nearkin.classify(encoder, digits_file, output=classified.path, **how)
+    assert again.summary == classified.summary
+    changed = nearkin.load(classified)
+    with torch.no_grad():
+        next(changed.parameters()).mul_(2)
+    with pytest.raises(UsageError, match=r"encoder object:tiny-[0-9a-f]+ became object:tiny-"):
+        nearkin.classify(changed, digits_file, output=classified.path, **how)
+
+
+def test_results_are_tables_of_text_of_html_and_of_pandas(features, classified):
+    table = Table([{"name": "<b>", "value": 0.5}, {"name": "two\nlines", "value": None}])
+    assert repr(table).splitlines() == ["name       value", "<b>        0.5", "two lines"]
+    page = table._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    frame = classified.metrics.to_pandas()
+    assert list(frame.columns) == ["metric", "value", "low", "high"]
+    assert features.to_pandas()["label"].tolist() == features.class_names.tolist()
+    assert repr(features) == f"{len(features)} images, 128 features each"
+
+
+def test_progress_goes_to_the_logger_unless_it_is_unwanted(encoder, digits_file, caplog, capfd):
+    caplog.set_level(logging.INFO, "nearkin")
+    nearkin.embed(encoder, digits_file, workers=0)
+    assert any(record.message.startswith("encoder tiny") for record in caplog.records)
+    caplog.clear()
+    nearkin.embed(encoder, digits_file, workers=0, verbose=False)
+    assert caplog.records == []
+
+
+def test_errors_speak_the_language_of_who_asked():
+    error = UsageError("--batch-size 1 is too small; `nearkin embed ENCODER DATA` or another -o")
+    assert isinstance(error, ValueError)
+    expected = "batch_size 1 is too small; `nearkin.embed(encoder, data)` or another output"
+    assert str(error) == expected
+    with as_typed_words():
+        assert str(error) == error.args[0]
+    assert worded("finish it with --resume") == "finish it with resume=True"
+    assert worded("--resume true became false") == "resume true became false"
+    assert worded("a/--b c--d e-o") == "a/--b c--d e-o"
+    assert worded("`nearkin list backbones`") == "`nearkin.list_backbones()`"
+    assert worded("`nearkin train DATA --lora 4`") == "`nearkin.train(data, lora=4)`"
+    assert not isinstance(NearkinError("x"), ValueError)
