@@ -32,6 +32,7 @@ OPTIONS: Final = (
     Option("steps", 3 * AT_ONCE, "that are timed", quick=1),
     Option("precision", "auto", "of nearkin", choices=("auto", "fp32", "bf16")),
     Option("device", "cuda", "what is measured", quick="cpu"),
+    Option("optimizer", "sgd", "of each step", choices=("sgd", "muon")),
     Option("compile", "off", "compile the networks", choices=("off", "on", "graphs")),
     Option("bn_groups", 0, "of methods that have them; 0 is their own default"),
 )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant
 from nearkin.types import UNLABELED, Batch
 
-SIZE, LR, DECAY = 32, 0.06, 5e-4
+SIZE, LR, MUON_LR, DECAY = 32, 0.06, 4e-3, 5e-4
 CPU = torch.device("cpu")
 AT_ONCE = 20
 OPTIONS: Final = (
@@ -57,6 +57,7 @@ OPTIONS: Final = (
     Option("batch", 256, "images of a step", quick=4),
     Option("precision", "auto", "of nearkin", choices=("auto", "fp32", "bf16")),
     Option("device", "cpu", "where steps are taken"),
+    Option("optimizer", "sgd", "of nearkin and of the bare step", choices=("sgd", "muon")),
     Option("compile", "off", "compile the networks", choices=("off", "on", "graphs")),
     Option("bn_groups", 0, "of methods that have them; 0 is their own default"),
 )
@@ -70,6 +71,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "moco_memory_bank": {"num_negatives": 4096},
     "moco_v3": {"hidden_dim": 1024},
     "nnclr": {"dim": 256, "hidden_dim": 2048, "predictor_dim": 4096, "support_size": 4096},
+    "sigreg": {"dim": 128, "hidden_dim": 512, "num_directions": 256},
     "simclr": {"dim": 128, "hidden_dim": 512},
     "simgcd": {"hidden_dim": 512},
     "simsiam": {"dim": 2048, "predictor_dim": 512},
@@ -88,6 +90,7 @@ class Setting:
     device: torch.device
     compiled: str
     bn_groups: int = 0  # of methods that have them; 0 is their own default
+    optimizer: Literal["sgd", "muon"] = "sgd"
 
 
 def build(
@@ -107,7 +110,8 @@ def build(
     method = method.to(setting.device).to(memory_format=torch.channels_last).train()
     if setting.compiled != "off":
         compile_branches(method, graphs=setting.compiled == "graphs")
-    return method, build_optimizer(method, name="sgd", lr=LR, weight_decay=DECAY)
+    lr = LR if setting.optimizer == "sgd" else MUON_LR
+    return method, build_optimizer(method, name=setting.optimizer, lr=lr, weight_decay=DECAY)
 
 
 def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
@@ -214,7 +218,9 @@ def setting_of(options: Namespace) -> Setting:
     """Return the settings that a command line asks for."""
     device = choose_device(options.device)
     precision = PRECISIONS.get(options.precision) or native_precision(device)
-    return Setting(options.batch, precision, device, options.compile, options.bn_groups)
+    return Setting(
+        options.batch, precision, device, options.compile, options.bn_groups, options.optimizer
+    )
 
 
 def run(options: Namespace) -> Iterator[Row]:

@@ -4,6 +4,7 @@ Vectors are lists of floats, matrices are lists of rows. The objectives are comp
 and on what, stands at the end.
 """
 
+import cmath
 import itertools
 import math
 from decimal import Decimal
@@ -58,6 +59,13 @@ def relational_distillation(student, teacher, keys, student_temperature, teacher
     return mean(losses)
 
 
+def gram(student, teacher):
+    """Simeoni et al. 2025, section 4.2, with images for patches, and a mean for the sum."""
+    pairs = itertools.product(range(len(student)), repeat=2)
+    of = lambda z, i, j: dot(z[i], z[j])
+    return mean([(of(student, i, j) - of(teacher, i, j)) ** 2 for i, j in pairs])
+
+
 def in_batch(query, key, temperature):
     """The same where the negatives are the other keys of the batch."""
     own = [[i == j for j in range(len(key))] for i in range(len(key))]
@@ -76,7 +84,12 @@ def nt_xent(a, b, temperature):
 
 
 def sup_con(a, b, label, temperature):
-    """Khosla et al. 2020, equation 2: the mean over P(i), the views of the class of i but i itself."""
+    """Khosla et al. 2020, equation 2: the mean over P(i), the views of the class of i but i itself.
+
+    Of images that have a label, and among these alone.
+    """
+    taught = [row for row, number in enumerate(label) if number >= 0]
+    a, b, label = ([rows[row] for row in taught] for rows in (a, b, label))
     z, classes = a + b, label + label
     losses = []
     for i, anchor in enumerate(z):
@@ -84,7 +97,7 @@ def sup_con(a, b, label, temperature):
         logits = {k: dot(anchor, z[k]) / temperature for k in others}
         total = math.log(math.fsum(map(math.exp, logits.values())))
         losses.append(mean([total - logits[p] for p in others if classes[p] == classes[i]]))
-    return mean(losses)
+    return mean(losses) if losses else 0.0
 
 
 def soft_match(logits, target):
@@ -161,6 +174,21 @@ def vicreg(a, b, invariance, variance, covariance):
             hinges.append(max(0.0, 1 - math.sqrt(dot(u, u) / (n - 1) + 1e-4)))
             squares += [(dot(u, v) / (n - 1)) ** 2 for j, v in enumerate(features) if i != j]
     return invariance * s + variance * mean(hinges) + covariance * math.fsum(squares) / d
+
+
+def sigreg(z, directions):
+    """Balestriero & LeCun 2025, algorithm 1, with complex numbers on both sides of zero."""
+    points = [-5 + 10 * k / 16 for k in range(17)]
+    statistics = []
+    for a in directions:
+        errors = []
+        for t in points:
+            wave = sum(cmath.exp(1j * t * dot(a, v)) for v in z) / len(z)
+            gauss = math.exp(-(t**2) / 2)
+            errors.append(abs(wave - gauss) ** 2 * gauss)
+        inner = math.fsum(errors[1:-1])
+        statistics.append(len(z) * 10 / 16 * (inner + (errors[0] + errors[-1]) / 2))
+    return mean(statistics)
 
 
 # Transport

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,6 +53,7 @@ SMALL: dict[str, dict[str, object]] = {
     "nnclr": dict(dim=8, hidden_dim=16, predictor_dim=16, support_size=40, num_neighbors=2),
     "rotnet": dict(),
     "seed": dict(teacher_dim=10, hidden_dim=16, queue_size=40),
+    "sigreg": dict(dim=8, hidden_dim=16, num_directions=12),
     "simclr": dict(dim=8, hidden_dim=16),
     "simgcd": dict(num_known_classes=3, num_novel_classes=3, dim=8, hidden_dim=16),
     "simsiam": dict(dim=8, num_layers=2, predictor_dim=6),
@@ -63,7 +65,7 @@ SMALL: dict[str, dict[str, object]] = {
     "vicreg": dict(dim=16),
 }
 
-PARTED = ("ncl", "simgcd", "uno")
+PARTED = ("ncl",)
 """Methods that divide a batch by its labels, and so have to know how many there are of each."""
 
 
@@ -72,6 +74,11 @@ def small(name: str, **options: object) -> Method:
     hidden = nn.Linear(3 * SIDE * SIDE, 24, bias=False)
     body = nn.Sequential(nn.Flatten(), hidden, nn.BatchNorm1d(24), nn.ReLU())
     return METHODS[name](Backbone(body, 24), **SMALL[name] | options)
+
+
+def tiny_vit(**options) -> nn.Module:
+    sizes = dict(img_size=SIDE, patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=0)
+    return VisionTransformer(dynamic_img_size=True, **sizes | options)
 
 
 def batch_for(name: str, step: int) -> Batch:

@@ -103,6 +103,8 @@ class TrainConfig(RunConfig):
     """Encoder to start from: a run, dinov2-small, timm:NAME, torchvision:NAME, or a file."""
     allow_partial: bool = False
     """Whether the encoder to start from, or the teacher, may lack weights or have others left."""
+    anchor: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
+    """Weight of the loss that holds features near those of the start; auto: 20 from an encoder."""
     lora: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Rank of the matrices that learn beside frozen linear layers (LoRA); 0: all weights learn."""
     drop_path: Annotated[float, Meta(ge=0, le=0.9)] | Auto = "auto"
@@ -119,6 +121,8 @@ class TrainConfig(RunConfig):
     """Fraction of the images held out for evaluation, where the data have no test part."""
     image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
     """Side in pixels of the images that the encoder is for."""
+    num_views: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Views of each image, from the third on at two thirds of the side; 0: as the augmentation."""
     view_sizes: Sequence[ViewSize] | Auto = "auto"
     """Sides of the views in pixels, such as 16,24,32, each for an equal part of training."""
     epochs: AutoCount = "auto"
@@ -133,6 +137,10 @@ class TrainConfig(RunConfig):
     """Peak learning rate, used as it is (not scaled by the batch size)."""
     weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
     """Weight decay."""
+    final_weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
+    """Weight decay at the end, to which it goes along a cosine; auto: it stays as it is."""
+    clip_norm: Annotated[float, Meta(ge=0, le=MAX)] = 0.0
+    """Largest norm of all gradients together, to which longer ones are scaled; 0: no limit."""
     lars_form: Literal["you", "simclr", "byol", "swav", "solo-learn"] = "you"
     """Form of LARS: the paper's (You et al. 2017), or that of the code of others."""
     warmup: Annotated[float, Meta(ge=0, le=0.99)] = 0.1
@@ -181,6 +189,8 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if self.lr_milestones and self.cosine_end:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
+        if self.weight_decay == 0 and self.final_weight_decay not in ("auto", 0):
+            raise UsageError("--final-weight-decay changes one above 0; give --weight-decay too")
         if self.fsdp and self.chunk_size:
             raise UsageError("--fsdp and --chunk-size exclude each other; give one")
         if self.fsdp and self.optimizer == "muon":
@@ -190,6 +200,7 @@ class TrainConfig(RunConfig):
     def _check_start(self) -> None:
         """Refuse what only makes sense with an encoder to start from."""
         needs = {
+            "--anchor": self.anchor not in ("auto", 0),
             "--lora": self.lora,
             "--allow-partial": self.allow_partial and not self.teacher,
             "--freeze-epochs": self.freeze_epochs not in ("auto", 0),
@@ -330,13 +341,13 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Method": (
         *("method", "backbone", "encoder", "teacher", "teacher_views"),
-        *("allow_partial", "lora", "drop_path", "train_layers"),
+        *("allow_partial", "anchor", "lora", "drop_path", "train_layers"),
     ),
-    "Views": ("augment", "image_size", "view_sizes"),
+    "Views": ("augment", "num_views", "image_size", "view_sizes"),
     "Optimization": (
         *("epochs", "max_time", "batch_size", "optimizer", "lr", "weight_decay"),
-        *("lars_form", "warmup", "warmup_start", "cosine_end", "lr_milestones", "layer_decay"),
-        *("freeze_epochs", "seed"),
+        *("final_weight_decay", "clip_norm", "lars_form", "warmup", "warmup_start"),
+        *("cosine_end", "lr_milestones", "layer_decay", "freeze_epochs", "seed"),
     ),
     "Evaluation": ("evaluate_every", "on_collapse", "baselines"),
     "Machine": (

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.data.views import View
-from nearkin.distributed import gather, mean_over_rows
+from nearkin.distributed import gather_all, mean_over_rows
 from nearkin.networks.branch import Backbone, Branch
 from nearkin.objectives.numerics import dividing_rows
 from nearkin.schema import Value
@@ -68,9 +68,9 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """
 
     views: ClassVar[tuple[str | View, ...]] = ("strong", "strong")
-    """Kinds of views: "strong", "weak", "small", "gray", the augmentation's own, or a `View`."""
+    """Kinds of views: "strong", those of `DERIVED`, the augmentation's own, or a `View`."""
     more_views: ClassVar[bool] = False
-    """Whether it uses all further views that the augmentation has (multi-crop)."""
+    """Whether it uses further views: all of the augmentation, or as many as are asked for."""
     defaults: ClassVar[Defaults] = Defaults()
     uses_labels: ClassVar[bool] = False  # learns from labels, where there are any
     uses_teacher: ClassVar[bool] = False
@@ -88,8 +88,11 @@ class Method(nn.Module, ABC, Generic[Memo]):
     def forward(self, batch: Batch, progress: float) -> Step[Memo]:
         """Return the loss, and the memo for `commit`, from this process's share of a batch."""
         _check_batch(self, batch)
-        encoded = tuple(gather(rows) for rows in self.encode(batch))
-        whole = replace(batch, views=()).map(gather)
+        encoded = tuple(self.encode(batch))
+        teacher = batch.teacher or ()
+        index, label, *others = gather_all([batch.index, batch.label, *teacher, *encoded])
+        taught, encoded = tuple(others[: len(teacher)]), tuple(others[len(teacher) :])
+        whole = Batch((), index, label, None if batch.teacher is None else taught)
         with dividing_rows(mean_over_rows):
             return self.compute_loss(encoded, whole, progress)
 

@@ -232,6 +232,7 @@ REFUSED = {
     "--method nnclr --batch-size 8 --num-neighbors 19": "--support-size",
     "--method ncl": "--known",
     "--method simclr --known cat": "leave --known out",
+    "--method moco --num-views 4": "moco takes 2 views of an image, not 4; leave --num-views out",
     "--method ncl --known cat": "--known cat is no class",
     "--method ncl --known 0,1,0": "--known 0,1,0 names a class twice",
 }

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from contextlib import redirect_stdout
 
 import pytest
@@ -9,10 +10,11 @@ from browser import opened
 from nearkin_command import run
 
 from nearkin.commands.explore import explore
+from nearkin.commands.run import Run
 from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder
 
-TOO_HIGH = 30.0
+TOO_HIGH = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def start(trained_run):
 
 @pytest.fixture(scope="module")
 def ruined(tmp_path_factory, digits_file, start):
-    """A training that was made worse on purpose, by the command, with what it printed."""
+    """A training that destroyed its start on purpose, by the command, with what it printed."""
     path, printed = tmp_path_factory.mktemp("runs") / "ruined", io.StringIO()
     settings = f"--lr {TOO_HIGH} --epochs 2 --batch-size 32 --augment characters"
     settings += " --optimizer adamw --device cpu --report -q"
@@ -32,17 +34,20 @@ def ruined(tmp_path_factory, digits_file, start):
     return RunFolder(path), printed.getvalue()
 
 
-def test_a_training_that_made_it_worse_ends_with_that_and_names_the_start(ruined):
+def test_a_training_that_destroys_its_start_leaves_the_start_and_says_so(ruined):
     folder, printed = ruined
     comparison = folder.read_summary()["comparison"]
-    assert comparison["verdict"] == "worse"
+    assert comparison["verdict"] == "no difference"
     last = printed.splitlines()[-1]
-    assert last.startswith("verdict  made it worse: kNN top-1 0.")
-    assert last.endswith(f"; use the start: {folder.start}")
+    assert last.startswith("verdict  made no difference: kNN top-1 0.")
     assert last in folder.log.read_text()
+    average = folder.read_summary()["average"]
+    assert average["share"] == 0
+    assert average["values"]["1"] < average["values"]["0"] / 2
+    assert f"average {average['text']}" in folder.log.read_text()
     by_name = {each["name"]: each for each in folder.read_summary()["differences"]["start"]}
     decisive = by_name[comparison["decided_by"]]
-    assert decisive["first"] - decisive["second"] < decisive["high"] < 0
+    assert decisive["first"] == decisive["second"]
     measures = folder.read_summary()["metrics"]
     assert list(measures) == ["encoder", "start", "untrained", "pixels"]
     assert decisive["second"] == measures["start"]["kNN top-1"]["value"]
@@ -78,12 +83,23 @@ def first_step(folder):
     return re.findall(r"<code>(nearkin [a-z]+ [^<]*)</code>", folder.report.read_text())[1]
 
 
-def test_the_page_advises_the_better_encoder(ruined):
-    assert first_step(ruined[0]).startswith(f"nearkin embed {ruined[0].start} ")
+def test_the_page_advises_the_better_encoder(ruined, tmp_path):
+    """That of a run whose average finds views more often, and classes less often, is its start."""
     page = ruined[0].report.read_bytes()
     ruined[0].report.unlink()
     explore(ruined[0].path, write=True)
     assert ruined[0].report.read_bytes() == page
+    assert not first_step(ruined[0]).startswith("nearkin embed")
+    worse = RunFolder(shutil.copytree(ruined[0].path, tmp_path / "worse"))
+    summary = dict(worse.read_summary())
+    for each in summary["differences"]["start"]:
+        each.update(first=each["second"] - 0.2, low=-0.3, high=-0.1)
+    worse.write_summary(summary)
+    explore(worse.path, write=True)
+    assert first_step(worse).startswith(f"nearkin embed {worse.start} ")
+    (last,) = Run(worse).lines()[-1:]
+    assert last.startswith("verdict  made it worse: kNN top-1 0.")
+    assert last.endswith(f"; use the start: {worse.start}")
 
 
 def test_in_a_browser_the_verdict_comes_first_and_the_start_is_a_column(ruined, browser):

@@ -243,9 +243,11 @@ def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):
         )
 
 
-def test_a_run_whose_views_grow_resumes_exactly(tmp_path):
-    settings = {"method": "moco", "batch_size": 16, "backbone": "tiny", "view_sizes": [8, 12, 16]}
-    settings |= {"epochs": 3, "save_every": 5, "evaluate_every": 0, "val": 0.0}
+@pytest.mark.parametrize(("method", "num_views"), [("moco", 2), ("sigreg", 4)])
+def test_a_run_whose_views_grow_resumes_exactly(tmp_path, method, num_views):
+    settings = {"method": method, "num_views": num_views, "view_sizes": [8, 12, 16]}
+    settings |= {"batch_size": 16, "backbone": "tiny", "epochs": 3, "save_every": 5}
+    settings |= {"evaluate_every": 0, "val": 0.0}
     made = nearkin.train(
         builders.pixels(64, 16), output=tmp_path / "run", report=False, **settings
     )

@@ -11,7 +11,7 @@ import torch
 from small import Observed, in_group, of_two_processes, shares, small, spawn
 from torch import nn
 
-from nearkin.distributed import data_parallel, gather, rows_of_rank
+from nearkin.distributed import data_parallel, gather, gather_all, rows_of_rank
 from nearkin.distributed import mean_over_rows as mean_over_ranks
 from nearkin.objectives import in_batch, info_nce, mean_over_rows, nt_xent, sup_con, unit, vicreg
 from nearkin.objectives.numerics import dividing_rows
@@ -105,6 +105,23 @@ def products(name, rank=0, world=1):
     return sum(counts)
 
 
+def together_and_apart(rank):
+    """Gathered tensors and their gradients, in one message for each kind and in one for each."""
+    outcomes = []
+    for several in (gather_all, lambda tensors: tuple(map(gather, tensors))):
+        generator = torch.Generator().manual_seed(rank)
+        rows = [torch.randn(3, *size, generator=generator) for size in ((4,), (2, 2), (5,), ())]
+        rows = [x.requires_grad_() for x in rows[:2]] + rows[2:] + [torch.arange(3) + rank]
+        messages = []
+        with Observed(lambda op, *_, sent=messages: sent.append("allgather" in op.__name__)):
+            gathered = several(rows)
+        sum((k + 1) * x.sum() ** 2 for k, x in enumerate(gathered[:2])).backward()
+        outcomes.append(
+            (sum(messages), [x.detach() for x in gathered], [x.grad for x in rows[:2]])
+        )
+    return outcomes
+
+
 def on_rank(rank):
     outcomes = {name: outcome(term) for name, term in TERMS.items()}
     rows = []
@@ -112,7 +129,8 @@ def on_rank(rank):
         mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
         means = torch.tensor([rank, 1.0]), torch.tensor(1.0 - rank)
         mean = mean_over_rows(lambda _: means, 6)
-    return outcomes, rows, mean, {name: products(name, rank, 2) for name in DIVIDED}
+    counts = {name: products(name, rank, 2) for name in DIVIDED}
+    return outcomes, rows, mean, together_and_apart(rank), counts
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +162,15 @@ def test_each_row_is_computed_once_and_means_are_known_to_all(both):
     rows = [rows for _, rows, *_ in both]
     assert [row for part in rows for row in part] == list(range(7))
     assert {len(part) for part in rows} == {3, 4}
-    for _, _, (several, one), _ in both:
+    for _, _, (several, one), *_ in both:
         torch.testing.assert_close(several, torch.tensor([0.5, 1.0]))
         torch.testing.assert_close(one, torch.tensor(0.5))
+
+
+def test_what_is_gathered_together_is_what_is_gathered_apart_in_fewer_messages(both):
+    for _, _, _, ((few, *together), (many, *apart)), _ in both:
+        assert (few, many) == (3, 5)
+        torch.testing.assert_close(together, apart)
 
 
 def test_two_processes_have_half_of_the_products_each(both):

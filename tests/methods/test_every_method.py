@@ -23,6 +23,23 @@ def test_it_keeps_the_laws(name):
     check_method(METHODS[name], **SMALL[name])
 
 
+OF_FOUR = {
+    name: type(
+        f"{cls.__name__}OfFour",
+        (cls,),
+        {"views": ("strong", "strong", "small", "small"), "__module__": __name__},
+    )
+    for name, cls in METHODS.items()
+    if cls.more_views
+}
+globals().update({cls.__name__: cls for cls in OF_FOUR.values()})  # for other processes to find
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_it_keeps_the_laws_with_four_views(name):
+    check_method(OF_FOUR[name], **SMALL[name])
+
+
 def test_the_generator_of_the_caller_is_left_as_it_is():
     method = small("nnclr")
     before = torch.get_rng_state()

@@ -1,4 +1,6 @@
-"""What is particular to methods whose batch is all they know: SimCLR, Barlow Twins, VICReg."""
+"""What is particular to methods whose batch is all they know: SimCLR, Barlow Twins, VICReg, LeJEPA."""
+
+import itertools
 
 import pytest
 import restated
@@ -55,3 +57,37 @@ def test_vicreg_adds_what_the_views_lack_in_agreement_spread_and_independence():
     method, batch = small("vicreg", **weights).double().eval(), double_at(0)
     expected = restated.vicreg(*lists(embeddings(method, batch)), **weights)
     assert method(batch, 0.5).loss.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("simclr", dict(temperature=0.3)),
+        ("vicreg", dict(invariance=2.0, variance=3.0, covariance=5.0)),
+    ],
+)
+def test_of_four_views_it_is_the_mean_over_their_six_pairs(name, options):
+    method, batch = small(name, **options).double().eval(), double_at(0, num_views=4)
+    views = embeddings(method, batch)
+    if name == "simclr":
+        options, views = [options["temperature"]], [unit(z) for z in views]
+    pairs = itertools.combinations(lists(views), 2)
+    terms = {
+        "simclr": lambda a, b: restated.nt_xent(a, b, *options),
+        "vicreg": lambda a, b: restated.vicreg(a, b, **options),
+    }
+    expected = restated.mean([terms[name](a, b) for a, b in pairs])
+    assert method(batch, 0.5).loss.item() == pytest.approx(expected)
+
+
+def test_lejepa_predicts_the_mean_of_the_large_views_and_draws_one_set_of_directions_a_step():
+    method, batch = small("sigreg", weight=0.2).double().eval(), double_at(0, num_views=4)
+    torch.manual_seed(5)
+    loss = method(batch, 0.5).loss.item()
+    torch.manual_seed(5)
+    directions = [restated.normalized(a) for a in torch.randn(12, 8, dtype=torch.float64).tolist()]
+    views = [z.tolist() for z in embeddings(method, batch)]
+    center = [[(a + b) / 2 for a, b in zip(*pair)] for pair in zip(*views[:2])]
+    off = [(x - c) ** 2 for z in views for u, v in zip(z, center) for x, c in zip(u, v)]
+    spread = restated.mean([restated.sigreg(z, directions) for z in views])
+    assert loss == pytest.approx(0.8 * restated.mean(off) + 0.2 * spread)

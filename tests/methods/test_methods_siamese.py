@@ -47,6 +47,17 @@ def byol_loss(method, batch):
     return total
 
 
+def test_byol_predicts_the_targets_of_both_large_views_from_every_other_view():
+    method, batch = scattered(small("byol").double()), double_at(0, num_views=4)
+    distances = []
+    for i, j in [(1, 0), (2, 0), (3, 0), (0, 1), (2, 1), (3, 1)]:
+        p = F.normalize(method.predictor(method.online(batch.views[i])))
+        z = F.normalize(method.target(batch.views[j])).detach()
+        distances.append((p - z).square().sum(dim=1).mean())
+    expected = 2 * sum(distances) / 6
+    assert_same_gradient(method(batch, 0.5).loss, expected, method)
+
+
 def test_byol_sums_the_squared_distances_of_both_directions():
     method, batch = scattered(small("byol").double()), double_at(0)
     result, expected = method(batch, 0.5).loss, byol_loss(method, batch)

@@ -69,6 +69,7 @@ HEADS = [
     ("simgcd", {}, "16 gelu 16 gelu 8", None),
     ("barlow_twins", {}, "16- norm relu 16- norm relu 16", None),
     ("vicreg", {}, "16- norm relu 16- norm relu 16", None),
+    ("sigreg", {}, "16- norm relu 16- norm relu 8", None),
     ("feature_matching", dict(num_layers=1), "10", None),  # as wide as the teacher's features
     ("feature_matching", dict(num_layers=4), "16- norm relu " * 3 + "10", None),
 ]

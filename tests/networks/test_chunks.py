@@ -23,7 +23,7 @@ from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone, Branch, set_chunk_size
 
 SIZE = 4
-TOGETHER = {"dino": 2, "rotnet": 4, "simclr": 2, "simgcd": 2, "swav": 2}
+TOGETHER = {"dino": 2, "rotnet": 4, "sigreg": 2, "simclr": 2, "simgcd": 2, "swav": 2}
 """How many views of an image a method shows its network at once, where it is not one."""
 
 SOME = ["moco", "simclr", "uno"]

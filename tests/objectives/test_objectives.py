@@ -69,7 +69,7 @@ def contrast(seed, small=False):
     same, t = chance(batch, keys, seed=seed) < 0.2, draw.choice([0.05, 0.07, 0.1, 0.2, 0.5, 1.0])
     count = draw.randint(1, 1000)
     normalizer = torch.tensor(count * math.exp(draw.gauss(0, 1)), dtype=torch.float64)
-    label = torch.arange(batch) % draw.randint(1, 5)
+    label = torch.arange(batch) % draw.randint(1, 5) - draw.randint(0, 1)  # some have none
     pair, all_three = (query, key), (query, key, negatives)
     return {
         "info_nce": (*both("info_nce", t), all_three),
@@ -100,6 +100,7 @@ def agreement(seed, small=False):
         ),
         "barlow_twins": (*both("barlow_twins", off), (a, b)),
         "vicreg": (*both("vicreg", **weights), (a, b)),
+        "sigreg": (*both("sigreg", vectors(3, dim, seed + 3)), (a,)),
     }
 
 
@@ -121,6 +122,7 @@ def assignment(seed, small=False):
             *both("relational_distillation", *seen_by_teacher),
             (student,),
         ),
+        "gram": (*both("gram", teacher[1:]), (student,)),
         "sinkhorn": (*both("sinkhorn", epsilon, iterations), (scores,)),
         "pairwise_bce": (*both("pairwise_bce", same), probabilities),
         "classify": (*both("classify", label), (20 * a,)),

@@ -11,7 +11,7 @@ from restated import agree, gradients, rows, vectors
 from torch.autograd import gradcheck
 from torch.autograd.functional import jacobian
 
-from nearkin.objectives import alignment, barlow_twins, unit, vicreg
+from nearkin.objectives import alignment, barlow_twins, gram, sigreg, unit, vicreg
 
 SHORTEST = 1e-6
 """The documented length below which a vector has no direction to speak of."""
@@ -107,6 +107,17 @@ def test_a_collapsed_network_is_at_the_minimum_with_nothing_to_learn():
     assert gradients(lambda z: byol(z, z.detach()), [z])[0].abs().max() < 1e-16
 
 
+def test_the_gram_loss_sees_angles_alone():
+    a, b = vectors(6, 5), rows((1, 0), (1, 0), (0, 1))
+    turn = torch.linalg.qr(vectors(5, 5, seed=1))[0]
+    agree(gram(a @ turn, a), 0.0, rtol=0, atol=1e-28)
+    agree(gram(rows((1, 0), (-1, 0)), rows((1, 0), (1, 0))), 2.0, rtol=1e-14)
+    agree(gram(rows((1, 0, 0), (0, 1, 0), (0, 0, 1)), b), 2 / 9, rtol=1e-14)
+    teacher = vectors(6, 3, seed=2).requires_grad_()
+    gram(a.requires_grad_(), teacher).backward()
+    assert teacher.grad is None
+
+
 # Redundancy, of Barlow Twins
 
 ORTHOGONAL = rows((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1))
@@ -130,3 +141,37 @@ def test_vicreg_of_a_collapsed_network_is_its_missing_spread():
     agree(loss(z), 25 * 0.99, rtol=1e-12)
     assert gradients(loss, [z])[0].abs().max() < 1e-10
     assert loss(rows((1,), (-1,))) == 0  # one feature has nothing to share
+
+
+# Normality, of LeJEPA
+
+
+def epps_pulley(x):
+    """The integral over all frequencies in closed form, of one projection (Epps & Pulley 1983)."""
+    pairs = math.fsum(math.exp(-((a - b) ** 2) / 2) for a in x for b in x) / len(x)
+    alone = math.fsum(math.exp(-(a**2) / 4) for a in x) * math.sqrt(2)
+    return math.sqrt(2 * math.pi) * (pairs - alone + len(x) / math.sqrt(3))
+
+
+@pytest.mark.parametrize("x", [(0.0, 0.0), (1.0, -1.0, 0.5), (1.5, 1.5, -0.2, 0.1, -1.3)])
+def test_seventeen_frequencies_give_the_whole_integral(x):
+    agree(sigreg(rows(*([v] for v in x)), rows((1.0,))), epps_pulley(x), rtol=1e-4)
+
+
+def test_sigreg_is_least_of_normal_samples_and_falls_towards_them():
+    """Of quantiles of the normal distribution hardly anything is left; all else is far above."""
+    q = torch.special.ndtri((torch.arange(200).double() + 0.5) / 200)[:, None]
+    one = rows((1.0,))
+    assert sigreg(q, one) < 0.01
+    for other in (0 * q, 2 * q, q / 2, q + 1, q.sign(), q.square() - 1):
+        assert sigreg(other, one) > 2
+    collapsed = 1e-3 * q
+    (slope,) = gradients(lambda z: sigreg(z, one), [collapsed])
+    assert sigreg(collapsed - 10 * slope, one) < sigreg(collapsed, one)
+
+
+def test_sigreg_is_the_mean_over_directions_and_sees_nothing_across_them():
+    z, (a, b) = vectors(20, 2), rows((1.0, 0.0), (0.6, 0.8))
+    whole = sigreg(z, torch.stack([a, b]))
+    agree(whole, (sigreg(z, a[None]) + sigreg(z, b[None])).item() / 2, rtol=1e-12)
+    assert gradients(lambda z: sigreg(z, a[None]), [z])[0][:, 1].abs().max() == 0

@@ -16,6 +16,7 @@ from nearkin.objectives import (
     sup_con,
     unit,
 )
+from nearkin.types import UNLABELED
 
 SIX = vectors(6, 8, seed=2)
 
@@ -145,7 +146,9 @@ def test_sup_con_of_two_classes_of_one_and_of_no_image_has_the_golden_values():
     z, log_sum = torch.eye(2).double(), math.log(math.e + 2)
     for label, expected in (((0, 1), log_sum - 1), ((5, 5), log_sum - 1 / 3)):
         agree(sup_con(z, z, torch.tensor(label), 1.0), expected, rtol=1e-12)
-    assert sup_con(z[:0], z[:0], torch.zeros(0, dtype=torch.long), 0.07) == 0
+    for label in ((), (UNLABELED, UNLABELED)):
+        some = z[: len(label)]
+        assert sup_con(some, some, torch.tensor(label, dtype=torch.long), 0.07) == 0
 
 
 def test_a_teacher_that_is_sure_of_itself_gives_the_golden_value():

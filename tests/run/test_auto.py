@@ -1,6 +1,7 @@
 """What is left to `auto` fits images, device and time."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import builders
@@ -10,10 +11,18 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.errors import UsageError
-from nearkin.run.auto import MOST_EPOCHS, length, resolve, shrunk, with_length
+from nearkin.distributed import free_memory
+from nearkin.errors import ResourceError, UsageError
+from nearkin.run.auto import (
+    MOST_EPOCHS,
+    check_view_memory,
+    length,
+    resolve,
+    shrunk,
+    with_length,
+)
 from nearkin.training.length import Overhead, epochs_within, planned_epochs
-from nearkin.training.session import build
+from nearkin.training.session import build, parts_of
 
 CPU = torch.device("cpu")
 
@@ -40,6 +49,54 @@ def test_what_is_left_to_itself_fits_what_is_asked_for():
     assert config.compile == "off"  # on a processor
     method, _ = build(config, images, CPU)
     assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
+
+
+def test_more_views_are_smaller_and_of_fewer_images_so_that_pixels_stay_the_same():
+    images = open_images(np.zeros((512, 32, 32, 3), np.uint8))
+    pixels, rates = [], []
+    for count, batch in ((0, 256), (2, 256), (4, 177), (8, 110)):
+        config = resolve(TrainConfig(num_views=count, epochs=1), images, CPU)
+        sizes = parts_of(None, config, build(config, images, CPU)[1], None)[0].sizes
+        assert sizes == [24, 24, *[16] * (count - 2)]
+        assert config.batch_size == batch
+        pixels.append(batch * sum(size**2 for size in sizes))
+        rates.append(config.lr)
+    assert max(pixels) < 1.01 * min(pixels)
+    assert set(rates) == {0.004}  # as many pixels learn at one rate
+    halved = resolve(TrainConfig(num_views=8, batch_size=55, epochs=1), images, CPU)
+    assert halved.lr == pytest.approx(0.004 / math.sqrt(2))
+
+
+def test_the_views_of_an_augmentation_are_taken_unless_a_number_is_given():
+    images = open_images(np.zeros((64, 32, 32, 3), np.uint8))
+    for method, count, sizes in (
+        ("swav", 0, [32, 32, *[14] * 6]),
+        ("swav", 2, [32, 32]),
+        ("simclr", 3, [32, 32, 21]),
+        ("moco", 0, [32, 32]),
+        ("moco", 2, [32, 32]),
+    ):
+        config = TrainConfig(
+            method=method, num_views=count, augment="swav", view_sizes=[32], epochs=1
+        )
+        config = resolve(config, images, CPU)
+        assert build(config, images, CPU)[1].sizes == sizes, (method, count)
+
+
+def test_views_that_a_method_cannot_take_or_no_memory_holds_are_refused():
+    images = open_images(np.zeros((64, 32, 32, 3), np.uint8))
+    for method, count, says in (
+        ("moco", 4, "moco takes 2 views of an image, not 4; leave --num-views out"),
+        ("rotnet", 2, "rotnet takes 1 view of an image, not 2"),
+        ("simclr", 1, "simclr takes 2 views of an image or more, not 1; leave --num-views out"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            resolve(TrainConfig(method=method, num_views=count, epochs=1), images, CPU)
+    config = resolve(TrainConfig(epochs=1), images, CPU)
+    side = math.isqrt(free_memory() // (64 * 3 * 4 * 4))  # so that there is room for four
+    config = replace(config, view_sizes=(side,), num_views=20)
+    with pytest.raises(ResourceError, match=r"give at most [3-9], or a smaller --batch-size"):
+        check_view_memory(config, images, processes=1)
 
 
 def test_groups_of_batch_statistics_are_shared_evenly_by_any_number_of_processes():

@@ -117,6 +117,8 @@ def test_a_setting_of_a_wrong_type_or_out_of_its_range_is_refused_by_its_name():
     assert done.stdout.splitlines() == [
         f"{name} {as_typed(value)} is not {says}" for _, name, value, says in REFUSED
     ]
+    with pytest.raises(UsageError, match="final_weight_decay changes one above 0"):
+        TrainConfig(weight_decay=0.0, final_weight_decay=0.1)
     with pytest.raises(UsageError, match="lr_milestones and cosine_end"):
         TrainConfig(lr_milestones=[0.6], cosine_end=0.1)
 

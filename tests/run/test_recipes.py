@@ -19,6 +19,7 @@ from nearkin.data.opening import open_images
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
+from nearkin.objectives import sigreg, unit
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import checked_options, method_options
@@ -136,6 +137,20 @@ def test_vicreg_on_cifar_adds_the_hinges_of_both_views_as_its_source_does():
     torch.testing.assert_close(method.compute_loss((z1, z2), batch, 0.0).loss, expected)
 
 
+def test_sigreg_on_cifar_weighs_its_terms_as_its_source_does():
+    """eb_jepa: mse + 10 statistic, whose mean over the images is not multiplied by their number."""
+    method, settings = recipe_method("cifar10/sigreg.toml", dim=8, num_directions=4)
+    batch = Batch((), torch.arange(256), torch.full((256,), -1))
+    z1, z2 = 0.7 * torch.randn(2, 256, 8, dtype=torch.float64)
+    torch.manual_seed(1)
+    loss = method.compute_loss((z1, z2), batch, 0.0).loss
+    torch.manual_seed(1)
+    directions = unit(torch.randn(4, 8, dtype=torch.float64))
+    spread = (sigreg(z1, directions) + sigreg(z2, directions)) / 2 / settings["batch_size"]
+    expected = (z1 - z2).square().mean() + 10 * spread
+    torch.testing.assert_close(4 * loss / (1 - method.weight), expected, rtol=1e-4, atol=0)
+
+
 def test_dino_on_cifar_has_no_norms_in_its_head_and_a_constant_temperature_as_its_source():
     method, _ = recipe_method("cifar10/dino.toml", num_prototypes=8)
     assert not any(isinstance(layer, nn.BatchNorm1d) for layer in method.online.projector)
@@ -167,7 +182,7 @@ def test_views_and_lars_have_the_form_of_their_source():
 
     LARS is TensorFlow's for SimCLR; JAX's and torch's for BYOL, Barlow Twins and others; or LARC.
     """
-    forms = {"simclr": "simclr", "swav": "swav", "nnclr": "you"}
+    forms = {"simclr": "simclr", "swav": "swav", "nnclr": "you", "sigreg": "solo-learn"}
     by_lars = 0
     for path in RECIPES:
         settings = read_toml(path)
@@ -202,9 +217,12 @@ VIEWS = {
     "byol": (0.08, 0.5, 0.8, BYOL, 0.2, (1, 0), (0.1, 0.2)),
     "moco_v3": (0.2, 0.5, 0.8, BYOL, 0.2, (1, 0), (0.1, 0.2)),
     "dino": (0.14, 0.5, 0.8, BYOL, 0.2, (1, 0), (0.1, 0.2)),
+    "dino_vit": (0.4, 0.5, 0.8, BYOL, 0.2, (1, 0), (0.1, 0.2)),
     "asymmetric_cifar": (0.08, 0.5, 0.8, BYOL, 0.2, (0, 0), (0, 0.2)),
     "solo_cifar": (0.08, 0.5, 0.8, BYOL, 0.2, (0, 0), (0, 0.2)),
     "vicreg_cifar": (0.2, 0.5, 0.8, BYOL, 0.2, (0, 0.1), (0, 0.1)),
+    "lejepa": (0.3, 0.5, 0.8, BYOL, 0.2, (0.5, 0.2), (0.5, 0.2)),
+    "lejepa_cifar": (0.2, 0.5, 0.8, BYOL, 0.2, (0, 0.1), (0, 0.1)),
     "ncl": (0.5, 0.5, 0, (0, 0, 0, 0), 0, (0, 0), (0, 0)),
     "ncl_cifar": (1, 0.5, 0, (0, 0, 0, 0), 0, (0, 0), (0, 0)),
     "simgcd": (0.765625, 0.5, 0, (0, 0, 0, 0), 0, (0, 0), (0, 0)),
@@ -228,10 +246,12 @@ def test_an_augmentation_has_the_numbers_of_its_paper():
         assert [[*drawn(view)] for view in large] == [expected] * 2, name
         assert [(view.blur, view.solarize) for view in large] == [first, second], name
         assert {view.size for view in large} == {1}, name
-        assert len(small) == (6 if name in ("swav", "dino") else 0), name
+        count = {"swav": 6, "dino": 6, "lejepa": 6, "dino_vit": 8}
+        assert len(small) == count.get(name, 0), name
+        others = (0.5, 0.2, 98) if name == "lejepa" else (0.5, 0, 96)
         for view in small:
             assert [*drawn(view)] == [0.05, *expected[1:]], name
-            assert (view.blur, view.solarize, view.size * 224) == (0.5, 0, 96), name
+            assert (view.blur, view.solarize, view.size * 224) == others, name
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +316,8 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     assert rates == pytest.approx([due(settings, step / total) for step in range(total)])
     after = dict(method.backbone.named_parameters())
     assert all(p.isfinite().all() for p in after.values())
-    assert all(not torch.equal(after[name], value) for name, value in before.items())
+    learned = {name for name, p in after.items() if not torch.equal(p, before[name])}
+    assert learned == {name for name, p in after.items() if p.requires_grad}
     if isinstance(optimizer, LARS):
         expected = LARS_FORMS[settings["lars_form"]].items()
         assert all(expected <= group.items() for group in optimizer.param_groups)
@@ -311,6 +332,7 @@ def test_the_networks_of_the_recipes_take_images_of_their_size():
         ("torchvision/resnet18", 224, 512),
         ("torchvision/resnet50", 224, 2048),
         ("timm/resnet50", 224, 2048),
+        ("timm/vit_small_patch16_224", 224, 384),
     }
 
 

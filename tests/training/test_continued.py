@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,7 @@ import torch
 from builders import pixels as images
 from builders import write_network
 from kills import AIMS, differences, finish, resumed_steps, set_up, start, unbroken
-from small import SIDE, SMALL, batch_for, of_two_processes, shares
-from timm.models.vision_transformer import VisionTransformer
+from small import SIDE, SMALL, batch_for, of_two_processes, shares, tiny_vit
 from torch import nn
 from torchvision.models import vit_b_16
 
@@ -31,17 +31,14 @@ from nearkin.networks.lora import add_lora, merged
 from nearkin.networks.recompute import recompute_blocks
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
+from nearkin.training.anchor import Anchor
+from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
-from nearkin.training.session import encoders_beside
+from nearkin.training.session import build, encoders_beside
 from nearkin.training.start import check_memory, fitting_size, write_start
 
 every_kind = pytest.mark.parametrize("kind", ["resnet", "vit"])
-
-
-def tiny_vit(**options) -> nn.Module:
-    sizes = dict(img_size=SIDE, patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=0)
-    return VisionTransformer(dynamic_img_size=True, **sizes | options)
 
 
 def started(name: str, kind: str, *, adapt: bool = True):
@@ -61,8 +58,10 @@ def started(name: str, kind: str, *, adapt: bool = True):
 
 
 def train(
-    method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, divided=False, **rates
-):
+    method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, divided=False,
+    weight=0.0, **rates
+):  # fmt: skip
+    anchor = Anchor.at(method, weight)
     options = dict(layer_decay=0.5, separate_backbone=bool(frozen)) | rates
     optimizer = build_optimizer(method, name="adamw", lr=1e-3, weight_decay=0.05, **options)
     if divided:
@@ -70,6 +69,7 @@ def train(
         method = sharding.shard(method, optimizer)
     fed = (batches(name, step) for step in range(start, until))
     how = dict(start=start, total=total, schedule=warmup_cosine(), seed=0, frozen=frozen)
+    how["anchor"] = anchor
     return [step.loss.item() for _, step in steps(method, optimizer, fed, **how)]
 
 
@@ -119,6 +119,38 @@ def test_a_frozen_backbone_gives_the_features_of_evaluation_and_keeps_nothing_fo
     train(method, "simclr", until=1, frozen=0.5, batches=batches)
     assert torch.allclose(seen[0][:8], expected, atol=1e-6)
     assert not seen[0].requires_grad
+
+
+def statistics(network):
+    """Running means and variances, and the number of batches that they are of."""
+    kinds = ("running_mean", "running_var", "num_batches_tracked")
+    return {key: x.clone() for key, x in network.state_dict().items() if key.endswith(kinds)}
+
+
+@pytest.mark.parametrize("name", ["simclr", "moco", "byol"])
+def test_a_backbone_that_started_from_an_encoder_keeps_its_batch_statistics(
+    encoders, name, monkeypatch
+):
+    """So do momentum encoders; heads, which are new, have those of each batch."""
+    monkeypatch.chdir(encoders)
+    data, cpu = open_images(images(32)), torch.device("cpu")
+    settings = dict(method=name, encoder=TINY, backbone="tiny", image_size=16, batch_size=16)
+    config = resolve(TrainConfig(**settings, epochs=2, freeze_epochs=0), data, cpu)
+    method, batches = build(config, data, cpu)
+    views = next(batches.load(0, 1)).views[0]
+    with torch.no_grad():
+        evaluated = method.backbone.eval()(views)
+    torch.testing.assert_close(method.train().backbone(views), evaluated)
+    before, weights = statistics(method), copied(method.backbone.state_dict())
+    optimizer = optimizer_for(method, config)
+    for _ in training_steps(config, method, optimizer, batches.load(0, 3), start=0, total=4):
+        pass
+    after = statistics(method)
+    assert before.keys() == after.keys()
+    for key, value in after.items():
+        assert torch.equal(value, before[key]) == ("backbone" in key), key
+    moved = method.backbone.state_dict()
+    assert any(not torch.equal(moved[key], value) for key, value in weights.items())
 
 
 def depth_of_resnet(name: str) -> int:
@@ -191,7 +223,7 @@ def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own():
 
 TINY, VIT = "tiny.safetensors", "vit2.safetensors"
 SHARED = ("swav", "moco_v3", "simgcd")
-FROZEN = dict(frozen=0.25, until=4)
+FROZEN = dict(frozen=0.25, until=4, weight=3.0)
 
 
 def train_share(rank: int) -> dict:
@@ -217,7 +249,7 @@ def train_alone(name, kind):
 
 
 @every_kind
-def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, both):
+def test_two_processes_drop_paths_and_are_frozen_and_anchored_as_one_is(kind, both):
     for name in SHARED:
         losses, expected = train_alone(name, kind)
         for outcomes in both:
@@ -229,7 +261,7 @@ def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_divided_network_takes_the_same_options(name, both):
-    """With --fsdp: drop path, LoRA, checkpointing, frozen steps and rates by layer."""
+    """With --fsdp: drop path, LoRA, checkpointing, frozen steps, an anchor and rates by layer."""
     losses, _ = train_alone(name, "vit")
     assert len(set(losses)) == len(losses)
     for outcomes in both:
@@ -335,6 +367,7 @@ def test_multi_crop_views_are_whole_patches(encoders, tmp_path):
 REFUSED = [
     (dict(lora=4), r"lora needs an encoder to start from; give encoder"),
     (dict(freeze_epochs=2), r"freeze_epochs needs an encoder"),
+    (dict(anchor=0.5), r"anchor needs an encoder to start from; give encoder"),
     (dict(grad_checkpointing=True, compile="on"), r"exclude each other"),
     (dict(backbone="torchvision/resnet18", drop_path=0.1), r"no drop path; leave"),
     (dict(encoder=TINY, freeze_epochs=2, epochs=2), r"2 of 2 epochs leaves none"),
@@ -359,10 +392,11 @@ def test_a_start_larger_than_the_memory_is_refused_before_it_is_read(encoders):
     start = encoders / "tiny.safetensors"
     config, cpu = TrainConfig(encoder=str(start)), torch.device("cpu")
     size = start.stat().st_size
-    check_memory(config, cpu, free=4 * size)
+    check_memory(config, cpu, free=5 * size)
+    check_memory(replace(config, anchor=0.0), cpu, free=4 * size)
     with pytest.raises(ResourceError, match="MB of memory are free; take a smaller encoder"):
-        check_memory(config, cpu, free=4 * size - 1)
-    check_memory(TrainConfig(encoder=str(start), lora=4), cpu, free=2 * size)
+        check_memory(config, cpu, free=5 * size - 1)
+    check_memory(TrainConfig(encoder=str(start), lora=4), cpu, free=3 * size)
 
 
 def test_overwriting_spares_the_run_that_is_started_from(encoders, tmp_path):

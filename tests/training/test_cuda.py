@@ -116,6 +116,12 @@ def test_float32_is_float32_in_convolutions_too():
     assert (ours - theirs).norm() < 1e-5 * theirs.norm()
 
 
+def test_the_device_that_is_chosen_is_the_current_one():
+    last = torch.cuda.device_count() - 1
+    choose_device(f"cuda:{last}")
+    assert torch.cuda.current_device() == last
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_groups_of_batch_statistics_are_those_of_the_processor(dtype):
     rng = torch.Generator().manual_seed(0)

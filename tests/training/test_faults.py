@@ -252,8 +252,8 @@ def changed(entry):
         "evaluate_every": 3, "save_every": 7, "workers": 3, "optimizer": "lars",
         "precision": "bf16", "scan": "full", "lr_milestones": [0.5], "max_time": "3h",
         "on_collapse": "stop", "compile": "on", "devices": 2, "cache": "disk", "chunk_size": 4, "options": {"temperature": 0.7},
-        "lora": 4, "layer_decay": 0.5, "freeze_epochs": 2, "drop_path": 0.2, "teacher_views": 3, "view_sizes": [8], "track": ["wandb"], "known": ["cat"],
-        "shuffle_window": 512, "seed": 5, "lars_form": "byol",
+        "lora": 4, "layer_decay": 0.5, "freeze_epochs": 2, "anchor": 0.5, "drop_path": 0.2, "teacher_views": 3, "view_sizes": [8], "num_views": 4, "track": ["wandb"], "known": ["cat"],
+        "shuffle_window": 512, "seed": 5, "lars_form": "byol", "final_weight_decay": 0.5,
     }  # fmt: skip
     value = getattr(TrainConfig(), entry.name)
     if entry.name in other:

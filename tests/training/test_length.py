@@ -1,5 +1,6 @@
 """How long an epoch takes is estimated while loader workers are as busy as they will be."""
 
+import copy
 from contextlib import suppress
 from multiprocessing import active_children
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from builders import pixels
 from nearkin_command import run
+from small import same
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
@@ -62,6 +64,19 @@ def test_workers_still_read_at_the_last_step_that_is_timed(workers):
 def test_what_is_read_once_is_not_read_ahead():
     for settings in ({"workers": 0}, {"workers": 5, "cache": "ram"}):
         assert counted(**settings) == (8, 8), settings
+
+
+def test_the_steps_that_are_timed_are_undone_and_taken_without_a_second_network():
+    config, method, batches = planned(PIXELS)
+    before, seen = copy.deepcopy(method.state_dict()), set()
+    layouts = {name: weight.stride() for name, weight in method.named_parameters()}
+    handle = method.backbone.register_forward_hook(lambda network, *_: seen.add(id(network)))
+    time_epoch(config, method, [batches, batches])
+    handle.remove()
+    assert seen == {id(method.backbone)}
+    assert same(method.state_dict(), before)
+    assert {name: weight.stride() for name, weight in method.named_parameters()} == layouts
+    assert all(weight.grad is None for weight in method.parameters())
 
 
 def test_steps_that_wait_for_all_workers_at_once_count_in_full():

@@ -6,22 +6,27 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
-import timm.optim
+import timm.optim.muon
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from small import run, small
+from small import Observed, batch_for, run, small
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR
 
 from nearkin.config import TrainConfig
+from nearkin.distributed import native_precision
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone, Branch, frozen_copy, mlp
+from nearkin.training.loop import clip_gradients, gradients, steps, total_norm
+from nearkin.training.muon import Muon, is_matrix, orthogonal
 from nearkin.training.optimizer import (
     LARS,
     build_optimizer,
+    constant,
+    half_cosine,
     set_learning_rates,
     warmup_cosine,
     warmup_milestones,
@@ -275,11 +280,44 @@ def quintic(matrix):
     return x.float()
 
 
-def test_muon_moves_along_the_nearest_orthogonal_matrix_and_vectors_as_nadamw():
-    """Its steps have singular values near 1, times .2 sqrt(longer side): as long as AdamW's.
+SHAPES = [(24, 40), (40, 24), (16, 6, 3, 3), (24, 40), (70, 8, 3, 3), (64, 64), (5, 9)]
 
-    On a CPU they are computed in float32.
-    """
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_many_matrices_together_become_what_timm_makes_of_each_alone(dtype, near, padded):
+    """Whatever their sizes and layouts in memory; in bfloat16, whose last digit is .4 %."""
+    tensors = [torch.randn(shape) for shape in SHAPES]
+    tensors[2] = tensors[2].to(memory_format=torch.channels_last)
+    quintics = timm.optim.muon._COEFFICIENTS["quintic"]
+    results = orthogonal(tensors, dtype, padded=padded)
+    for x, result in zip(tensors, results, strict=True):
+        flat = timm.optim.muon.zeropower_via_newtonschulz(x.flatten(1), 5, quintics, dtype=dtype)
+        expected = flat.unflatten(1, x.shape[1:])
+        assert result.dtype == dtype
+        assert (result.float() - expected.float()).norm() < near * expected.float().norm()
+
+
+def test_muon_takes_as_matrices_what_timm_does():
+    shapes = [
+        (8,),
+        (8, 1),
+        (1, 8, 8),
+        (8, 1, 3, 3),
+        (8, 2, 3, 3),
+        (3, 3, 3, 3),
+        (4, 512),
+        (4, 516),
+    ]
+    expected = [timm.optim.muon._is_suitable_for_muon(torch.empty(s)) for s in shapes]
+    assert [is_matrix(torch.empty(s)) for s in shapes] == expected
+    assert 0 < sum(expected) < len(shapes)
+
+
+def test_muon_moves_along_the_nearest_orthogonal_matrix_and_vectors_as_nadamw():
+    """Its steps have singular values near 1, times .2 sqrt(longer side): as long as AdamW's."""
+    native = native_precision(torch.device("cpu"))
+    near = 1e-3 if native == torch.float32 else 3e-2
     method = Siamese()
     optimizer = build_optimizer(method, name="muon", lr=0.1, weight_decay=0.3)
     names = trained(method)
@@ -305,7 +343,21 @@ def test_muon_moves_along_the_nearest_orthogonal_matrix_and_vectors_as_nadamw():
             moved = (before[name] * (1 - 0.1 * 0.3) - p) / (0.1 * 0.2 * max(p.shape) ** 0.5)
             assert torch.linalg.svdvals(moved).sub(0.95).abs().max() < 0.4
             assert F.cosine_similarity(moved.flatten(), (u @ v).flatten(), dim=0) > 0.97
-            torch.testing.assert_close(moved, quintic(looked_ahead), rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(moved, quintic(looked_ahead), rtol=near, atol=near)
+
+
+def test_muon_multiplies_in_the_precision_that_the_device_has():
+    products = set()
+
+    def note(operation, args, options, result):
+        if operation.overloadpacket is torch.ops.aten.baddbmm:
+            products.add(result.dtype)
+
+    weight = nn.Parameter(torch.randn(8, 16))
+    weight.grad = torch.randn(8, 16)
+    with Observed(note):
+        Muon([weight], 0.1).step()
+    assert products == {native_precision(torch.device("cpu"))}
 
 
 def test_learning_rates_are_plain_numbers_even_from_a_numpy_schedule():
@@ -336,6 +388,53 @@ def test_a_cosine_a_warmup_and_drops_are_torchs():
         assert_same_rates(rising, LinearLR, total=10, start_factor=0.25, total_iters=10)
     drops = warmup_milestones([0.6, 0.8])
     assert_same_rates(drops, MultiStepLR, milestones=[12, 16], gamma=0.1)
+
+
+def decays(start):
+    """The weight decays of matrices and of vectors, in each of the steps from a start to four."""
+    method, seen = small("simclr"), []
+    optimizer = build_optimizer(method, name="adamw", lr=0.1, weight_decay=0.04)
+    method.backbone.register_forward_hook(
+        lambda *_: seen.append([group["weight_decay"] for group in optimizer.param_groups])
+    )
+    batches = [batch_for("simclr", step) for step in range(start, 4)]
+    options = dict(schedule=warmup_cosine(), weight_decay=half_cosine(0.04, 0.4))
+    for _ in steps(method, optimizer, batches, start=start, total=4, seed=0, **options):
+        pass
+    return seen
+
+
+def test_weight_decay_goes_along_a_cosine_of_the_step_and_what_has_none_gets_none():
+    """As in DINO's code: last + (first - last) (1 + cos(pi step / total)) / 2."""
+    falls = [(1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]
+    expected = [[pytest.approx(0.4 - 0.36 * fall), 0.0] for fall in falls]
+    assert decays(0) == expected
+    assert decays(2) == expected[2:]
+
+
+@given(limit=st.floats(0.01, 10))
+def test_gradients_are_clipped_by_their_norm_together_as_torch_does(limit):
+    ours, theirs = Siamese(), Siamese()
+    for p, other in zip(trained(ours).values(), trained(theirs).values(), strict=True):
+        p.grad = torch.randn_like(p)
+        other.grad = p.grad.clone()
+    clip_gradients(ours, total_norm(ours, gradients(ours).values()), limit)
+    nn.utils.clip_grad_norm_(theirs.parameters(), limit)
+    torch.testing.assert_close(gradients(ours), gradients(theirs))
+
+
+def test_a_step_is_that_of_clipped_gradients():
+    """Of plain SGD, so that the step shows the gradient: as long as the limit, if it was longer."""
+    for limit, expected in ((0.0, None), (1e9, None), (0.01, 0.01)):
+        method = small("simclr")
+        before = nn.utils.parameters_to_vector(method.parameters()).detach()
+        optimizer = torch.optim.SGD([dict(params=[*method.parameters()], peak_lr=1.0, name="")])
+        batches, options = [batch_for("simclr", 0)], dict(schedule=constant(), clip_norm=limit)
+        next(steps(method, optimizer, batches, start=0, total=1, seed=0, **options))
+        moved = (nn.utils.parameters_to_vector(method.parameters()).detach() - before).norm()
+        whole = total_norm(method, gradients(method).values())
+        assert moved == pytest.approx(expected or whole.item(), rel=1e-3)
+        assert (moved > 0.02) == (expected is None)
 
 
 @given(steps_per_epoch=st.integers(1, 10_000))

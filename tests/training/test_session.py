@@ -1,5 +1,6 @@
 """A training as a whole: images that are opened once, networks of any kind, batches in chunks."""
 
+import numpy as np
 import pytest
 import torch
 from builders import pixels
@@ -11,6 +12,7 @@ from nearkin.config import TrainConfig
 from nearkin.data import split as splitting
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
+from nearkin.methods.simgcd import SimGCD
 from nearkin.run import data as opening
 from nearkin.tables import read_numbers
 
@@ -39,6 +41,15 @@ def test_a_run_opens_and_splits_its_data_once(tmp_path, calls):
     run = train(pixels(32), config, output=tmp_path / "run")
     assert calls == {"open_images": 1, "duplicates": 1}
     assert set(run.summary["metrics"]) == {"encoder", "untrained", "pixels"}
+
+
+def test_the_terms_of_a_method_are_columns_of_its_metrics(tmp_path):
+    np.savez(tmp_path / "images.npz", x=pixels(32), y=np.arange(32) % 4)
+    small = dict(backbone="tiny", image_size=16, batch_size=8, epochs=1, evaluate_every=0)
+    config = TrainConfig(method="simgcd", known=["0", "1"], val=0.0, report=False, **small)
+    run = train(tmp_path / "images.npz", config, out=tmp_path / "run")
+    rows = read_numbers(run.folder.metrics)
+    assert all(np.isfinite(row[name]) for row in rows for name in SimGCD.metrics)
 
 
 class Tied(nn.Module):

@@ -24,7 +24,7 @@ def method_options(verb: str, arguments: list[str]) -> "HelpPanel | None":
         return None
     from cyclopts.help import HelpEntry, HelpPanel
 
-    from nearkin.commands.info import options
+    from nearkin.commands.lists import options
     from nearkin.extensions import label
     from nearkin.methods import method_class
 

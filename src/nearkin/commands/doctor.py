@@ -28,7 +28,7 @@ from nearkin.run.opening import sources_of
 from nearkin.text import aligned
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
-from nearkin.training.fit import optimizer_for, training_steps
+from nearkin.training.fit import anchor_for, optimizer_for, training_steps
 from nearkin.training.session import build
 from nearkin.training.teacher import open_teacher, with_teacher
 from nearkin.version import __version__
@@ -115,7 +115,7 @@ def _replay(
     teacher = open_teacher(folder, config)
     where = choose_device(device)
     method, batches = build(config, split.train, where, backbone, teacher, folder)
-    optimizer = optimizer_for(method, config)
+    optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
     batch = next(with_teacher(folder, config, batches, teacher).load(step, step + 1))
@@ -123,7 +123,9 @@ def _replay(
     total = max(total, step + 1)
     with _watched(method) as places:
         try:
-            taken = training_steps(config, method, optimizer, [batch], start=step, total=total)
+            taken = training_steps(
+                config, method, optimizer, [batch], start=step, total=total, anchor=anchor
+            )
             happened = f"the loss is {next(taken)[1].loss.item()}, and its gradient is finite"
         except DivergedError as error:
             happened = str(error).partition(" at step")[0]

@@ -156,7 +156,7 @@ def takes(cls: type[Method[Any]]) -> str:
     views = "one view" if len(kinds) == 1 else f"{len(kinds)} views"
     if set(kinds) != {"strong"}:
         views += f" ({', '.join(kinds)})"
-    more = ", and smaller ones where the augmentation draws them" if cls.more_views else ""
+    more = ", and more if `--num-views` or the augmentation say so" if cls.more_views else ""
     labels = ", and the labels of known classes" if cls.uses_labels else ""
     return f"It takes {views} of each image{more}{labels}."
 

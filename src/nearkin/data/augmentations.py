@@ -45,6 +45,8 @@ SMALL: Final = replace(MOCO, scale=(0.08, 1.0), blur=0.0)
 BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
 SOLO: Final = replace(BYOL, blur=0.0, interpolation="bicubic")  # solo-learn's asymmetric.yaml
 SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views
+# Balestriero & LeCun 2025, official code, the large views
+LEJEPA: Final = replace(BYOL, scale=(0.3, 1.0), solarize=0.2)
 NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet
 # Wen et al. 2023, official code: a crop of 224 of 256 px
 SIMGCD: Final = View(scale=((224 / 256) ** 2,) * 2, ratio=(1.0, 1.0), flip=0.5)
@@ -73,7 +75,15 @@ def small(view: View) -> View:
     return replace(view, kind="small", scale=(0.05, 0.14), size=96 / 224)
 
 
-DERIVED: Final = {"weak": weak, "small": small, "gray": gray}
+REDUCED: Final = 2 / 3  # Side of a view of kind "reduced"
+
+
+def reduced(view: View) -> View:
+    """The same view at fewer pixels: less than half the cost, and shows as much of the image."""
+    return replace(view, kind="reduced", size=REDUCED * view.size)
+
+
+DERIVED: Final = {"weak": weak, "small": small, "reduced": reduced, "gray": gray}
 """Kinds of views that every augmentation has: its own or, without one, derived from its first."""
 
 
@@ -92,6 +102,14 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "byol_additive": asymmetric(replace(BYOL, additive_brightness=True)),
     "swav": (SWAV, SWAV, *(small(SWAV),) * 6),
     "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *(small(BYOL),) * 6),
+    "dino_vit": (
+        *asymmetric(replace(BYOL, scale=(0.4, 1.0))),
+        *(replace(small(BYOL), scale=(0.05, 0.4)),) * 8,
+    ),
+    "lejepa": (
+        *(LEJEPA,) * 2,
+        *(replace(LEJEPA, kind="small", scale=(0.05, 0.3), size=98 / 224),) * 6,
+    ),
     "simsiam": (MOCO,),
     "ncl": (NCL,),
     "simgcd": (SIMGCD,),
@@ -103,6 +121,7 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "swav_cifar": (replace(SMALL, scale=(0.14, 1.0)),),
     "asymmetric_cifar": (replace(BYOL, blur=0.0), replace(BYOL, blur=0.0, solarize=0.2)),
     "solo_cifar": (SOLO, replace(SOLO, solarize=0.2)),
+    "lejepa_cifar": (replace(BYOL, scale=(0.2, 1.0), blur=0.0, solarize=0.1),),
     "vicreg_cifar": (replace(SOLO, scale=(0.2, 1.0), solarize=0.1),),
     "ncl_cifar": (
         replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32, whole_shifts=True),
@@ -176,8 +195,8 @@ def views_of(
     """The views that a method gets of an augmentation.
 
     A `View` among `kinds` is taken as it is. A kind takes the augmentation's views of that kind
-    in their order; a single one serves any number of times. "weak", "small" and "gray" are derived
-    from the augmentation's first view where it has none of them. `more` appends all further views
+    in their order; a single one serves any number of times. Kinds of `DERIVED` are derived from
+    the augmentation's first view where it has none of them. `more` appends all further views
     of the augmentation (multi-crop).
     """
     own = augmentation(augment)

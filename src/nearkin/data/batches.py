@@ -296,9 +296,7 @@ class Batches:
         self, pixels: Tensor, epoch: int, rows: np.ndarray
     ) -> tuple[Views, np.ndarray]:
         """The views of these images or of their substitutes, and the rows that they show."""
-        candidates = (self.dataset.candidates(epoch, row) for row in rows.tolist())
-        readable = [next(row for row in each if row not in self.bad) for each in candidates]
-        shown = np.array(readable)
+        shown = self._readable(epoch, rows)
         images = pixels[to_device(torch.from_numpy(shown), self.device)]
         views = zip(self.dataset.views, self.sizes, self.dataset.sample(epoch, shown), strict=True)
         made = [
@@ -306,6 +304,13 @@ class Batches:
             for view, size, params in views
         ]
         return made, shown
+
+    def _readable(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+        """These rows, those of unreadable images replaced by their substitutes."""
+        if not self.bad:
+            return rows
+        candidates = (self.dataset.candidates(epoch, row) for row in rows.tolist())
+        return np.array([next(row for row in each if row not in self.bad) for each in candidates])
 
     def _from_files(self, cropped: Crops) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""

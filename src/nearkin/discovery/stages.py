@@ -49,7 +49,6 @@ class Recipe:
     steps: int  # The length that `--epochs auto` aims at, in whole epochs
     lr: float
     options: Mapping[str, Value] = field(default_factory=dict)  # That differ from the paper's
-    terms: tuple[str, ...] = ()  # Metrics logged at every step
 
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -61,13 +60,11 @@ RECIPES: Final[dict[str, Recipe]] = {
         # of the closest pairs is positive. Hard negatives take four times as long and gain
         # nothing on average.
         options={"pseudo_labels": "closest", "num_hard": 0},
-        terms=("positive_rate", "classify", "pairs", "consistency", "known", "novel"),
     ),
     "simgcd": Recipe(
         steps=1000,
         lr=0.1,
         options={"dim": 64, "hidden_dim": 256},
-        terms=("distill", "entropy", "classify", "contrast", "class_contrast"),
     ),
 }
 
@@ -82,9 +79,8 @@ class Stage:
 
     def run(self, folder: RunFolder, log: Logger) -> None:
         """Train from the newest checkpoint of the folder to the last step."""
-        evaluate, terms = feature_health(self.feed), RECIPES[self.config.method].terms
         folder.path.mkdir(parents=True, exist_ok=True)
-        fit(self.config, self.method, self.feed, Lead(folder, log, evaluate, terms))
+        fit(self.config, self.method, self.feed, Lead(folder, log, feature_health(self.feed)))
 
     def try_out(self, share: float = 1.0) -> None:
         """Train for a share of the steps without writing anything."""

@@ -5,6 +5,7 @@ from nearkin.distributed.devices import available_cpus as available_cpus
 from nearkin.distributed.devices import choose_device as choose_device
 from nearkin.distributed.devices import cpus_per_process as cpus_per_process
 from nearkin.distributed.devices import device_name as device_name
+from nearkin.distributed.devices import fixed_shapes as fixed_shapes
 from nearkin.distributed.devices import free_memory as free_memory
 from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.devices import threads_for as threads_for
@@ -17,6 +18,7 @@ from nearkin.distributed.ranks import broadcast_bytes as broadcast_bytes
 from nearkin.distributed.ranks import data_parallel as data_parallel
 from nearkin.distributed.ranks import diverging_together as diverging_together
 from nearkin.distributed.ranks import gather as gather
+from nearkin.distributed.ranks import gather_all as gather_all
 from nearkin.distributed.ranks import group_of_rank as group_of_rank
 from nearkin.distributed.ranks import is_main_process as is_main_process
 from nearkin.distributed.ranks import is_sharded as is_sharded

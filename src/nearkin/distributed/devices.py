@@ -29,8 +29,9 @@ Measured by L-BFGS on 10 and on 99 classes, in CPU time of the main thread; docs
 def choose_device(name: str) -> torch.device:
     """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU.
 
-    For a GPU, TF32 is switched off in convolutions for the whole process: float32 means float32
-    in training and evaluation, as it does in PyTorch's matrix products.
+    A GPU becomes the current one: some of torch's code allocates there. TF32 is switched off in
+    convolutions for the whole process: float32 means float32 in training and evaluation, as it
+    does in PyTorch's matrix products.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,6 +47,8 @@ def choose_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
+        if device.index is not None:
+            torch.cuda.set_device(device)
     return device
 
 
@@ -54,6 +57,17 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
     return f"{device.type}, {count(torch.get_num_threads(), 'thread')}"
+
+
+@contextmanager
+def fixed_shapes() -> Iterator[None]:
+    """Let cuDNN try out which kernel is the fastest for each new shape within a `with` block."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

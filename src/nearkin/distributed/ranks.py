@@ -7,7 +7,7 @@ so every rank computes the same loss and no other code mentions ranks.
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -105,8 +105,9 @@ def group_of_rank(groups: int) -> int:
     return rank() * groups // world_size()
 
 
-# Renamed in torch 2.14, which warns of the old name.
+# Renamed in torch 2.14, which warns of the old names.
 _reduce_scatter: Final = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class _Gather(torch.autograd.Function):
@@ -114,9 +115,9 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
+        gathered = x.new_empty(world_size() * len(x), *x.shape[1:])
+        _all_gather(gathered, x.contiguous())
+        return gathered
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
@@ -127,9 +128,34 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(x: Tensor) -> Tensor:
-    """Return the rows of every rank, in rank order, with gradients; `x` itself on one process."""
-    gathered: Tensor = x if world_size() == 1 else _Gather.apply(x)
-    return gathered
+    """Return the rows of every rank, in rank order, with gradients; `x` itself on one process.
+
+    Images are in channels_last memory afterwards.
+    """
+    if world_size() == 1:
+        return x
+    last = x.movedim(1, -1) if x.ndim == 4 else x
+    gathered: Tensor = _Gather.apply(last)
+    return gathered.movedim(-1, 1) if x.ndim == 4 else gathered
+
+
+def gather_all(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return what `gather` gives of each; those that are alike travel in one message.
+
+    All have as many rows. Those with gradients travel without those that have none.
+    """
+    if world_size() == 1:
+        return tuple(tensors)
+    alike = dict[tuple[torch.dtype, bool], list[int]]()
+    for i, x in enumerate(tensors):
+        alike.setdefault((x.dtype, x.requires_grad), []).append(i)
+    results = dict[int, Tensor]()
+    for members in alike.values():
+        rows = [tensors[i].reshape(len(tensors[i]), -1) for i in members]
+        columns = gather(torch.cat(rows, dim=1)).split([x.shape[1] for x in rows], dim=1)
+        for i, x in zip(members, columns, strict=True):
+            results[i] = x.reshape(-1, *tensors[i].shape[1:])
+    return tuple(results[i] for i in range(len(tensors)))
 
 
 class _MeanOverRanks(torch.autograd.Function):

@@ -37,8 +37,6 @@ def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     broadcast_state(network)
     own = list(network.parameters())
     device = own[0].device
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # FSDP allocates on the current device
     for weight in own:
         weight.data = weight.data.contiguous()
     sharded = copy.deepcopy(network, {id(x): x for x in (*own, *network.buffers())})

@@ -24,6 +24,7 @@ from nearkin.methods.ncl import NCL as NCL
 from nearkin.methods.nnclr import NNCLR as NNCLR
 from nearkin.methods.rotnet import RotNet as RotNet
 from nearkin.methods.seed import SEED as SEED
+from nearkin.methods.sigreg import SIGReg as SIGReg
 from nearkin.methods.simclr import SimCLR as SimCLR
 from nearkin.methods.simgcd import SimGCD as SimGCD
 from nearkin.methods.simsiam import SimSiam as SimSiam

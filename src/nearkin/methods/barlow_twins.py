@@ -9,6 +9,8 @@ reduction. ICML 2021, arXiv:2103.03230.
 a and b are the embeddings of the two views, each dimension standardized over the batch; lambda
 is `off_diagonal`.
 
+    backbone -> (Linear BN ReLU) x 2 -> Linear
+
 Queries: the dimensions of view 1. Keys: the dimensions of view 2.
 """
 

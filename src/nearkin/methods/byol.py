@@ -8,11 +8,16 @@ NeurIPS 2020, arXiv:2006.07733.
     m_k = 1 - (1 - m) (cos(pi k / K) + 1) / 2  (section 3.2)
 
 p are the online network's predictions from the two views and z the target's embeddings of them,
-unit vectors; m is `momentum`, at step k of K.
+unit vectors; m is `momentum`, at step k of K. Further views are predicted from, and not predicted:
+the loss is twice the mean over all pairs of a prediction and the target of another view.
+
+    online: backbone -> Linear BN ReLU -> Linear, predictor: Linear BN ReLU -> Linear
+    target: backbone -> Linear BN ReLU -> Linear
 
 Queries: predictions from either view. Keys: the target's embedding of the other view.
 """
 
+from itertools import product
 from typing import ClassVar
 
 import torch
@@ -48,6 +53,8 @@ class BYOL(Method[None]):
         options={"momentum": 0.97, "hidden_dim": 0},
     )
 
+    more_views: ClassVar[bool] = True
+
     def __init__(
         self,
         backbone: nn.Module,
@@ -66,15 +73,17 @@ class BYOL(Method[None]):
 
     @override
     def encode(self, batch: Batch) -> Encoded:
-        p1, p2 = (unit(self.predictor(self.online(view))) for view in batch.views)
+        predictions = [unit(self.predictor(self.online(view))) for view in batch.views]
         with torch.no_grad():
-            z1, z2 = (unit(self.target(view)) for view in batch.views)
-        return p1, p2, z1, z2
+            targets = [unit(self.target(view)) for view in batch.views[:2]]
+        return *targets, *predictions
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
-        p1, p2, z1, z2 = encoded
-        return Step(alignment(p1, z2) + alignment(p2, z1), memo=None)
+        targets, predictions = encoded[:2], encoded[2:]
+        pairs = product(enumerate(predictions), enumerate(targets))
+        directions = [alignment(p, z) for (i, p), (j, z) in pairs if i != j]
+        return Step(2 * torch.stack(directions).mean(), memo=None)
 
     @override
     def commit(self, memo: None, progress: float, /) -> None:

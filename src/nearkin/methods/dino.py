@@ -105,11 +105,12 @@ class DINO(Method[Tensor]):
         temperature = self.sharpness(progress)
 
         def term(rows: slice) -> tuple[Tensor, Tensor]:
-            scores = [self.prototypes(z[rows]) / self.temperature for z in views]
+            scores = self.prototypes(torch.cat([z[rows] for z in views])) / self.temperature
             with torch.no_grad():
-                answers = [self.target_prototypes(z[rows]) for z in large]
-            codes = [((answer - self.center) / temperature).softmax(dim=1) for answer in answers]
-            return swapped_match(scores, codes), torch.cat(answers).mean(dim=0)
+                answers = self.target_prototypes(torch.cat([z[rows] for z in large]))
+                codes = ((answers - self.center) / temperature).softmax(dim=1)
+            match = swapped_match(scores.chunk(len(views)), codes.chunk(len(large)))
+            return match, answers.mean(dim=0)
 
         # One process per row: a row has as many scores as there are prototypes.
         loss, mean_answer = mean_over_rows(term, len(batch.index))

@@ -9,6 +9,8 @@ CVPR 2020, arXiv:1911.05722. With an MLP for a projector it is v2 (arXiv:2003.04
 q is the embedding of one view, k+ the target's of the other, and k_j are the keys in the queue
 that show other images; t is `temperature`, m is `momentum`.
 
+    online, target: backbone -> Linear ReLU -> Linear
+
 Queries: online embeddings of view 1. Keys: the target's embedding of view 2, and the queue.
 """
 

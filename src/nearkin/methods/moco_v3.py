@@ -10,6 +10,9 @@ ICCV 2021, arXiv:2104.02057.
 q are predictions from the two views and k the target's embeddings of them; t is `temperature`,
 and m rises from `momentum` to one.
 
+    online: backbone -> Linear BN ReLU -> Linear BN*, predictor: Linear BN ReLU -> Linear
+    target: backbone -> Linear BN ReLU -> Linear BN*, which has neither scale nor shift
+
 Queries: predictions from either view. Keys: the target's embeddings of the other view, of the
 whole batch.
 """
@@ -21,7 +24,14 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
+from nearkin.networks.branch import (
+    Branch,
+    cosine_to_one,
+    ema_update,
+    freeze_first_convolution,
+    frozen_copy,
+    mlp,
+)
 from nearkin.objectives import in_batch, unit
 from nearkin.schema import Count, Dim, DimOrZero, Momentum, Temperature
 from nearkin.types import Batch, Encoded, Step
@@ -37,6 +47,8 @@ class MoCoV3(Method[None]):
         hidden_dim: Hidden dimension of projector and predictor; 0 is that of the features.
         num_layers: Number of layers of the projector; the paper has 3 with vision transformers.
         predictor_norm: Whether the predictor ends on a batch norm, as with vision transformers.
+        frozen_patches: Whether the first convolution, which is a vision transformer's projection
+            of patches, keeps its random weights (section 4.2).
         momentum: EMA coefficient of the target at the first step; it rises to 1.
         temperature: Softmax temperature.
     """
@@ -55,6 +67,7 @@ class MoCoV3(Method[None]):
         hidden_dim: DimOrZero = 4096,
         num_layers: Count = 2,
         predictor_norm: bool = False,
+        frozen_patches: bool = False,
         momentum: Momentum = 0.99,
         temperature: Temperature = 1.0,
     ) -> None:
@@ -62,6 +75,8 @@ class MoCoV3(Method[None]):
         self.momentum = momentum
         self.temperature = temperature
         self.online = Branch(backbone, *(hidden_dim,) * (num_layers - 1), dim, last_norm=True)
+        if frozen_patches:
+            freeze_first_convolution(self.backbone)
         self.target = frozen_copy(self.online)
         hidden = hidden_dim or self.backbone.feature_dim
         self.predictor = mlp(dim, hidden, dim, last_norm=predictor_norm)

@@ -100,6 +100,7 @@ class NCL(Method[KeyUpdate]):
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.11, min_std=0.35, max_cosine=0.72)
     uses_labels: ClassVar[bool] = True
+    metrics = ("positive_rate", "classify", "pairs", "consistency", "known", "novel")
 
     def __init__(
         self,

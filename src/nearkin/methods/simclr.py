@@ -9,13 +9,17 @@ representations. ICML 2020, arXiv:2002.05709.
     cross_view: loss = scale mean_i -log exp(a_i.b_i / t) / sum_j exp(a_i.b_j / t)
 
 z are the embeddings of all 2N views of a batch, a those of first views and b those of second
-ones; t is `temperature`.
+ones; t is `temperature`. Of more than two views, the loss is the mean over their pairs.
+
+    backbone -> Linear BN ReLU -> Linear
 
 Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
+from itertools import combinations
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from msgspec import Meta
 from torch import nn
 from typing_extensions import override
@@ -47,6 +51,7 @@ class SimCLR(Method[None]):
         optimizer="muon", lr=4e-3, augment_small="simsiam_cifar", options={"temperature": 0.2}
     )
     health_bounds = HealthBounds(min_rank=0.14)
+    more_views: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -71,5 +76,5 @@ class SimCLR(Method[None]):
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
-        z1, z2 = encoded
-        return Step(self.scale * self.contrast(z1, z2, self.temperature), memo=None)
+        pairs = [self.contrast(a, b, self.temperature) for a, b in combinations(encoded, 2)]
+        return Step(self.scale * torch.stack(pairs).mean(), memo=None)

@@ -32,7 +32,7 @@ from nearkin.networks.branch import Branch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
 from nearkin.schema import CountOrZero, Dim, DimOrZero, Fraction, Temperature, Weight
-from nearkin.types import UNLABELED, Batch, Encoded, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class SimGCD(Method[None]):
@@ -60,6 +60,7 @@ class SimGCD(Method[None]):
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.02, min_std=0.35, max_cosine=0.74)
     uses_labels: ClassVar[bool] = True
+    metrics = ("distill", "entropy", "classify", "contrast", "class_contrast")
 
     def __init__(
         self,
@@ -101,13 +102,12 @@ class SimGCD(Method[None]):
         logits = self.heads(h)
         sharper = self.temperature / self.sharpness(progress)
         targets = (logits.detach() * sharper).softmax(dim=1)
-        known = label != UNLABELED
         terms = {
             "distill": swapped_match(logits.chunk(2), targets.chunk(2)),
             "entropy": mean_entropy(logits.softmax(dim=1)),
             "classify": classify(logits, label.repeat(2)),
             "contrast": nt_xent(z1, z2, self.contrast_temperature),
-            "class_contrast": sup_con(z1[known], z2[known], label[known], self.sup_temperature),
+            "class_contrast": sup_con(z1, z2, label, self.sup_temperature),
         }
         free = terms["contrast"] + terms["distill"] - self.entropy_weight * terms["entropy"]
         taught = terms["class_contrast"] + terms["classify"]

@@ -118,8 +118,8 @@ class UNO(Method[Losses]):
         self, cosines: Float[Tensor, "n classes"], label: Int[Tensor, " n"]
     ) -> Float[Tensor, "n classes"]:
         """Labels, and codes of the images that have none (eq. 4)."""
-        unlabeled = label == UNLABELED
-        codes = self.sinkhorn(cosines[unlabeled, self.num_known :])
-        targets = F.one_hot(label.clamp(min=0), cosines.shape[1]).to(codes.dtype)
-        targets[unlabeled] = F.pad(codes, (self.num_known, 0))
-        return targets
+        labeled = label != UNLABELED
+        codes = self.sinkhorn(cosines[:, self.num_known :], ignored=labeled)
+        own_class = label[:, None] == torch.arange(cosines.shape[1], device=label.device)
+        padded = F.pad(codes, (self.num_known, 0))
+        return torch.where(labeled[:, None], own_class.to(codes.dtype), padded)

@@ -10,13 +10,18 @@ self-supervised learning. ICLR 2022, arXiv:2105.04906.
            + covariance (c(a) + c(b))                  (eq. 6)
 
 a and b are the embeddings of the two views and z_j is dimension j of d, over the batch. As in
-the official code, s is a mean over dimensions as well, and v the mean of both views.
+the official code, s is a mean over dimensions as well, and v the mean of both views. Of more than
+two views, the loss is the mean over their pairs.
+
+    backbone -> (Linear BN ReLU) x 2 -> Linear
 
 Queries: online embeddings of view 1. Keys: the embedding of view 2.
 """
 
+from itertools import combinations
 from typing import ClassVar
 
+import torch
 from torch import nn
 from typing_extensions import override
 
@@ -41,6 +46,7 @@ class VICReg(Method[None]):
         augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024}
     )
     health_bounds = HealthBounds(min_rank=0.14, min_std=0.32, max_cosine=0.79)
+    more_views: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -57,5 +63,5 @@ class VICReg(Method[None]):
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
-        z1, z2 = encoded
-        return Step(vicreg(z1, z2, **self.weights), memo=None)
+        pairs = [vicreg(a, b, **self.weights) for a, b in combinations(encoded, 2)]
+        return Step(torch.stack(pairs).mean(), memo=None)

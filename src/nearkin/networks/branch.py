@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
@@ -38,6 +39,7 @@ class Backbone(nn.Module):
     shift: Tensor | None
     keeps_gradients: bool = True  # whether anything is kept for the gradients of its weights
     fixed: tuple[str, ...] = ()  # parts of the body that are not trained; see `train_only`
+    keeps_statistics: bool = False  # whether batch norms train by the statistics they came with
 
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
@@ -74,6 +76,10 @@ class Backbone(nn.Module):
         super().train(mode)
         for name in self.fixed:
             self.body.get_submodule(name).eval()
+        if self.keeps_statistics:
+            for module in self.body.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         return self
 
     @override
@@ -113,8 +119,13 @@ def as_backbone(
 
 def input_channels(body: nn.Module) -> int:
     """Return the channels of the images of a network: of its first convolution, if it has one."""
-    convolutions = (module for module in body.modules() if isinstance(module, nn.Conv2d))
-    return getattr(next(convolutions, None), "in_channels", 3) or 3
+    convolution = first_convolution(body)
+    return convolution.in_channels if convolution else 3
+
+
+def first_convolution(body: nn.Module) -> nn.Conv2d | None:
+    """Return the convolution that sees the images: of a vision transformer, that of patches."""
+    return next((module for module in body.modules() if isinstance(module, nn.Conv2d)), None)
 
 
 class Branch(nn.Module):
@@ -250,6 +261,18 @@ def freeze_backbones(network: nn.Module, frozen: bool) -> None:
             module.keeps_gradients = not frozen or world_size() > 1
 
 
+def freeze_first_convolution(backbone: Backbone) -> None:
+    """Let the first convolution of a backbone keep its weights.
+
+    Raises:
+        UsageError: If the backbone has none.
+    """
+    convolution = first_convolution(backbone)
+    if convolution is None:
+        raise UsageError(f"backbone {backbone.name} has no convolution, whose weights would stay")
+    convolution.requires_grad_(False)
+
+
 @torch.no_grad()
 def ema_update(target: nn.Module, online: nn.Module, momentum: float) -> None:
     """Move parameters, `t <- m t + (1 - m) o`; batch-norm statistics remain the target's own."""
@@ -377,4 +400,5 @@ def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
     if world_size() > 1 or any(branch.chunk_size for branch in branches):
         raise UsageError("several processes, or chunks, cannot be compiled; leave out --compile")
     for network in dict.fromkeys(part for branch in branches for part in branch.children()):
-        network.compile(mode="reduce-overhead" if graphs else "default")
+        # A graph for each size of views: one for sizes in general would be slower for all.
+        network.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)

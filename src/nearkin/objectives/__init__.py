@@ -16,6 +16,8 @@ Unless it says otherwise, an objective takes unit vectors as rows, divides simil
 
 from nearkin.objectives.agreement import alignment as alignment
 from nearkin.objectives.agreement import barlow_twins as barlow_twins
+from nearkin.objectives.agreement import gram as gram
+from nearkin.objectives.agreement import sigreg as sigreg
 from nearkin.objectives.agreement import vicreg as vicreg
 from nearkin.objectives.contrast import in_batch as in_batch
 from nearkin.objectives.contrast import info_nce as info_nce

@@ -1,11 +1,16 @@
-"""Agreement of two views without negatives, and what keeps it from being trivial."""
+"""Agreement of views without negatives, and what keeps it from being trivial."""
+
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.objectives.numerics import full_precision
+from nearkin.objectives.numerics import full_precision, mean_over_rows
+
+FREQUENCIES: Final = (5.0, 8)
+"""Largest frequency of `sigreg`, and steps to it from 0: 17 points from -5 to 5, by symmetry."""
 
 
 @full_precision
@@ -20,6 +25,30 @@ def alignment(
     tensor(0.)
     """
     return (2 - 2 * (prediction * target).sum(dim=1)).mean()
+
+
+@full_precision
+def gram(
+    student: Float[Tensor, "batch dim"], teacher: Float[Tensor, "batch dim"]
+) -> Float[Tensor, ""]:
+    """Keep the similarities of a batch as a teacher sees them, `mean (s_i.s_j - t_i.t_j)^2`.
+
+    The Gram loss of DINOv3 (Simeoni et al. 2025, arXiv:2508.10104, section 4.2), of images instead
+    of patches: the mean over all pairs. Both may have dimensions, and turns, of their own.
+
+    Returns:
+        0 where all cosines agree, 4 at most. No gradient reaches the teacher.
+
+    >>> a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> gram(a, b)  # of four pairs, two differ by 1
+    tensor(0.5000)
+    """
+    teacher = teacher.detach()
+
+    def term(rows: slice) -> Tensor:
+        return F.mse_loss(student[rows] @ student.T, teacher[rows] @ teacher.T)
+
+    return mean_over_rows(term, len(student))
 
 
 @full_precision
@@ -85,3 +114,32 @@ def _covariance(z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
     centered = z - z.mean(dim=0)
     covariance = centered.T @ centered / (len(z) - 1)  # `cov` would ask a GPU how many there are
     return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]
+
+
+@full_precision
+def sigreg(
+    z: Float[Tensor, "batch dim"], directions: Float[Tensor, "directions dim"]
+) -> Float[Tensor, ""]:
+    """Be normally distributed along every direction (Balestriero & LeCun 2025, algorithm 1).
+
+    The statistic of Epps and Pulley (1983), which is zero where the characteristic functions of
+    the projections and of the standard normal distribution agree, by the trapezoidal rule:
+
+        N integral |mean_n exp(i t a.z_n) - exp(-t^2 / 2)|^2 exp(-t^2 / 2) dt,  t from -5 to 5
+
+    Args:
+        z: Embeddings, of any length.
+        directions: Unit vectors `a` to project on.
+
+    Returns:
+        The mean over the directions, from 0 on; about 1.06 for samples that are normal.
+
+    >>> sigreg(torch.zeros(2, 1), torch.ones(1, 1))  # 2 integral (1 - g)^2 g
+    tensor(0.8178)
+    """
+    end, steps = FREQUENCIES
+    t = torch.linspace(0, end, steps + 1, device=z.device, dtype=z.dtype)
+    normal = torch.exp(-t.square() / 2)
+    angle = (z @ directions.T)[..., None] * t
+    distance = (angle.cos().mean(dim=0) - normal).square() + angle.sin().mean(dim=0).square()
+    return 2 * len(z) * torch.trapezoid(distance * normal, t).mean()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nearkin.objectives import fused
 from nearkin.objectives.numerics import full_precision, mean_over_rows
+from nearkin.types import UNLABELED
 
 ALL: Final = slice(None)  # every row of a batch
 MIN_LENGTH: Final = 1e-6
@@ -161,8 +162,8 @@ def nt_xent(
             z, image = torch.cat([a, b]), torch.eye(len(a), dtype=torch.bool, device=a.device)
             own = image.repeat(2, 2)  # itself and its partner
             total = masked_logsumexp(look_up(z, z, temperature), own)
-        elif rows == ALL and fused.in_reach(a, b, temperature):
-            total = fused.views_logsumexp(a, b, temperature, partners=False)
+        elif rows == ALL and fused.in_reach(a, temperature):
+            total = fused.views_logsumexp(a, b, temperature)
         else:
             return fused.strip_nt_xent(a, b, temperature, rows)
         return infonce_from_lse(positive, total)
@@ -179,42 +180,27 @@ def sup_con(
 ) -> Float[Tensor, ""]:
     """Find all views of the same class among all 2N - 1 others (Khosla et al. 2020, eq. 2).
 
-    Supervised contrastive learning. arXiv:2004.11362. `a` and `b` are the two views of each image,
-    and every image has a label. Where no two have the same one, it is `nt_xent`; where the batch
-    is empty, it is zero.
+    Supervised contrastive learning. arXiv:2004.11362. `a` and `b` are the two views of each image.
+    Images whose label is `UNLABELED` take no part. Where no two labels are the same, it is
+    `nt_xent`; where there is none, it is zero.
 
     >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
     tensor(1.2181)
     """
+    z, labels = torch.cat([a, b]), label.repeat(2)
+    views = torch.arange(len(z), device=z.device)
+    labeled = label != UNLABELED
 
     def term(rows: slice) -> Tensor:
-        if rows == ALL and not fused.should_fuse(a, b):
-            z, labels = torch.cat([a, b]), label.repeat(2)
-            own = torch.eye(len(z), dtype=torch.bool, device=z.device)
-            logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)
-            positive = ((labels[:, None] == labels) & ~own).to(z.dtype)
-            return soft_match(logits, positive / positive.sum(dim=1, keepdim=True))
-        of_class = _class_similarity(a, b, label)
-        if rows == ALL and fused.in_reach(a, b, temperature):
-            total = fused.views_logsumexp(a, b, temperature, partners=True)
-            return (total - of_class / temperature).mean()
-        # It differs from NT-Xent only in the positive, and the loss is linear in that.
-        partner = (a[rows] * b[rows]).sum(dim=1)
-        surplus = (partner - of_class.view(2, -1)[:, rows]).mean()
-        return fused.strip_nt_xent(a, b, temperature, rows) + surplus / temperature
+        queries = views.view(2, -1)[:, rows].flatten()
+        # Masks, and not the labeled rows: their number would be asked of a GPU.
+        apart = (queries[:, None] == views) | ~labeled.repeat(2)
+        logits = look_up(z[queries], z, temperature)
+        positive = ((labels[queries, None] == labels) & ~apart).to(z.dtype)
+        target = positive / positive.sum(dim=1, keepdim=True).clamp(min=1)
+        return soft_match(logits.masked_fill(apart, torch.finfo(z.dtype).min / 2), target)
 
-    return mean_over_rows(term, len(a))
-
-
-def _class_similarity(
-    a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], label: Int[Tensor, " batch"]
-) -> Float[Tensor, " views"]:
-    """Return each view's mean similarity with the others of its class, from sums over classes."""
-    z, label = torch.cat([a, b]), label.repeat(2)
-    _, row, views = label.unique(return_inverse=True, return_counts=True)
-    sums = z.new_zeros(len(views), z.shape[1]).index_add(0, row, z)
-    others = sums[row] - z
-    return torch.div((z * others).sum(dim=1), views[row] - 1)
+    return mean_over_rows(term, len(label)) * len(label) / labeled.sum().clamp(min=1)
 
 
 @full_precision

@@ -34,19 +34,19 @@ def should_attend(query: Tensor, keys: Tensor, temperature: float) -> bool:
     """Return whether `dictionary_logsumexp` takes such tensors and is faster than strips."""
     large = len(query) * len(keys) >= MIN_DICTIONARY_LOGITS
     # The gradient of keys that learn would need the exponentials a second time.
-    return large and not keys.requires_grad and in_reach(query, keys, temperature)
+    return large and not keys.requires_grad and in_reach(query, temperature)
 
 
-def in_reach(a: Tensor, b: Tensor, temperature: float) -> bool:
-    """Return whether exponentials of all similarities are normal numbers without a shift.
+def in_reach(query: Tensor, temperature: float) -> bool:
+    """Return whether exponentials of similarities with keys as long are normal without a shift.
 
     In float32, unit vectors need a temperature of at least 0.028. A GPU would have to be waited
-    for to know, so there the answer is no.
+    for to know, so there the answer is no. Keys may be many, and are not measured.
     """
-    if a.device.type != "cpu" or a.dtype != b.dtype:
+    if query.device.type != "cpu":
         return False
-    longest = max(float(torch.linalg.vector_norm(x.detach(), dim=1).amax()) for x in (a, b))
-    return longest**2 / temperature < EXPONENT_SHARE * math.log(torch.finfo(a.dtype).max)
+    longest = float(torch.linalg.vector_norm(query.detach(), dim=1).amax())
+    return longest**2 / temperature < EXPONENT_SHARE * math.log(torch.finfo(query.dtype).max)
 
 
 def _refuse_second_derivative() -> None:
@@ -111,12 +111,9 @@ def dictionary_logsumexp(
 # All pairs of a batch
 
 
-def views_logsumexp(a: Tensor, b: Tensor, temperature: float, *, partners: bool) -> Tensor:
-    """Return each view's `log sum exp(similarity / temperature)` over all views but itself.
-
-    The other view of the same image counts if `partners`.
-    """
-    total: Tensor = _TriangleLse.apply(torch.cat([a, b]), temperature, partners)
+def views_logsumexp(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+    """Return each view's `log sum exp(similarity / temperature)` over all other images' views."""
+    total: Tensor = _TriangleLse.apply(torch.cat([a, b]), temperature)
     return total
 
 
@@ -124,15 +121,15 @@ class _TriangleLse(torch.autograd.Function):
     """Similarities are symmetric: half of the blocks suffice, and are computed again backward."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, temperature: float, partners: bool) -> Tensor:
+    def forward(ctx: Any, z: Tensor, temperature: float) -> Tensor:
         total, scaled = z.new_zeros(len(z)), z / temperature
-        for x, y, without_diagonal in _triangle(len(z), partners):
+        for x, y, without_diagonal in _triangle(len(z)):
             block = _exponentials(scaled[x], z[y], without_diagonal)
             total[x] += block.sum(dim=1)
             if x != y:
                 total[y] += block.sum(dim=0)
             del block  # the next block then takes its memory
-        ctx.temperature, ctx.partners = temperature, partners
+        ctx.temperature = temperature
         ctx.save_for_backward(z, total)
         return total.log()
 
@@ -142,23 +139,23 @@ class _TriangleLse(torch.autograd.Function):
         z, total = ctx.saved_tensors
         share, slope = grad / (ctx.temperature * total), torch.zeros_like(z)
         scaled = z / ctx.temperature
-        for x, y, without_diagonal in _triangle(len(z), ctx.partners):
+        for x, y, without_diagonal in _triangle(len(z)):
             block = _exponentials(scaled[x], z[y], without_diagonal)
             block.mul_(share[x, None] + share[y])  # a pair is in the sums of both views
             slope[x] += product(block, z[y])
             if x != y:
                 slope[y] += product(block.T, z[x])
             del block
-        return slope, None, None
+        return slope, None
 
 
-def _triangle(views: int, partners: bool) -> Iterator[tuple[slice, slice, bool]]:
+def _triangle(views: int) -> Iterator[tuple[slice, slice, bool]]:
     """Rows and columns of the blocks, and whether the pairs on the diagonal do not count."""
     half = views // 2
     first = list(blocks(half, TRIANGLE_ROWS))
     second = [slice(rows.start + half, rows.stop + half) for rows in first]
     for (i, x), (j, y) in itertools.combinations_with_replacement(enumerate(first + second), 2):
-        yield x, y, i == j or (j - i == len(first) and not partners)
+        yield x, y, j - i in (0, len(first))
 
 
 def _exponentials(x: Tensor, y: Tensor, without_diagonal: bool) -> Tensor:

@@ -206,6 +206,8 @@ def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for title, key in (("Start", "start"), ("Teacher", "teacher")):
         if key in summary:
             yield title, summary[key]
+    if "average" in summary:
+        yield "Weights", summary["average"]["text"].capitalize()
     yield from origin_rows(summary)
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.data.augmentations import stored_views
+from nearkin.data.augmentations import REDUCED, stored_views
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk
 from nearkin.data.images import Images
 from nearkin.data.stores import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, free_memory, native_precision, num_processes
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import DataError, ResourceError, UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults
 from nearkin.methods import method_class
@@ -28,6 +28,7 @@ from nearkin.run.options import (
     check_teacher,
     default_options,
     fitted_options,
+    kinds_of_views,
     method_options,
 )
 from nearkin.schema import BatchGroups, MemorySize, as_typed, option
@@ -51,6 +52,8 @@ section 4).
 """
 LAYER_DECAY = 0.75
 """Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
+ANCHOR = 20.0
+"""Weight of a continued training's distance from its start (docs/lab.md)."""
 ADAPTIVE = ("adamw", "muon")  # Optimizers whose steps do not depend on the loss's scale
 USUAL_RATES = {
     "sgd": (0.03, 1e-4),  # InstDisc, MoCo, SEED
@@ -75,7 +78,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     check_teacher(config)
     chosen, processes = method_class(config.method).defaults, num_processes(config.devices)
     size = _or(config.image_size, lambda: image_size(images, device))
-    most = min(USUAL_BATCH, len(images))
+    usual = usual_batch(kinds_of_views(config).count("reduced"))
+    most = min(usual, len(images))
     batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
     if config.fsdp and processes == 1:
         raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
@@ -84,7 +88,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     optimizer = _or(config.optimizer, lambda: usable_optimizer(chosen, config))
     own = optimizer == chosen.optimizer
     lr, decay = (chosen.lr, chosen.weight_decay) if own else USUAL_RATES[optimizer]
-    growth = math.sqrt(batch / 256) if optimizer in ADAPTIVE else batch / 256
+    growth = math.sqrt(batch / usual) if optimizer in ADAPTIVE else batch / usual
     continued = config.encoder and not config.lora  # LoRA's own weights are new
     backbone = _or(config.backbone, lambda: backbone_for(size, device))
     if not config.encoder:
@@ -105,6 +109,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         lr=lambda: lr * growth * (CONTINUED_RATE if continued else 1.0),
         weight_decay=lambda: decay,
         layer_decay=lambda: LAYER_DECAY if continued else 1.0,
+        anchor=lambda: anchor_weight(config),
         augment=lambda: stored_views(augment_for(chosen, images, size)),
         workers=lambda: 0 if images.held_side(size) else cpus_per_process(config.devices),
         # Each process keeps images of its own in memory, and all share a disk.
@@ -113,6 +118,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         precision=lambda: precision_of(device),
         teacher_views=lambda: teacher_views_for(config),
     )
+    check_view_memory(resolved, images, processes)
     if config.max_time:  # the rest once the number of epochs is known
         return resolved
     return with_length(resolved, int(config.epochs), len(images) // batch, device)
@@ -174,6 +180,15 @@ def _with_frozen_epochs(config: TrainConfig) -> TrainConfig:
     return config
 
 
+def usual_batch(reduced: int) -> int:
+    """Return how many images, with so many reduced views beside two, have the usual pixels.
+
+    >>> usual_batch(0), usual_batch(2), usual_batch(6)
+    (256, 177, 110)
+    """
+    return round(USUAL_BATCH / (1 + reduced * REDUCED**2 / 2))
+
+
 def check_batch(batch: int, num_images: int, processes: int) -> None:
     """Refuse a batch of more than all images, or one that processes cannot share evenly."""
     if batch > num_images:
@@ -184,6 +199,22 @@ def check_batch(batch: int, num_images: int, processes: int) -> None:
         raise UsageError(
             f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
             f"multiple of {processes}"
+        )
+
+
+def check_view_memory(config: TrainConfig, images: Images, processes: int) -> None:
+    """Refuse more views of a resolved configuration than the memory has room for.
+
+    By their pixels alone; what networks keep of them is not known before the first step.
+    """
+    side, rows, free = max(view_sides(config)), int(config.batch_size) // processes, free_memory()
+    large = 4 * rows * images.num_channels * side**2  # bytes of one view in float32
+    most = int(2 + (free / large - 2) / REDUCED**2)
+    if free and config.num_views > max(2, most):
+        raise ResourceError(
+            f"--num-views {config.num_views} of {rows} images of {side} px are more than the "
+            f"{free / 1e6:,.0f} MB of memory that are free; give at most {max(2, most)}, or a "
+            "smaller --batch-size"
         )
 
 
@@ -247,6 +278,11 @@ def usable_optimizer(
     """
     left = config.fsdp or config.encoder
     return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
+
+
+def anchor_weight(config: TrainConfig) -> float:
+    """The usual weight for what starts from an encoder, unless it is to see as a teacher does."""
+    return ANCHOR if config.encoder and not config.teacher else 0.0
 
 
 def teacher_views_for(config: TrainConfig) -> int:

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.views import View
 from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.labels.known import listed
 from nearkin.method import Method
 from nearkin.methods import method_class, option_types, parameters
+from nearkin.pace import count
 from nearkin.schema import (
     BatchGroups,
     MemorySize,
@@ -144,6 +146,23 @@ def known_classes(config: TrainConfig) -> list[str]:
     if names and not uses:
         raise UsageError(f"{config.method} uses no labels; leave --known out")
     return names
+
+
+def kinds_of_views(config: TrainConfig) -> tuple[str | View, ...]:
+    """Return the kinds of the views that a training is asked to take of each image.
+
+    Raises:
+        UsageError: If the method does not take as many.
+    """
+    cls = method_class(config.method)
+    further = config.num_views - len(cls.views)
+    if config.num_views and (further < 0 or (further > 0 and not cls.more_views)):
+        more = " or more" if cls.more_views else ""
+        raise UsageError(
+            f"{label(config.method)} takes {count(len(cls.views), 'view')} of an image{more}, not "
+            f"{config.num_views}; leave --num-views out"
+        )
+    return (*cls.views, *("reduced",) * further)
 
 
 def check_teacher(config: TrainConfig) -> None:

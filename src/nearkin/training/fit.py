@@ -30,12 +30,14 @@ from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.training import checkpoint
+from nearkin.training.anchor import ANCHOR, Anchor
 from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.health import Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
     build_optimizer,
+    half_cosine,
     restore_optimizer,
     warmup_cosine,
     warmup_milestones,
@@ -65,6 +67,11 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
     )
 
 
+def anchor_for(method: Method[Any], config: TrainConfig) -> Anchor | None:
+    """Anchor a method, as it was built, where a resolved configuration wants that."""
+    return Anchor.at(method, 0.0 if config.anchor == "auto" else config.anchor)
+
+
 def frozen_share(config: TrainConfig) -> float:
     """Return the first share of a resolved training in which the backbone is frozen."""
     return 0.0 if config.freeze_epochs == "auto" else config.freeze_epochs / int(config.epochs)
@@ -77,6 +84,12 @@ def schedule_for(config: TrainConfig) -> Schedule:
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 
+def weight_decay_for(config: TrainConfig) -> Schedule:
+    """Build the weight decay of a resolved configuration, as a function of progress."""
+    first, last = float(config.weight_decay), config.final_weight_decay
+    return half_cosine(first, first if last == "auto" else last)
+
+
 def training_steps(
     config: TrainConfig,
     method: Method[Any],
@@ -85,6 +98,7 @@ def training_steps(
     *,
     start: int,
     total: int,
+    anchor: Anchor | None = None,
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Take the steps of a resolved configuration; see `steps`."""
     return steps(
@@ -94,9 +108,12 @@ def training_steps(
         start=start,
         total=total,
         schedule=schedule_for(config),
+        weight_decay=weight_decay_for(config),
+        clip_norm=config.clip_norm,
         seed=config.seed,
         precision=PRECISIONS[config.precision],
         frozen=frozen_share(config),
+        anchor=anchor,
     )
 
 
@@ -111,8 +128,6 @@ class Lead:
     folder: RunFolder
     log: Logger
     evaluate: Evaluate
-    terms: Sequence[str] = ()
-    """Metrics of the method to log beside the loss."""
     on_row: Callable[[Mapping[str, int | float]], object] = ignore_row
     """Called with every row of metrics.csv, without its empty cells."""
 
@@ -127,7 +142,7 @@ def fit(
     """
     per_epoch = batches.sampler.steps_per_epoch
     total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
-    optimizer = optimizer_for(method, config)
+    optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)
     # Only the first process reads checkpoints; the others take over its optimizer and step. Their
     # weights and memories are made equal when the method is wrapped for several processes.
     start = broadcast_start(optimizer, _resume(lead, method, optimizer, total) if lead else 0)
@@ -136,7 +151,8 @@ def fit(
     with ExitStack() as stack:
         if lead:
             # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
-            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
+            terms = (*method.metrics, ANCHOR) if anchor else method.metrics
+            journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *terms), upto=start)
             stack.enter_context(journal)
             record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
@@ -145,7 +161,7 @@ def fit(
         stack.enter_context(checkpointer.keeping_diverged())
         fed = batches.load(start, total)
         for done, step in training_steps(
-            config, trained, optimizer, fed, start=start, total=total
+            config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
             due = evaluation_due(every, done, per_epoch, total)
             with evaluating(method, trained) if due else nullcontext():
@@ -190,6 +206,7 @@ class Record:
     interrupts: Interrupts  # Through which a collapse stops the run
 
     def __post_init__(self) -> None:
+        self.terms = self.journal.columns[len(COLUMNS) :]
         self.per_epoch = self.sampler.steps_per_epoch
         self.total = int(self.config.epochs) * self.per_epoch
         self.epoch = self.journal.rows()[self.start - self.start % self.per_epoch :]
@@ -201,7 +218,7 @@ class Record:
     def after(self, done: int, step: Step[Any], lr: float, due: bool) -> None:
         """Note a step, and evaluate the method if that is due."""
         values = {"loss": step.loss.item()} | {
-            key: value.item() for key, value in step.metrics.items() if key in self.lead.terms
+            key: value.item() for key, value in step.metrics.items() if key in self.terms
         }
         at = f"epoch {-(-done // self.per_epoch)}/{self.config.epochs}"
         texts = [at, f"loss {values['loss']:.3f}", *self.pace.reach(done)]

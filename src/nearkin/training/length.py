@@ -1,10 +1,9 @@
 """How long a training is: the number of epochs that fit into a time, measured at its start."""
 
-import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final
@@ -16,7 +15,7 @@ from nearkin.method import Method
 from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
-from nearkin.training.fit import optimizer_for, sharded, training_steps
+from nearkin.training.fit import anchor_for, optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 
 WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
@@ -61,26 +60,45 @@ def time_epoch(
 
 
 def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) -> EpochTime:
-    """Time a few steps of a copy of the method."""
+    """Time a few steps, and undo them."""
     # A usual step: the backbone learns, whatever the length of the training will be.
-    trial, usual = copy.deepcopy(method), replace(config, epochs=1, freeze_epochs=0)
-    optimizer = optimizer_for(trial, usual)
-    trained, laps, start = sharded(usual, trial, optimizer), [], CpuTime.now()
-    before = start.clock
+    usual, laps = replace(config, epochs=1, freeze_epochs=0), list[float]()
     # A cache leaves nothing to decode after the first epoch. Without one, workers must be as busy
     # as they will be: no step that is timed has waited since before the first one, and there is
     # more to read than is trained on.
     workers = int(config.workers) if config.cache == "off" else 0
     warm_up, group = max(WARM_UP, workers), max(1, workers)
     total = warm_up + group * math.ceil(TIMED / group)
-    with closing(batches.load(0, total + PREFETCHED * workers)) as fed:
-        for _ in training_steps(usual, trained, optimizer, fed, start=0, total=total):
+    fed = closing(batches.load(0, total + PREFETCHED * workers))
+    with undone(method), fed as read:
+        optimizer, anchor = optimizer_for(method, usual), anchor_for(method, usual)
+        trained, start = sharded(usual, method, optimizer), CpuTime.now()
+        before = start.clock
+        for _ in training_steps(
+            usual, trained, optimizer, read, start=0, total=total, anchor=anchor
+        ):
             laps.append(time.perf_counter() - before)
             before = time.perf_counter()
     # Of all steps: by now loader workers have ended, and no longer count as other processes.
     spent = CpuTime.now() - start
     seconds = seconds_per_step(laps[warm_up:], group) * batches.sampler.steps_per_epoch
     return EpochTime(seconds, spent.slowdown, spent.taken)
+
+
+@contextmanager
+def undone(method: Method[Any]) -> Iterator[None]:
+    """Give a method its state back after a `with` block, from the memory of the host.
+
+    On a GPU, a training that fits is tried in the memory that it will take.
+    """
+    state = {name: x.detach().to("cpu", copy=True) for name, x in method.state_dict().items()}
+    device = next(method.parameters()).device
+    try:
+        yield
+    finally:
+        for name, weight in method.named_parameters():  # sharding has emptied them
+            weight.data, weight.grad = state[name].to(device), None
+        method.load_state_dict(state)
 
 
 def seconds_per_step(laps: Sequence[float], group: int) -> float:

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from nearkin.data.rng import seeded
-from nearkin.distributed import data_parallel, is_sharded, to_host_async
+from nearkin.distributed import data_parallel, fixed_shapes, is_sharded, to_host_async
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import freeze_backbones
-from nearkin.training.optimizer import set_learning_rates
+from nearkin.training.anchor import Anchor, holding
+from nearkin.training.optimizer import set_learning_rates, set_weight_decay
 from nearkin.types import Batch, Step
 
 
@@ -67,6 +68,13 @@ def release_frozen(optimizer: torch.optim.Optimizer) -> None:
                 parameter.grad = None
 
 
+def clip_gradients(method: Method[Any], norm: Tensor, limit: float) -> None:
+    """Scale all gradients alike, so that their norm together is within a limit; 0 is none."""
+    scale = limit / (float(norm) + 1e-6)
+    if 0 < scale < 1:
+        torch._foreach_mul_(list(gradients(method).values()), scale)
+
+
 def steps(
     method: Method[Any],
     optimizer: torch.optim.Optimizer,
@@ -76,13 +84,18 @@ def steps(
     total: int,
     schedule: Schedule,
     seed: int,
+    weight_decay: Schedule | None = None,
+    clip_norm: float = 0.0,
     precision: torch.dtype = torch.float32,
     frozen: float = 0.0,
+    anchor: Anchor | None = None,
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Train from step `start` to step `total`, yielding the number of steps done and the last.
 
     While a GPU computes gradients, the next batch is prepared; of the whole step, only its loss,
-    metrics and the norm of its gradients are waited for, and these are on the CPU then.
+    metrics and the norm of its gradients are waited for, and these are on the CPU then. That is
+    before the optimizer's step: undoing one that diverged would take a copy of the whole state,
+    and behind the wait the GPU still makes the next views while it is given the update.
 
     Args:
         method: What to train. It is left in training mode.
@@ -92,9 +105,12 @@ def steps(
         total: Steps of the whole training; progress is `step / total`.
         schedule: The learning rate relative to its peak, as a function of progress.
         seed: Decides what methods draw.
+        weight_decay: As a function of progress; None leaves it as the optimizer has it.
+        clip_norm: Largest norm of all gradients together, to which they are scaled; 0: none.
         precision: Arithmetic of the networks; objectives and memories keep float32.
         frozen: The first share of training, in which the backbone stays as it is. The optimizer
             must have groups of its own for it.
+        anchor: What holds the backbone near its start, if anything does.
 
     Raises:
         DivergedError: If the loss or a gradient is not finite, before anything is written.
@@ -104,17 +120,19 @@ def steps(
     device = next(method.parameters()).device
     upcoming = islice(batches, max(0, total - start))
     batch = next(upcoming, None)
-    with keep_freed_memory():
+    with keep_freed_memory(), holding(anchor, method, model) as forward:
         for step in range(start, total):
             if batch is None:
                 return
             progress = step / total
             set_learning_rates(optimizer, method, schedule, progress, frozen)
+            if weight_decay:
+                set_weight_decay(optimizer, weight_decay(progress))
             if frozen:
                 freeze_backbones(method, progress < frozen)
-            with seeded(fold(seed, step), device):
+            with seeded(fold(seed, step), device), fixed_shapes():
                 with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                    result: Step[Any] = model(batch, progress)
+                    result: Step[Any] = forward(batch, progress)
                 optimizer.zero_grad(set_to_none=True)
                 result.loss.backward()
             norm = total_norm(method, gradients(method).values())
@@ -124,6 +142,7 @@ def steps(
             batch = next(upcoming, None)
             loss, norm, *metrics = read()
             check_finite(method, loss, norm, step)
+            clip_gradients(method, norm, clip_norm)
             release_frozen(optimizer)
             optimizer.step()
             method.commit(result.memo, progress)

@@ -1,36 +1,179 @@
-"""Muon as timm has it, at the speed that a CPU has."""
+"""Muon: steps along the nearest orthogonal matrix, for all weights in few operations."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
-from timm.optim import muon
+from jaxtyping import Float
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
 from typing_extensions import override
 
+from nearkin.distributed import native_precision
 
-class Muon(muon.Muon):  # type: ignore[misc]  # timm has no types
-    """timm's Muon, whose steps are computed in float32 on a CPU, and in bfloat16 on a GPU.
+MOMENTUM: Final = 0.95  # Of matrices
+POLYNOMIALS: Final = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+"""Odd ones of degree five, which bring singular values near 1 in five steps.
 
-    timm computes them in bfloat16 everywhere, for which most processors have no instructions: a
-    matrix of 512 x 4,608 takes 26 times as long as in float32 (AMD EPYC with AVX2, torch 2.14).
+Cesista 2025, leloykun.github.io/ponder/muon-opt-coeffs.
+"""
+STEP_SIZE: Final = 0.2  # Root mean square of a step at learning rate 1, as usual with AdamW
+MIN_SIDE: Final = 4
+MAX_ASPECT: Final = 128
+TILE: Final = 64  # Rows of padded matrices on a GPU are a multiple of this
+
+
+class Muon(Optimizer):
+    """Momentum whose steps are orthogonal matrices; NAdamW for vectors and thin matrices.
+
+    Jordan et al. 2024, kellerjordan.github.io/posts/muon, with steps as long as those of AdamW
+    (Liu et al. 2025, arXiv:2502.16982, eq. 4). With gradient `G` of weights `W` of m x n, the
+    weights of a convolution being a matrix with a row per output channel,
+
+        V <- .95 V + .05 G
+        W <- (1 - lr weight_decay) W - lr .2 sqrt(max(m, n)) orthogonal(.95 V + .05 G)
+
+    where `orthogonal` sets all singular values to about 1, by five polynomials (Newton-Schulz).
+    They are computed in bfloat16 where the device multiplies it natively, in float32 elsewhere.
+    Matrices with a side of one channel or below 4, or longer than 128 times their width, take
+    the steps of NAdamW (Dozat 2016, with decoupled weight decay), and so do vectors.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate.
+        betas: EMA coefficients of NAdamW.
+        weight_decay: Weight decay, decoupled from the gradient.
     """
 
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
     @override
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        computed = muon.zeropower_via_newtonschulz
-        muon.zeropower_via_newtonschulz = partial(orthogonal, computed)
-        try:
-            loss: float | None = super().step(closure)
-        finally:
-            muon.zeropower_via_newtonschulz = computed
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        groups = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
+        # Matrices of all groups together: the fewer the products, the better for a GPU.
+        matrices = [p for group in groups for p in group if is_matrix(p)]
+        steps = dict(zip(matrices, self._steps(matrices), strict=True))
+        for group, params in zip(self.param_groups, groups, strict=True):
+            if params:
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                self._adapt([p for p in params if p not in steps], group)
+            for p in params:
+                if p in steps:
+                    p.add_(steps[p], alpha=-group["lr"] * STEP_SIZE * max(_sides(p)) ** 0.5)
         return loss
+
+    def _steps(self, matrices: list[Tensor]) -> list[Tensor]:
+        """Average the gradients of matrices, look ahead, and make that orthogonal."""
+        if not matrices:
+            return []
+        for p in matrices:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        torch._foreach_lerp_(buffers, gradients, 1 - MOMENTUM)
+        ahead = torch._foreach_lerp(gradients, buffers, MOMENTUM)
+        device = matrices[0].device
+        return orthogonal(ahead, native_precision(device), padded=device.type != "cpu")
+
+    def _adapt(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Take a step of NAdamW, without its weight decay."""
+        if not params:
+            return
+        for p in params:
+            if not self.state[p]:
+                averages = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[p] |= {"step": 0, **averages}
+            self.state[p]["step"] += 1
+        states = [self.state[p] for p in params]
+        means, squares = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq"))
+        gradients = [p.grad for p in params if p.grad is not None]
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        ahead = torch._foreach_lerp(means, gradients, 1 - beta1)
+        deviations = torch._foreach_sqrt(squares)
+        torch._foreach_div_(deviations, [math.sqrt(1 - beta2 ** s["step"]) for s in states])
+        torch._foreach_add_(deviations, 1e-8)
+        rates = [-group["lr"] / (1 - beta1 ** s["step"]) for s in states]
+        torch._foreach_addcdiv_(params, ahead, deviations, rates)
+
+
+def is_matrix(weights: Tensor) -> bool:
+    """Return whether Muon moves weights as a matrix."""
+    if weights.ndim < 2 or 1 in weights.shape[:2]:
+        return False
+    short, long = sorted(_sides(weights))
+    return short >= MIN_SIDE and long <= MAX_ASPECT * short
+
+
+def _sides(weights: Tensor) -> tuple[int, int]:
+    return len(weights), weights[0].numel()
 
 
 def orthogonal(
-    computed: Callable[..., Tensor], matrix: Tensor, *arguments: Any, **options: Any
-) -> Tensor:
-    """Return what timm computes of a matrix, in the type that its device has instructions for."""
-    dtype = torch.float32 if matrix.device.type == "cpu" else torch.bfloat16
-    return computed(matrix, *arguments, dtype=dtype, **options)
+    tensors: Sequence[Tensor], dtype: torch.dtype, *, padded: bool = False
+) -> list[Tensor]:
+    """Return about the nearest orthogonal matrix of each tensor, in its shape and in `dtype`.
+
+    Args:
+        tensors: Matrices; of more dimensions, with a row for each place of the first one.
+        dtype: Arithmetic.
+        padded: Whether to pad matrices with zeros to a few common sizes, as pays on a GPU, where
+            launches count. It changes nothing: rows and columns of zeros remain zero.
+    """
+    batches = dict[tuple[int, ...], list[int]]()
+    for i, tensor in enumerate(tensors):
+        short, long = sorted(_sides(tensor))
+        size = (math.ceil(short / TILE),) if padded else (short, long)
+        batches.setdefault(size, []).append(i)
+    results = dict[int, Tensor]()
+    for members in batches.values():
+        sides = [sorted(_sides(tensors[i])) for i in members]
+        shape = (len(members), *map(max, zip(*sides, strict=True)))
+        batch = torch.zeros(shape, dtype=dtype, device=tensors[members[0]].device)
+        for i, matrix in zip(members, batch, strict=True):
+            _part(matrix, tensors[i]).copy_(tensors[i])
+        for i, matrix in zip(members, newton_schulz(batch), strict=True):
+            results[i] = _part(matrix, tensors[i])
+    return [results[i] for i in range(len(tensors))]
+
+
+def _part(matrix: Tensor, like: Tensor) -> Tensor:
+    """Return the part of a wide matrix that holds the numbers of a tensor, in its shape: a view.
+
+    Columns are in the order of the tensor's memory, in which copies are fastest.
+    """
+    rows, columns = _sides(like)
+    upright = matrix.mT if rows > columns else matrix
+    order = sorted(range(1, like.ndim), key=like.stride, reverse=True)
+    part: Tensor = upright[:rows, :columns].unflatten(1, [like.shape[dim] for dim in order])
+    return part.permute(0, *(1 + order.index(dim) for dim in range(1, like.ndim)))
+
+
+def newton_schulz(batch: Float[Tensor, "batch short long"]) -> Float[Tensor, "batch short long"]:
+    """Return matrices of the same singular vectors, with singular values of about 1."""
+    x = batch.div_(torch.linalg.vector_norm(batch, dim=(1, 2), keepdim=True).clamp_(min=1e-7))
+    for a, b, c in POLYNOMIALS:
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x

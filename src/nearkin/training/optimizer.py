@@ -14,6 +14,7 @@ from nearkin.errors import UsageError
 from nearkin.method import Method, Schedule
 from nearkin.networks.blocks import layer_depths
 from nearkin.networks.branch import Backbone
+from nearkin.training.muon import Muon
 
 MOMENTUM = 0.9  # Of SGD and LARS
 BETAS = (0.9, 0.999)  # Of AdamW, and of Muon for what is no matrix
@@ -153,11 +154,18 @@ def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -
     if not 0 <= final <= 1:
         raise UsageError(f"final is {final}; choose a part of the peak, from 0 to 1")
 
-    def cosine(progress: float) -> float:
-        fallen = (progress - warmup) / (1 - warmup)
-        return final + (1 - final) * (1 + math.cos(math.pi * fallen)) / 2
+    cosine = half_cosine(1.0, final)
+    return _risen(warmup, start, lambda progress: cosine((progress - warmup) / (1 - warmup)))
 
-    return _risen(warmup, start, cosine)
+
+def half_cosine(first: float, last: float) -> Schedule:
+    """Return a schedule from `first` to `last` along half a cosine.
+
+    >>> schedule = half_cosine(0.04, 0.4)
+    >>> [round(schedule(progress), 2) for progress in (0.0, 0.5, 1.0)]
+    [0.04, 0.22, 0.4]
+    """
+    return lambda progress: last + (first - last) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def warmup_milestones(
@@ -210,14 +218,9 @@ def build_optimizer(
     parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
     `vectors`, as in SwAV's form, LARS decays everything too.
 
-    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) moves matrices by steps with
-    equal singular values, a convolution's weights as a matrix with a row per output channel, and
-    biases, norms and matrices with a side below 4 as NAdamW does. Its steps are as long as usual
-    ones of AdamW (Liu et al. 2025, arXiv:2502.16982, eq. 4), whose learning rates serve here too.
-    On a GPU they are computed in bfloat16: another number of processes changes them by up to a
-    percent, where it changes other optimizers' steps by rounding in float32. Divided matrices
-    (FSDP) round otherwise, and where a batch has fewer images than a matrix has rows, directions
-    that hold nothing but rounding are amplified: steps differ by up to a third.
+    `Muon` needs whole matrices, which FSDP divides. On a GPU its steps are computed in bfloat16:
+    another number of processes changes them by up to a percent, where it changes other
+    optimizers' steps by rounding in float32.
 
     With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
@@ -254,11 +257,8 @@ def build_optimizer(
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return torch.optim.AdamW(groups, lr, betas=BETAS, fused=True)
         case "muon":
-            from nearkin.training.muon import Muon
-
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            muon: Optimizer = Muon(groups, lr, nesterov=True, betas=BETAS)
-            return muon
+            return Muon(groups, lr, betas=BETAS)
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -289,6 +289,13 @@ def set_learning_rates(
         if group.get("backbone"):
             due = delayed(due, frozen)
         group["lr"] = float(group["peak_lr"] * due(progress))  # checkpoints hold no numpy numbers
+
+
+def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
+    """Set the weight decay of every group that has any."""
+    for group in optimizer.param_groups:
+        if group["weight_decay"]:
+            group["weight_decay"] = weight_decay
 
 
 def delayed(schedule: Schedule, frozen: float) -> Schedule:

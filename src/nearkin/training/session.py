@@ -22,29 +22,31 @@ from nearkin.data.rng import seeded
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
-from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
 from nearkin.encoders.origin import without_folder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.projector import write_projector
 from nearkin.errors import DataError
 from nearkin.evaluation.baselines import untrained
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.evaluate import evaluate_split
+from nearkin.evaluation.evaluate import evaluate_split, label_free
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import label
 from nearkin.labels.known import labels_of
 from nearkin.method import Method
 from nearkin.methods import method_class
-from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_size
+from nearkin.networks.branch import Backbone, as_backbone, compile_branches, set_chunk_size
 from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
-from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.auto import describe, length, shrunk, view_sides
 from nearkin.run.data import note_data, noted_channels, open_usable, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
-from nearkin.run.options import known_classes
+from nearkin.run.options import kinds_of_views, known_classes
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import augmentation_sheet
+from nearkin.training.average import IMAGES, SHARES, Average, choose_average
 from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
@@ -94,7 +96,7 @@ def train_encoder(
         if isinstance(parts[0], CachedTeacher):
             log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
         monitor = Monitor(split, config, device, log.progress, view)
-        overhead = partial(time_overhead, log, monitor, method, len(split.images))
+        overhead = partial(time_overhead, log, monitor, method, num_encoded(config, split))
         planned, config = config, with_epochs(config, method, parts, overhead, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
@@ -107,7 +109,7 @@ def train_encoder(
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
-        lead = Lead(folder, log, monitor.evaluate, method.metrics, on_row)
+        lead = Lead(folder, log, monitor.evaluate, on_row)
         trained = fit(config, method, growing(config, parts), lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
@@ -115,6 +117,11 @@ def train_encoder(
     origin = {"start": without_folder(config.encoder), **_taken_over(start)} if start else {}
     _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
     return True
+
+
+def num_encoded(config: TrainConfig, split: Split) -> int:
+    """Return how many images are encoded after the last step, counted for one encoder."""
+    return len(split.images) + (len(SHARES) + 1) * IMAGES * bool(config.encoder)
 
 
 def _send(settings: Mapping[str, Any], path: str, split: Split) -> None:
@@ -209,7 +216,11 @@ def build(
     batch_size, view_epochs = int(config.batch_size), int(config.teacher_views)
     batches = Batches.of(
         images,
-        views_of(config.augment, method.views, more=method.more_views),
+        views_of(
+            config.augment,
+            kinds_of_views(config),
+            more=method.more_views and not config.num_views,
+        ),
         image_size=int(config.image_size),
         sampler=RandomBatchSampler(len(images), batch_size, config.seed, window, view_epochs),
         device=device,
@@ -253,6 +264,66 @@ def encoders_beside(
     return teacher | start | {"untrained": random}
 
 
+def _average(
+    folder: RunFolder,
+    config: TrainConfig,
+    end: Backbone,
+    split: Split,
+    device: torch.device,
+    network: nn.Module | None,
+    log: Logger,
+) -> tuple[Encoder, Average]:
+    """Average the start of a training and its end, as held-out images without labels decide."""
+    size, trust = int(config.image_size), config.trust_remote_code
+    start = load(folder.start, backbone=network, trust_remote_code=trust)
+    measure = partial(
+        label_free,
+        images=(split.test if len(split.test) > 1 else split.train).spread(IMAGES),
+        seed=config.seed,
+        workers=int(config.workers),
+        augment=config.augment,
+        device=device,
+        on_progress=under("average of weights", log.progress),
+    )
+    same_size = start if size == start.image_size else resized(start, size)
+    kept, average = choose_average(start, same_size, end.body.state_dict(), measure)
+    log.info(f"average {average.text}")
+    return kept, average
+
+
+def _write_encoder(
+    folder: RunFolder,
+    config: TrainConfig,
+    method: Method[Any],
+    view: Preprocessing,
+    split: Split,
+    device: torch.device,
+    network: nn.Module | None,
+    log: Logger,
+    origin: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the encoder's file; return its header, which says where the weights come from."""
+    details: dict[str, Any] = {
+        "method": label(config.method),
+        "backbone": config.backbone,
+        "image_size": int(config.image_size),
+        "epochs": int(config.epochs),
+        "seed": config.seed,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        **origin,
+    }
+    details |= inherited(folder, config)
+    trained = merged(method.backbone)
+    if config.encoder:
+        kept, average = _average(folder, config, trained, split, device, network, log)
+        trained, view = kept.backbone, kept.preprocessing
+        details |= {"backbone": kept.details["backbone"], "image_size": kept.image_size}
+        details["average"] = average.to_dict()
+    write_encoder(folder.encoder, trained, details, view)
+    return details
+
+
 def _evaluate(
     folder: RunFolder,
     config: TrainConfig,
@@ -266,19 +337,9 @@ def _evaluate(
     on_embeddings: Callable[[], object],
 ) -> None:
     """Write the encoder, its embeddings and its metrics."""
-    # Where the weights come from, for the header of the encoder's file.
-    details: dict[str, Any] = {
-        "method": label(config.method),
-        "backbone": config.backbone,
-        "image_size": int(config.image_size),
-        "epochs": int(config.epochs),
-        "seed": config.seed,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        **origin,
-    }
-    details |= inherited(folder, config)
-    write_encoder(folder.encoder, merged(method.backbone), details, monitor.view)
+    details = _write_encoder(
+        folder, config, method, monitor.view, split, batches.device, network, log, origin
+    )
     health = monitor.latest or monitor.evaluate(method)  # the last step is evaluated already
     state = verdict(health, type(method))
     log.info(f"health {state}")

@@ -29,7 +29,7 @@ from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import add_lora
 from nearkin.networks.recompute import recompute_blocks
-from nearkin.run.auto import resolve, usable_optimizer
+from nearkin.run.auto import anchor_weight, resolve, usable_optimizer
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 
@@ -126,9 +126,9 @@ def with_start(config: TrainConfig, start: Encoder | None, images: Images) -> Tr
 def check_memory(config: TrainConfig, device: torch.device, free: int | None = None) -> None:
     """Refuse a start whose weights alone, with all that goes with them, exceed the memory.
 
-    They are read into a network, so they are there twice; trained on a CPU, each has a gradient
-    and the optimizer's numbers too. With LoRA hardly any has. What activations take is not known
-    before the first step.
+    They are read into a network, so they are there twice, and once more for an anchor; trained on
+    a CPU, each has a gradient and the optimizer's numbers too. With LoRA hardly any has. What
+    activations take is not known before the first step.
 
     Raises:
         ResourceError: Before anything is read, saying how much is needed and how much is free.
@@ -139,6 +139,7 @@ def check_memory(config: TrainConfig, device: torch.device, free: int | None = N
         optimizer = usable_optimizer(method_class(config.method).defaults, config)
     frozen = config.lora or device.type != "cpu"
     copies = 2 if frozen else 2 + OPTIMIZER_COPIES[optimizer]
+    copies += bool(anchor_weight(config) if config.anchor == "auto" else config.anchor)
     needed = copies * weight_bytes(config.encoder)
     if 0 < free < needed:
         raise ResourceError(
@@ -167,6 +168,8 @@ def starting_backbone(
             trust_remote_code=config.trust_remote_code,
         )
         backbone, view = encoder.backbone, encoder.preprocessing.for_images(images)
+        # Those of augmented views spoil the features of whole images within a few steps.
+        backbone.keeps_statistics = True
     else:
         view = Preprocessing.of(size, images.channels)
         backbone = rescaled(named_backbone(config, network), view)

@@ -1,0 +1,98 @@
+"""The average of start and end that a continued training leaves, and how it is chosen."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from builders import write_network
+
+import nearkin
+from nearkin.encoders.encoder import load
+from nearkin.metrics.metric import share
+from nearkin.run.folder import RunFolder
+from nearkin.training.average import SHARES, averaged, choose_average
+
+
+@pytest.fixture
+def ends(tmp_path):
+    """Two encoders of one network, with statistics that differ."""
+    both = [load(write_network(tmp_path / f"{seed}.safetensors", seed=seed)) for seed in (1, 2)]
+    both[1].backbone.body(torch.randn(8, 3, 16, 16))
+    return both
+
+
+def test_weights_and_statistics_are_averaged_one_by_one(ends):
+    start, end = ends
+    before, after = (
+        {key: value.clone() for key, value in each.backbone.body.state_dict().items()}
+        for each in ends
+    )
+    between = averaged(start, after, 0.25).backbone.body.state_dict()
+    assert between.keys() == before.keys()
+    for key, value in between.items():
+        expected = after[key]
+        if value.is_floating_point():
+            expected = 0.75 * before[key] + 0.25 * after[key]
+        torch.testing.assert_close(value, expected)
+        assert torch.equal(start.backbone.body.state_dict()[key], before[key])
+    assert averaged(start, after, 1.0).digest == end.digest
+
+
+def chosen(ends, right, n=200):
+    """The choice where so many of `n` images are right, with the start's first."""
+    start, end = ends
+    given = iter(right)
+
+    def measure(_):
+        outcome = share("view retrieval", np.arange(n) < next(given), {}, rows=np.arange(n))
+        return {"view retrieval": outcome}
+
+    kept, average = choose_average(start, start, end.backbone.body.state_dict(), measure)
+    assert list(average.retrieval) == [0.0, *SHARES]
+    assert (kept is start) == (average.share == 0)
+    return average
+
+
+def test_the_start_is_kept_unless_an_average_is_clearly_better(ends):
+    """One of 200 images more is not clear, by the paired interval; twenty are."""
+    assert chosen(ends, (100, 101, 101, 101, 101)).share == 0
+    assert chosen(ends, (100, 90, 80, 70, 60)).share == 0
+    assert chosen(ends, (100, 101, 120, 130, 125)).share == 0.75
+    assert chosen(ends, (100, 101, 120, 120, 101)).share == 0.5  # of equals, nearer to the start
+    average = chosen(ends, (100, 120, 130, 140, 150))
+    assert average.share == 1
+    assert average.to_dict()["values"] == {
+        "0": 0.5, "0.25": 0.6, "0.5": 0.65, "0.75": 0.7, "1": 0.75,
+    }  # fmt: skip
+    assert "0.500 at 0, 0.600 at 0.25" in average.text
+    assert "200 held-out images" in average.text
+
+
+def test_what_cannot_be_measured_stays_as_it_was(ends):
+    start, end = ends
+    kept, average = choose_average(start, start, end.backbone.body.state_dict(), lambda _: {})
+    assert kept is start
+    assert average.share == 0
+    assert "too few images" not in average.text
+    assert "so few images" in average.text
+
+
+def test_a_training_that_spoils_its_start_leaves_the_start(tmp_path, log):
+    """At its own size and preprocessing, and the run says so."""
+    source = write_network(tmp_path / "start.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 12, 12, 3), np.uint8)
+    how = dict(encoder=source, batch_size=16, epochs=2, lr=1.0, anchor=0.0, reporter=log)
+    run = nearkin.train(pixels, out=tmp_path / "run", report=True, **how)
+    assert RunFolder(run.path).settings()[0].image_size == 12
+    assert load(run.path).digest == load(RunFolder(run.path).start).digest
+    average = run.summary["average"]
+    assert average["share"] == 0
+    assert len(average["values"]) == 5
+    assert f"average {average['text']}" in log.texts
+    assert run.summary["image_size"] == load(source).image_size == 16
+    (compared,) = run.summary["differences"]["start"]
+    assert compared["first"] == compared["second"]
+    assert "The start as it was" in run.folder.report.read_text()
+    stored = json.loads(RunFolder(run.path).summary.read_text())
+    assert stored["average"] == average
