@@ -26,10 +26,10 @@ DISCOVER = ["discover", "digits", "--known", "0,1,2,3,4", "--truth", "data"]
 def runs(folder: Path) -> tuple[Path, Path]:
     """Train and discover, unless the folder holds both runs already."""
     trained, discovered = folder / "digits-simclr", folder / "digits-gcd"
-    commands = {trained: TRAIN, discovered: [*DISCOVER, "--from", str(trained)]}
+    commands = {trained: TRAIN, discovered: [*DISCOVER, "--encoder", str(trained)]}
     for out, words in commands.items():
         if not (out / "report.html").exists():
-            command = [sys.executable, "-m", "nearkin", *words, "--out", str(out)]
+            command = [sys.executable, "-m", "nearkin", *words, "-o", str(out)]
             subprocess.run(command, check=True)
     return trained, discovered
 

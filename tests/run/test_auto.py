@@ -95,7 +95,7 @@ def test_views_that_a_method_cannot_take_or_no_memory_holds_are_refused():
     config = resolve(TrainConfig(epochs=1), images, CPU)
     side = math.isqrt(free_memory() // (64 * 3 * 4 * 4))  # so that there is room for four
     config = replace(config, view_sizes=(side,), num_views=20)
-    with pytest.raises(ResourceError, match=r"give at most [3-9], or a smaller --batch-size"):
+    with pytest.raises(ResourceError, match=r"give at most [3-9], or a smaller batch_size"):
         check_view_memory(config, images, processes=1)
 
 

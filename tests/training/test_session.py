@@ -47,7 +47,7 @@ def test_the_terms_of_a_method_are_columns_of_its_metrics(tmp_path):
     np.savez(tmp_path / "images.npz", x=pixels(32), y=np.arange(32) % 4)
     small = dict(backbone="tiny", image_size=16, batch_size=8, epochs=1, evaluate_every=0)
     config = TrainConfig(method="simgcd", known=["0", "1"], val=0.0, report=False, **small)
-    run = train(tmp_path / "images.npz", config, out=tmp_path / "run")
+    run = train(tmp_path / "images.npz", config, output=tmp_path / "run")
     rows = read_numbers(run.folder.metrics)
     assert all(np.isfinite(row[name]) for row in rows for name in SimGCD.metrics)
 
