@@ -26,6 +26,7 @@ from nearkin.classification.report import lines
 from nearkin.classifier.classifier import read_classifier
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
+from nearkin.evaluation.vectors import read_all
 from nearkin.metrics import attentive, probe
 from nearkin.run.folder import RunFolder
 
@@ -153,7 +154,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(trained, data, encoder, tmp_path
     """Without the encoder that it was started from, which is elsewhere and may be gone."""
     out, source = tmp_path / "run", tmp_path / "source.safetensors"
     shutil.copy(encoder, source)
-    command = ["classify", str, str(data)(source), "--train-layers", layers]
+    command = ["classify", str(source), str(data), "--train-layers", layers]
     command += [*QUICK, "-o", str(out)]
     tuned = layers in ("last:1", "all")
     if tuned:  # saving changes nothing, so the unbroken run may save less often
@@ -230,14 +231,15 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
 def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_path, refusal):
     data = builders.save_digits(tmp_path / "digits.npz", 120)
     source, out = tmp_path / "source", tmp_path / "run"
-    made = nearkin.embed_run(encoder, str(data), output=source, val=0.25, workers=0, report=False)
+    nearkin.embed_run(encoder, str(data), output=source, val=0.25, workers=0, report=False)
+    splits = read_all(source / "embeddings.parquet").splits
     command = ["classify", source, data, "-o", out, *QUICK]
     assert "--val 0.1, but " in refusal(2, *command, "--val", "0.1")
     assert not out.exists()
     assert run(*command) == 0
     assert tomllib.loads((out / "config.toml").read_text())["val"] == 0.25
     held_out = strict_json(out / "summary.json")["sizes"]["test"]
-    assert held_out == (made.splits == "test").sum()
+    assert held_out == (splits == "test").sum()
     shutil.rmtree(source)
     assert run(*command, "--resume") == 0
 
@@ -257,14 +259,14 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     assert "10 classes with one training image" in (out / "train.log").read_text()
 
 
-FROM = ("--encoder", "ENCODER")
+FROM = ("ENCODER", "DATA")
 REFUSED = [
-    ([], 2, "give --encoder ENCODER"),
+    ([], 2, "no encoder given; say nearkin classify ENCODER DATA"),
     ([*FROM, "--train-layers", "last:99"], 2, "tiny has 2 blocks; give at most last:2"),
     ([*FROM, "--train-layers", "first"], 2, "is not linear, attentive, last:N or all"),
     ([*FROM, "--epochs", "3"], 2, "--epochs is of fine-tuning"),
     ([*FROM, "--layer-decay", "0.5"], 2, "--layer-decay is of fine-tuning"),
-    (["--encoder", "absent"], 2, "absent"),
+    (["absent", "DATA"], 2, "absent"),
     ([*FROM, "--labels", "none"], 3, "no image has a label"),
     ([*FROM, "--labels", "ONE"], 3, "all labeled training images are 'd1'"),
     ([*FROM, "--labels", "STRAY"], 3, "write the paths as they are below the data"),
@@ -276,10 +278,15 @@ REFUSED = [
 def test_what_cannot_be_done_is_said_in_one_line(data, encoder, tmp_path, refusal):
     (tmp_path / "one.csv").write_text("path,label\ntrain/000,d1\ntrain/001,d1\n")
     (tmp_path / "stray.csv").write_text("path,label\na.png,d1\nb.png,d2\n")
-    words = {"ENCODER": encoder, "ONE": tmp_path / "one.csv", "STRAY": tmp_path / "stray.csv"}
+    words = {
+        "ENCODER": encoder,
+        "DATA": data,
+        "ONE": tmp_path / "one.csv",
+        "STRAY": tmp_path / "stray.csv",
+    }
     for number, (more, code, says) in enumerate(REFUSED):
         typed = [words.get(word, word) for word in more]
-        line = refusal(code, "classify", data, *typed, "-o", tmp_path / f"run-{number}")
+        line = refusal(code, "classify", *typed, "-o", tmp_path / f"run-{number}")
         assert says in line, more
 
 
