@@ -86,9 +86,9 @@ def test_the_views_of_an_augmentation_are_taken_unless_a_number_is_given():
 def test_views_that_a_method_cannot_take_or_no_memory_holds_are_refused():
     images = open_images(np.zeros((64, 32, 32, 3), np.uint8))
     for method, count, says in (
-        ("moco", 4, "moco takes 2 views of an image, not 4; leave --num-views out"),
+        ("moco", 4, "moco takes 2 views of an image, not 4; leave num_views out"),
         ("rotnet", 2, "rotnet takes 1 view of an image, not 2"),
-        ("simclr", 1, "simclr takes 2 views of an image or more, not 1; leave --num-views out"),
+        ("simclr", 1, "simclr takes 2 views of an image or more, not 1; leave num_views out"),
     ):
         with pytest.raises(UsageError, match=says):
             resolve(TrainConfig(method=method, num_views=count, epochs=1), images, CPU)

@@ -29,7 +29,7 @@ def alignment(
 
 @full_precision
 def gram(
-    student: Float[Tensor, "batch dim"], teacher: Float[Tensor, "batch dim"]
+    student: Float[Tensor, "batch dim"], teacher: Float[Tensor, "batch _"]
 ) -> Float[Tensor, ""]:
     """Keep the similarities of a batch as a teacher sees them, `mean (s_i.s_j - t_i.t_j)^2`.
 
