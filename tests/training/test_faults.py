@@ -270,7 +270,7 @@ def test_every_setting_but_the_free_ones_is_named_when_it_contradicts_the_run():
         if entry.name in (*FREE, "max_time"):
             continued(new, stored)
             continue
-        with pytest.raises(UsageError, match=f"--{entry.name.replace('_', '-')} .* became"):
+        with pytest.raises(UsageError, match=f"{entry.name} .* became"):
             continued(new, stored)
 
 
