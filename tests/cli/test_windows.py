@@ -58,7 +58,7 @@ def test_the_command_line_starts_without_the_modules_of_unix():
 
 
 def test_what_needs_no_run_folder_works(windows, digits_file, capsys):
-    for words in ("doctor", f"check {digits_file}", "config recipe:cifar10/moco"):
+    for words in ("doctor", f"check {digits_file}", "list recipes cifar10/moco"):
         assert main(words.split()) == 0
         assert capsys.readouterr().out, words
 

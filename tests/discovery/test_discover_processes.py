@@ -152,7 +152,7 @@ def test_what_takes_one_process_is_left_to_the_first(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for command in ("evaluate RUN", "embed RUN DATA -o vectors.npz", "assign RUN DATA"):
+    for command in ("evaluate RUN", "embed RUN DATA -o vectors.npz", "predict RUN DATA"):
         assert run(*command.split()) == 0
         printed = capsys.readouterr()
         assert (printed.out, printed.err.count("this command takes one process")) == ("", 1)

@@ -273,7 +273,7 @@ def weights():
         file = "classifier.safetensors"
         files = {file: content, "encoder.safetensors": tensors(state, ENCODER)}
         expected = ({0}, "") if name in sound else ({5}, file)
-        yield f"classifier: {name}", files, "assign HERE images", *expected
+        yield f"classifier: {name}", files, "predict HERE images", *expected
 
 
 def stages():
