@@ -219,7 +219,9 @@ class Kept(RunSite):
     """A site of gray images, whose classes change as they are told, and that keeps count."""
 
     def __init__(self, image_map):
-        self.page, self.policy = page_of(image_map, served=True), policy(script(), served=True)
+        self._page, self._is_edited = page_of(image_map, served=True), False
+        self._lock = threading.Lock()
+        self.policy = policy(script(), served=True)
         self.gray = sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1)
         kinds = {"new-1": "novel", "new-2": "novel", "dog": "known"}.items()
         self.rows = [{"cluster": c, "name": "", "kind": kind, "size": 100} for c, kind in kinds]

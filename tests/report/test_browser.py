@@ -2,6 +2,7 @@
 
 import csv
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,8 +205,8 @@ def draw_lasso(page, image_map, corners):
 def saved(page):
     with page.page.expect_download() as download:
         page.find("#map-selection").get_by_text("Save as CSV").click()
-    with open(download.value.path(), encoding="utf-8", newline="") as file:  # noqa: PTH123
-        return list(csv.reader(file))
+    text = Path(download.value.path()).read_bytes().decode("utf-8-sig", "surrogateescape")
+    return list(csv.reader(text.splitlines(keepends=True)))
 
 
 def test_a_lasso_or_shift_selects_what_is_inside_and_not_hidden(opened):
