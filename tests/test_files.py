@@ -41,7 +41,7 @@ def test_an_error_becomes_a_line_with_its_reason(tmp_path):
         says = rf"file cannot be used \({reason}\); mend it"
         with pytest.raises(CheckpointError, match=says), usable(tmp_path / "file", "mend it"):
             raise error
-    says = "cannot write .*file: No space left; choose another -o"
+    says = "cannot write .*file: No space left; choose another output"
     with pytest.raises(OutputError, match=says), writing(tmp_path / "file"):
         raise OSError(28, "No space left")
 
@@ -81,9 +81,9 @@ def test_a_file_is_there_whole_or_as_it_was_and_nothing_else_is_left(tmp_path):
         write(b"half", OSError("full"))
     assert path.read_bytes() == b"newer"
     with pytest.raises(OutputError, match="exists"):
-        check_new(path)
+        check_new(path, overwrite=False)
     check_new(path, overwrite=True)
-    check_new(tmp_path / "other")
+    check_new(tmp_path / "other", overwrite=False)
     (tmp_path / ".file.partial.7").write_bytes(b"of a killed process")
     (tmp_path / "file.partial").write_bytes(b"of somebody")
     remove_partial(tmp_path)

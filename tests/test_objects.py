@@ -93,6 +93,7 @@ def test_results_are_tables_of_text_of_html_and_of_pandas(features, classified):
     page = table._repr_html_()
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
+    pytest.importorskip("pandas")
     frame = classified.metrics.to_pandas()
     assert list(frame.columns) == ["metric", "value", "low", "high"]
     assert features.to_pandas()["label"].tolist() == features.class_names.tolist()

@@ -325,7 +325,7 @@ def test_class_names_that_read_the_same_are_one_and_those_in_another_case_are_no
 def test_names_that_cannot_be_known_are_refused(tmp_path):
     data = fill(tmp_path, *BEASTS)
     assert "labels all 6 images" in refused(label, data, data)
-    either = "either --labeled PATH, or --known A,B"
+    either = "either labeled PATH, or known A,B"
     for by, names, says in (
         ("", "ant", "at least two"),
         ("", "ant,ant", "each once"),
@@ -448,7 +448,7 @@ def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path, 
     config = DiscoverConfig(labeled=str(tmp_path / "t.csv"), truth="data", mode="ncd", val=0.0)
     message = refused(open_discovery_data, data, config)
     assert "2 unlabeled images are of known classes, by the truth: 'bee' (1), 'cat' (1)" in message
-    assert "--mode gcd" in message
+    assert "mode gcd" in message
     dataset = open_discovery_data(data, replace(config, mode="gcd"))
     assert dataset.truth.tolist() == [2, 2, 0, 0, 1, 1]
     whole = label_images(images, "", ["cat", "bee"])

@@ -294,7 +294,7 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     for name, tensor in expected.state_dict().items():
         assert torch.equal(tensor, kept.state_dict()[name])
     assert trained.details["origin"] == expected.details["origin"]
-    assert trained.details["encoder"] == source.name
+    assert trained.details["start"] == source.name
     assert trained.preprocessing == expected.preprocessing
     assert any("cc-by-nc" in line for line in log.texts)
     page = run.folder.report.read_text()

@@ -61,6 +61,7 @@ def name_of(encoder: EncoderLike | Embeddings) -> str:
 def stored(name: str, value: Any) -> Any:
     """A setting as files hold it.
 
+    >>> from pathlib import Path
     >>> stored("out", Path("a/b")), stored("known", ["cat"])
     ('a/b', ['cat'])
     """

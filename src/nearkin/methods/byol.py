@@ -11,7 +11,8 @@ p are the online network's predictions from the two views and z the target's emb
 unit vectors; m is `momentum`, at step k of K. Further views are predicted from, and not predicted:
 the loss is twice the mean over all pairs of a prediction and the target of another view.
 
-    online: backbone -> Linear BN ReLU -> Linear, predictor: Linear BN ReLU -> Linear
+    online: backbone -> Linear BN ReLU -> Linear
+    predictor: Linear BN ReLU -> Linear
     target: backbone -> Linear BN ReLU -> Linear
 
 Queries: predictions from either view. Keys: the target's embedding of the other view.

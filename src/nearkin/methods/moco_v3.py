@@ -10,7 +10,8 @@ ICCV 2021, arXiv:2104.02057.
 q are predictions from the two views and k the target's embeddings of them; t is `temperature`,
 and m rises from `momentum` to one.
 
-    online: backbone -> Linear BN ReLU -> Linear BN*, predictor: Linear BN ReLU -> Linear
+    online: backbone -> Linear BN ReLU -> Linear BN*
+    predictor: Linear BN ReLU -> Linear
     target: backbone -> Linear BN ReLU -> Linear BN*, which has neither scale nor shift
 
 Queries: predictions from either view. Keys: the target's embeddings of the other view, of the
