@@ -144,8 +144,8 @@ def test_a_method_in_a_file_is_trained_evaluated_reported_and_resumed(
     assert capsys.readouterr().err.count("has changed since the run was started (SHA-256 ") == 1
     (folder / "my_method.py").unlink()  # the encoder and the tables are enough from here on
     forget(folder / "my_method.py")
-    for command in ("evaluate", "explore"):
-        assert run(command, "run") == 0
+    for command in (["evaluate", "run"], ["explore", "run", "--write"]):
+        assert run(*command) == 0
     assert nearkin.load(folder / "run").num_features == 128
     assert re.match("error: method .*there is no file", refusal(2, *train, "--resume"))
 
