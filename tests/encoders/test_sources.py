@@ -43,7 +43,7 @@ def test_unknown_names_suggest_the_nearest(monkeypatch, tmp_path):
     ):
         assert f"Did you mean {suggestion}?" in refusal(word)
     assert "Did you mean" not in refusal("torchvision: xyzzy")
-    assert refusal("runs/birds").startswith("runs/birds does not exist; `nearkin train` makes")
+    assert refusal("runs/birds").startswith("runs/birds does not exist; `nearkin.train` makes")
     assert f"{tmp_path} is neither a run" in refusal(str(tmp_path))  # such as the images
 
 
@@ -187,7 +187,7 @@ def test_what_timm_has_or_nobody_is_refused_with_what_to_give(folder):
         change(folder, model_type=kind)
         says = f"is a {kind} of transformers, which nearkin does not read; give timm's weights"
         assert says in refusal(folder)
-        assert f"`nearkin list pretrained timm:{start}`" in refusal(folder)
+        assert f"listed by `nearkin.backbones(pretrained='timm:{start}')`" in refusal(folder)
         assert any(name.startswith(start) for name in timm.list_pretrained()), start
     change(folder, model_type="dinov4")
     assert "Did you mean dinov" in refusal(folder)
