@@ -187,7 +187,7 @@ def test_what_timm_has_or_nobody_is_refused_with_what_to_give(folder):
         change(folder, model_type=kind)
         says = f"is a {kind} of transformers, which nearkin does not read; give timm's weights"
         assert says in refusal(folder)
-        assert f"listed by `nearkin.backbones(pretrained='timm:{start}')`" in refusal(folder)
+        assert f"listed by `nearkin.list_pretrained('timm:{start}')`" in refusal(folder)
         assert any(name.startswith(start) for name in timm.list_pretrained()), start
     change(folder, model_type="dinov4")
     assert "Did you mean dinov" in refusal(folder)

@@ -209,7 +209,7 @@ def _other_kind(folder: Path, kind: str) -> UsageError:
     if start := IN_TIMM.get(kind):
         return UsageError(
             f"{what}; give timm's weights of the same model, timm:NAME as listed by `nearkin "
-            f"backbones --pretrained timm:{start}`"
+            f"list pretrained timm:{start}`"
         )
     known = sorted([*POOLING, *TOWERS])
     return UsageError(f"{what}.{suggestion(kind, known)} It reads {', '.join(known)}")
