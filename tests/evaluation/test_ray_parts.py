@@ -134,7 +134,7 @@ def test_a_cluster_that_does_not_answer_or_has_no_address_is_one_line(
 def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refusal):
     command = arguments(folder, tmp_path / "v")
     alone = ["embed", folder / "encoder.safetensors", folder, "--engine", "ray"]
-    assert "need a folder of shards; give -o" in refusal(2, *alone)
+    assert "-o FOLDER/" in refusal(2, *alone)
     assert "is one file" in refusal(2, *alone, "-o", "x.npz")
     assert "--shard 1/2 both divide" in refusal(2, *command, "--shard", "1/2")
     for given in ({"data": np.zeros((5, 8, 8, 3), np.uint8)}, {"backbone": nn.Identity()}):

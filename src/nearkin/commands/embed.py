@@ -172,7 +172,9 @@ def embed_files(
     how: dict[str, Any] = {"backbone": backbone, "verbose": verbose}
     if makes_shards(output, shard_size, shard, engine):
         if output is None:
-            raise UsageError("--shard-size, --shard and --engine need a folder of shards; give -o")
+            raise UsageError(
+                "--shard-size, --shard and --engine need a folder of shards; give -o FOLDER/"
+            )
         if Path(output).suffix in FORMATS:
             raise UsageError(f"{output} is the name of one file, without shards; give a folder")
         _check_alone(config, resume=resume, overwrite=overwrite)

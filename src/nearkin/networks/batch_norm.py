@@ -215,10 +215,8 @@ class GroupedBatchNorm(_BatchNorm):
         Also return what they make of the running statistics.
         """
         assert self.momentum is not None
-        mean, var = self.running_mean.clone(), self.running_var.clone()
+        mean, var = self.running_mean.repeat(beside), self.running_var.repeat(beside)
         affine: tuple[Tensor, Tensor] = self.weight, self.bias
-        if beside > 1:
-            mean, var = mean.repeat(beside), var.repeat(beside)
         if beside > 1 and self.affine:
             affine = self.weight.repeat(beside), self.bias.repeat(beside)
         normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
