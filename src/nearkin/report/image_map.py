@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from threading import Event, Thread
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +28,9 @@ from nearkin.files import read_arrays, sha256, usable, write_whole
 from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.metrics.neighbors import nearest
 from nearkin.objectives.fused import blocks
-from nearkin.report.page.map import Coloring, ImageMap
+from nearkin.report.page.map import Coloring, ImageMap, Role
 from nearkin.run.folder import RunFolder
+from nearkin.run.named import written_labels
 from nearkin.tables import read_csv
 from nearkin.text import as_text
 
@@ -166,7 +168,7 @@ def colorings(
     else:
         candidates = _of_training(embeddings)
     return tuple(
-        Coloring(one.name, one.values[rows], one.classes, one.note)
+        replace(one, values=one.values[rows])
         for one in candidates
         if len(one.classes) != 1
         and (one.values[rows] >= 0 if _is_named(one) else np.isfinite(one.values[rows])).any()
@@ -199,12 +201,16 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
         display_name(clusters[row["cluster"]]) if row else label
         for row, label in zip(rows, embeddings.class_names.tolist(), strict=True)
     ]
-    yield by_name("Class", names, note="The predicted class; of labeled images, their label.")
+    note = "The predicted class; of labeled images, their label."
+    yield by_name("Class", names, note=note, role="class")
     kinds = [f"predicted {clusters[row['cluster']]['kind']}" if row else "labeled" for row in rows]
     yield by_name("Known or novel", kinds, note="Labeled images came with their class.")
     scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
     note = "Confidence of the classifier in the predicted class."
-    yield Coloring("Score", scores, note=note)
+    yield Coloring("Score", scores, note=note, role="score")
+    labels = {as_text(path): label for path, label in written_labels(folder).items()}
+    own = [labels.get(as_text(name), "") for name in embeddings.paths]
+    yield by_name("Your label", own, note="Labels for the next round.", role="label")
     cluster = np.array([row.get("cluster", "") for row in rows])
     yield from _of_ground_truth(cluster, embeddings.class_names)
 
@@ -215,14 +221,15 @@ def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Co
     predicted = np.array([row.get("cluster", "") for row in rows])
     both = np.where(predicted == "", labels, predicted)
     note = "The predicted class; of images that were learned from, their label."
-    yield by_name("Class", both, note=note)
+    yield by_name("Class", both, note=note, role="class")
     yield by_name("Label", labels, note="The class in your data.")
     scored = (predicted != "") & (labels != "")
     correct = np.where(predicted == labels, "correct", "incorrect")
     note = "Whether the class of a held-out image is predicted."
     yield by_name("Correct", np.where(scored, correct, ""), note=note)
     scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
-    yield Coloring("Score", scores, note="Calibrated probability of the predicted class.")
+    note = "Calibrated probability of the predicted class."
+    yield Coloring("Score", scores, note=note, role="score")
     kinds = np.where(labels == "", "no label", np.where(predicted == "", "learned from", "test"))
     yield by_name("Role", kinds, note="Which images were learned from, and which scored.")
     flags = np.array([row.get("flag", "") for row in rows])
@@ -256,14 +263,16 @@ def _of_ground_truth(cluster: np.ndarray, labels: np.ndarray) -> Iterator[Colori
     yield by_name("Correct", correct, note=note)
 
 
-def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Coloring:
+def by_name(
+    name: str, values: np.ndarray | Sequence[str], *, note: str, role: Role = ""
+) -> Coloring:
     """Return a coloring by class names, '' for unknown."""
     found, numbers = np.unique(values, return_inverse=True)
     classes: list[str] = sorted(found.tolist(), key=natural)
     place = {each: position for position, each in enumerate(classes)}
     positions = np.array([place[each] for each in found.tolist()], np.int64)
     unknown = int("" in classes)  # which comes first
-    return Coloring(name, positions[numbers] - unknown, tuple(classes[unknown:]), note)
+    return Coloring(name, positions[numbers] - unknown, tuple(classes[unknown:]), note, role)
 
 
 def natural(name: str) -> list[tuple[int, str]]:

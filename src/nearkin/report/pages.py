@@ -23,7 +23,7 @@ from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
-from nearkin.report.image_map import ONE_FILE, EarlyMap, image_map, thumbnails
+from nearkin.report.image_map import ONE_FILE, EarlyMap, display_name, image_map, thumbnails
 from nearkin.report.page.html import document
 from nearkin.report.page.map import ImageMap, map_section, script, write_files
 from nearkin.report.page.sections import (
@@ -157,38 +157,40 @@ def _stored_report(folder: RunFolder, images: Images) -> Report:
     views = [view for group in groups for view in getattr(report, group)]
     tiles = [tile for view in views for tile in (*view.core, *view.border)]
     tiles += [tile for group in alone for tile in getattr(report, group)]
-    small = _uris(tiles, images, SIDE)
-    large = _uris([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
-    names = {}
+    small = _found(tiles, images, SIDE)
+    large = _found([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
+    names = dict[str, str]()
     if kind is DiscoveryReport:
-        names = {row["cluster"]: row["name"].strip() for row in read_csv(folder.clusters)}
+        names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
 
     def named(cluster: str) -> str:
-        return f"{names[cluster]} ({cluster})" if names.get(cluster) else cluster
+        name = names.get(cluster, cluster)
+        return name if name == cluster else f"{name} ({cluster})"
 
     def completed(view: ClassView) -> ClassView:
         return replace(
             view,
             name=named(view.name),
+            on_map=names.get(view.name, view.name),
             merge=tuple(map(named, view.merge)),
-            medoid=next(iter(_with_pixels([view.medoid] if view.medoid else [], large)), None),
-            core=_with_pixels(view.core, small),
-            border=_with_pixels(view.border, small),
+            medoid=next(iter(_completed([view.medoid] if view.medoid else [], large)), None),
+            core=_completed(view.core, small),
+            border=_completed(view.border, small),
         )
 
     changed = {group: tuple(map(completed, getattr(report, group))) for group in groups}
-    lone = {group: _with_pixels(getattr(report, group), small) for group in alone}
+    lone = {group: _completed(getattr(report, group), small) for group in alone}
     stored: Report = replace(report, **changed, **lone)
     return stored
 
 
-def _uris(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, str]:
-    """Thumbnails by name, of images that are still there and readable."""
+def _found(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, dict[str, Any]]:
+    """Numbers and thumbnails by name, of images that are still there and readable."""
     row = {name: number for number, name in enumerate(images.names)}
     rows = np.array([row[tile.path] for tile in tiles if tile.path in row], np.int64)
     uris = thumbnails(images, rows, side, available_cpus())
-    return {images.names[number]: uri for number, uri in uris.items()}
+    return {images.names[row]: {"number": row, "uri": uri} for row, uri in uris.items()}
 
 
-def _with_pixels(tiles: Sequence[Tile], uris: dict[str, str]) -> tuple[Tile, ...]:
-    return tuple(replace(tile, uri=uris[tile.path]) for tile in tiles if tile.path in uris)
+def _completed(tiles: Sequence[Tile], found: dict[str, dict[str, Any]]) -> tuple[Tile, ...]:
+    return tuple(replace(tile, **found[tile.path]) for tile in tiles if tile.path in found)

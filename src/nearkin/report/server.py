@@ -261,7 +261,8 @@ class RequestHandler(BaseHTTPRequestHandler):
                 cookie = f"{self.server.cookie}={self.server.token}"
                 # Not Strict, or a link in the page of another site, as of JupyterLab, is refused.
                 cookie += "; HttpOnly; SameSite=Lax; Path=/"
-                headers = {"Location": "/", "Set-Cookie": cookie}
+                # Relative, as a proxy may have put the page anywhere.
+                headers = {"Location": ".", "Set-Cookie": cookie}
                 return Reply(b"", "text/plain", HTTPStatus.SEE_OTHER, headers=headers)
         elif any(map(self._is_token, self._cookies())):
             return None

@@ -40,7 +40,13 @@ from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
 from nearkin.run.copies import copy_to, file_names
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
+from nearkin.run.named import (
+    CLUSTER_COLUMNS,
+    LABEL_COLUMNS,
+    check_names,
+    read_edited,
+    written_labels,
+)
 from nearkin.tables import write_csv
 from nearkin.text import printable
 
@@ -180,11 +186,11 @@ class RunSite:
             return self.classes()
 
     def label(self, numbers: list[int], name: str) -> Json:
-        """Label images for the next round; '' removes their labels. Then `classes`."""
+        """Label images for the next round; '' removes their labels. Then all labels."""
         paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
         with self._lock:
             label_images(self._folder, paths, name)
-            return self.classes()
+            return {"labels": _numbered(written_labels(self._folder), self._images.names)}
 
     def split(self, numbers: list[int], name: str) -> Json:
         """Make images a class of their own. Then `classes`."""
@@ -304,17 +310,26 @@ def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
 
 
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
-    """Return the classes of a discovery, and the cluster of each image; empty for a training."""
+    """Return the classes of a discovery, the cluster of each image, and labels; or none."""
     if not is_discovery(folder):
-        return {"editable": False, "classes": [], "cluster_of": {}}
+        return {"editable": False, "classes": [], "cluster_of": {}, "labels": {}}
     assigned = _clusters(folder)
     sizes = Counter(assigned.values())
     rows = [
         {key: row[key].strip() for key in CLUSTER_COLUMNS} | {"size": sizes[row["cluster"]]}
         for row in read_edited(folder.clusters, CLUSTER_COLUMNS)
     ]
-    cluster_of = {str(row): assigned[name] for row, name in enumerate(names) if name in assigned}
-    return {"editable": True, "classes": rows, "cluster_of": cluster_of}
+    return {
+        "editable": True,
+        "classes": rows,
+        "cluster_of": _numbered(assigned, names),
+        "labels": _numbered(written_labels(folder), names),
+    }
+
+
+def _numbered(by_path: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """What is said of images, by their numbers, which are the keys of JSON."""
+    return {str(row): by_path[name] for row, name in enumerate(names) if name in by_path}
 
 
 def class_names(folder: RunFolder) -> dict[str, str]:

@@ -110,6 +110,14 @@ def answers(folder: RunFolder) -> Answers:
     return Answers(same, outside)
 
 
+def written_labels(folder: RunFolder) -> dict[str, str]:
+    """Return what a person has written for single images in to_label.csv, by path, unchecked."""
+    # Discoveries of earlier releases have no such table yet.
+    there = folder.to_label.exists()
+    rows = read_edited(folder.to_label, LABEL_COLUMNS) if there else []
+    return {row["path"]: label for row in rows if (label := row["label"].strip())}
+
+
 def image_labels(folder: RunFolder) -> Mapping[str, str]:
     """Return the labels that a person has given to single images, by path.
 

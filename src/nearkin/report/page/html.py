@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -51,6 +52,7 @@ TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.globals |= {"count": count, "decimal": decimal}
+TEMPLATES.filters["fragment"] = lambda name: quote(printable(name))  # of an address
 BLOCKS: Final[Any] = TEMPLATES.get_template("blocks.html").module
 """What sections consist of: a function for each macro of the template."""
 

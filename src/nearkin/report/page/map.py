@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, Shaped
@@ -17,10 +17,16 @@ from nearkin.report.page.html import TEMPLATES
 
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""
-SCRIPT_PARTS: Final = ("data", "drawing", "view", "legend", "panel", "table", "input", "server")
+SCRIPT_PARTS: Final = (
+    "data", "drawing", "view", "legend", "selection", "table", "grid", "panel", "server", "labels",
+    "input",
+)  # fmt: skip
 """JavaScript files in the order they are concatenated."""
 ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&"})
 """Characters that could end the element that holds the data."""
+
+
+Role = Literal["", "class", "score", "label"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,12 +34,14 @@ class Coloring:
     """One way to color the map."""
 
     name: str
-    """Shown to the reader. The script knows two names: Score orders the images of a class,
-    highest first; Class can be renamed where there is a server."""
+    """Shown to the reader."""
     values: Int[np.ndarray, " n"] | Float[np.ndarray, " n"]
     """The class of every image, -1 if unknown; without classes a number, NaN if unknown."""
     classes: tuple[str, ...] = ()
     note: str = ""  # a sentence on how to read it
+    role: Role = ""
+    """What the page does with it: scores order the images of a class, highest first; classes can
+    be renamed and labels given where there is a server."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +112,14 @@ def _details(image_map: ImageMap, start: int, count: int) -> dict[str, Any]:
 
 def _data(image_map: ImageMap, files: str) -> Markup:
     colorings = [
-        {"name": c.name, "classes": c.classes, "note": c.note, "values": _array(c.values)}
-        for c in image_map.colorings
+        {
+            "name": one.name,
+            "role": one.role,
+            "classes": one.classes,
+            "note": one.note,
+            "values": _array(one.values),
+        }
+        for one in image_map.colorings
     ]
     data: dict[str, Any] = {
         "number": _array(image_map.number),

@@ -29,6 +29,7 @@ class Tile:
     uri: str  # its pixels, as a `data:` URI
     score: float  # confidence of the classifier in its class
     note: str = ""  # what is written below it
+    number: int = -1  # its row in the data, by which the map knows it; -1 where there is no map
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class ClassView:
     nearest_known: str = ""  # the most similar known class
     merge: tuple[str, ...] = ()  # classes that may be the same
     truth: str = ""  # a sentence on its true classes, where known
+    on_map: str = ""  # its name on the map, if there is one
 
 
 @dataclass(frozen=True, slots=True)

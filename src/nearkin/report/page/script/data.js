@@ -9,7 +9,7 @@ const SHAPES = [
   "M-.4-1.15h.8v.75h.75v.8h-.75v.75h-.8v-.75h-.75v-.8h.75z",
   "M0-.5l.65-.65l.5.5l-.65.65l.65.65l-.5.5l-.65-.65l-.65.65l-.5-.5l.65-.65l-.65-.65l.5-.5z",
 ].map((path) => new Path2D(path));
-const COLORS = 8; // coprime to the number of shapes: both together give 56 classes
+const COLORS = 10; // coprime to the number of shapes: both together give 70 classes
 const SCALE_STEPS = 64; // of the color scale of numbers
 const PADDING = 36; // pixels between the outermost points and the edge of the map
 const MAX_RADIUS = 7; // of a point
@@ -18,8 +18,9 @@ const CLICK_DISTANCE = 14; // pixels between a point and a click on it
 const IMAGE_ZOOM = 2; // from this zoom on, points become images
 const MAX_IMAGES = 1500; // with more in view, they stay points
 const MAX_SHEETS = 100; // that are kept decoded
-const GALLERY = 60;
-const TABLE_ROWS = 50;
+const GALLERY = 24; // images of a section of the panel; the grid has all
+const GRID_PAGE = 200;
+const TABLE_PAGE = 50;
 
 function decodeBase64(text) {
   const characters = atob(text);
@@ -34,10 +35,16 @@ function readDetails({ names, neighbors, similarity }) {
   return { names, neighbors: array(neighbors), similarity: array(similarity) };
 }
 
+/* What a coloring hides: classes that are switched off in the legend, -1 being "unknown"; or all
+   numbers outside of a range. */
+const NO_FILTER = () => ({ hidden: new Set(), range: null });
+
 function readData() {
   const json = JSON.parse(document.getElementById("images").textContent);
   for (const name of ["number", "xy"]) json[name] = array(json[name]);
-  for (const coloring of json.colorings) coloring.values = array(coloring.values);
+  for (const coloring of json.colorings) {
+    Object.assign(coloring, { values: array(coloring.values), ...NO_FILTER() });
+  }
   json.count = json.number.length;
   json.perFile ??= Math.max(1, json.count); // images whose details lie together
   return json;
@@ -55,20 +62,19 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 /* Images are rows of the data; -1 is none. */
 const state = {
   coloring: 0,
-  hiddenClasses: new Set(), // switched off in the legend; -1 is "unknown"
   filter: "",
   visible: new Uint8Array(data.count).fill(1),
   highlighted: null, // the class under the pointer in the legend
   open: -1, // the image in the panel
   cursor: -1, // the image that the keyboard is at
   selected: new Set(),
+  labeled: [], // images that somebody has labeled here
   lasso: null, // points of the line that is being drawn
   lassoMode: false, // whether dragging draws a lasso instead of panning
   query: null, // coordinates of the image that was searched for
   animation: null,
   view: { x: 0, y: 0, scale: 1 }, // center, and pixels per unit
-  sort: { by: "number", descending: false },
-  page: 0,
+  sort: { by: "number", descending: false }, // of the grid and the table
 };
 
 /* Names and neighbors, of a few thousand images each: in the page, or in files beside it, which are
@@ -104,14 +110,19 @@ function lackFiles() {
   $("note").textContent = `Images and names are missing: put the folder ${decodeURI(data.files)} beside this page.`;
 }
 
-const hasClasses = (coloring) => coloring.classes.length > 0;
+const hasClasses = ({ values }) => !(values instanceof Float32Array);
+const withRole = (role) => data.colorings.find((coloring) => coloring.role === role);
 const currentColoring = () => data.colorings[state.coloring];
 const allRows = () => Array.from({ length: data.count }, (_, i) => i);
 const visibleRows = () => allRows().filter((i) => state.visible[i]);
 
+function className({ classes }, each) {
+  return each < 0 ? "unknown" : escapeInvisible(classes[each]);
+}
+
 function value(coloring, i) {
   const value = coloring.values[i];
-  if (hasClasses(coloring)) return value < 0 ? "unknown" : escapeInvisible(coloring.classes[value]);
+  if (hasClasses(coloring)) return className(coloring, value);
   return Number.isNaN(value) ? "unknown" : value.toFixed(3);
 }
 

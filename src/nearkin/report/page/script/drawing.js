@@ -90,7 +90,7 @@ function tile(i) {
 /* ---- points ---- */
 
 let redrawPending = 0;
-let drawnImages = []; // points drawn as images, for the pointer: [i, x, y, side]
+let drawnImages = new Map(); // points drawn as images: where each lies, [x, y, side]
 
 function redraw() {
   redrawPending ||= requestAnimationFrame(() => { redrawPending = 0; draw(); });
@@ -245,8 +245,11 @@ function drawPoints() {
 function draw() {
   const inView = drawPoints();
   pen.setTransform(box.ratio, 0, 0, box.ratio, 0, 0);
-  drawnImages = [];
+  drawnImages = new Map();
   if (zoomLevel() >= IMAGE_ZOOM && inView.length <= MAX_IMAGES) drawImages(inView);
+  for (const i of state.labeled) {
+    if (state.visible[i] && inside(...screenPoint(i))) drawRing(i, 2, theme.ink);
+  }
   if (state.open >= 0 && detailsOf(state.open)) drawNeighbors(state.open);
   if (state.cursor >= 0) drawRing(state.cursor, 3, theme.accent);
   if (state.query) drawCross(...toScreen(...state.query));
@@ -279,7 +282,7 @@ function drawImage(i, x, y, side) {
   pen.imageSmoothingEnabled = data.side >= 32;
   paste(pen, i, x - side / 2, y - side / 2, side);
   pen.globalAlpha = 1;
-  drawnImages.push([i, x, y, side]);
+  drawnImages.set(i, [x, y, side]);
 }
 
 function drawNeighbors(i) {
@@ -298,8 +301,8 @@ function drawNeighbors(i) {
 
 function drawRing(i, width, color) {
   const [x, y] = screenPoint(i);
-  const image = drawnImages.find(([other]) => other === i);
-  const side = image?.[3] + 4;
+  const image = drawnImages.get(i);
+  const side = image?.[2] + 4;
   pen.lineWidth = width;
   pen.strokeStyle = color;
   pen.beginPath();

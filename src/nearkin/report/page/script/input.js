@@ -1,11 +1,11 @@
-/* Mouse, touch and keyboard. */
+/* Mouse, touch and keyboard; then the start. */
 
 /* The image at a point of the screen. */
 function imageAt(x, y) {
-  const drawn = drawnImages.find(([, left, top, side]) => {
-    return Math.abs(left - x) <= side / 2 + 2 && Math.abs(top - y) <= side / 2 + 2;
-  });
-  return drawn ? drawn[0] : closest((px, py) => (px - x) ** 2 + (py - y) ** 2, CLICK_DISTANCE ** 2);
+  for (const [i, [left, top, side]] of drawnImages) {
+    if (Math.abs(left - x) <= side / 2 + 2 && Math.abs(top - y) <= side / 2 + 2) return i;
+  }
+  return closest((px, py) => (px - x) ** 2 + (py - y) ** 2, CLICK_DISTANCE ** 2);
 }
 
 /* The visible image with the smallest cost of its screen coordinates; -1 if none is below the limit. */
@@ -52,9 +52,9 @@ function press(event) {
   const at = canvasPoint(event);
   canvas.setPointerCapture(event.pointerId);
   touches.set(event.pointerId, at);
-  pressed = { at, moved: false };
+  pressed = { at, moved: false, mode: selectionMode(event) };
   state.animation = null;
-  if (event.shiftKey || state.lassoMode) state.lasso = [toMap(...at)];
+  if (pressed.mode !== "replace" || state.lassoMode) state.lasso = [toMap(...at)];
   hideTip();
 }
 
@@ -66,7 +66,7 @@ function move(event) {
   if (touches.size === 2) return pinch(event.pointerId, from, to);
   if (Math.hypot(to[0] - pressed.at[0], to[1] - pressed.at[1]) > 4) pressed.moved = true;
   if (state.lasso) state.lasso.push(toMap(...to));
-  else if (pressed.moved) {
+  else if (pressed.moved && !scrolls(event)) {
     state.view.x -= (to[0] - from[0]) / state.view.scale;
     state.view.y += (to[1] - from[1]) / state.view.scale;
   }
@@ -85,22 +85,38 @@ function pinch(id, from, to) {
   pressed.moved = true;
   const [[, other]] = [...touches].filter(([touch]) => touch !== id);
   const distance = (at) => Math.hypot(at[0] - other[0], at[1] - other[1]);
+  state.view.x -= (to[0] - from[0]) / 2 / state.view.scale;
+  state.view.y += (to[1] - from[1]) / 2 / state.view.scale;
   if (distance(from) > 1) zoom(distance(to) / distance(from), ...other);
+}
+
+/* One finger scrolls the page, unless the map is all that there is to see; two move the map. */
+const scrolls = ({ pointerType }) => pointerType === "touch" && !isFull();
+
+function keepFingers(event) {
+  if (event.touches.length > 1 || state.lassoMode || isFull()) event.preventDefault();
 }
 
 function release(event) {
   if (!touches.delete(event.pointerId)) return;
-  if (state.lasso && pressed.moved) return endLasso();
+  if (state.lasso && pressed.moved) return endLasso(pressed.mode);
   state.lasso = null;
   if (pressed.moved || event.type !== "pointerup") return undefined;
   const i = imageAt(...canvasPoint(event));
   if (i < 0) return undefined;
-  return event.shiftKey ? toggleSelected(i) : open(i, { focus: false });
+  return pressed.mode === "replace" ? open(i, { focus: false }) : select([i], pressed.mode);
 }
 
-/* At the smallest zoom the wheel scrolls the page, so that nobody is caught in the map. */
+let hintTimer = 0;
+
+/* The wheel scrolls the page, unless it is clear that the map is meant: nobody is caught in it. */
 function wheel(event) {
-  if (event.deltaY > 0 && zoomLevel() <= 0.81) return;
+  if (!event.ctrlKey && !event.metaKey && document.activeElement !== canvas && !isFull()) {
+    $("hint").hidden = false;
+    clearTimeout(hintTimer);
+    hintTimer = setTimeout(() => { $("hint").hidden = true; }, 1500);
+    return;
+  }
   event.preventDefault();
   hideTip();
   zoom(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 400), ...canvasPoint(event));
@@ -132,6 +148,7 @@ async function step(direction) {
 function escape() {
   if (state.lasso || state.lassoMode) setLassoMode(false);
   else if (state.open >= 0) close();
+  else if (isFull()) setFull(false);
   else {
     state.cursor = -1;
     hideTip();
@@ -149,13 +166,14 @@ const KEYS = {
   "+": () => zoom(1.5),
   "=": () => zoom(1.5),
   "-": () => zoom(1 / 1.5),
-  "0": () => animateTo(wholeMap()),
+  "Home": () => animateTo(wholeMap()),
   "Escape": escape,
 };
 
 function keydown(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
-  KEYS[event.key]();
+  const act = KEYS[event.key] ?? labelKey(event.key);
+  if (event.ctrlKey || event.metaKey || event.altKey || !act) return;
+  act();
   event.preventDefault();
 }
 
@@ -164,15 +182,33 @@ function listen() {
   $("filter").oninput = (event) => { state.filter = event.target.value; updateVisible(); };
   $("in").onclick = KEYS["+"];
   $("out").onclick = KEYS["-"];
-  $("fit").onclick = KEYS["0"];
+  $("fit").onclick = KEYS["Home"];
   $("lasso").onclick = () => setLassoMode(!state.lassoMode);
+  $("shown").onclick = selectShown;
+  $("full").onclick = () => setFull(!isFull());
+  $("show-grid").onclick = () => setGrid(!grid.on);
   $("table").ontoggle = showTable;
   $("panel").onkeydown = (event) => { if (event.key === "Escape") close(); };
   Object.assign(canvas, {
     onpointerdown: press, onpointermove: move, onpointerup: release, onpointercancel: release,
     onpointerleave: hideTip, onblur: hideTip, onkeydown: keydown, onwheel: wheel,
   });
-  window.onhashchange = openFromAddress;
+  for (const kind of ["touchstart", "touchmove"]) {
+    canvas.addEventListener(kind, keepFingers, { passive: false });
+  }
+  document.addEventListener("click", followLink);
+  window.onhashchange = () => follow(location.hash);
   dark.onchange = () => { readTheme(); updateLook(); showLegend(); restyle(); };
   new ResizeObserver(resize).observe(canvas);
 }
+
+findLabeled();
+readTheme();
+showPanel();
+resize();
+setColoring(0);
+updateVisible();
+setLassoMode(false);
+listen();
+follow(location.hash);
+if (served) connect();

@@ -7,35 +7,61 @@ function searchText(i) {
   return [rawName(i), ...classes].join("\n").toLowerCase();
 }
 
+const filters = (coloring) => coloring.hidden.size > 0 || coloring.range !== null;
+
+/* Whether a coloring that filters shows an image; a range hides what has no number. */
+function shows(coloring, i) {
+  if (hasClasses(coloring)) return !coloring.hidden.has(classOf(i, coloring));
+  const [low, high] = coloring.range;
+  return coloring.values[i] >= low && coloring.values[i] <= high;
+}
+
+/* All filters together: the text, and what is hidden in each coloring. */
 async function updateVisible() {
-  const filter = state.filter.trim().toLowerCase();
-  if (filter && !searchTexts) {
+  const text = state.filter.trim().toLowerCase();
+  if (text && !searchTexts) {
     $("count").textContent = "Reading names …";
     await loaded(allRows());
-    if (filter !== state.filter.trim().toLowerCase()) return;
+    if (text !== state.filter.trim().toLowerCase()) return;
     searchTexts ??= allRows().map(searchText);
   }
+  const filtering = data.colorings.filter(filters);
   let total = 0;
   for (let i = 0; i < data.count; i++) {
-    const matches = !filter || searchTexts[i].includes(filter);
-    state.visible[i] = !state.hiddenClasses.has(classOf(i)) && matches;
+    const matches = !text || searchTexts[i].includes(text);
+    state.visible[i] = matches && filtering.every((coloring) => shows(coloring, i));
     total += state.visible[i];
   }
   const all = count(data.count, "image");
   $("count").textContent = total === data.count ? all : `${total.toLocaleString("en")} of ${all}`;
-  state.page = 0;
-  showTable();
+  showFilters(filtering);
+  showLists();
   restyle();
+}
+
+/* A button for each coloring that hides something, which shows it again. */
+function showFilters(filtering) {
+  $("filters").replaceChildren(...filtering.map((coloring) => {
+    const clear = () => { Object.assign(coloring, NO_FILTER()); showLegend(); updateVisible(); };
+    return button(`${coloring.name}: ${filterText(coloring)} ✕`, clear, { title: "Show all again" });
+  }));
+}
+
+function filterText({ hidden, range }) {
+  if (!range) return `${hidden.size} hidden`;
+  const [low, high] = range.map((end) => (Number.isFinite(end) ? String(end) : ""));
+  return low && high ? `${low} to ${high}` : low ? `from ${low}` : `to ${high}`;
 }
 
 function setColoring(at) {
   state.coloring = at;
-  state.hiddenClasses.clear();
   state.highlighted = null;
+  $("coloring").value = at;
   $("note").textContent = currentColoring()?.note ?? "";
   updateLook();
   showLegend();
-  updateVisible();
+  markTiles();
+  restyle();
 }
 
 function showLegend() {
@@ -50,31 +76,33 @@ function classLegend(coloring) {
   const sizes = new Map();
   for (let i = 0; i < data.count; i++) sizes.set(classOf(i), (sizes.get(classOf(i)) ?? 0) + 1);
   const classes = [...coloring.classes.keys(), -1].filter((each) => sizes.has(each));
-  const entries = classes.map((each) => legendEntry(coloring, each, sizes.get(each)));
   const hide = (hidden) => () => {
-    state.hiddenClasses = new Set(hidden);
-    for (const entry of entries) entry.ariaPressed = !hidden.length;
+    coloring.hidden = new Set(hidden);
+    classes.forEach((each, at) => { entries[at].ariaPressed = !coloring.hidden.has(each); });
     updateVisible();
   };
-  const all = [button("Show all", hide([])), button("Hide all", hide(classes))];
+  const entries = classes.map((each) => legendEntry(coloring, each, sizes.get(each)));
+  const only = (each) => button("only", hide(classes.filter((other) => other !== each)),
+    { className: "map-only", ariaLabel: `Show only ${className(coloring, each)}` });
   return [
     note("Click a class to hide or show it."),
-    make("ul", {}, ...entries.map((entry) => make("li", {}, entry))),
-    buttons(...(classes.length > 2 ? all : [])),
+    make("ul", {}, ...classes.map((each, at) => make("li", {}, entries[at], only(each)))),
+    buttons(...(classes.length > 2
+      ? [button("Show all", hide([])), button("Hide all", hide(classes))] : [])),
   ];
 }
 
 function legendEntry(coloring, each, size) {
-  const label = each < 0 ? "unknown" : escapeInvisible(coloring.classes[each]);
   const entry = button("", () => {
-    if (!state.hiddenClasses.delete(each)) state.hiddenClasses.add(each);
-    entry.ariaPressed = !state.hiddenClasses.has(each);
+    if (!coloring.hidden.delete(each)) coloring.hidden.add(each);
+    entry.ariaPressed = !coloring.hidden.has(each);
     updateVisible();
-  }, { ariaPressed: !state.hiddenClasses.has(each) });
+  }, { className: "map-entry", ariaPressed: !coloring.hidden.has(each) });
   const highlight = (highlighted) => () => { state.highlighted = highlighted; restyle(); };
   entry.onpointerenter = entry.onfocus = highlight(each);
   entry.onpointerleave = entry.onblur = highlight(null);
-  entry.append(legendMark(each), make("bdi", {}, label), make("span", {}, size.toLocaleString("en")));
+  const label = make("bdi", {}, className(coloring, each));
+  entry.append(legendMark(each), label, make("span", {}, size.toLocaleString("en")));
   return entry;
 }
 
@@ -90,7 +118,24 @@ function legendMark(each) {
 function scaleLegend(coloring) {
   const scale = make("div", { className: "scale" });
   scale.style.background = `linear-gradient(to right, ${theme.scale})`;
-  const ends = range(coloring).map((end) => make("span", {}, end.toFixed(2)));
+  const texts = range(coloring).map((end) => end.toFixed(2));
+  const ends = make("div", { className: "ends" }, ...texts.map((end) => make("span", {}, end)));
   const unknown = coloring.values.some(Number.isNaN) ? [note(legendMark(-1), " unknown")] : [];
-  return [scale, make("div", { className: "ends" }, ...ends), ...unknown];
+  return [scale, ends, rangeFields(coloring, texts), ...unknown];
+}
+
+/* Two numbers between which images are shown; an empty one is no limit. */
+function rangeFields(coloring, placeholders) {
+  const fields = ["Show from", "to"].map((label, at) => make("input", {
+    type: "number", step: "any", placeholder: placeholders[at], ariaLabel: `${label}, ${coloring.name}`,
+    value: Number.isFinite(coloring.range?.[at]) ? coloring.range[at] : "",
+    oninput: () => {
+      const [low, high] = fields.map((field) => field.valueAsNumber);
+      const limited = !Number.isNaN(low) || !Number.isNaN(high);
+      const limits = [Number.isNaN(low) ? -Infinity : low, Number.isNaN(high) ? Infinity : high];
+      coloring.range = limited ? limits : null;
+      updateVisible();
+    },
+  }));
+  return buttons("Show from", fields[0], "to", fields[1]);
 }

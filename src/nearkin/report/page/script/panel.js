@@ -30,20 +30,21 @@ async function showPanel() {
     $("panel").replaceChildren(note("Click a point to see its image and its nearest neighbors."));
     return;
   }
+  const members = classMembers(i);
   await loaded([i]);
-  await loaded([...neighbors(i), ...classMembers(i).slice(0, GALLERY)]);
+  await loaded([...neighbors(i), ...members.slice(0, GALLERY)]);
   if (state.open !== i) return; // another one meanwhile
   fillPanel(
     make("bdi", {}, name(i)),
     make("div", { className: served ? "map-large" : "map-about" }, largeImage(i), values(i)),
     ...nearestNeighbors(i),
-    ...sameClass(i),
+    ...sameClass(i, members),
   );
 }
 
 function largeImage(i) {
   if (!served) return tile(i);
-  const address = `/image/${data.number[i]}`;
+  const address = `image/${data.number[i]}`;
   const image = make("img", { src: address, alt: name(i) });
   return make("a", { href: address, target: "_blank", title: "Open in a new tab" }, image);
 }
@@ -66,14 +67,12 @@ function nearestNeighbors(i) {
   ];
 }
 
-const scoreColoring = () => data.colorings.find((each) => each.name === "Score" && !hasClasses(each));
-
 /* Other images of its class: highest score first if there are scores, else nearest on the map. */
 function classMembers(i) {
   const coloring = data.colorings.find(hasClasses);
   const own = coloring ? classOf(i, coloring) : -1;
   if (own < 0) return [];
-  const scores = scoreColoring();
+  const scores = withRole("score");
   const distance = (j) => Math.hypot(
     data.xy[2 * i] - data.xy[2 * j], data.xy[2 * i + 1] - data.xy[2 * j + 1]);
   const rank = scores ? (j) => -(scores.values[j] || 0) : distance;
@@ -81,17 +80,22 @@ function classMembers(i) {
   return members.sort((a, b) => rank(a) - rank(b));
 }
 
-function sameClass(i) {
-  const members = classMembers(i);
+function sameClass(i, members) {
   if (!members.length) return [];
   const coloring = data.colorings.find(hasClasses);
-  const order = scoreColoring() ? "highest score first" : "nearest on the map first";
-  const some = members.length > GALLERY ? `${GALLERY} of ${members.length}, ` : "";
+  const order = withRole("score") ? "highest score first" : "nearest on the map first";
+  const all = count(members.length + 1, "image");
   return [
     make("h4", {}, `More of ${value(coloring, i)}`),
-    note(`${coloring.name}; ${some}${order}.`),
+    note(`${coloring.name}; ${order}.`),
     gallery(members.slice(0, GALLERY)),
+    buttons(button(`All ${all} in the grid`, () => listClass(coloring, classOf(i, coloring)))),
   ];
+}
+
+function listClass(coloring, each) {
+  const members = () => allRows().filter((i) => coloring.values[i] === each);
+  return list(className(coloring, each), members);
 }
 
 function describe(i) {
@@ -112,7 +116,7 @@ async function open(i, { focus = true } = {}) {
   if (state.open !== i) return;
   announce(`Opened ${describe(i)}. ${count(data.k, "nearest neighbor")} in the panel.`);
   if (focus) $("panel").querySelector("h3").focus();
-  scrollToPanel();
+  if (!grid.on) scrollToPanel();
   bringIntoView(i);
 }
 
@@ -130,12 +134,40 @@ function close() {
   showPanel();
   setAddress(location.pathname + location.search);
   announce("Closed.");
-  canvas.focus();
+  const view = grid.on ? grid.tiles.get(state.cursor) : canvas;
+  view?.focus();
   redraw();
 }
 
-function openFromAddress() {
-  const match = /^#image=(\d+)$/.exec(location.hash);
-  const i = match ? data.number.indexOf(Number(match[1])) : -1;
-  if (i >= 0) open(i);
+/* What an address on the page leads to, if it is an image of the map or a class. */
+function destination(hash) {
+  const [, what, text] = /^#(image|class)=(.*)$/.exec(hash) ?? [];
+  if (what === "image") {
+    const i = data.number.indexOf(Number(text));
+    return i < 0 ? null : () => { setGrid(false); open(i); };
+  }
+  const coloring = what && (withRole("class") ?? data.colorings.find(hasClasses));
+  const each = coloring?.classes.indexOf(decodeURIComponent(text)) ?? -1;
+  return each < 0 ? null : () => listClass(coloring, each);
+}
+
+function follow(hash) {
+  const go = destination(hash);
+  if (!go) return;
+  $("explorer").scrollIntoView({ block: "start" });
+  go();
+}
+
+/* Links within the page. In a frame of a notebook, their addresses are those of the notebook; and
+   what is folded has to be opened. */
+function followLink(event) {
+  const link = event.target.closest?.("a[href^='#']");
+  if (!link) return;
+  const hash = link.getAttribute("href");
+  const target = document.getElementById(decodeURIComponent(hash.slice(1)));
+  if (target?.matches("details")) target.open = true;
+  if (!destination(hash) && location.protocol !== "about:") return;
+  event.preventDefault();
+  target?.scrollIntoView();
+  follow(hash);
 }

@@ -1,4 +1,4 @@
-/* Search, and edits of classes: what needs a server behind the page. Then the start. */
+/* Search, and edits of classes: what needs a server behind the page. */
 
 let runClasses = null; // the classes as they are in the run now
 let firstClasses = []; // the class of every image when the page was made
@@ -28,11 +28,12 @@ function showStatus(text = "") {
 }
 
 /* A line of text with a button that submits it. */
-function textForm(label, verb, action, { text = "", optional = false } = {}) {
+function textForm(label, verb, action, { text = "", optional = false, suggest = false } = {}) {
   const input = make("input", {
     type: "text", value: text, placeholder: label, maxLength: 100, required: !optional,
     autocomplete: "off", ariaLabel: label,
   });
+  if (suggest) input.setAttribute("list", "map-names");
   const onsubmit = (event) => {
     event.preventDefault();
     attempt(() => action(input.value.trim()));
@@ -54,7 +55,7 @@ function searchBox() {
 function search(file) {
   return attempt(async () => {
     showStatus("Searching …");
-    const { xy, neighbors: results } = await request("/search", file);
+    const { xy, neighbors: results } = await request("search", file);
     close();
     state.query = xy;
     showResults(file, results);
@@ -79,8 +80,8 @@ function resultTile({ number, name: path, label, similarity: cosine }) {
   const title = texts.filter(Boolean).join(", ");
   const i = data.number.indexOf(number);
   if (i >= 0) return galleryItem(i, title, cosine.toFixed(2));
-  return make("a", { title, ariaLabel: title, href: `/image/${number}`, target: "_blank" },
-    make("img", { src: `/thumbnail/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
+  return make("a", { title, ariaLabel: title, href: `image/${number}`, target: "_blank" },
+    make("img", { src: `thumbnail/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
 }
 
 /* ---- classes ---- */
@@ -90,12 +91,10 @@ async function edit(path, change, done) {
   return done;
 }
 
-const classColoring = () => data.colorings.find((each) => each.name === "Class" && hasClasses(each));
-
 /* Clusters of one name are one class. Labeled images keep the class they came with. */
 function updateClasses(answer) {
   runClasses = answer;
-  const coloring = classColoring();
+  const coloring = withRole("class");
   if (runClasses.editable && coloring) {
     const names = new Map(runClasses.classes.map((each) => [each.cluster, each.name || each.cluster]));
     const numbers = new Map();
@@ -110,10 +109,13 @@ function updateClasses(answer) {
       const cluster = runClasses.cluster_of[number] ?? firstClasses[i];
       return cluster === undefined ? -1 : numberOf(cluster);
     });
+    if (coloring.classes.length !== numbers.size) Object.assign(coloring, NO_FILTER());
     coloring.classes = [...numbers.keys()];
   }
   searchTexts = null;
+  if (runClasses.editable) showLabels(runClasses.labels);
   setColoring(state.coloring);
+  updateVisible();
   showPanel();
   showSelection();
   showClasses();
@@ -143,8 +145,8 @@ function showClasses() {
     const clusters = ticked().map((each) => each.cluster);
     if (clusters.length < 2) throw new Error("Select two or more classes first.");
     for (const row of rows) row.querySelector("input").checked = false;
-    return edit("/name", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
-  });
+    return edit("name", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
+  }, { suggest: true });
   section.replaceChildren(
     make("summary", {}, "Name, merge and export classes"),
     note("Saved in the run at once. Classes with the same name are one class; give a novel class "
@@ -161,8 +163,8 @@ function classRow({ cluster, name: text, size }) {
   const tick = make("input", { type: "checkbox", ariaLabel: `Merge ${label}` });
   const rename = textForm(`Name of ${label}`, "Save", (entered) => {
     const done = entered ? `${cluster} is now ${entered}.` : `${cluster} has no name now.`;
-    return edit("/name", { clusters: [cluster], name: entered }, done);
-  }, { text, optional: true });
+    return edit("name", { clusters: [cluster], name: entered }, done);
+  }, { text, optional: true, suggest: true });
   const number = make("span", {}, count(size, "image"));
   const row = make("li", {}, tick, make("bdi", {}, label), number, rename);
   Object.assign(row.dataset, { cluster, name: text });
@@ -171,7 +173,7 @@ function classRow({ cluster, name: text, size }) {
 
 function exportForm(verb, numbers) {
   return textForm("Name of a new folder", verb, async (folder) => {
-    const { folder: path, images } = await request("/export", { folder, numbers });
+    const { folder: path, images } = await request("export", { folder, numbers });
     return `${count(images, "image")} copied to ${path}`;
   });
 }
@@ -182,32 +184,22 @@ function selectionForms(members) {
   const own = numbers.filter((number) => number in (runClasses?.cluster_of ?? {}));
   const labeled = numbers.length - own.length;
   const rest = labeled ? ` ${count(labeled, "image")} that came with a label stay.` : "";
-  const changed = (what) => `${count(own.length, "image")} ${what}.${rest}`;
   const split = textForm("Name of the new class", "Make a new class", (text) => {
-    return edit("/split", { numbers: own, name: text }, changed("split off"));
-  });
-  const label = textForm("Label of the images", "Label for the next round", (text) => {
-    const what = text ? `labeled ${text}` : "without a label now";
-    return edit("/label", { numbers: own, name: text }, changed(what));
-  }, { optional: true });
+    const done = `${count(own.length, "image")} split off.${rest}`;
+    return edit("split", { numbers: own, name: text }, done);
+  }, { suggest: true });
   const copy = exportForm("Copy images", numbers);
-  return runClasses?.editable ? [copy, label, split] : [copy];
+  return runClasses?.editable ? [copy, split] : [copy];
 }
 
 function connect() {
   $("count").before(searchBox());
   $("served").append(make("details", { id: "map-classes", hidden: true }));
   $("view").append(make("p", { id: "map-status", role: "status" }));
-  const coloring = classColoring();
+  const coloring = withRole("class");
   firstClasses = coloring ? Array.from(coloring.values, (value) => coloring.classes[value]) : [];
-  attempt(async () => updateClasses(await request("/classes")));
+  attempt(async () => {
+    updateClasses(await request("classes"));
+    if (runClasses.editable) startLabels();
+  });
 }
-
-readTheme();
-showPanel();
-resize();
-setColoring(0);
-setLassoMode(false);
-listen();
-openFromAddress();
-if (served) connect();

@@ -77,6 +77,14 @@ function animateTo(target) {
   requestAnimationFrame(step);
 }
 
+/* Shows as much of the map as the window has room for. */
+function setFull(on) {
+  $("explorer").classList.toggle("full", on);
+  $("full").ariaPressed = on;
+}
+
+const isFull = () => $("explorer").classList.contains("full");
+
 function bringIntoView(i) {
   if (inside(...screenPoint(i), PADDING / 2)) redraw();
   else animateTo({ ...state.view, x: data.xy[2 * i], y: data.xy[2 * i + 1] });

@@ -1,0 +1,132 @@
+/* Labels of single images: shown wherever there are some, given by keys where there is a server. */
+
+const labels = {
+  keys: [], // the classes of the number keys
+  undo: [], // what each change replaced: images by the label that they had
+  saving: Promise.resolve(), // changes are saved in turn
+};
+
+function labelOf(i) {
+  const coloring = withRole("label");
+  return coloring && coloring.values[i] >= 0 ? value(coloring, i) : "";
+}
+
+function findLabeled() {
+  const { values } = withRole("label") ?? { values: [] };
+  state.labeled = Array.from(values.keys()).filter((i) => values[i] >= 0);
+}
+
+/* The coloring of the labels, which an unlabeled run has not. */
+function labelColoring() {
+  if (!withRole("label")) {
+    const about = { name: "Your label", role: "label", note: "Labels for the next round.", classes: [] };
+    data.colorings.push({ ...about, values: new Int32Array(data.count), ...NO_FILTER() });
+    $("coloring").append(make("option", { value: data.colorings.length - 1 }, about.name));
+  }
+  return withRole("label");
+}
+
+/* Shows labels by the numbers of their images. Classes keep their places, and so their colors. */
+function showLabels(byNumber) {
+  const coloring = labelColoring();
+  const numbers = new Map(coloring.classes.map((name, at) => [name, at]));
+  for (const name of Object.values(byNumber)) {
+    if (!numbers.has(name)) numbers.set(name, numbers.size);
+  }
+  coloring.classes = [...numbers.keys()];
+  coloring.values = Int32Array.from(data.number, (number) => numbers.get(byNumber[number]) ?? -1);
+  searchTexts = null;
+  findLabeled();
+  updateLook();
+  showLegend();
+  showLabelBar();
+  markTiles();
+  showTable();
+  restyle();
+}
+
+/* The images that a label is for: the selected ones, or that of the cursor. Those that came with a
+   class keep it. */
+function rowsToLabel() {
+  const members = state.selected.size ? [...state.selected] : [state.cursor];
+  return members.filter((i) => data.number[i] in runClasses.cluster_of);
+}
+
+/* Labels images, and moves on to the next; "" removes their labels. */
+async function giveLabel(text) {
+  const rows = rowsToLabel();
+  if (!rows.length) throw new Error("Select unlabeled images, or move to one, first.");
+  const before = Map.groupBy(rows, rawLabel);
+  if (text && !labels.keys.includes(text)) labels.keys.splice(9, 1, text);
+  if (grid.on && !state.selected.size) goTo(grid.rows.indexOf(state.cursor) + 1);
+  await saveLabels(new Map([[text, rows]]));
+  labels.undo.push(before);
+  showLabelBar();
+  return `${count(rows.length, "image")} ${text ? `labeled ${text}` : "without a label now"}.`;
+}
+
+function rawLabel(i) {
+  const { values, classes } = labelColoring();
+  return classes[values[i]] ?? "";
+}
+
+async function undoLabel() {
+  const before = labels.undo.pop();
+  if (!before) throw new Error("Nothing to undo.");
+  await saveLabels(before);
+  return "The last label is undone.";
+}
+
+function saveLabels(changes) {
+  const save = async () => {
+    for (const [text, rows] of changes) {
+      const numbers = rows.map((i) => data.number[i]);
+      const answer = await request("label", { numbers, name: text });
+      showLabels(answer.labels);
+    }
+  };
+  return labels.saving = labels.saving.catch(() => {}).then(save);
+}
+
+/* What a key does, if it labels. */
+function labelKey(key) {
+  if (!runClasses?.editable) return undefined;
+  if (key === "u") return () => attempt(undoLabel);
+  const text = /^[0-9]$/.test(key) ? labels.keys[(Number(key) + 9) % 10] : undefined;
+  return text === undefined ? undefined : () => attempt(() => giveLabel(text));
+}
+
+/* The number keys begin with the labels in use, the most frequent first; then come the classes. */
+function startLabels() {
+  const { classes, values } = labelColoring();
+  const uses = new Map(classes.map((name, at) => [name, values.filter((each) => each === at).length]));
+  const used = [...uses.keys()].sort((a, b) => uses.get(b) - uses.get(a));
+  labels.keys = [...new Set([...used, ...classNames()])].slice(0, 10);
+  showLabelBar();
+}
+
+/* Names that people have given, and of known classes: an unnamed cluster is no class yet. */
+function classNames() {
+  const named = runClasses.classes.filter((each) => each.name || each.kind === "known");
+  return [...new Set(named.map((each) => each.name || each.cluster))];
+}
+
+function showLabelBar() {
+  const bar = $("labels");
+  bar.hidden = !runClasses?.editable;
+  if (bar.hidden) return;
+  const suggested = new Set([...classNames(), ...labelColoring().classes]);
+  $("names").replaceChildren(...Array.from(suggested, (value) => make("option", { value })));
+  const keys = labels.keys.map((text, at) => {
+    const key = button(make("kbd", {}, String((at + 1) % 10)), () => attempt(() => giveLabel(text)));
+    key.append(make("bdi", {}, escapeInvisible(text)));
+    return key;
+  });
+  bar.replaceChildren(
+    make("span", {}, "Label"),
+    ...keys,
+    textForm("Label of the images", "Label", giveLabel, { suggest: true }),
+    button("Remove label", () => attempt(() => giveLabel(""))),
+    button(make("kbd", {}, "u"), () => attempt(undoLabel), { disabled: !labels.undo.length }));
+  bar.lastChild.append("Undo");
+}
