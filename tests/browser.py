@@ -113,9 +113,9 @@ def small_map(names=None, count=300, **changes):
             np.linspace(0.95, 0.2, 6, dtype=np.float32)[: others.shape[1]], (count, 1)
         ),
         colorings=(
-            Coloring("Class", third, ("new-1", "new-2", "dog"), "What was found."),
+            Coloring("Class", third, ("new-1", "new-2", "dog"), "What was found.", "class"),
             Coloring("Upper", (rows < count // 2).astype(np.int64) - 1, ("yes",)),
-            Coloring("Score", score, (), "How sure."),
+            Coloring("Score", score, (), "How sure.", "score"),
         ),
         sheets=tuple(sheet(tiles[start : start + 64], 8) for start in range(0, count, 64)),
         side=16,
@@ -225,6 +225,7 @@ class Kept(RunSite):
         self.gray = sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1)
         kinds = {"new-1": "novel", "new-2": "novel", "dog": "known"}.items()
         self.rows = [{"cluster": c, "name": "", "kind": kind, "size": 100} for c, kind in kinds]
+        self.labels = {}
         names = [self.rows[of]["cluster"] for of in image_map.colorings[0].values.tolist()]
         self.cluster_of = dict(zip(map(str, image_map.number.tolist()), names, strict=True))
         self.requests, self.shown, self.log = [], set(), []
@@ -235,7 +236,8 @@ class Kept(RunSite):
         return self.gray
 
     def classes(self):
-        return {"editable": True, "classes": self.rows, "cluster_of": self.cluster_of}
+        own = {"cluster_of": self.cluster_of, "labels": self.labels}
+        return {"editable": True, "classes": self.rows, **own}
 
     def search(self, file):
         self.requests.append(("search", file))
@@ -252,6 +254,12 @@ class Kept(RunSite):
             if row["cluster"] in clusters:
                 row["name"] = name
         return self.classes()
+
+    def label(self, numbers, name):
+        self.asked("label", numbers, name)
+        self.labels |= {str(number): name for number in numbers}
+        self.labels = {number: label for number, label in self.labels.items() if label}
+        return {"labels": self.labels}
 
     def split(self, numbers, name):
         self.asked("split", numbers, name)

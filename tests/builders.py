@@ -162,3 +162,13 @@ def save_digits(path: Path, train: int, test: int = 0) -> Path:
     else:
         np.savez(path, x=x, y=y)
     return path
+
+
+def confusion_of(counts, true=None, predicted=None):
+    """A confusion matrix, whose classes are called by their numbers."""
+    from nearkin.report.page.sections import Confusion
+
+    counts = np.array(counts)
+    names = [tuple(map(str, range(number))) for number in counts.shape]
+    pairs = np.repeat(np.argwhere(counts >= 0), counts.ravel(), axis=0)
+    return Confusion.of(true or names[0], predicted or names[1], min(counts.shape), pairs)

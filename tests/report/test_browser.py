@@ -24,7 +24,7 @@ from nearkin.report.page.sections import RunInfo, TrainingReport, report_page
 
 SMALL = small_map()
 SMALL_CLASSES = (Coloring("Class", np.arange(len(HOSTILE)), tuple(map(str, range(len(HOSTILE))))),)
-BLUE, ORANGE, GREEN = (0, 103, 173), (224, 123, 0), (11, 143, 104)
+BLUE, OCHRE, GREEN = (37, 84, 195), (166, 130, 0), (0, 147, 124)
 PAPER = (255, 255, 255)
 
 
@@ -48,7 +48,7 @@ def opened(browser, tmp_path):
 def test_every_class_of_a_coloring_has_its_color_where_its_images_lie(opened):
     page = opened()
     colors = [page.color(*page.spot(SMALL, row)) for row in (21, 28, 38)]
-    assert colors == [BLUE, ORANGE, GREEN]
+    assert colors == [BLUE, OCHRE, GREEN]
     x, y = page.spot(SMALL, 21)
     assert page.color(x, y - 18) == PAPER  # between two images
     assert page.text("#map-count") == "300 images"
@@ -58,7 +58,7 @@ def test_every_class_of_a_coloring_has_its_color_where_its_images_lie(opened):
     assert page.texts("#map-legend bdi") == ["yes", "unknown"]
     assert page.color(*page.spot(SMALL, 28)) == BLUE
     quiet = page.color(*page.spot(SMALL, 288))
-    assert quiet not in (BLUE, ORANGE, GREEN, PAPER)
+    assert quiet not in (BLUE, OCHRE, GREEN, PAPER)
     page.find("#map-coloring").select_option(label="Score")
     assert page.text("#map-note") == "How sure."
     assert page.texts("#map-legend .ends span") == ["0.01", "1.00"]
@@ -80,20 +80,27 @@ def test_it_is_dark_by_night(opened):
 def test_zoomed_in_points_become_images_and_dragging_moves_the_map(opened):
     page = opened()
     at = page.spot(SMALL, 149)
-    assert page.color(*at) == ORANGE
+    assert page.color(*at) == OCHRE
     page.page.mouse.move(*at)
+    scrolled = "document.documentElement.scrollTop"
+    before = page.page.evaluate(scrolled)
+    page.page.mouse.wheel(0, 60)  # past a map that nobody has turned to, the page scrolls
+    page.until(f"{scrolled} > {before}")
+    assert page.find("#map-hint").is_visible()
+    page.page.evaluate(f"{scrolled} = {before}")
+    page.find("#map-canvas").focus()
     for _ in range(6):
         page.page.mouse.wheel(0, -120)
         page.settle()
     page.turns(at, tile_color(149))
     page.find("#map-fit").click()
-    page.turns(at, ORANGE)
+    page.turns(at, OCHRE)
     x, y = at
     page.page.mouse.move(x, y)
     page.page.mouse.down()
     page.page.mouse.move(x + 90, y + 50, steps=3)
     page.page.mouse.up()
-    assert page.color(x + 90, y + 50) == ORANGE
+    assert page.color(x + 90, y + 50) == OCHRE
     assert page.find("#map-panel h3").count() == 0
 
 
@@ -119,8 +126,12 @@ def test_a_click_shows_the_image_its_neighbors_in_order_and_its_class_the_surest
     assert page.texts("#map-panel h4") == ["Nearest neighbors", "More of new-2"]
     tiles = page.find("#map-panel .map-tiles").nth(1).locator("button")
     members = [row for row in range(300) if SMALL.colorings[0].values[row] == 1 and row != 47]
-    assert tiles.count() == 60
+    assert tiles.count() == 24
     assert tiles.first.get_attribute("title") == SMALL.names[members[-1]]
+    page.find("#map-panel").get_by_text("All 105 images in the grid").click()
+    assert page.text("#map-grid h3") == "new-2: 105"
+    assert page.find(".map-images button").count() == 105
+    page.find("#map-show-grid").click()
     page.find("#map-panel .map-tiles").first.locator("button").nth(2).click()
     assert page.text("#map-panel h3") == expected(47)[2]
     assert [name for name, _ in near(page)] == expected(int(SMALL.neighbors[47, 2]))
@@ -147,7 +158,7 @@ def test_the_filter_and_the_legend_hide_and_show(opened):
     page.find("#map-filter").fill("/04")
     page.settle()
     assert page.text("#map-count") == "10 of 300 images"
-    assert page.color(*page.spot(SMALL, 47)) == ORANGE
+    assert page.color(*page.spot(SMALL, 47)) == OCHRE
     assert page.color(*page.spot(SMALL, 67)) == PAPER
     page.click(SMALL, 67)
     assert page.find("#map-panel h3").count() == 0
@@ -155,14 +166,14 @@ def test_the_filter_and_the_legend_hide_and_show(opened):
     assert page.text("#map-count") == "90 of 300 images"
     page.find("#map-filter").fill("")
     page.settle()
-    first = page.find("#map-legend li button").first
+    first = page.find(".map-entry").first
     first.click()
     assert first.get_attribute("aria-pressed") == "false"
     assert page.text("#map-count") == "195 of 300 images"
     assert page.color(*page.spot(SMALL, 21)) == PAPER
     first.click()
     assert page.color(*page.spot(SMALL, 21)) == BLUE
-    page.find("#map-legend li button").nth(1).hover()  # while it is on a name, that stands out
+    page.find(".map-entry").nth(1).hover()  # while it is on a name, that stands out
     page.settle()
     x, y = page.spot(SMALL, 21)
     assert tuple(page.pixels()[round(y), round(x)]) != BLUE
@@ -224,12 +235,119 @@ def test_a_lasso_or_shift_selects_what_is_inside_and_not_hidden(opened):
     page.find("#map-selection").get_by_text("Clear").click()
     assert not page.find("#map-selection").is_visible()
     page.find("#map-lasso").click()
-    page.find("#map-legend li button").nth(1).click()
+    page.find(".map-entry").nth(1).click()
     page.page.keyboard.down("Shift")
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     page.page.keyboard.up("Shift")
     assert page.text("#map-selection h3") == "8 images selected"
     assert page.find("#map-selection .map-tiles li").count() == 8
+
+
+def test_shift_adds_to_a_selection_and_alt_removes_by_clicks_lassos_and_for_all_that_is_seen(
+    opened,
+):
+    page = opened()
+
+    def with_key(key, act, *arguments):
+        page.page.keyboard.down(key)
+        act(*arguments)
+        page.page.keyboard.up(key)
+        return int(page.text("#map-selection h3").split()[0])
+
+    assert with_key("Shift", draw_lasso, page, SMALL, (0, 3, 43, 40)) == 12
+    assert with_key("Shift", draw_lasso, page, SMALL, (42, 45, 85, 82)) == 12 + 12 - 2
+    assert with_key("Alt", draw_lasso, page, SMALL, (0, 1, 21, 20)) == 22 - 4
+    assert with_key("Shift", page.click, SMALL, 299) == 19
+    assert with_key("Shift", page.click, SMALL, 299) == 19
+    assert with_key("Alt", page.click, SMALL, 2) == 18
+    page.find("#map-filter").fill("/00")
+    page.find("#map-shown").click()
+    assert page.text("#map-selection h3") == "10 images selected"
+    page.find("#map-filter").fill("")
+    for _ in range(3):
+        page.find("#map-in").click()
+    page.find("#map-shown").click()
+    assert 10 < int(page.text("#map-selection h3").split()[0]) < 100  # what is in view
+
+
+def test_filters_of_text_of_numbers_and_of_classes_hold_together(opened):
+    page = opened()
+    page.find(".map-entry").first.click()
+    assert page.text("#map-count") == "195 of 300 images"
+    page.find("#map-coloring").select_option(label="Score")
+    assert page.text("#map-count") == "195 of 300 images"
+    page.find("#map-legend input").first.fill("0.5")
+    score, third = SMALL.colorings[2].values, SMALL.colorings[0].values
+    shown = (third != 0) & (score >= 0.5)
+    assert page.text("#map-count") == f"{shown.sum()} of 300 images"
+    page.find("#map-legend input").nth(1).fill("0.8")
+    shown &= score <= 0.8
+    assert page.text("#map-count") == f"{shown.sum()} of 300 images"
+    page.find("#map-filter").fill("/20")
+    assert page.text("#map-count") == f"{shown[200:210].sum()} of 300 images"
+    assert page.texts("#map-filters button") == ["Class: 1 hidden ✕", "Score: 0.5 to 0.8 ✕"]
+    page.find("#map-filters button").first.click()
+    page.find("#map-filters button").first.click()
+    assert page.text("#map-count") == "10 of 300 images"
+    page.find("#map-filter").fill("")
+    page.find("#map-coloring").select_option(label="Class")
+    page.find(".map-only").nth(2).click()
+    assert page.text("#map-count") == "90 of 300 images"
+
+
+def test_the_grid_pages_through_all_that_is_shown_by_mouse_and_by_keyboard(opened):
+    page = opened()
+    page.find("#map-show-grid").click()
+    assert page.text("#map-grid h3") == "Visible images: 300"
+    tiles = page.find(".map-images button")
+    assert tiles.count() == 200
+    page.find("#map-grid").get_by_text("Next").click()
+    assert tiles.count() == 100
+    assert tiles.first.get_attribute("title") == "animals/200.jpg"
+    page.find("#map-grid select").select_option(label="Score")
+    page.find("#map-grid").get_by_label("Reverse the order").click()
+    assert tiles.first.get_attribute("title") == "animals/299.jpg"
+    tiles.first.click()
+    press = page.page.keyboard.press
+    focused = "document.activeElement.title"
+    press("ArrowRight")  # the panel goes along
+    page.until(f"{focused} === 'animals/298.jpg'")
+    page.find("#map-panel h3").get_by_text("animals/298.jpg").wait_for()
+    press("ArrowDown")
+    columns = 298 - int(page.page.evaluate(focused)[8:11])
+    assert 2 < columns < 30
+    press("ArrowUp")
+    press("Space")
+    press("PageDown")
+    page.until(f"{focused} === 'animals/098.jpg'")
+    assert tiles.count() == 100
+    page.page.keyboard.down("Shift")
+    tiles.nth(4).click()
+    page.page.keyboard.up("Shift")
+    assert page.text("#map-selection h3") == "5 images selected"  # 298, and 98 to 95
+    page.find("#map-selection").get_by_text("Show in grid").click()
+    assert page.text("#map-grid h3") == "Selected images: 5"
+    assert [tile.get_attribute("title")[8:11] for tile in tiles.all()] == [
+        "298", "098", "097", "096", "095",
+    ]  # fmt: skip
+    page.find("#map-filter").fill("/29")
+    page.until("document.querySelectorAll('.map-images button').length === 1")
+    page.find("#map-grid").get_by_text("Show all visible").click()
+    assert tiles.count() == 10
+    press("Escape")
+
+
+def test_the_map_can_have_the_whole_window(opened):
+    page = opened()
+    page.find("#map-full").click()
+    box = page.find("#map-explorer").bounding_box()
+    assert (box["x"], box["y"], box["width"], box["height"]) == (0, 0, 1280, 900)
+    page.page.mouse.move(400, 500)
+    page.page.mouse.wheel(0, -300)
+    assert not page.find("#map-hint").is_visible()
+    page.find("#map-canvas").focus()
+    page.page.keyboard.press("Escape")
+    assert page.find("#map-explorer").bounding_box()["height"] != 900
 
 
 def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
@@ -270,7 +388,7 @@ def test_keys_zoom(opened):
     assert page.color(*at) != BLUE
     page.page.keyboard.press("-")
     assert page.color(*at) == BLUE
-    for key in "++++0":
+    for key in (*"++++", "Home"):
         page.page.keyboard.press(key)
     page.turns(at, BLUE)
 
@@ -456,6 +574,61 @@ def test_selected_images_become_a_class_or_files(served):
     assert site.requests[-1] == ("export", "all", None)
 
 
+def test_keys_label_one_image_after_the_other_and_what_is_labeled_is_seen_and_kept(served):
+    page, site = served
+    name(page, "new-1", "cats")
+    page.find("#map-legend").get_by_text("cats").wait_for()
+    page.page.reload()
+    page.find("#map-labels kbd").first.wait_for()
+    assert page.texts("#map-labels button bdi") == ["cats", "dog"]
+    page.find("#map-show-grid").click()
+    page.find(".map-images button").nth(3).click()
+    for key in "122":  # which moves on to the next each time
+        page.page.keyboard.press(key)
+    page.until("document.activeElement.title === 'animals/006.jpg'")
+    page.find("#map-labels input").fill("horses")
+    page.page.keyboard.press("Enter")
+    page.find("#map-status").get_by_text("1 image labeled horses").wait_for()
+    assert site.labels == {"16": "cats", "18": "dog", "20": "dog", "22": "horses"}
+    assert page.texts("#map-labels button bdi") == ["cats", "dog", "horses"]
+    page.page.keyboard.press("u")
+    page.find("#map-status").get_by_text("The last label is undone").wait_for()
+    assert site.labels == {"16": "cats", "18": "dog", "20": "dog"}
+    suggested = page.find("#map-names option").all()
+    assert [each.get_attribute("value") for each in suggested] == ["cats", "dog", "horses"]
+    page.page.reload()
+    page.find("#map-labels kbd").first.wait_for()
+    assert page.texts("#map-labels button bdi") == ["dog", "cats"]  # the most used first
+    page.find("#map-coloring").select_option(label="Your label")
+    assert page.texts("#map-legend bdi") == ["cats", "dog", "unknown"]
+    assert page.texts("#map-legend li span") == ["1", "2", "297"]
+    assert page.color(*page.spot(SMALL, 3)) == BLUE
+    page.find("#map-show-grid").click()
+    assert page.texts(".map-images .labeled span") == ["cats", "dog", "dog"]
+
+
+def test_selected_images_get_one_label_and_give_it_back(served):
+    page, site = served
+    site.labels["10"] = "horses"
+    page.page.reload()
+    page.find("#map-labels kbd").first.wait_for()
+    page.find("#map-lasso").click()
+    draw_lasso(page, SMALL, (0, 1, 21, 20))
+    page.find("#map-labels button bdi").get_by_text("dog").click()
+    page.find("#map-status").get_by_text("4 images labeled dog").wait_for()
+    assert set(site.labels.values()) == {"dog"}
+    page.find("#map-labels").get_by_text("Remove label").click()
+    page.find("#map-status").get_by_text("4 images without a label now").wait_for()
+    assert site.labels == {}
+    page.find("#map-labels").get_by_text("Undo").click()
+    page.find("#map-status").get_by_text("The last label is undone").wait_for()
+    assert set(site.labels.values()) == {"dog"}
+    page.find("#map-labels").get_by_text("Undo").click()
+    page.find("#map-selection h3").click()
+    page.until("document.querySelector('#map-labels > button:last-child').disabled")
+    assert site.labels == {"10": "horses"}
+
+
 def test_what_the_server_refuses_is_told_as_text(served):
     page, site = served
     site.refusal = "another process writes <b>there</b>"
@@ -484,9 +657,9 @@ def test_an_image_from_outside_is_searched_for_and_what_is_found_is_shown_large(
         "animals/047.jpg, cat, 0.93",
         f"{HOSTILE[0]}, 0.50",
     ]
-    assert page.find("#map-panel li img").get_attribute("src") == "/thumbnail/7"
+    assert page.find("#map-panel li img").get_attribute("src") == "thumbnail/7"
     tiles.first.click()
     assert page.text("#map-panel h3") == "animals/047.jpg"
-    assert page.find("#map-panel img").get_attribute("src") == "/image/104"
+    assert page.find("#map-panel img").get_attribute("src") == "image/104"
     page.until("document.querySelector('#map-panel img').naturalWidth === 300")
     assert (104, True) in site.shown

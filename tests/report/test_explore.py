@@ -276,8 +276,8 @@ def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, dat
     window.find("#map-canvas").focus()
     for key in ("ArrowRight", "Space"):
         window.page.keyboard.press(key)
-    window.find("#map-selection").get_by_label("Label of the images").fill("cellos")
-    window.find("#map-selection").get_by_text("Label for the next round").click()
+    window.find("#map-labels").get_by_label("Label of the images").fill("cellos")
+    window.find("#map-labels form button").click()
     window.find("#map-status").get_by_text("1 image labeled cellos").wait_for()
     assert "cellos" in labels_of(explored[0]).values()
     window.end(page.origin)

@@ -19,7 +19,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring
-from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, RunInfo, Tile
+from nearkin.report.page.sections import ClassView, DiscoveryReport, RunInfo, Tile
 from nearkin.report.plots import (
     COLORS,
     confusion_plot,
@@ -150,13 +150,12 @@ def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
     counts = np.random.default_rng(0).integers(0, 30, (truth, predicted))
     counts[0] = 0
     names = (*HOSTILE, *(f"class {number}" for number in range(200)))
-    table = Confusion(names[:truth], names[:predicted], tuple(map(tuple, counts.tolist())))
+    table = confusion_of(counts, names[:truth], names[:predicted])
     assert pixels_of(confusion_plot(table, tmp_path / "confusion.png")).std() > 0
 
 
 def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
-    sure = Confusion(("a", "b"), ("a", "b"), ((90, 0), (0, 2)))
-    unsure = Confusion(("a", "b"), ("a", "b"), ((45, 45), (0, 0)))
+    sure, unsure = (confusion_of(each) for each in ([[90, 0], [0, 2]], [[45, 45], [0, 0]]))
     drawn = [pixels_of(confusion_plot(each, tmp_path / "c.png")) for each in (sure, unsure)]
     assert [has_color(pixels[:, :450], "#08306B") for pixels in drawn] == [True, False]
     means = [pixels[200:500, 150:450].mean() for pixels in drawn]
@@ -297,7 +296,7 @@ def discovery(images):
         run=RunInfo("digits"), mode="gcd", known=("a",), num_labeled=1, num_unlabeled=2,
         novel=(view, lost), num_novel_source="given", score_meaning="", num_novel_curves=(chart,),
         curves=(Chart("Loss", "epoch", "loss", {"loss": [(1, 2), (2, 1)]}),),
-        confusion=Confusion(("a",), ("b",), ((3,),)),
+        confusion=confusion_of([[3]]),
     )  # fmt: skip
 
 

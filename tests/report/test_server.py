@@ -193,7 +193,7 @@ def test_headers_are_these_and_no_others(server, site):
         "/files/../0.js": ("application/json", nothing, {}),
         "/classes": ("application/json", nothing, {}),
         "/nothing": ("application/json", nothing, {}),
-        start: ("text/plain", nothing, {"Location": "/", "Set-Cookie": cookie}),
+        start: ("text/plain", nothing, {"Location": ".", "Set-Cookie": cookie}),
     }
     for target, (kind, policy, more) in expected.items():
         _, headers, content = ask(server, target)
@@ -289,7 +289,7 @@ def test_without_the_token_nothing_is_told(server, site):
 def test_the_start_address_gives_the_cookie_that_opens_the_page(server, site):
     target = server.url.removeprefix(f"http://127.0.0.1:{server.port}")
     status, headers, content = ask(server, target, Cookie=None)
-    assert (status, headers["Location"], content) == (303, "/", b"")
+    assert (status, headers["Location"], content) == (303, ".", b"")
     cookie = headers["Set-Cookie"].split(";")[0]
     assert ask(server, Cookie=f'theme="dark; {{; {cookie};other=1')[0] == 200
     assert ask(server, Cookie=["odd", cookie])[0] == 200

@@ -188,7 +188,8 @@ def test_what_is_not_there_is_refused(folder, tmp_path):
     for edit in EDITS:
         with pytest.raises(UsageError, match="no finished discovery"):
             edit(other, ["a"], "violins")
-    assert classes(other, NAMES) == {"editable": False, "classes": [], "cluster_of": {}}
+    nothing = {"editable": False, "classes": [], "cluster_of": {}, "labels": {}}
+    assert classes(other, NAMES) == nothing
     assert list(tmp_path.iterdir()) == [folder.path]
 
 

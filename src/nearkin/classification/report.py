@@ -173,10 +173,9 @@ def _confusion(outcome: Outcome) -> Confusion | None:
     images, rows = outcome.dataset.images, outcome.test_rows
     if not len(rows):
         return None
-    truth, predicted = images.labels[rows], outcome.predictions.cluster[rows]
-    counts = np.zeros((len(images.classes), outcome.dataset.num_classes), np.int64)
-    np.add.at(counts, (truth, predicted), 1)
-    return Confusion(images.classes, outcome.dataset.classes, tuple(map(tuple, counts.tolist())))
+    pairs = np.stack([images.labels[rows], outcome.predictions.cluster[rows]], axis=1)
+    learned = outcome.dataset.classes  # which come first among all
+    return Confusion.of(images.classes, learned, len(learned), pairs)
 
 
 def _views(outcome: Outcome) -> Iterator[ClassView]:

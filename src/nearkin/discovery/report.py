@@ -272,10 +272,12 @@ def _confusion(outcome: Outcome) -> Confusion | None:
     predicted = outcome.clusterings[OURS].of(mode)[task.unlabeled]
     match = novel_match if mode == "ncd" else joint_match
     counts = confusion(truth, predicted, match(truth, predicted, task.num_known))
+    filled = np.argwhere(counts.count)
     return Confusion(
         tuple(names[number] for number in counts.classes),
         tuple(outcome.assignments.classes[number] for number in counts.clusters),
-        tuple(tuple(row) for row in counts.count.tolist()),
+        counts.num_matched,
+        tuple((row, column, int(counts.count[row, column])) for row, column in filled.tolist()),
     )
 
 

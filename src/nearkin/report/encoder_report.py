@@ -266,10 +266,7 @@ def confusion(embeddings: Embeddings) -> Confusion | None:
         return None
     both = np.concatenate([embeddings.class_names[queries], predictions[queries]])
     names, numbers = np.unique(both, return_inverse=True)
-    counts = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(counts, tuple(numbers.reshape(2, -1)), 1)
-    classes = tuple(names.tolist())
-    return Confusion(classes, classes, tuple(map(tuple, counts.tolist())))
+    return Confusion.of(names.tolist(), names.tolist(), len(names), numbers.reshape(2, -1).T)
 
 
 def protocols(summary: Mapping[str, Any]) -> list[str]:

@@ -53,6 +53,7 @@ STYLE: Final[dict[Any, Any]] = {
 }
 MAX_DOTS: Final = 40  # a line of more points is drawn without dots
 MAX_LEGEND: Final = 12  # classes in a legend; the smallest of more classes share one color
+MAX_CLASSES: Final = 2_000  # a confusion matrix of more classes is not drawn
 MAX_COUNTS: Final = 20  # a confusion matrix of more classes has no numbers
 MAX_TICKS: Final = 150  # a confusion matrix of more classes has no names
 MAX_NAME: Final = 24  # characters of a class name
@@ -76,7 +77,7 @@ def write_figures(
     plots.mkdir(exist_ok=True)
     if image_map is not None:
         map_plot(image_map, plots / "map.png")
-    if report.confusion is not None:
+    if report.confusion is not None and len(report.confusion.true) <= MAX_CLASSES:
         confusion_plot(report.confusion, plots / "confusion.png")
     if isinstance(report, TrainingReport):
         _training_plots(training_curves(folder), plots)
@@ -209,7 +210,7 @@ def _scatter_classes(axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Color
 
 def confusion_plot(confusion: Confusion, path: Path) -> Path:
     """Plot a confusion matrix, shaded by the share of each true class."""
-    counts = np.array(confusion.counts, dtype=float).reshape(len(confusion.true), -1)
+    counts = confusion.dense().astype(float)
     share = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     many = max(counts.shape)
     side = float(np.clip(2.5 + 0.35 * many, 4, 14))

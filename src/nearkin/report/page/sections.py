@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import numpy as np
+from jaxtyping import Int
 from markupsafe import Markup
 
 from nearkin.pace import count
@@ -62,11 +64,49 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """Number of images of each true class in each predicted class."""
+    """Number of images of each true class in each predicted class, without zeros.
+
+    Of a thousand classes, nearly all of a million pairs have no image.
+    """
 
     true: tuple[str, ...]
     predicted: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]  # a row per true class
+    num_matched: int  # so many of the first true and predicted classes are the same, in order
+    cells: tuple[tuple[int, int, int], ...]  # true class, predicted class, images; in order
+
+    @classmethod
+    def of(
+        cls,
+        true: Sequence[str],
+        predicted: Sequence[str],
+        num_matched: int,
+        pairs: Int[np.ndarray, "images 2"],
+    ) -> "Confusion":
+        """Count the true and predicted classes of images, by their numbers."""
+        found, counts = np.unique(pairs, axis=0, return_counts=True)
+        cells = np.concatenate([found, counts[:, None]], axis=1).tolist()
+        return cls(tuple(true), tuple(predicted), num_matched, tuple(map(tuple, cells)))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Images of each true class."""
+        sizes = [0] * len(self.true)
+        for true, _, images in self.cells:
+            sizes[true] += images
+        return sizes
+
+    def dense(self) -> Int[np.ndarray, "true predicted"]:
+        """Return the whole matrix."""
+        counts = np.zeros((len(self.true), len(self.predicted)), np.int64)
+        if self.cells:
+            true, predicted, images = np.transpose(self.cells)
+            counts[true, predicted] = images
+        return counts
+
+    def largest(self, number: int) -> list[tuple[int, int, int]]:
+        """Return the cells of most images whose class is not the predicted one."""
+        wrong = [cell for cell in self.cells if cell[0] != cell[1] or cell[0] >= self.num_matched]
+        return sorted(wrong, key=lambda cell: -cell[2])[:number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +187,8 @@ class ClassificationReport:
 
 Report = TrainingReport | DiscoveryReport | ClassificationReport
 MAX_OPEN_CLASSES: Final = 20  # a confusion matrix of more classes is folded
+MAX_MATRIX: Final = 60  # of more classes, a table has the largest confusions
+NUM_CONFUSIONS: Final = 100  # in it
 MAX_LEAD_CLASSES: Final = 12  # known classes named in the first paragraph
 RELIABILITY: Final = (
     "A reliable class is large, stable across seeds, well separated (silhouette), and its least "
@@ -281,14 +323,29 @@ def line_charts(charts: Iterable[Chart]) -> Markup:
 def _confusion(confusion: Confusion | None) -> Markup:
     if confusion is None:
         return Markup()
+    num_classes = max(len(confusion.true), len(confusion.predicted))
+    if num_classes > MAX_MATRIX:
+        return Markup(BLOCKS.results(_largest_confusions(confusion)))
     rows, shades = [], []
-    for name, counts in zip(confusion.true, confusion.counts, strict=True):
+    for name, total, counts in zip(
+        confusion.true, confusion.sizes, confusion.dense().tolist(), strict=True
+    ):
         rows.append((name, *(f"{n:,}" if n else "" for n in counts)))
-        total = max(1, sum(counts))
         # Rounded up, so that every count above 0 has a shade.
-        shades.append([math.ceil(n / total * SHADES) for n in counts])
-    folded = max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES
+        shades.append([math.ceil(n / max(1, total) * SHADES) for n in counts])
+    folded = num_classes > MAX_OPEN_CLASSES
     return Markup(BLOCKS.confusion(("", *confusion.predicted), rows, shades, folded))
+
+
+def _largest_confusions(confusion: Confusion) -> Table:
+    sizes = confusion.sizes
+    rows = [
+        (confusion.true[true], confusion.predicted[predicted], f"{n:,}", f"{n / sizes[true]:.0%}")
+        for true, predicted, n in confusion.largest(NUM_CONFUSIONS)
+    ]
+    columns = ("True class", "Predicted class", "Images", "Share of the true class")
+    note = f"Of {len(confusion.true):,} true and {len(confusion.predicted):,} predicted classes."
+    return Table("Largest confusions", columns, tuple(rows), note)
 
 
 def _lead(report: DiscoveryReport) -> str:
