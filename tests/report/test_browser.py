@@ -1,7 +1,9 @@
 """The map in a real browser: what somebody sees, and what happens when they point or type."""
 
+import base64
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from browser import (
     HOSTILE,
     Kept,
     OpenPage,
+    listen,
     page_of,
     serving,
     sheet,
@@ -20,7 +23,15 @@ from browser import (
 
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring
-from nearkin.report.page.sections import RunInfo, TrainingReport, report_page
+from nearkin.report.page.sections import (
+    ClassView,
+    DiscoveryReport,
+    RunInfo,
+    Tile,
+    TrainingReport,
+    report_page,
+)
+from nearkin.result import Frame
 
 SMALL = small_map()
 SMALL_CLASSES = (Coloring("Class", np.arange(len(HOSTILE)), tuple(map(str, range(len(HOSTILE))))),)
@@ -455,6 +466,68 @@ def test_hostile_names_and_classes_stay_text_and_no_cell_of_a_table_is_a_formula
     assert ["'" + HOSTILE[9]] * 2 in [row[1:] for row in rows]
     page.find("#map-filter").fill("<img")
     assert page.text("#map-count") == "1 of 12 images"
+
+
+def linked_page(**options):
+    """A discovery whose tiles, number 104 above all, are on the map."""
+    gray = "data:image/webp;base64," + base64.b64encode(Kept(SMALL).gray).decode()
+    tile = Tile("animals/047.jpg", gray, 0.9, number=104)
+    view = ClassView("new-2", 105, tile, (tile,), on_map="new-2")
+    known = replace(view, name="dog", on_map="dog")
+    report = DiscoveryReport(
+        RunInfo("animals"), "gcd", ("dog",), 10, 300, (view,), "given", "A score.",
+        assigned=(known,), unsure=(tile,),
+    )  # fmt: skip
+    return report_page(report, SMALL, **options)
+
+
+def check_links(frame):
+    """Every tile leads to its image on the map, a class to all of its images, and what is folded
+    is opened by what leads there."""
+    frame.locator("#images-to-look-at a").click()
+    frame.locator("#map-panel h3").get_by_text("animals/047.jpg").wait_for()
+    frame.locator("#map-panel .map-close").click()
+    frame.locator("#new-1 a").get_by_text("All images of this class").click()
+    frame.locator("#map-grid h3").get_by_text("new-2: 105").wait_for()
+    assert frame.locator(".map-images button").count() == 105
+    frame.locator("#new-1 figure a").click()  # back on the map
+    frame.locator("#map-panel h3").get_by_text("animals/047.jpg").wait_for()
+    assert not frame.locator("#map-grid").is_visible()
+    assert not frame.locator("#known-1 table").is_visible()
+    frame.locator("#known-classes .overview a").click()
+    frame.locator("#known-1 table").wait_for()
+
+
+def test_tiles_lead_to_the_map_and_classes_to_the_grid(opened):
+    page = opened(content=linked_page())
+    check_links(page.page)
+    page.page.evaluate("location.hash = '#class=%E0%A4%A'")  # which no link of ours says
+    page.page.evaluate("location.hash = '#class=dog'")
+    page.find("#map-grid h3").get_by_text("dog: 90").wait_for()
+
+
+def test_a_report_works_in_the_frame_of_a_notebook(browser, tmp_path):
+    (tmp_path / "report.html").write_text(linked_page(), encoding="utf-8")
+    cell = Frame(tmp_path / "report.html", 900)._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>1</title>{cell}", "utf-8")
+    page = browser.new_page()
+    requests, complaints = [], []
+    listen(page, complaints, requests)
+    page.goto((tmp_path / "notebook.html").as_uri())
+    check_links(page.frame_locator("iframe"))
+    assert complaints == []
+    assert [url for url in requests if not url.startswith("data:")] == [page.url]
+    page.close()
+
+
+def test_on_paper_all_that_is_folded_is_there_and_no_control(opened):
+    page = opened(content=linked_page()).page
+    assert not page.locator("#known-1 table").is_visible()
+    page.emulate_media(media="print")
+    assert page.locator("#known-1 table").is_visible()
+    assert page.locator("#map-legend li").last.is_visible()
+    for control in (".map-bar", ".map-tools", "#map-legend .map-buttons", "#map-table", "nav"):
+        assert not page.locator(control).is_visible(), control
 
 
 def test_a_telephone_needs_no_sideways_scrolling(opened):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from browser import small_map
-from builders import pixels_of
+from builders import confusion_of, pixels_of
 from PIL import Image
 
 from nearkin.data.augmentations import augmentation

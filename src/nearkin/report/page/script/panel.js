@@ -139,6 +139,15 @@ function close() {
   redraw();
 }
 
+/* The text of an address, which may be anybody's. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /* What an address on the page leads to, if it is an image of the map or a class. */
 function destination(hash) {
   const [, what, text] = /^#(image|class)=(.*)$/.exec(hash) ?? [];
@@ -147,7 +156,7 @@ function destination(hash) {
     return i < 0 ? null : () => { setGrid(false); open(i); };
   }
   const coloring = what && (withRole("class") ?? data.colorings.find(hasClasses));
-  const each = coloring?.classes.indexOf(decodeURIComponent(text)) ?? -1;
+  const each = coloring?.classes.findIndex((_, at) => className(coloring, at) === decoded(text)) ?? -1;
   return each < 0 ? null : () => listClass(coloring, each);
 }
 
@@ -164,7 +173,7 @@ function followLink(event) {
   const link = event.target.closest?.("a[href^='#']");
   if (!link) return;
   const hash = link.getAttribute("href");
-  const target = document.getElementById(decodeURIComponent(hash.slice(1)));
+  const target = document.getElementById(decoded(hash.slice(1)));
   if (target?.matches("details")) target.open = true;
   if (!destination(hash) && location.protocol !== "about:") return;
   event.preventDefault();
