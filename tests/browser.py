@@ -1,10 +1,12 @@
 """A page in headless Chromium, a small map to show in it, and a server that keeps its promises."""
 
+import base64
 import io
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,13 @@ from PIL import Image
 from nearkin.errors import OutputError
 from nearkin.report.page.html import document, policy
 from nearkin.report.page.map import Coloring, ImageMap, map_section, script
+from nearkin.report.page.sections import (
+    ClassView,
+    DiscoveryReport,
+    RunInfo,
+    Tile,
+    report_page,
+)
 from nearkin.report.server import Server
 from nearkin.report.site import RunSite
 
@@ -131,6 +140,22 @@ def page_of(image_map, *, served=False, files=""):
     sections = [("Map", map_section(image_map, files))]
     how = {"script": script(), "served": served, "files": bool(files)}
     return document(**texts, sections=sections, **how)
+
+
+SMALL = small_map()
+
+
+def linked_page():
+    """A discovery whose tiles, number 104 above all, are on the map."""
+    gray = "data:image/webp;base64," + base64.b64encode(Kept(SMALL).gray).decode()
+    tile = Tile("animals/047.jpg", gray, 0.9, number=104)
+    view = ClassView("new-2", 105, tile, (tile,), on_map="new-2")
+    known = replace(view, name="dog", on_map="dog")
+    report = DiscoveryReport(
+        RunInfo("animals"), "gcd", ("dog",), 10, 300, (view,), "given", "A score.",
+        assigned=(known,), unsure=(tile,),
+    )  # fmt: skip
+    return report_page(report, SMALL)
 
 
 class OpenPage:

@@ -59,6 +59,7 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
     "chromium": program("chromium"),
     "compiler": program("c++"),
     "cuda": (torch.cuda.is_available, "no CUDA device"),
+    "firefox": program("firefox-esr"),
     "java": program("java"),
     "nbclient": module("nbclient", "ipykernel"),
     "onnxruntime-node": package("onnxruntime-node"),

@@ -1,17 +1,17 @@
 """The map in a real browser: what somebody sees, and what happens when they point or type."""
 
-import base64
 import csv
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import (
     HOSTILE,
+    SMALL,
     Kept,
     OpenPage,
+    linked_page,
     listen,
     page_of,
     serving,
@@ -24,16 +24,12 @@ from browser import (
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring
 from nearkin.report.page.sections import (
-    ClassView,
-    DiscoveryReport,
     RunInfo,
-    Tile,
     TrainingReport,
     report_page,
 )
 from nearkin.result import Frame
 
-SMALL = small_map()
 SMALL_CLASSES = (Coloring("Class", np.arange(len(HOSTILE)), tuple(map(str, range(len(HOSTILE))))),)
 BLUE, OCHRE, GREEN = (37, 84, 195), (166, 130, 0), (0, 147, 124)
 PAPER = (255, 255, 255)
@@ -332,6 +328,18 @@ def test_the_grid_pages_through_all_that_is_shown_by_mouse_and_by_keyboard(opene
     press("PageDown")
     page.until(f"{focused} === 'animals/098.jpg'")
     assert tiles.count() == 100
+
+
+def test_the_grid_shows_what_is_selected_in_it(opened):
+    page = opened()
+    page.find("#map-show-grid").click()
+    tiles = page.find(".map-images button")
+    page.find("#map-grid select").select_option(label="Score")
+    page.find("#map-grid").get_by_label("Reverse the order").click()
+    tiles.nth(1).click()
+    page.page.keyboard.press("Space")
+    page.page.keyboard.press("PageDown")
+    page.until("document.activeElement.title === 'animals/098.jpg'")
     page.page.keyboard.down("Shift")
     tiles.nth(4).click()
     page.page.keyboard.up("Shift")
@@ -345,7 +353,6 @@ def test_the_grid_pages_through_all_that_is_shown_by_mouse_and_by_keyboard(opene
     page.until("document.querySelectorAll('.map-images button').length === 1")
     page.find("#map-grid").get_by_text("Show all visible").click()
     assert tiles.count() == 10
-    press("Escape")
 
 
 def test_the_map_can_have_the_whole_window(opened):
@@ -466,19 +473,6 @@ def test_hostile_names_and_classes_stay_text_and_no_cell_of_a_table_is_a_formula
     assert ["'" + HOSTILE[9]] * 2 in [row[1:] for row in rows]
     page.find("#map-filter").fill("<img")
     assert page.text("#map-count") == "1 of 12 images"
-
-
-def linked_page(**options):
-    """A discovery whose tiles, number 104 above all, are on the map."""
-    gray = "data:image/webp;base64," + base64.b64encode(Kept(SMALL).gray).decode()
-    tile = Tile("animals/047.jpg", gray, 0.9, number=104)
-    view = ClassView("new-2", 105, tile, (tile,), on_map="new-2")
-    known = replace(view, name="dog", on_map="dog")
-    report = DiscoveryReport(
-        RunInfo("animals"), "gcd", ("dog",), 10, 300, (view,), "given", "A score.",
-        assigned=(known,), unsure=(tile,),
-    )  # fmt: skip
-    return report_page(report, SMALL, **options)
 
 
 def check_links(frame):

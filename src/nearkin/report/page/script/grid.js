@@ -14,6 +14,7 @@ function setGrid(on) {
   $("grid").hidden = !on;
   $("show-grid").ariaPressed = on;
   hideTip();
+  if (narrow.matches) $("view").scrollIntoView({ block: "nearest" });
   return showGrid();
 }
 

@@ -116,7 +116,7 @@ async function open(i, { focus = true } = {}) {
   if (state.open !== i) return;
   announce(`Opened ${describe(i)}. ${count(data.k, "nearest neighbor")} in the panel.`);
   if (focus) $("panel").querySelector("h3").focus();
-  if (!grid.on) scrollToPanel();
+  scrollToPanel();
   bringIntoView(i);
 }
 
