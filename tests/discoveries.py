@@ -37,7 +37,7 @@ def discover(*arguments: object) -> int:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 

@@ -32,8 +32,8 @@ def module(name: str, *more: str) -> tuple[Callable[[], bool], str]:
     return partial(installed, name, *more), f"{' and '.join([name, *more])} not installed"
 
 
-def program(name: str) -> tuple[Callable[[], bool], str]:
-    return lambda: shutil.which(name) is not None, f"no {name} on the PATH"
+def program(*names: str) -> tuple[Callable[[], bool], str]:
+    return lambda: any(map(shutil.which, names)), f"no {' or '.join(names)} on the PATH"
 
 
 def node_environment() -> dict[str, str]:
@@ -59,7 +59,7 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
     "chromium": program("chromium"),
     "compiler": program("c++"),
     "cuda": (torch.cuda.is_available, "no CUDA device"),
-    "firefox": program("firefox-esr"),
+    "firefox": program("firefox-esr", "firefox"),
     "java": program("java"),
     "nbclient": module("nbclient", "ipykernel"),
     "onnxruntime-node": package("onnxruntime-node"),

@@ -19,6 +19,14 @@ def test_names_of_files_are_cells_not_formulas(tmp_path):
     assert all(row["bytes"] == "-5" for row in read_csv(path))
 
 
+def test_tables_to_edit_are_marked_as_utf_8_and_others_plain(tmp_path):
+    for to_edit in (True, False):
+        write_csv(tmp_path / "table.csv", ("name",), [["Häuser"]], to_edit=to_edit)
+        content = (tmp_path / "table.csv").read_bytes()
+        assert content.startswith(b"\xef\xbb\xbfname" if to_edit else b"name")
+        assert list(read_csv(tmp_path / "table.csv")) == [{"name": "Häuser"}]
+
+
 def test_tables_of_spreadsheets_are_read_and_semicolons_of_others_stay(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("\ufeffpath;label\na.png;cat, black\n", encoding="utf-8")

@@ -11,9 +11,20 @@ WRITTEN: Final = ("label", "group", "split", "name")  # Columns that people writ
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # How cells begin that spreadsheets take for formulas
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table with a header line."""
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+def write_csv(
+    path: Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    to_edit: bool = False,
+) -> None:
+    """Write a table with a header line.
+
+    One that people edit begins with the mark by which spreadsheets know UTF-8. Others do not: it
+    would be a part of the first column's name to programs that read plain UTF-8.
+    """
+    encoding = "utf-8-sig" if to_edit else "utf-8"
+    with path.open("w", newline="", encoding=encoding, errors="surrogateescape") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows([_cell(value) for value in row] for row in rows)

@@ -2,6 +2,9 @@
 
 import csv
 import re
+import threading
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -672,6 +675,56 @@ def test_keys_label_one_image_after_the_other_and_what_is_labeled_is_seen_and_ke
     assert page.color(*page.spot(SMALL, 3)) == BLUE
     page.find("#map-show-grid").click()
     assert page.texts(".map-images .labeled span") == ["cats", "dog", "dog"]
+
+
+def proxied(port, prefix):
+    """A server that has another one below some path, as JupyterLab has."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if not self.path.startswith(prefix):
+                return self.send_error(404)
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            behind = HTTPConnection("127.0.0.1", port)
+            behind.request(
+                self.command, self.path.removeprefix(prefix), body, dict(self.headers.items())
+            )
+            answer = behind.getresponse()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.read())
+            return behind.close()
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+def test_a_page_works_behind_another_port_and_below_another_path(browser):
+    site, prefix = Kept(SMALL), "/user/jane/proxy/8000"
+    with serving(site) as server, proxied(server.port, prefix) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        try:
+            origin = f"http://localhost:{proxy.server_port}{prefix}"
+            start = server.url.removeprefix(f"http://127.0.0.1:{server.port}")
+            page = OpenPage(browser, origin + start)
+            page.find("#map-labels kbd").first.wait_for()
+            assert page.page.url == f"{origin}/"
+            page.click(SMALL, 3)
+            page.until("document.querySelector('#map-panel img').naturalWidth === 300")
+            page.page.keyboard.press("1")
+            page.find("#map-status").get_by_text("1 image labeled dog").wait_for()
+            page.end(origin)
+        finally:
+            proxy.shutdown()
+            thread.join()
+    assert site.labels == {"16": "dog"}
 
 
 def test_selected_images_get_one_label_and_give_it_back(served):

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from codecs import BOM_UTF8
 
 import pytest
 from discoveries import write_rows
@@ -150,7 +151,10 @@ def test_columns_of_the_user_stay(folder):
     """Whoever has named classes in a spreadsheet may have noted more there, and changed its ends."""
     rows = [{**row, "note": "a, b"} for row in read_csv(folder.clusters)]
     write_rows(folder.clusters, rows)  # whose lines end on CR and LF
+    folder.clusters.write_bytes(BOM_UTF8 + folder.clusters.read_bytes())
     split_off(folder, {"c"}, "violas")
+    assert folder.clusters.read_bytes().startswith(BOM_UTF8)
+    assert not folder.assignments.read_bytes().startswith(BOM_UTF8)
     assert column(folder.clusters, "note") == ["a, b"] * 5 + [""]
 
 

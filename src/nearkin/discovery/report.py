@@ -54,10 +54,12 @@ RANDOM: Final = 12  # Images of each class in its file, beside those of the page
 def write_outcome(outcome: Outcome, log: Logger) -> None:
     """Write all files of a finished discovery, the summary last: it marks the run complete."""
     folder, assignments = outcome.folder, outcome.assignments
-    write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(outcome.clusters, assignments))
+    classes = cluster_table(outcome.clusters, assignments)
+    write_csv(folder.clusters, CLUSTER_COLUMNS, classes, to_edit=True)
     to_label = label_first(assignments, outcome.task.rows)[:TO_LABEL]
-    write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label))
-    write_csv(folder.questions, QUESTION_COLUMNS, question_table(outcome.clusters, assignments))
+    write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label), to_edit=True)
+    questions = question_table(outcome.clusters, assignments)
+    write_csv(folder.questions, QUESTION_COLUMNS, questions, to_edit=True)
     _write_sheets(outcome)
     numbers = summary(outcome)
     write_results(

@@ -1,13 +1,11 @@
-"""The HTTP server of a run's page: one user, one request per connection, hostile clients."""
+"""The HTTP server of a run's page: one user, one request per connection, pages of strangers."""
 
 import json
-import math
 import os
 import re
 import secrets
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,9 +25,8 @@ from nearkin.report.site import Json, RunSite
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")  # this computer, in its own browsers
 MAX_BODY: Final = 32 * 2**20  # bytes of a request body
-MAX_CONNECTIONS: Final = 64
-HEAD_TIMEOUT: Final = 10.0  # seconds for the head of a request
-TRANSFER_TIMEOUT: Final = 300.0  # seconds for a request body or an answer
+TIMEOUT: Final = 10.0  # seconds without a byte of a request
+ANSWER_TIMEOUT: Final = 300.0  # seconds for an answer
 # Seconds to discard what a client still sends after its answer. If the connection were closed at
 # once, the client would see a reset instead of the answer.
 LINGER: Final = 1.0
@@ -88,12 +85,9 @@ def error_reply(status: HTTPStatus, reason: str) -> Reply:
 
 
 class Server(ThreadingMixIn, TCPServer):
-    """Serves a site at `url`, with a thread per connection and a limited number of connections.
+    """Serves a site at `url`, with a thread per connection, until a change under way is done."""
 
-    When all are taken, a new connection replaces the oldest that has not sent its request yet; if
-    there is none, it is refused. Closing the server waits for the answers under way.
-    """
-
+    daemon_threads = True  # browsers open connections that they may never use
     allow_reuse_address = os.name == "posix"  # elsewhere, two servers could share a port
     request_queue_size = 128
     site: RunSite
@@ -103,15 +97,9 @@ class Server(ThreadingMixIn, TCPServer):
         *,
         host: str = LOOPBACK[0],
         port: int = 0,
-        head_timeout: float = HEAD_TIMEOUT,
         log: Callable[[str], None],
     ) -> None:
         self.log = log
-        self.head_timeout = head_timeout
-        self._connections: dict[socket.socket, tuple[bool, float]] = {}
-        """Open ones, oldest first: whether their request is yet to come, and the time until which
-        they may send. A timeout of the socket would start anew with every byte."""
-        self._lock = threading.Lock()
         if ":" in host:
             self.address_family = socket.AF_INET6
         try:
@@ -133,36 +121,10 @@ class Server(ThreadingMixIn, TCPServer):
     def serve(self, site: RunSite) -> None:
         """Answer requests until interrupted or shut down."""
         self.site = site
-        self.serve_forever()
-
-    def request_arrived(self, connection: socket.socket, seconds: float = math.inf) -> None:
-        """Keep a connection from being replaced; its body may take this many seconds."""
-        with self._lock:
-            if connection in self._connections:
-                self._connections[connection] = False, time.monotonic() + seconds
-
-    @override
-    def service_actions(self) -> None:
-        with self._lock:
-            for connection, (_, deadline) in self._connections.items():
-                if time.monotonic() > deadline:
-                    _interrupt(connection)
-
-    @override
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            full = len(self._connections) >= MAX_CONNECTIONS
-            slow = next((c for c, (awaited, _) in self._connections.items() if awaited), None)
-            if full and slow is not None:
-                del self._connections[slow]
-                _interrupt(slow)
-            admitted = not full or slow is not None
-            if admitted:
-                self._connections[request] = True, time.monotonic() + self.head_timeout
-        if admitted:
-            super().process_request(request, client_address)
-        else:
-            self.close_request(request)
+        try:
+            self.serve_forever()
+        finally:
+            site.finish()
 
     @override
     def shutdown_request(self, request: Any) -> None:
@@ -175,19 +137,6 @@ class Server(ThreadingMixIn, TCPServer):
         self.close_request(request)
 
     @override
-    def close_request(self, request: Any) -> None:
-        with self._lock:
-            self._connections.pop(request, None)
-        super().close_request(request)
-
-    @override
-    def server_close(self) -> None:
-        with self._lock:
-            for connection in self._connections:
-                _interrupt(connection)
-        super().server_close()
-
-    @override
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
         if not isinstance(error, OSError):  # a client that disconnects is no error
@@ -198,16 +147,11 @@ def _in_address(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _interrupt(connection: socket.socket) -> None:
-    """End the wait for a request in another thread."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 class RequestHandler(BaseHTTPRequestHandler):
     """Answers the one request of a connection."""
 
     server: Server
+    timeout = TIMEOUT
 
     def do_GET(self) -> None:
         """Send the page, its classes or an image."""
@@ -220,7 +164,6 @@ class RequestHandler(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def _answer(self, reply_to_page: Callable[[], Reply]) -> None:
-        self.server.request_arrived(self.connection)
         try:
             self._check_origin()
             reply = self._log_in() or reply_to_page()
@@ -320,19 +263,17 @@ class RequestHandler(BaseHTTPRequestHandler):
         if length > MAX_BODY:
             largest = f"{MAX_BODY >> 20} MiB"
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"larger than {largest}")
-        self.server.request_arrived(self.connection, TRANSFER_TIMEOUT)
         body = b""
         with suppress(OSError):
             body = self.rfile.read(length)
         if len(body) < length:
             raise Refused(HTTPStatus.BAD_REQUEST, "incomplete request")
-        self.server.request_arrived(self.connection)
         return body
 
     def _send(self, reply: Reply) -> None:
         self.request_version = self.protocol_version  # older ones would get no headers
         self.close_connection = True
-        self.connection.settimeout(TRANSFER_TIMEOUT)
+        self.connection.settimeout(ANSWER_TIMEOUT)
         self.send_response_only(reply.status)
         own = {
             "Content-Type": reply.kind,

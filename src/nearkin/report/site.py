@@ -1,6 +1,7 @@
 """What the server of a run's page answers: images, search, and edits of discovered classes."""
 
 import threading
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,6 +93,10 @@ class RunSite:
                 made = served_page(self._folder, self._images, self._one_file)
                 (self._page, self._image_map), self._is_edited = made, False
             return self._page
+
+    def finish(self) -> None:
+        """Wait for the change that is under way, and let no other begin."""
+        self._lock.acquire()
 
     def image(self, number: int, *, large: bool) -> bytes | None:
         """Return an image as WebP, None if it is unreadable.
@@ -368,8 +373,11 @@ def _editing(folder: RunFolder) -> Iterator[None]:
 
 def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Write a table with its own columns and any of the user's; keep the first version."""
-    if path.exists() and not original.exists():
+    there = path.exists()
+    marked = not there or path.read_bytes().startswith(BOM_UTF8)  # as the user's program left it
+    if there and not original.exists():
         write_whole(original, path.read_bytes())
     columns = list(rows[0])
     with whole(path) as partial:
-        write_csv(partial, columns, ([row.get(name, "") for name in columns] for row in rows))
+        cells = ([row.get(name, "") for name in columns] for row in rows)
+        write_csv(partial, columns, cells, to_edit=marked)
