@@ -697,7 +697,7 @@ def proxied(port, prefix):
             self.wfile.write(answer.read())
             return behind.close()
 
-        do_POST = do_GET
+        do_POST = do_GET  # noqa: N815
 
         def log_message(self, *_):
             pass

@@ -456,11 +456,11 @@ class Thinking(Shop):
 
 def test_a_change_under_way_is_finished_before_the_end_and_no_other_begins():
     site = Thinking()
-    with serving(site) as server:
-        with connected(server) as asking, connected(server):  # which another one never does
-            asking.sendall(head(server, "/search", "POST", Content_Length="0"))
-            assert site.started.acquire(timeout=60)
-            threading.Timer(0.2, site.go_on.set).start()
+    # The second connection never asks for anything.
+    with serving(site) as server, connected(server) as asking, connected(server):
+        asking.sendall(head(server, "/search", "POST", Content_Length="0"))
+        assert site.started.acquire(timeout=60)
+        threading.Timer(0.2, site.go_on.set).start()
     assert site.requests == [("search", 0)]
     assert not site._lock.acquire(blocking=False)
 
