@@ -21,7 +21,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
-from nearkin.report.image_map import BLOCK, ONE_FILE, z_order
+from nearkin.evaluation.layout import BLOCK, z_order
+from nearkin.report.image_map import ONE_FILE
 from nearkin.report.page.html import document
 from nearkin.report.page.map import Coloring, ImageMap, map_section, script, write_files
 

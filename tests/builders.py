@@ -172,3 +172,12 @@ def confusion_of(counts, true=None, predicted=None):
     names = [tuple(map(str, range(number))) for number in counts.shape]
     pairs = np.repeat(np.argwhere(counts >= 0), counts.ravel(), axis=0)
     return Confusion.of(true or names[0], predicted or names[1], min(counts.shape), pairs)
+
+
+def blobs(per=30, groups=4, dim=16, spread=0.15, seed=0):
+    """Groups of directions, and which group each belongs to."""
+    rng = np.random.default_rng(seed)
+    means = np.linalg.qr(rng.normal(size=(dim, groups)))[0].T
+    group = np.repeat(np.arange(groups), per)
+    vectors = means[group] + spread * rng.normal(size=(len(group), dim))
+    return vectors.astype(np.float32), group

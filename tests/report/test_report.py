@@ -21,10 +21,11 @@ from nearkin.commands.sources import images_of
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.evaluation.layout import balanced
 from nearkin.evaluation.metrics import knn_classes
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.metrics.metric import Metric
-from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
+from nearkin.report.image_map import COLUMNS, PER_SHEET, image_map, tiles
 from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
 

@@ -32,6 +32,7 @@ from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import evaluate_split
+from nearkin.evaluation.layout import EarlyMap
 from nearkin.evaluation.parts import MOST, PartFolder, ShardsWritten, note_on
 from nearkin.evaluation.ray_parts import Opener, compute_on_ray
 from nearkin.evaluation.table import are_vectors
@@ -39,7 +40,6 @@ from nearkin.evaluation.vectors import FORMATS, check_format, write_embeddings
 from nearkin.files import check_new
 from nearkin.methods import METHODS
 from nearkin.pace import Pace, under
-from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
 from nearkin.result import Result, Row
 from nearkin.run.auto import augment_for

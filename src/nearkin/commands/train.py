@@ -11,8 +11,8 @@ from nearkin.config import TrainConfig
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
+from nearkin.evaluation.layout import EarlyMap
 from nearkin.extensions import label
-from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
 from nearkin.run.data import open_logged
 from nearkin.run.failures import resource_errors

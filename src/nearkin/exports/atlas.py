@@ -14,11 +14,11 @@ from nearkin.data.batches import squares
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.layout import NEIGHBORS, coordinates, landmark_rows
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import whole, writing
 from nearkin.metrics.neighbors import nearest
-from nearkin.report.image_map import NEIGHBORS, coordinates, landmark_rows
-from nearkin.report.site import class_names
+from nearkin.run.edits import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 from nearkin.text import as_text

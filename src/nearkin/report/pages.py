@@ -18,12 +18,13 @@ from nearkin.data.labels import numbered
 from nearkin.distributed import available_cpus
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.layout import EarlyMap
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
-from nearkin.report.image_map import ONE_FILE, EarlyMap, display_name, image_map, thumbnails
+from nearkin.report.image_map import ONE_FILE, image_map, thumbnails
 from nearkin.report.page.html import document
 from nearkin.report.page.map import ImageMap, map_section, script, write_files
 from nearkin.report.page.sections import (
@@ -37,6 +38,7 @@ from nearkin.report.page.sections import (
 )
 from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.run.folder import KINDS, RunFolder
+from nearkin.run.named import display_name
 from nearkin.tables import read_csv
 
 FILES: Final = "files"  # Where a server has the files of a page

@@ -1,4 +1,4 @@
-"""The HTTP server of a run's page: one user, one request per connection, pages of strangers."""
+"""The HTTP server of a run's page: one user, one request per connection, pages of other sites."""
 
 import json
 import os

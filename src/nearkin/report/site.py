@@ -1,13 +1,8 @@
-"""What the server of a run's page answers: images, search, and edits of discovered classes."""
+"""What the server of a run's page answers: images, search, edits of a discovery."""
 
 import threading
-from codecs import BOM_UTF8
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cached_property
-from itertools import count
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -24,40 +19,21 @@ from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import encode_pixels
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.layout import coordinates, landmark_rows, place
 from nearkin.evaluation.vectors import read_embeddings
-from nearkin.files import whole, write_whole, writing
 from nearkin.metrics.neighbors import nearest
-from nearkin.report.image_map import (
-    ONE_FILE,
-    coordinates,
-    display_name,
-    encoded,
-    landmark_rows,
-    place,
-    sheets_in_order,
-)
+from nearkin.report.image_map import ONE_FILE, encoded, sheets_in_order
 from nearkin.report.page import html
 from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
 from nearkin.run.copies import copy_to, file_names
+from nearkin.run.edits import class_names, classes, label_images, labels, name_classes, split_off
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import (
-    CLUSTER_COLUMNS,
-    LABEL_COLUMNS,
-    check_names,
-    read_edited,
-    written_labels,
-)
-from nearkin.tables import write_csv
-from nearkin.text import printable
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
 SMALL: Final = 96
 MAX_DECODERS: Final = 4  # images decoded at once: each may take hundreds of megabytes
-MAX_NAME: Final = 100  # characters of a class name
-ASSIGNMENT_COLUMNS: Final = ("path", "cluster", "flag")
-"""Columns that are required of assignments.csv."""
 
 Json = Mapping[str, Any]  # plain values
 
@@ -195,7 +171,7 @@ class RunSite:
         paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
         with self._lock:
             label_images(self._folder, paths, name)
-            return {"labels": _numbered(written_labels(self._folder), self._images.names)}
+            return {"labels": labels(self._folder, self._images.names)}
 
     def split(self, numbers: list[int], name: str) -> Json:
         """Make images a class of their own. Then `classes`."""
@@ -242,142 +218,3 @@ def _screen_sized(file: bytes | np.ndarray) -> Image.Image:
     image = decode(file, min_side=LARGE) if isinstance(file, bytes) else Image.fromarray(file)
     image.thumbnail((LARGE, LARGE))
     return image
-
-
-# ---- classes of a discovery ----
-
-
-def is_discovery(folder: RunFolder) -> bool:
-    """Return whether a run has classes to edit."""
-    return folder.clusters.exists() and folder.assignments.exists()
-
-
-def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> None:
-    """Name clusters of clusters.csv; those of one name are one class, '' removes their names."""
-    name = _valid(name)
-    with _editing(folder):
-        rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
-        if unknown := set(clusters) - {row["cluster"] for row in rows}:
-            raise UsageError(f"{folder.clusters} has no class {min(unknown)!r}; reload the page")
-        for row in rows:
-            if row["cluster"] in clusters:
-                row["name"] = name
-        check_names(folder.clusters, rows)
-        _replace(folder.clusters, folder.original_clusters, rows)
-
-
-def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
-    """Make unlabeled images a new class, whose cluster (such as `new-1`) is returned.
-
-    They are its core, since the user selected them by hand.
-    """
-    name = _valid(name)
-    with _editing(folder):
-        clusters = read_edited(folder.clusters, CLUSTER_COLUMNS)
-        assignments = read_edited(folder.assignments, ASSIGNMENT_COLUMNS)
-        moved = [row for row in assignments if row["path"] in paths]
-        if not moved or len(moved) < len(paths):
-            others = set(paths) - {row["path"] for row in moved}
-            which = f"{min(others)!r} came with a label" if others else "no images are selected"
-            raise UsageError(f"{which}; select unlabeled images")
-        taken = {row["cluster"] for row in clusters}
-        new = next(free for number in count(1) if (free := f"new-{number}") not in taken)
-        for row in moved:
-            row |= {"cluster": new, "flag": "core"}
-        sizes = Counter(row["cluster"] for row in assignments)
-        clusters.append({"cluster": new, "name": name, "kind": "novel"})
-        check_names(folder.clusters, clusters)
-        for row in clusters:
-            row["size"] = str(sizes[row["cluster"]])
-        # In this order, an interruption leaves an empty class, never an image without one.
-        _replace(folder.clusters, folder.original_clusters, clusters)
-        _replace(folder.assignments, folder.original_assignments, assignments)
-    return new
-
-
-def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
-    """Label unlabeled images in to_label.csv, for the next round; '' removes their labels."""
-    label = _valid(label)
-    with _editing(folder):
-        assigned = _clusters(folder)
-        if not paths or (others := set(paths) - assigned.keys()):
-            which = f"{min(others)!r} came with a label" if paths else "no images are selected"
-            raise UsageError(f"{which}; select unlabeled images")
-        # Discoveries of earlier releases have no such table yet.
-        there = folder.to_label.exists()
-        rows = read_edited(folder.to_label, LABEL_COLUMNS) if there else []
-        listed = {row["path"] for row in rows}
-        rows += [{"path": path, "cluster": assigned[path]} for path in sorted(set(paths) - listed)]
-        for row in rows:
-            if row["path"] in paths:
-                row["label"] = label
-        _replace(folder.to_label, folder.original_to_label, rows)
-
-
-def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
-    """Return the classes of a discovery, the cluster of each image, and labels; or none."""
-    if not is_discovery(folder):
-        return {"editable": False, "classes": [], "cluster_of": {}, "labels": {}}
-    assigned = _clusters(folder)
-    sizes = Counter(assigned.values())
-    rows = [
-        {key: row[key].strip() for key in CLUSTER_COLUMNS} | {"size": sizes[row["cluster"]]}
-        for row in read_edited(folder.clusters, CLUSTER_COLUMNS)
-    ]
-    return {
-        "editable": True,
-        "classes": rows,
-        "cluster_of": _numbered(assigned, names),
-        "labels": _numbered(written_labels(folder), names),
-    }
-
-
-def _numbered(by_path: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """What is said of images, by their numbers, which are the keys of JSON."""
-    return {str(row): by_path[name] for row, name in enumerate(names) if name in by_path}
-
-
-def class_names(folder: RunFolder) -> dict[str, str]:
-    """Return the class name of every image that a run assigned to a class, by path."""
-    if not is_discovery(folder):
-        return _clusters(folder) if folder.assignments.exists() else {}
-    names = {
-        r["cluster"]: display_name(r) for r in read_edited(folder.clusters, ("cluster", "name"))
-    }
-    return {path: names.get(cluster, cluster) for path, cluster in _clusters(folder).items()}
-
-
-def _clusters(folder: RunFolder) -> dict[str, str]:
-    return {
-        row["path"]: row["cluster"] for row in read_edited(folder.assignments, ("path", "cluster"))
-    }
-
-
-def _valid(name: str) -> str:
-    name = name.strip()
-    if len(name) > MAX_NAME or printable(name) != name or "\n" in name:
-        raise UsageError(f"a name is one line of at most {MAX_NAME} characters; choose another")
-    return name
-
-
-@contextmanager
-def _editing(folder: RunFolder) -> Iterator[None]:
-    if not is_discovery(folder):
-        raise UsageError(
-            f"{folder.path} is no finished discovery; it has no classes to edit. Those of a "
-            "classification are its labels: change these, and classify again"
-        )
-    with writing(folder.path, "free some space, or allow writing"), folder.locked():
-        yield
-
-
-def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Write a table with its own columns and any of the user's; keep the first version."""
-    there = path.exists()
-    marked = not there or path.read_bytes().startswith(BOM_UTF8)  # as the user's program left it
-    if there and not original.exists():
-        write_whole(original, path.read_bytes())
-    columns = list(rows[0])
-    with whole(path) as partial:
-        cells = ([row.get(name, "") for name in columns] for row in rows)
-        write_csv(partial, columns, cells, to_edit=marked)

@@ -56,6 +56,11 @@ def check_names(path: Path, rows: Collection[Row]) -> None:
             )
 
 
+def display_name(row: Mapping[str, str]) -> str:
+    """Return the name that the user gave to a class in clusters.csv, or else its cluster."""
+    return row["name"].strip() or row["cluster"]
+
+
 def named_classes(folder: RunFolder) -> dict[str, str]:
     """Return the name of each class that a person has named, by what it is called by itself.
 

@@ -1,0 +1,329 @@
+"""The layout of images in the plane: t-SNE of landmarks, by which all others are placed."""
+
+import io
+from collections.abc import Iterable
+from contextlib import suppress
+from threading import Event, Thread
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from nearkin.data.images import Images
+from nearkin.distributed import available_cpus, free_memory
+from nearkin.evaluation.vectors import read_embeddings
+from nearkin.files import read_arrays, sha256, usable, write_whole
+from nearkin.metrics.neighbors import nearest
+from nearkin.run.folder import RunFolder
+
+MAX_IMAGES: Final = 1_000_000  # a map of more images shows a sample that is balanced over classes
+LANDMARKS: Final = 20_000  # of more images, a balanced sample is laid out, and places the others
+NEIGHBORS: Final = 12
+FEW: Final = 10_000  # images up to which t-SNE is as fast in one thread as in several
+PERPLEXITY: Final = 30
+# Iterations of t-SNE after its early exaggeration: 500 is usual. The last ones cost the most, as
+# the map has spread by then. Of 20,000 images of CIFAR-10 the whole takes 20 s of CPU time instead
+# of 55, and 34.0 % of the nearest neighbors stay neighbors instead of 34.4 %.
+ITERATIONS, ITERATIONS_OF_MANY = 500, 250
+MOST_NEIGHBORS: Final = 3 * PERPLEXITY  # that attract an image in t-SNE
+CHECKED: Final = 10  # iterations of t-SNE after which a thread sees whether it is to stop
+MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
+ANCHORS: Final = 10  # images by which a new one is placed
+BLOCK: Final = 4_096  # images that are placed, or decoded, at once
+
+Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
+"""The cosine similarity of each image's nearest others, most similar first, and which they are."""
+
+
+def map_rows(
+    labels: np.ndarray, landmarks: int = LANDMARKS
+) -> tuple[Int[np.ndarray, " on_map"], Int[np.ndarray, " landmarks"]]:
+    """Return which images are on the map, and which of these are its landmarks."""
+    on_map = balanced(labels, MAX_IMAGES)
+    return on_map, balanced(labels[on_map], landmarks)
+
+
+def landmark_rows(labels: np.ndarray) -> Int[np.ndarray, " landmarks"]:
+    """Return which images are the landmarks of the map."""
+    on_map, among = map_rows(labels)
+    return np.take(on_map, among)
+
+
+def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
+    """Sample at most this many rows, as equally over classes and evenly within them as possible.
+
+    Rows without a label are a class of their own.
+
+    >>> balanced(np.array(["a", "a", "a", "a", "b"]), 3).tolist()
+    [0, 3, 4]
+    """
+    if len(labels) <= max_rows:
+        return np.arange(len(labels))
+    _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    shares, left = np.zeros(len(sizes), np.int64), max_rows
+    # Small classes first: what they cannot use is left to the others.
+    for done, number in enumerate(np.argsort(sizes, kind="stable")):
+        shares[number] = min(sizes[number], left // (len(sizes) - done))
+        left -= shares[number]
+    rows = [
+        np.flatnonzero(class_of == number)[np.linspace(0, size - 1, share).astype(np.int64)]
+        for number, (size, share) in enumerate(zip(sizes, shares, strict=True))
+    ]
+    return np.sort(np.concatenate(rows))
+
+
+def coordinates(
+    folder: RunFolder | None,
+    vectors: Float32[np.ndarray, "n dim"],
+    rows: Int[np.ndarray, " n"],
+    neighbors: Nearest | None = None,
+) -> Float[np.ndarray, "n 2"]:
+    """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
+
+    Without a folder, or in one that cannot be written to, they are computed each time.
+    `neighbors` are those of `tsne`.
+    """
+    if folder is None:
+        return tsne(vectors, neighbors)
+    stored = _stored_coordinates(folder, rows)
+    return stored if stored is not None else _store(folder, rows, Layout(vectors, neighbors))
+
+
+def _stored_coordinates(
+    folder: RunFolder, rows: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "n 2"] | None:
+    """Return the coordinates in a run folder; None unless they are of these rows."""
+    if not folder.map.exists():
+        return None
+    advice = "remove it, and it is made anew"
+    with usable(folder.map, advice), folder.map.open("rb") as file:
+        arrays = read_arrays(file, free_memory())
+        stored = {name: arrays[name] for name in ("fingerprint", "rows", "xy")}
+    fits = np.array_equal(stored["rows"], rows)
+    return (
+        stored["xy"] if fits and str(stored["fingerprint"]) == sha256(folder.embeddings) else None
+    )
+
+
+def _store(
+    folder: RunFolder, rows: Int[np.ndarray, " n"], layout: "Layout", stop: Event | None = None
+) -> Float[np.ndarray, "n 2"]:
+    """Compute coordinates, and store them in the run folder if it can be written to."""
+    fingerprint, content = np.array(sha256(folder.embeddings)), io.BytesIO()
+    xy = layout.optimized(stop)
+    np.savez(content, allow_pickle=False, fingerprint=fingerprint, rows=rows, xy=xy)
+    with suppress(OSError):
+        write_whole(folder.map, content.getvalue())
+    return xy
+
+
+class EarlyMap:
+    """The coordinates of a run's map, computed by a thread beside whatever else is to be done.
+
+    They are the same as without a thread. Most of t-SNE keeps one CPU busy, however many there
+    are. On leaving the `with` block, an unfinished computation is given up.
+    """
+
+    def __init__(self, folder: RunFolder, images: Images) -> None:
+        self._folder, self._images = folder, images
+        self._stop = Event()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Begin, as soon as the run folder has its embeddings."""
+        embeddings = read_embeddings(self._folder.embeddings, self._images)
+        rows = landmark_rows(embeddings.class_names)
+        if _stored_coordinates(self._folder, rows) is not None:
+            return
+        # Not in the thread: the number of threads of matrix products is one for all.
+        layout = Layout(embeddings.vectors[rows])
+        task = self._folder, rows, layout, self._stop
+        self._thread = Thread(target=_store_quietly, args=task, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the coordinates are on the way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until the coordinates are stored, if they are on the way."""
+        if self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> "EarlyMap":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self.wait()
+
+
+def _store_quietly(*task: Any) -> None:
+    with suppress(Exception):  # whoever needs the map computes it again, and meets the error
+        _store(*task)
+
+
+def tsne(
+    features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None
+) -> Float[np.ndarray, "n 2"]:
+    """Return 2D coordinates by t-SNE of cosine distances.
+
+    Deterministic to the bit: it starts at the principal components, with exact neighbors.
+    `neighbors` are the `MOST_NEIGHBORS` nearest others of each image, if they are known.
+    """
+    return Layout(features, neighbors).optimized()
+
+
+class Layout:
+    """Where t-SNE starts, and what attracts the images."""
+
+    def __init__(
+        self,
+        features: Float32[np.ndarray, "n d"],
+        neighbors: Nearest | None = None,
+        threads: int | None = None,
+    ) -> None:
+        own = available_cpus() if len(features) > FEW else 1
+        self.threads = own if threads is None else threads
+        unit = _unit(features)
+        self.affinities: Any = None
+        with threadpool_limits(self.threads):  # products round differently per number of threads
+            self.start = _principal_components(unit)
+        if len(unit) < MIN_TSNE or not self.start.any():
+            return
+        if neighbors is None:
+            bank = torch.from_numpy(features)
+            neighbors = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
+        similarity, index = (each.numpy() for each in neighbors)
+        from openTSNE.affinity import PerplexityBasedNN
+        from openTSNE.nearest_neighbors import PrecomputedNeighbors
+
+        self.affinities = PerplexityBasedNN(
+            knn_index=PrecomputedNeighbors(index, np.maximum(0, 1 - similarity)),
+            perplexity=min(PERPLEXITY, index.shape[1] / 3),
+            n_jobs=self.threads,
+        )
+
+    def optimized(self, stop: Event | None = None) -> Float[np.ndarray, "n 2"]:
+        """Return the coordinates; InterruptedError once `stop` is set."""
+        if self.affinities is None:
+            return self.start
+        from openTSNE import TSNE
+
+        def check(*_: object) -> None:
+            if stop and stop.is_set():
+                raise InterruptedError
+
+        small = self.start * (1e-4 / self.start[:, 0].std())  # as van der Maaten's t-SNE starts
+        method = TSNE(
+            n_iter=ITERATIONS if len(small) <= FEW else ITERATIONS_OF_MANY,
+            n_jobs=self.threads,
+            callbacks=check,
+            callbacks_every_iters=CHECKED,
+        )
+        xy = method.fit(affinities=self.affinities, initialization=small)
+        return np.array(xy, dtype=np.float64)
+
+
+def place(
+    new: Float32[np.ndarray, "m d"],
+    features: Float32[np.ndarray, "n d"],
+    xy: Float[np.ndarray, "n 2"],
+) -> Float[np.ndarray, "m 2"]:
+    """Return coordinates of new images on the map of these features.
+
+    The geometric median of the nearest images' places, weighted by the inverse squared distance:
+    an image of the map lands on itself, and one between two groups lands in one of them, where a
+    mean would land between.
+    """
+    bank = torch.from_numpy(features)
+    similarity, anchors = nearest(bank, torch.from_numpy(new), min(ANCHORS, len(features)))
+    return _medians(xy[anchors.numpy()], similarity.numpy())
+
+
+def _medians(
+    near: Float[np.ndarray, "m k 2"], similarity: Float32[np.ndarray, "m k"]
+) -> Float[np.ndarray, "m 2"]:
+    """The weighted geometric median of each row's places, nearly: five steps by Weiszfeld (1937).
+
+    They start at the median of each coordinate alone, of which many rows would share one.
+    """
+    weights = 1 / np.maximum(2 - 2 * similarity.astype(np.float64), 2e-7)
+    order = near.argsort(axis=1, kind="stable")
+    cumulated = np.take_along_axis(weights[:, :, None], order, axis=1).cumsum(axis=1)
+    middle = (cumulated >= cumulated[:, -1:] / 2).argmax(axis=1, keepdims=True)
+    xy = np.take_along_axis(np.take_along_axis(near, order, axis=1), middle, axis=1)
+    for _ in range(5):
+        distance = np.linalg.norm(near - xy, axis=2)
+        pull = (weights / np.maximum(distance, 1e-9))[:, :, None]
+        xy = (near * pull).sum(axis=1, keepdims=True) / pull.sum(axis=1, keepdims=True)
+    return xy[:, 0]
+
+
+class Places(NamedTuple):
+    """Where images lie, and the landmarks that they are most similar to."""
+
+    xy: Float[np.ndarray, "n 2"]
+    similarity: Float32[np.ndarray, "n k"]
+    neighbors: Int[np.ndarray, "n k"]
+
+
+def placed(
+    blocks: Iterable[Float[Tensor, "_ d"]],
+    landmarks: Float[Tensor, "l d"],
+    own: Places,
+    among: Int[np.ndarray, " l"],
+) -> Places:
+    """Place many images by their nearest landmarks as `place` does, with one block in memory.
+
+    The median keeps more neighbors than a mean or `transform` of openTSNE; see docs/benchmarks.md.
+
+    Args:
+        blocks: Features of all images.
+        landmarks: Features of the landmarks.
+        own: The places of the landmarks, whose neighbors are other landmarks.
+        among: Which of all images are the landmarks.
+    """
+    pieces = list[Places]()
+    for block in blocks:
+        k = min(max(ANCHORS, NEIGHBORS), len(landmarks))
+        similarity, near = (each.numpy() for each in nearest(landmarks, block, k))
+        xy = _medians(own.xy[near[:, :ANCHORS]], similarity[:, :ANCHORS])
+        width = own.neighbors.shape[1]
+        pieces.append(Places(xy, similarity[:, :width], near[:, :width]))
+    places = Places(*map(np.concatenate, zip(*pieces, strict=True)))
+    for column, values in zip(places, own, strict=True):
+        column[among] = values
+    return places
+
+
+def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
+    """Return points along a Z-order curve, on which neighbors are mostly close to each other.
+
+    >>> z_order(np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 0.0], [9.0, 8.0]])).tolist()
+    [0, 2, 3, 1]
+    """
+    low = xy.min(axis=0)
+    cells = ((xy - low) * (65_535 / max(1e-9, (xy - low).max()))).astype(np.int64)
+    bits = [(cells >> bit & 1) << (2 * bit + np.arange(2)) for bit in range(16)]
+    return np.argsort(np.sum(bits, axis=(0, 2)), kind="stable")
+
+
+def _unit(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(length > 0, length, 1)
+
+
+def _principal_components(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:
+    from sklearn.decomposition import PCA
+
+    scores = np.zeros((len(unit), 2))
+    components = min(2, *unit.shape)
+    if components and np.ptp(unit, axis=0).max() > 1e-6:  # more than rounding
+        pca = PCA(components, svd_solver="covariance_eigh")
+        scores[:, :components] = pca.fit_transform(unit.astype(np.float64))
+    return scores
