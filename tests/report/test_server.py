@@ -487,6 +487,20 @@ def test_another_host_has_to_be_called_by_its_name():
                 assert parsed(received(connection))[0] == status, name
 
 
+def test_a_proxy_that_is_named_may_ask_in_its_own_name_and_scheme():
+    hub, usual = "hub.example.org", {"Origin": "https://hub.example.org"}
+    with serving(Shop(), url="https://Hub.example.org/user/jane/proxy/8000/") as server:
+        start = f"https://Hub.example.org/user/jane/proxy/8000/?token={server.token}"
+        assert server.url == start
+        assert ask(server, Host=hub)[0] == ask(server)[0] == 200
+        assert ask(server, Host="other.example.org")[0] == 421
+        assert ask(server, "/search", "POST", b"image", Host=hub, **usual)[0] == 200
+        assert ask(server, "/search", "POST", b"image")[0] == 200  # without it
+        for origin in ("http://hub.example.org", "https://evil.example"):
+            answer = ask(server, "/search", "POST", b"image", Host=hub, Origin=origin)
+            error_of(answer, 403)
+
+
 def test_nothing_is_printed_whatever_is_asked(server, site, capfd):
     for target in (server.url.partition(str(server.port))[2], "/\x1b[31m", "/?token=x", "\0"):
         ask(server, target)

@@ -24,7 +24,7 @@ CONFIG_FILE: Final = (
 )
 RARE: Final = (
     *("allow_partial", TRUST, "image_size", "seed", "device", "devices", "workers", "one_file"),
-    *("shard_size", "shard", "engine", "i_know"),
+    *("shard_size", "shard", "engine", "i_know", "url"),
 )
 """Parameters of functions that only `--help-all` lists."""
 GIVEN: Final = ("config", "verbose")

@@ -1,5 +1,6 @@
 """`nearkin explore`: the report of a run or of features, in a browser or a file."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def explore(
     port: int = 0,
     host: str = "127.0.0.1",
     i_know: bool = False,
+    url: str = "",
     one_file: int = 50_000,
     trust_remote_code: bool = False,
     verbose: bool | Reporter = True,
@@ -47,6 +49,8 @@ def explore(
         host: Address to listen on.
         i_know: Allow addresses other than loopback ones, although the traffic, with the secret,
             can then be read by others.
+        url: Where browsers reach the server, if a proxy is between them, such as
+            https://hub.example.org/user/jane/proxy/8000.
         one_file: Of more images, most of a written report is in a folder beside it, such as
             report_files.
         trust_remote_code: Whether to run code that files of the run name.
@@ -72,7 +76,8 @@ def explore(
             write_page(folder, images, log.progress, output=path, one_file=one_file)
         return path or folder.report
     _check_host(host, i_know=i_know)
-    with Server(host=host, port=port, log=log.info) as server:
+    _check_url(url)
+    with Server(host=host, port=port, url=url, log=log.info) as server:
         images = images_of(folder, data, trust_remote_code=trust_remote_code)
         site = RunSite(folder, images, trust_remote_code=trust_remote_code)
         log.info(f"open {server.url}")
@@ -92,6 +97,12 @@ def _check_host(host: str, *, i_know: bool) -> None:
             f"--host {host} is not encrypted on the way; tunnel the port through SSH "
             "instead, or add --i-know"
         )
+
+
+def _check_url(url: str) -> None:
+    """Refuse what is no address of a proxy."""
+    if url and not re.fullmatch(r"(?ai)https?://[\w.-]+(:[0-9]{1,5})?(/[^\s?#]*)?", url):
+        raise UsageError(f"--url {url!r} is no address; give one such as https://HOST/PATH")
 
 
 def _write_map(vectors: VectorsLike, data: Any, output: PathLike | None, one_file: int) -> Path:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import defstruct
@@ -97,6 +98,7 @@ class Server(ThreadingMixIn, TCPServer):
         *,
         host: str = LOOPBACK[0],
         port: int = 0,
+        url: str = "",  # where a proxy has the page, if there is one
         log: Callable[[str], None],
     ) -> None:
         self.log = log
@@ -115,8 +117,12 @@ class Server(ThreadingMixIn, TCPServer):
         self.cookie = f"nearkin-{self.port}"  # browsers send cookies to all ports of a host
         names = LOOPBACK if host in LOOPBACK else (host,)  # the only ones that are answered
         # Without the port, which is another where the server is reached through a forward.
-        self.hosts = frozenset(_in_address(name).lower() for name in names)
-        self.url = f"http://{_in_address(host)}:{self.port}{START}{self.token}"
+        self.schemes = {_in_address(name).lower(): "http" for name in names}
+        """How browsers reach each host that is answered."""
+        base = url or f"http://{_in_address(host)}:{self.port}"
+        proxy = urlsplit(base)
+        self.schemes[_in_address(proxy.hostname or "")] = proxy.scheme
+        self.url = f"{base.rstrip('/')}{START}{self.token}"
 
     def serve(self, site: RunSite) -> None:
         """Answer requests until interrupted or shut down."""
@@ -189,10 +195,10 @@ class RequestHandler(BaseHTTPRequestHandler):
         (host, *more) = self.headers.get_all("Host") or [""]
         name = HOST.fullmatch(host)
         # DNS rebinding: a name of somebody else
-        if more or name is None or name[1].lower() not in self.server.hosts:
+        if more or name is None or name[1].lower() not in self.server.schemes:
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this is another host")
         if self.command == "POST" and (
-            self.headers.get_all("Origin") != [f"http://{host}"]
+            self.headers.get_all("Origin") != [f"{self.server.schemes[name[1].lower()]}://{host}"]
             or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
         ):
             raise Refused(HTTPStatus.FORBIDDEN, "only the page itself may send this")
