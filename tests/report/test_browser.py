@@ -783,3 +783,31 @@ def test_an_image_from_outside_is_searched_for_and_what_is_found_is_shown_large(
     assert page.find("#map-panel img").get_attribute("src") == "image/104"
     page.until("document.querySelector('#map-panel img').naturalWidth === 300")
     assert (104, True) in site.shown
+
+
+def test_one_finger_scrolls_the_page_and_two_move_and_zoom_the_map(opened):
+    page = opened(width=360, height=740, has_touch=True)
+    fingers = page.context.new_cdp_session(page.page)
+
+    def touch(kind, *points):
+        places = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
+        fingers.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": places})
+
+    where = "document.documentElement.scrollTop"
+    before, x, y = page.page.evaluate(where), 180, page.box["y"] + 200
+    drawn = "document.getElementById('map-canvas').toDataURL()"
+    whole = page.page.evaluate(drawn)
+    touch("Start", (x, y))
+    for step in range(1, 11):
+        touch("Move", (x, y - 12 * step))
+    touch("End")
+    page.until(f"{where} > {before} + 60")
+    page.page.evaluate(f"{where} = {before}")
+    assert page.page.evaluate(drawn) == whole
+    touch("Start", (x - 20, y), (x + 20, y))
+    for step in range(1, 11):
+        touch("Move", (x - 20 - 5 * step, y), (x + 20 + 5 * step, y))
+    touch("End")
+    page.settle()
+    assert page.page.evaluate(where) == before
+    assert page.page.evaluate(drawn) != whole
