@@ -10,14 +10,14 @@ function sortKey(by) {
 }
 
 /* Names by the value of their numbers: 2 before 10. */
-const names = new Intl.Collator("en", { numeric: true });
+const byName = new Intl.Collator("en", { numeric: true });
 
 /* Sorts as the reader has chosen; unknown values come last in either direction. */
 async function sorted(members) {
   const { by, descending } = state.sort;
   if (by === "name") await loaded(members);
   const [key, sign] = [sortKey(by), descending ? -1 : 1];
-  if (by === "name") return members.sort((i, j) => sign * names.compare(key(i), key(j)));
+  if (by === "name") return members.sort((i, j) => sign * byName.compare(key(i), key(j)));
   return members.sort((i, j) => {
     const [a, b] = [key(i), key(j)];
     const [unknownA, unknownB] = [Number.isNaN(a), Number.isNaN(b)];
