@@ -64,6 +64,7 @@ def test_only_what_is_looked_at_is_loaded(page):
 def test_zoomed_in_points_become_images_of_their_sheets(page):
     at = page.spot(MANY, 149)
     page.page.mouse.move(*at)
+    page.find("#map-canvas").focus()
     for _ in range(10):
         page.page.mouse.wheel(0, -120)
         page.settle()

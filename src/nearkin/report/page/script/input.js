@@ -94,7 +94,8 @@ function pinch(id, from, to) {
 const scrolls = ({ pointerType }) => pointerType === "touch" && !isFull();
 
 function keepFingers(event) {
-  if (event.touches.length > 1 || state.lassoMode || isFull()) event.preventDefault();
+  const meant = event.touches.length > 1 || state.lassoMode || isFull();
+  if (meant && event.cancelable) event.preventDefault(); // not while the page scrolls
 }
 
 function release(event) {
