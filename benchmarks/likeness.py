@@ -1,4 +1,4 @@
-"""Where two images are alike: is the place that both have in common the highest of the map?
+"""Where two images are alike: whether what both have in common is the highest of their maps.
 
 The middle of a photograph is pasted into two others, at places and sizes that are drawn. A map
 hits if its highest value lies in the pasted square, or half a cell from it. Beside it stands the
