@@ -77,8 +77,8 @@ class Leaks:
 def find_leaks(audited: Audited, precision: float, seed: int, progress: ProgressCallback) -> Leaks:
     """Find test images that are training images, too.
 
-    An image and its nearest training images are compared by pixels, also mirrored, as all images
-    are by `near_groups`. What remains is judged by its cosine.
+    An image and its nearest training images are compared by pixels as in `near_groups`, and also
+    mirrored. What remains is judged by its cosine.
 
     Args:
         audited: Both parts.

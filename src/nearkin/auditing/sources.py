@@ -159,7 +159,7 @@ def _capture(images: Images, row: int) -> tuple[int, int, tuple[int, int]]:
             datetime.strptime(text[:19], "%Y:%m:%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
         )
     place = 0, 0
-    with suppress(ValueError, TypeError, ArithmeticError):
+    with suppress(LookupError, ValueError, TypeError, ArithmeticError):
         place = _square(gps[2], gps[1] == "S"), _square(gps[4], gps[3] == "W")
     return camera, time, place
 
