@@ -30,7 +30,7 @@ from nearkin.types import UNLABELED
 
 SECOND: Final = "test: "  # Before the names of the images of a second set
 
-Values = Shaped[np.ndarray, " n"]
+Values = Shaped[np.ndarray, " _"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,8 +45,8 @@ def _measures(images: Images, row: int) -> tuple[float, float, float, float]:
     low, high = np.percentile(gray, (5, 95))
     across, down = np.diff(gray, axis=1), np.diff(gray, axis=0)
     step = np.sqrt((np.square(across).mean() + np.square(down).mean()) / 2)
-    spread = gray.std()
-    return low, high, spread, step / max(spread, NOISE)
+    spread = float(gray.std())
+    return float(low), float(high), spread, float(step) / max(spread, NOISE)
 
 
 def find_bad(images: Images, progress: ProgressCallback) -> list[BadQuality]:

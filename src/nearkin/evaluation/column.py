@@ -17,7 +17,7 @@ from nearkin.types import UNLABELED
 PERMUTATIONS: Final = 999
 SURE: Final = 0.05  # The largest p with which a column counts as followed
 
-Values = Shaped[np.ndarray, " n"]
+Values = Shaped[np.ndarray, " _"]
 """The value of each image, as text; '' where it is unknown."""
 Pair = tuple[Embeddings, Embeddings]
 
