@@ -165,7 +165,7 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
         ("audit ONE --encoder E --labels folders", 2, "all labels are of one class"),
         ("audit SAME --encoder E", 2, "all 24 test images are training images"),
         ("audit CAMERAS --encoder E --split fold --ignore site", 2, "column site has 1 values"),
-        ("audit CAMERAS --encoder E --split camera", 2, "the data have no training part"),
+        ("audit CAMERAS --encoder E --split camera", 2, "the data have no test part"),
         ("audit CAMERAS --encoder E --split fold --ignore hour", 3, "no column 'hour'"),
         ("audit PHOTOS --encoder E --ignore camera", 2, "column camera: there is no table"),
         ("audit PHOTOS --encoder E --precision 1.5", 2, "--precision 1.5 is not above 0"),
