@@ -154,7 +154,7 @@ def leaks(name: str, planted: Planted, share: float) -> Iterator[Row]:
 
 def prices(name: str, planted: Planted, options: Namespace) -> Iterator[Row]:
     """Yield how often the interval of the price holds the mean price of all cases."""
-    losses = list[Any]()
+    owed = list[Any]()
     for case in range(options.cases):
         rng = np.random.default_rng(case)
         test = rng.permutation(planted.num_test)[: min(300, planted.num_test)]
@@ -167,11 +167,11 @@ def prices(name: str, planted: Planted, options: Namespace) -> Iterator[Row]:
         for groups in (found.groups, true):
             cost = price(audited, groups, found.cosine, seed=0, device=CPU)
             assert cost is not None
-            losses.append(cost.loss)
+            owed.append(cost.owed)
     for at, classifier in enumerate(("kNN", "linear")):
-        truth = np.mean([of[at].value for of in losses[1::2]])
-        held = np.mean([of[at].low <= truth <= of[at].high for of in losses[::2]])
-        mean = np.mean([of[at].value for of in losses[::2]])
+        truth = np.mean([of[at].value for of in owed[1::2]])
+        held = np.mean([of[at].low <= truth <= of[at].high for of in owed[::2]])
+        mean = np.mean([of[at].value for of in owed[::2]])
         more = {"estimated": mean, "true": truth, "cases": options.cases}
         yield Row(f"{name} price {classifier}", float(held), "held", more=more)
 

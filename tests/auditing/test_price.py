@@ -38,11 +38,11 @@ def test_it_is_the_accuracy_without_linked_training_images_on_the_same_test_imag
     right = [
         predict(x[bank], labels[bank].numpy(), x[is_test]) == truth for bank in (~is_test, rest)
     ]
-    knn = found.loss[0]
+    knn = found.owed[0]
     assert found.linked == 60
-    assert (knn.second, knn.first) == (right[0].mean(), right[1].mean())
-    assert knn.low < knn.value < 0  # copies vote for their own label
-    assert found.every[0].value == knn.second
+    assert (knn.first, knn.second) == (right[0].mean(), right[1].mean())
+    assert 0 < knn.low < knn.value  # copies vote for their own label
+    assert found.every[0].value == knn.first
     clean = ~np.isin(groups[is_test], groups[~is_test])
     assert found.clean[0].value == pytest.approx(right[0][clean].mean())
     assert sum(point.n for point in found.curve) == is_test.sum()
@@ -55,7 +55,7 @@ def test_it_is_the_accuracy_without_linked_training_images_on_the_same_test_imag
 def test_without_leaks_there_is_none_and_without_others_nothing_to_learn_from():
     audited, _, cosine, _ = split(0, leaked=0)
     found = price(audited, np.arange(len(audited)), cosine, seed=0, device=CPU)
-    assert (found.linked, found.loss, found.clean) == (0, (), ())
+    assert (found.linked, found.owed, found.clean) == (0, (), ())
     with pytest.raises(UsageError, match="400 of 400 training images share a group"):
         price(audited, np.zeros(len(audited), np.int64), cosine, seed=0, device=CPU)
     unlabeled = Audited(audited.embeddings.unlabeled())

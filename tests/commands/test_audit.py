@@ -55,7 +55,7 @@ def test_the_repaired_split_is_data_with_no_group_on_both_sides(photos, encoder,
     assert "Accuracy by distance" in text
     again = nearkin.audit(str(table), encoder=encoder, verbose=False)
     assert again.leaks.found == ()
-    assert again.price.loss == ()
+    assert again.price.owed == ()
 
 
 def test_json_and_python_say_the_same(photos, encoder, capsys):

@@ -36,17 +36,17 @@ class Price:
     linked: int  # Training images that share a group with a test image
     every: tuple[Metric, ...]  # On all test images
     clean: tuple[Metric, ...]  # On those that share no group with a training image
-    loss: tuple[Difference, ...]
-    """Of learning from the training images that are not linked, to learning from all, on all test
-    images: what the accuracy owes to leaks, with its sign changed."""
+    owed: tuple[Difference, ...]
+    """Of learning from all training images to learning from those that are not linked, on all
+    test images: what the accuracy owes to leaks."""
     curve: tuple[Point, ...]
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row per classifier: on all test images, on clean ones, without linked images."""
         clean = {each.name: str(each) for each in self.clean}
-        losses = {each.name: str(each) for each in self.loss}
+        owed = {each.name: str(each) for each in self.owed}
         return [
-            (each.name, str(each), clean.get(each.name, "-"), losses.get(each.name, "-"))
+            (each.name, str(each), clean.get(each.name, "-"), owed.get(each.name, "-"))
             for each in self.every
         ]
 
@@ -56,7 +56,7 @@ class Price:
             "linked": self.linked,
             "every": [each.to_dict() for each in self.every],
             "clean": [each.to_dict() for each in self.clean],
-            "loss": [asdict(each) for each in self.loss],
+            "owed": [asdict(each) for each in self.owed],
             "curve": [
                 {"distance": at.distance, "n": at.n, "values": [x.value for x in at.accuracies]}
                 for at in self.curve
@@ -107,7 +107,7 @@ def price(
     linked = np.isin(groups[train_rows], groups[test_rows])
     shared = np.isin(groups[test_rows], groups[train_rows])
     every = _accuracies(train, test, seed, device)
-    loss: tuple[Difference, ...] = ()
+    owed: tuple[Difference, ...] = ()
     if linked.any():
         rest = train.subset(np.flatnonzero(~linked))
         if len(np.unique(rest.labels[rest.labels != UNLABELED])) < 2:
@@ -116,9 +116,9 @@ def price(
                 "and the others are not of two classes; give parts of more groups"
             )
         without = _accuracies(rest, test, seed, device)
-        loss = tuple(difference(new, old) for new, old in zip(without, every, strict=True))
+        owed = tuple(difference(old, new) for old, new in zip(every, without, strict=True))
     clean = tuple(_of_some(each, ~shared) for each in every) if shared.any() else ()
-    return Price(int(linked.sum()), every, clean, loss, tuple(_curve(every, cosine)))
+    return Price(int(linked.sum()), every, clean, owed, tuple(_curve(every, cosine)))
 
 
 def _accuracies(
