@@ -145,7 +145,9 @@ def leaks(name: str, planted: Planted, share: float) -> Iterator[Row]:
     kinds = [names[row].partition("/")[0] for row in audited.test_rows.tolist()]
     hits = [names[leak.test].partition("/")[0] for leak in found.found]
     true = sum(kind in EDITS for kind in hits)
-    more: dict[str, Any] = {f"recall {kind}": hits.count(kind) / max(1, kinds.count(kind)) for kind in EDITS}
+    more: dict[str, Any] = {
+        f"recall {kind}": hits.count(kind) / max(1, kinds.count(kind)) for kind in EDITS
+    }
     others = len(hits) - true
     more |= {"other images found": others, "test": len(kinds), "threshold": found.threshold}
     recall = true / max(1, sum(kind in EDITS for kind in kinds))

@@ -156,6 +156,8 @@ UNLISTED = {
     "train digits --config recipe:moco_v2": (NO_RECIPE, "Did you mean imagenet/moco_v2?"),
     "discover digits --config recipe:cifar10/simlcr": (NO_RECIPE, "mean cifar10/simclr,"),
     "embed --config recipe:cifar10/moco.toml": (NO_RECIPE, "Did you mean cifar10/moco,"),
+    "embed a b c": ("too many arguments: 'c'; a name with spaces takes quotes; `nearkin embed",),
+    "classify a --encoder b": ("--encoder; `nearkin classify --help` shows",),
     "list recipes recipe:/etc/passwd": (NO_RECIPE, "`nearkin list recipes` lists them"),
     "train digits --config recipe:../recipes/cifar10/moco": (NO_RECIPE, "list recipes` lists"),
 }

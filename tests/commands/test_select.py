@@ -37,13 +37,18 @@ def classified(tmp_path_factory, digits_file, trained_run):
     return folder / "run", set(learned)
 
 
-def test_a_selection_is_a_table_to_label_and_labels_count_in_the_next_round(vectors, tmp_path):
+def test_a_selection_is_a_table_to_label_and_labels_count_in_the_next_round(
+    vectors, tmp_path, capsys
+):
     first, second = tmp_path / "first.csv", tmp_path / "second.csv"
     assert run("select", vectors, "--num=10", "-o", first) == 0
     rows = list(read_csv(first))
     assert tuple(rows[0]) == LABEL_COLUMNS
     assert [row["label"] for row in rows] == [""] * 10
     assert nearkin.select(vectors, num=10).paths == tuple(row["path"] for row in rows)
+    capsys.readouterr()
+    assert run("select", vectors, "--num=10") == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [row["path"] for row in rows]
     labels = [(row["path"], "cat" if number < 6 else "") for number, row in enumerate(rows)]
     labeled = tmp_path / "labeled.csv"
     write_csv(labeled, ("path", "label"), labels)

@@ -135,7 +135,7 @@ def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refu
     command = arguments(folder, tmp_path / "v")
     alone = ["embed", folder / "encoder.safetensors", folder, "--engine", "ray"]
     assert "-o FOLDER/" in refusal(2, *alone)
-    assert "is one file" in refusal(2, *alone, "-o", "x.npz")
+    assert "name of one file" in refusal(2, *alone, "-o", "x.npz")
     assert "--shard 1/2 both divide" in refusal(2, *command, "--shard", "1/2")
     for given in ({"data": np.zeros((5, 8, 8, 3), np.uint8)}, {"backbone": nn.Identity()}):
         given = {"encoder": folder / "encoder.safetensors", "data": "digits", **given}

@@ -392,10 +392,10 @@ def test_outputs_that_cannot_be_are_refused(run_of, tmp_path):
     run, out = run_of("tiny"), tmp_path / "out"
     for output, format, remedy in (
         ("e.onnx", "torch-export", "give a folder or a name that ends in .pt2 as output"),
-        ("e.pt2", "timm", "give a folder as -o"),
-        ("e.safetensors", "huggingface", "give a folder as -o"),
+        ("e.pt2", "timm", "give a folder as output"),
+        ("e.safetensors", "huggingface", "give a folder as output"),
         ("e.pt", "torch-export", "give a folder or a name that ends in .pt2 as output"),
-        ("table", "atlas", "give a name that ends in .parquet as -o"),
+        ("table", "atlas", "give a name that ends in .parquet as output"),
     ):
         with pytest.raises(UsageError, match=f"{output} is no name for {format}; {remedy}$"):
             nearkin.export(run, output=output, format=format)

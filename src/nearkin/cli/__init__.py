@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, UnusedCliTokensError
 from cyclopts.help.formatters import DefaultFormatter
 from rich.console import Console
 
@@ -63,8 +63,19 @@ def _failed(error: CycloptsError | NearkinError) -> int:
     What several processes meet together is said by the first.
     """
     if not (isinstance(error, TOGETHER) and _is_worker()):
-        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        text = str(error) if isinstance(error, NearkinError) else _misread(error)
+        print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
     return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
+
+
+def _misread(error: CycloptsError) -> str:
+    """Say what of a command line is not understood, and where to read what is."""
+    text = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        extra = " ".join(map(repr, error.unused_tokens or []))
+        text = f"too many arguments: {extra}; a name with spaces takes quotes"
+    verb = " ".join(error.command_chain or ())
+    return f"{text.rstrip('.')}; `nearkin {verb} --help` shows what it takes" if verb else text
 
 
 def _is_worker() -> bool:

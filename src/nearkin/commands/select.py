@@ -52,13 +52,13 @@ class Selection(Result):
     @override
     def lines(self) -> list[str]:
         """Lines of text."""
-        lines = [
+        counts = (
             f"{len(self.paths)} of {self.num_unlabeled} unlabeled images by rule {self.rule}, "
             f"beside {self.num_labeled} labeled ones"
-        ]
-        if self.output is not None:
-            lines.append(f"fill in the column label: {self.output.resolve()}")
-        return lines
+        )
+        if self.output is None:
+            return [counts, *self.paths]
+        return [counts, f"fill in the column label: {self.output.resolve()}"]
 
 
 def select(

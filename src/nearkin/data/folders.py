@@ -4,7 +4,7 @@ import os
 import stat
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ from nearkin.data.listing import (
 )
 from nearkin.data.notes import Note
 from nearkin.data.remote import File
-from nearkin.data.tables import files_of, folder_of, read_table
+from nearkin.data.tables import files_of, folder_of
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
@@ -99,9 +99,8 @@ def _with_images(shards: Mapping[str, File]) -> Mapping[str, File]:
     return some or shards
 
 
-def list_table(path: Path) -> Listing:
-    """The images that a table lists, by absolute paths or relative to the table's folder."""
-    written = read_table(path)
+def list_table(path: Path, written: Sequence[tuple[str, Row]]) -> Listing:
+    """The images that a table's rows list, by absolute paths or relative to the table's folder."""
     root, rows = files_of(path, written)
     listing = list_files(root, rows, rows)
     notes, again = list[Note](), len(written) - len(rows)

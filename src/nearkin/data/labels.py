@@ -12,6 +12,7 @@ from unicodedata import normalize
 import numpy as np
 from jaxtyping import Int64
 
+from nearkin.data.boxes import Box
 from nearkin.data.images import Images, in_bytes
 from nearkin.data.notes import Note, noted
 from nearkin.errors import DataError
@@ -70,6 +71,7 @@ class Row(NamedTuple):
     split: str = ""
     line: int = 0  # In a CSV the line, in Parquet the row, from 1
     unusable: str = ""  # Where the label is none of one class
+    box: Box | None = None  # Of which region of an image
 
     @classmethod
     def of(cls, label: Any = None, group: Any = None, split: Any = None, line: int = 0) -> "Row":

@@ -72,6 +72,8 @@ class Listing:
     key: str = ""  # The absolute path, which the index of headers is filed under; '' for no index
     rows: Mapping[str, Row] = field(default_factory=dict[str, Row])
     """What the data say of each image. Without it, folders may be classes."""
+    regions: Mapping[str, Row] = field(default_factory=dict[str, Row])
+    """What the data say of each region of an image, where these are what they hold."""
     folders: bool = True  # Whether folders may be the parts of a split
     tried: Collection[str] = ()  # Names that do not say of an image that it is one
     others: Sequence[str] = ()  # Files that are passed over

@@ -22,10 +22,11 @@ from nearkin.data.labels import (
 )
 from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import Note
+from nearkin.data.regions import cut, list_coco, list_regions
 from nearkin.data.remote import File, is_folder, is_url
 from nearkin.data.scan import scan
 from nearkin.data.stores import list_remote_table, list_store
-from nearkin.data.tables import TABLES, file_at, match
+from nearkin.data.tables import TABLES, file_at, match, read_table
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import is_reference, load_reference
 from nearkin.pace import ProgressCallback, ignore_progress
@@ -68,6 +69,9 @@ def open_images(
     if not cache:
         listing = replace(listing, key="")
     images = scan(listing, full=full, on_progress=on_progress)
+    if listing.regions:
+        images, rows = cut(images, listing)
+        listing = replace(listing, rows=rows)
     if not images.names:
         raise DataError(
             f"{where}: none of {len(images.bad)} images can be used, such as "
@@ -118,10 +122,18 @@ def _list_file(file: File) -> Listing:
     if file.name.lower().endswith(ARCHIVES) or (suffix in COLUMN_TABLES and has_images(file)):
         return list_archives(file, {"": file})
     if suffix in TABLES:
-        return list_table(file) if isinstance(file, Path) else list_remote_table(file)
+        rows = read_table(file)
+        boxed = any(row.box for _, row in rows)
+        if isinstance(file, Path):
+            return (list_regions if boxed else list_table)(file, rows)
+        if boxed:
+            raise DataError(f"{file}: boxes of images in a store; copy them and the table")
+        return list_remote_table(file, rows)
+    if suffix == ".json" and isinstance(file, Path):
+        return list_coco(file)
     if suffix == ".npz":
         return list_npz(file)
-    kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz"))
+    kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz", ".json"))
     raise DataError(f"{file}: not a kind of data that is known; give a folder, or a {kinds}")
 
 

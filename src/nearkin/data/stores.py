@@ -22,7 +22,7 @@ from nearkin.data.remote import (
     remote_files,
     warm,
 )
-from nearkin.data.tables import absent, by_name, read_table
+from nearkin.data.tables import absent, by_name
 from nearkin.errors import redacted
 
 
@@ -47,10 +47,9 @@ def list_store(url: str) -> Listing:
     return require_files(images_or_shards(where, loose, shards), where)
 
 
-def list_remote_table(table: RemoteFile) -> Listing:
-    """The images that a table in a store lists, by paths relative to it, or by addresses."""
+def list_remote_table(table: RemoteFile, written: Sequence[tuple[str, Row]]) -> Listing:
+    """The images that rows of a table in a store list, by paths relative to it, or addresses."""
     root = table.url.partition("?")[0].rpartition("/")[0]
-    written = read_table(table)
     rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
     if root.startswith("http"):  # which may have no list of its files
         files = remote_files({name: address(root, name) for name in rows})

@@ -12,6 +12,7 @@ from unicodedata import normalize
 import numpy as np
 from jaxtyping import Shaped
 
+from nearkin.data.boxes import SIDES, Box
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import Row, split_of
@@ -22,7 +23,8 @@ from nearkin.places import user_path
 from nearkin.tables import csv_rows, in_utf8
 
 TABLES: Final = (".csv", ".parquet")
-Rows = list[tuple[str, Row]]  # Of a table, with the path as it is written there
+COLUMNS: Final = ("path", "label", "group", "split", *SIDES)
+Rows = Sequence[tuple[str, Row]]  # Of a table, with the path as it is written there
 
 
 def file_at(place: str) -> File:
@@ -36,12 +38,12 @@ def is_table(where: str) -> bool:
 
 
 def read_table(path: File, required: Sequence[str] = ("path",), label: str = "label") -> Rows:
-    """Read the columns path, label (or another one in its place), group and split.
+    """Read path, label (or another column in its place), group, split; x0, y0, x1, y1 of boxes.
 
     A CSV is UTF-8, with commas, semicolons or tabs. No formula is ever evaluated. The header of
     either format may be in capitals.
     """
-    rows: Rows = []
+    rows = list[tuple[str, Row]]()
     of_parquet = partial(_parquet_rows, label=label)
     read = of_parquet if path.suffix.lower() == ".parquet" else csv_rows
     try:
@@ -69,6 +71,10 @@ def _row(
             f"{table}: no column {missing[0]!r} among: {present}; add it to the header"
         )
     row = Row.of(cells.get(label), cells.get("group"), cells.get("split"), line)
+    try:
+        row = row._replace(box=Box.of(cells))
+    except ValueError as error:
+        raise DataError(f"{table}, line {line}: {error}") from error
     if cells["path"] in (None, ""):
         raise DataError(f"{table}, line {line}: no path; give every image its own")
     if row.split and not split_of(row.split):
@@ -83,7 +89,7 @@ def _parquet_rows(file: io.BufferedReader, label: str) -> Iterator[tuple[int, di
 
     try:
         written = parquet.read_schema(file).names
-        own = [name for name in written if name.strip().lower() in ("path", label, *Row._fields)]
+        own = [name for name in written if name.strip().lower() in (*COLUMNS, label)]
         table: Any = parquet.read_table(file, columns=own or written)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"not a readable Parquet file ({error}); write it anew") from error
@@ -201,9 +207,13 @@ def by_name(
                 f"{table}: {written!r} is described in line {first.line} and, differently, in "
                 f"line {row.line}; keep one of them"
             )
+    _require_utf8(table, stray)
+    return found, stray
+
+
+def _require_utf8(table: File, stray: Iterable[str]) -> None:
     if broken := [written for written in stray if not in_utf8(written)]:
         raise DataError(f"{table}: {named(broken)} is not in UTF-8; save the table as UTF-8")
-    return found, stray
 
 
 def match(
@@ -256,22 +266,38 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
 def files_of(table: Path, rows: Rows) -> tuple[Path, dict[str, Row]]:
     """Return the folder that a table's files lie below, and the rows by their paths below it.
 
-    That is the table's own folder, unless files lie elsewhere; then the deepest that holds all.
-
     Raises:
         DataError: If files do not exist, or two rows say different things of one.
     """
+    root, places = places_of(table, (path for path, _ in rows), [folder_of(table)])
+    return root, by_name(table, rows, places.get)[0]
+
+
+def places_of(
+    table: Path, written: Iterable[str], folders: Sequence[str]
+) -> tuple[Path, dict[str, str]]:
+    """Return the folder that a table's files lie below, and where below it each of them lies.
+
+    That is the table's own folder, unless files lie elsewhere; then the deepest that holds all.
+
+    Args:
+        table: The table.
+        written: Paths as it writes them.
+        folders: What they may be relative to; the first that has a file counts.
+
+    Raises:
+        DataError: If files do not exist.
+    """
     root, around = folder_of(table), f"{table.absolute().parent}/"  # which may be a link
-
-    def find(written: str) -> str | None:
-        return existing(written.removeprefix(around), (root,))
-
-    found, missing = by_name(table, rows, find)
-    if missing:
-        raise absent(table, missing, len(rows), root)
-    outside = [path for path in found if not path.startswith(join(root, ""))]
+    paths = dict.fromkeys(written)
+    found = {path: existing(path.removeprefix(around), folders) for path in paths}
+    if missing := [path for path, place in found.items() if place is None]:
+        _require_utf8(table, missing)
+        raise absent(table, missing, len(paths), root)
+    places = {path: place for path, place in found.items() if place is not None}
+    outside = [place for place in places.values() if not place.startswith(join(root, ""))]
     root = os.path.commonpath([root, *outside])
-    return Path(root), {relpath(path, root): row for path, row in found.items()}
+    return Path(root), {path: relpath(place, root) for path, place in places.items()}
 
 
 def absent(table: File, missing: Sequence[str], count: int, root: str) -> DataError:

@@ -59,10 +59,12 @@ def shortlist(
     """Return the positions of likely neighbors, ascending, by an index that is made if absent.
 
     Raises:
-        UsageError: If faiss is not installed.
+        UsageError: If the name is not one of an index, or faiss is not installed.
         CheckpointError: If the index is damaged, or of other vectors.
         OutputError: If it cannot be written.
     """
+    if path.suffix != ".faiss":
+        raise UsageError(f"{path.name} is no name of an index; give one that ends in .faiss")
     if not path.exists() and not _note(path).exists():
         write_index(path, table)
     index = _open(path, table, queries.shape[1])
@@ -72,8 +74,6 @@ def shortlist(
 
 def write_index(path: Path, table: EmbeddingTable) -> None:
     """Make an index of a table, and note beside it what it is of."""
-    if path.suffix != ".faiss":
-        raise UsageError(f"cannot write an index as {path.name}; give a name that ends in .faiss")
     faiss, count = _faiss(), len(table)
     if not count:
         raise DataError(f"{table.path} has no image; give vectors of some")

@@ -12,7 +12,8 @@ and m rises from `momentum` to one.
 
     online: backbone -> Linear BN ReLU -> Linear BN*
     predictor: Linear BN ReLU -> Linear
-    target: backbone -> Linear BN ReLU -> Linear BN*, which has neither scale nor shift
+    target: backbone -> Linear BN ReLU -> Linear BN*
+    BN* has neither scale nor shift
 
 Queries: predictions from either view. Keys: the target's embeddings of the other view, of the
 whole batch.

@@ -14,7 +14,8 @@ nearest-neighbor contrastive learning of visual representations. ICCV 2021, arXi
 z are the embeddings of the two views and p the predictions from them, unit vectors; t is
 `temperature`. With `loss` nt_xent, rows(z, p) is eq. 1 of SimCLR, with NN(z) and p for the views.
 
-    online: backbone -> (Linear BN ReLU) x 2 -> Linear BN*, predictor: Linear BN ReLU -> Linear
+    online: backbone -> (Linear BN ReLU) x 2 -> Linear BN*
+    predictor: Linear BN ReLU -> Linear
     BN* has neither scale nor shift
 
 Queries: nearest neighbors of embeddings of one view. Keys: predictions from the other view, of

@@ -8,7 +8,8 @@ Chen, He. Exploring simple Siamese representation learning. CVPR 2021, arXiv:201
 z are the embeddings of the two views and p the predictions from them, unit vectors; no gradient
 passes stop.
 
-    online: backbone -> (Linear BN ReLU) x 2 -> Linear BN*, predictor: Linear BN ReLU -> Linear
+    online: backbone -> (Linear BN ReLU) x 2 -> Linear BN*
+    predictor: Linear BN ReLU -> Linear
     BN* has neither scale nor shift
 
 Queries: predictions from either view. Keys: the embedding of the other view.

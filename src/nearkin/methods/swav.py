@@ -10,7 +10,8 @@ contrasting cluster assignments. NeurIPS 2020, arXiv:2006.09882.
 z are the embeddings of the views and c_k the prototypes, unit vectors. View i is one of the two
 large ones, and j is any; t is `temperature`.
 
-    backbone -> Linear BN ReLU -> Linear -> unit length -> prototypes: Linear without bias
+    backbone -> Linear BN ReLU -> Linear -> unit length
+    prototypes: Linear without bias
 
 Queries: online embeddings of all views. Keys: prototypes.
 """

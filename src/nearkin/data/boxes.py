@@ -1,0 +1,59 @@
+"""Boxes of images, in pixels."""
+
+from collections.abc import Mapping
+from math import ceil, floor, isfinite
+from typing import Any, Final, NamedTuple
+
+SIDES: Final = ("x0", "y0", "x1", "y1")
+"""Columns of a table that hold a box, in pixels from the upper left corner of the image."""
+
+
+class Box(NamedTuple):
+    """A region of an upright image: its first column and row, and the first ones behind it."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    @classmethod
+    def around(cls, left: float, top: float, right: float, bottom: float) -> "Box":
+        """Return the smallest box of whole pixels around these corners.
+
+        Raises:
+            ValueError: If a number is not finite, or the box holds nothing.
+        """
+        numbers = (left, top, right, bottom)
+        if not (all(map(isfinite, numbers)) and left < right and top < bottom):
+            raise ValueError(f"box {', '.join(f'{x:g}' for x in numbers)} holds no pixel")
+        return cls(floor(left), floor(top), ceil(right), ceil(bottom))
+
+    @classmethod
+    def of(cls, cells: Mapping[str, Any]) -> "Box | None":
+        """Return the box of a table's row; None if it has none.
+
+        Raises:
+            ValueError: If some of the four numbers are missing, or they are none of a box.
+        """
+        written = [cells.get(side) for side in SIDES]
+        known = [cell for cell in written if cell not in (None, "") and cell == cell]  # not NaN
+        if not known:
+            return None
+        try:
+            left, top, right, bottom = map(float, known)
+        except (TypeError, ValueError) as error:
+            said = ", ".join(f"{x!r}" for x in written)
+            raise ValueError(f"box {said}; give numbers x0, y0, x1 and y1") from error
+        return cls.around(left, top, right, bottom)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.right - self.left, self.bottom - self.top
+
+    def within(self, width: int, height: int) -> "Box | None":
+        """Return the part of it inside of an image of this size; None if there is none."""
+        inside = Box(
+            max(0, self.left), max(0, self.top), min(width, self.right), min(height, self.bottom)
+        )
+        return inside if min(inside.size) > 0 else None
