@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from nearkin.config import TrainConfig as TrainConfig
     from nearkin.data.views import View as View
     from nearkin.encoders.encoder import load as load
+    from nearkin.encoders.likeness import likeness as likeness
     from nearkin.method import Method as Method
 
 _MODULES = (
@@ -80,6 +81,7 @@ _HOMES = {
     "View": "data.views",
     "embed_run": "commands.embed",
     "embed_shards": "commands.embed",
+    "likeness": "encoders.likeness",
     "load": "encoders.encoder",
     "rank": "commands.compare",
 }
