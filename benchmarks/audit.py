@@ -62,8 +62,7 @@ def _jpeg(image: Image.Image, quality: int = 50) -> Image.Image:
 
 
 def _cropped(image: Image.Image) -> Image.Image:
-    x, y = (0.05 * side for side in image.size)
-    box = (x, y, image.width - x, image.height - y)
+    box = (0.05 * image.width, 0.05 * image.height, 0.95 * image.width, 0.95 * image.height)
     return image.resize(image.size, Image.Resampling.BICUBIC, box)
 
 
