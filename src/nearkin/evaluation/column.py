@@ -133,10 +133,8 @@ def _told(
         "training images": len(train),
         "of": "test images",
     }
-    told, rng = (
-        share(f"kNN of {column}", predicted == asked, protocol),
-        np.random.default_rng(seed),
-    )
+    told = share(f"kNN of {column}", predicted == asked, protocol)
+    rng = np.random.default_rng(seed)
     by_class = np.argsort(test.labels, kind="stable")
     shuffled = (
         asked[np.lexsort((rng.random(len(asked)), test.labels))] for _ in range(PERMUTATIONS)
@@ -160,10 +158,10 @@ def _across(
     train: Embeddings, test: Embeddings, own: Values, asked: Values, seed: int
 ) -> tuple[Metric, Metric]:
     """Return kNN by training images of other values, and by as many of each class of any."""
-    rng, labels = np.random.default_rng(seed), np.arange(len(train))
+    rng = np.random.default_rng(seed)
     labeled = np.flatnonzero(test.labels != UNLABELED)
     predicted = np.zeros((2, len(test)), test.labels.dtype)
-    order = rng.permutation(labels[train.labels != UNLABELED])
+    order = rng.permutation(np.flatnonzero(train.labels != UNLABELED))
     order = order[np.argsort(train.labels[order], kind="stable")]
     for value in np.unique(asked[labeled]):
         rows = labeled[asked[labeled] == value]
