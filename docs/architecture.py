@@ -35,6 +35,7 @@ ROOMS = {
     "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",
     "exports": "weights and graphs for other programs, compared; the model card",
+    "auditing": "what a split hides: leaks and their price, bad images, wrong labels",
     "classification": "classes from labels: probes, fine-tuning, metrics",
     "discovery": "novel classes: stages, trials, number of classes, findings",
     "classifier": "features that are kept, classifier, calibration, outliers",

@@ -95,7 +95,7 @@ def test_every_verb_is_a_function_with_typed_arguments_and_a_result_that_can_be_
     from nearkin.cli.app import COMMANDS
 
     verbs = [name for group in COMMANDS.values() for name in group]
-    assert len(verbs) == 17
+    assert len(verbs) == 18
     for verb in {*verbs} - {"list"}:
         function = getattr(nearkin, verb)
         hints = get_type_hints(function)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nearkin import testing as testing
     from nearkin import training as training
     from nearkin import transforms as transforms
+    from nearkin.commands.audit import audit as audit
     from nearkin.commands.check import check as check
     from nearkin.commands.classify import classify as classify
     from nearkin.commands.compare import compare as compare
@@ -64,7 +65,7 @@ _MODULES = (
     "training", "transforms",
 )  # fmt: skip
 _COMMANDS = (
-    "check", "classify", "compare", "demo", "discover", "doctor", "duplicates", "embed",
+    "audit", "check", "classify", "compare", "demo", "discover", "doctor", "duplicates", "embed",
     "evaluate", "explore", "export", "neighbors", "predict", "select", "train",
 )  # fmt: skip
 _LISTS = (

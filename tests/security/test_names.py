@@ -46,6 +46,7 @@ USING = [
     "neighbors HERE images/a/a0.png",
     "evaluate HERE",
     "duplicates images --encoder HERE",
+    "audit --train images --test images --encoder HERE",
     "select HERE images --num 2 -o x.csv",
     "export HERE --format torch-export -o exported",
     RANK,

@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "train": "train:train",
         "embed": "embed:embed_files",
         "evaluate": "evaluate:evaluate",
+        "audit": "audit:audit",
         "export": "export:export",
     },
     "Classes": {

@@ -12,9 +12,16 @@ from jaxtyping import Float, Int, Int64
 from typing_extensions import override
 
 from nearkin.commands.settings import EncoderLike, PathLike
-from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
+from nearkin.commands.sources import (
+    Vectors,
+    VectorsLike,
+    check_output,
+    open_vectors,
+    places,
+    write_rows,
+)
 from nearkin.data.duplicates import Groups, exact_groups, keep_one, near_groups, signatures
-from nearkin.data.images import Folder, Images
+from nearkin.data.images import Images
 from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
@@ -301,7 +308,5 @@ def _apply(target: Path, images: Images, rows: Rows) -> None:
         classes = [name or "images" for name in class_names(listed)]
         copy_to(target, images, rows, classes, data=[images.key] if images.key else [])
         return
-    source = listed.source
-    paths = map(source.path, range(len(listed))) if isinstance(source, Folder) else listed.names
-    columns = zip(paths, class_names(listed), listed.splits.tolist(), strict=True)
+    columns = zip(places(listed), class_names(listed), listed.splits.tolist(), strict=True)
     write_rows(target, ("path", "label", "split"), columns)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,11 +18,13 @@ from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.notes import lines
 from nearkin.data.split import Split
+from nearkin.data.tables import column_of
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.encoders.projector import embedding_encoder
 from nearkin.encoders.sources import unknown
 from nearkin.errors import OutputError, UsageError
+from nearkin.evaluation.column import ColumnTest, column_test
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.protocols import chosen
@@ -42,6 +45,7 @@ def evaluate(
     bank: VectorsLike | None = None,
     protocol: Sequence[Protocol] = ("quick",),
     features: Literal["backbone", "embedding"] = "backbone",
+    ignore: str = "",
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
@@ -71,6 +75,9 @@ def evaluate(
             evaluation.json and shown in its report.
         features: What is measured: those of the `backbone`, as everywhere; with `embedding` also
             the run's embedding, which its projector makes of them, in a table of its own.
+        ignore: A column of the table of the images or of their labels, or of the features, that
+            features are to ignore, such as camera: whether they follow it, and what is left of the
+            class accuracy without it.
         image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         trust_remote_code: Whether to run code that files of the run name.
@@ -92,7 +99,7 @@ def evaluate(
     if is_table(encoder):
         if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
             raise UsageError("of features, no images are read; give --bank at most")
-        return evaluate_vectors(encoder, bank, protocol, device, verbose)
+        return evaluate_vectors(encoder, bank, protocol, ignore, device, verbose)
     name = name_of(encoder)
     if bank is not None:
         raise UsageError(f"--bank is for features, and {name} is an encoder; leave it out")
@@ -108,7 +115,8 @@ def evaluate(
         trust_remote_code=trust_remote_code,
     )
     tables = _tables(loaded, folder, features, log)
-    split, same = _opened(folder, config, images if data is None else data, log)
+    split, same = _opened(folder, config, source := images if data is None else data, log)
+    values = column_of(ignore, split.images, config.labels, source) if ignore else None
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         computed = None
@@ -120,7 +128,7 @@ def evaluate(
             config = resolved(config, loaded, split.images)
             computed = _in_one_go(config, tables, split.images, where, processes, log)
         (table, measured), *compared = tables.items()
-        evaluation, _ = evaluate_split(
+        evaluation, embeddings = evaluate_split(
             measured,
             split,
             beside=dict(compared),
@@ -136,7 +144,19 @@ def evaluate(
     evaluation = _named(evaluation, table, measured.num_features)
     if data is None and same and ([*protocol] != ["quick"] or table == "embedding"):
         _store(folder, evaluation, log)
-    return replace(evaluation, start=folder.start)
+    column = _of_column(ignore, embeddings, values, config.seed)
+    return replace(evaluation, start=folder.start, column=column)
+
+
+def _of_column(
+    name: str, embeddings: Embeddings, values: np.ndarray | None, seed: int
+) -> ColumnTest | None:
+    if values is None:
+        return None
+    rows = [np.flatnonzero(embeddings.splits == part) for part in ("train", "test")]
+    train, test = map(embeddings.subset, rows)
+    of = values[train.rows], values[test.rows]
+    return column_test(name, (train, test), of, seed=seed)
 
 
 def _opened(

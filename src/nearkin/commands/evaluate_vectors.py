@@ -22,6 +22,7 @@ from nearkin.data.labels import numbered
 from nearkin.data.split import scored_part
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, ResourceError
+from nearkin.evaluation.column import column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
@@ -39,6 +40,7 @@ def evaluate_vectors(
     vectors: VectorsLike,
     bank: VectorsLike | None,
     protocol: Sequence[Protocol],
+    ignore: str,
     device: str,
     verbose: bool | Reporter,
 ) -> Evaluation:
@@ -76,6 +78,12 @@ def evaluate_vectors(
             device=choose_device(device),
             on_progress=log.progress,
         )
+        if ignore:
+            pairs = zip((learned_from, table), (learned, scored), strict=True)
+            train, test = (np.array(t.texts(ignore, part.rows), np.str_) for t, part in pairs)
+            pair, seed = (learned, scored), EmbedConfig().seed
+            tested = column_test(ignore, pair, (train, test), seed=seed)
+            evaluation = replace(evaluation, column=tested)
     column = [metric.of("vectors of length one") for metric in evaluation.metrics["encoder"]]
     return replace(evaluation, metrics={"encoder": column})
 
@@ -110,7 +118,7 @@ def _mapped(
         for name, of, rows in (("train", bank, learned), ("test", table, scored)):
             of.write_vectors(Path(folder) / name, rows)
             vectors = map_vectors(Path(folder) / name, dim)
-            parts.append(Embeddings(vectors, numbers[of][rows], classes=classes))
+            parts.append(Embeddings(vectors, numbers[of][rows], rows=rows, classes=classes))
         yield parts[0], parts[1]
 
 

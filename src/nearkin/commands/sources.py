@@ -14,7 +14,7 @@ from nearkin.classification.data import open_labeled_data
 from nearkin.commands.embed import embed, load_source
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.config import ClassifyConfig, DiscoverConfig
-from nearkin.data.images import Images
+from nearkin.data.images import Either, Folder, Images, Source
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.encoders.encoder import Encoder, is_own
@@ -208,3 +208,24 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
     """Write a table for people."""
     with writing(path):
         write_csv(path, columns, rows)
+
+
+def places(images: Images) -> list[str]:
+    """Return where each image lies, as a table that is data for nearkin names it.
+
+    That is an absolute path, or the name of an image that is no file of its own.
+    """
+    return [_place(images.source, row, name) for row, name in enumerate(images.names)]
+
+
+def _place(source: Source, row: int, name: str) -> str:
+    if isinstance(source, Folder):
+        return source.path(row)
+    if isinstance(source, Either):
+        first, position = source.start, int(source.rows[row])
+        return (
+            _place(source.first, position, name)
+            if position < first
+            else _place(source.second, position - first, name)
+        )
+    return name

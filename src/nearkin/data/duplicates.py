@@ -110,7 +110,7 @@ def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) 
     near = near_groups(known, on_progress)
     num_exact = len(images) - len(_firsts(exact))
     num_near = len(images) - num_exact - len(_firsts(near))
-    return Duplicates(_merged(near, own), _merged(exact, own), num_exact, num_near)
+    return Duplicates(merged(near, own), merged(exact, own), num_exact, num_near)
 
 
 def exact_groups(known: Signatures) -> Groups:
@@ -135,7 +135,7 @@ def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progre
         pairs = np.stack(np.divmod(keys, len(groups)), axis=1)
         alike = similarity(known["features"], pairs) > 0
         different = np.union1d(different, keys[~alike])
-        groups = _merged(groups, pairs[alike])
+        groups = merged(groups, pairs[alike])
     return groups
 
 
@@ -200,8 +200,8 @@ def _pairs(groups: Groups) -> Pairs:
     return np.stack([np.arange(len(groups)), first[group]], axis=1)
 
 
-def _merged(groups: Groups, pairs: Pairs) -> Groups:
-    """The groups, each named by its first row, once every pair of rows shares one."""
+def merged(groups: Groups, pairs: Pairs) -> Groups:
+    """Return the groups, each named by its first row, once every pair of rows shares one."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -254,6 +254,13 @@ def similarity(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"
         one, other = (_planes(features[pairs[rows, side]]) for side in (0, 1))
         found[rows] = np.maximum(_inside(*one, *other), _inside(*other, *one))
     return found
+
+
+def mirrored(features: Features) -> Features:
+    """Return the features of the mirror images: odd waves from left to right change their sign."""
+    signs = np.where(np.arange(KEPT) % 2, np.float16(-1), np.float16(1))
+    luma, chroma = np.tile(signs, KEPT), np.tile(signs[:COLOR], 2 * COLOR)
+    return np.asarray(features * np.concatenate([luma, chroma]))
 
 
 def _planes(features: Features) -> tuple[Squares, Float32[np.ndarray, "batch 2 _ _"]]:

@@ -3,11 +3,14 @@
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from posixpath import join, normpath, relpath, split
 from typing import Any, Final
 from unicodedata import normalize
+
+import numpy as np
+from jaxtyping import Shaped
 
 from nearkin.data.boxes import SIDES, Box
 from nearkin.data.decode import BadImage
@@ -15,7 +18,7 @@ from nearkin.data.images import Folder, Images
 from nearkin.data.labels import Row, split_of
 from nearkin.data.notes import Note, named, noted
 from nearkin.data.remote import File, is_url, remote_file
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
 from nearkin.places import user_path
 from nearkin.tables import csv_rows, in_utf8
 
@@ -34,18 +37,19 @@ def is_table(where: str) -> bool:
     return Path(where).suffix.lower() in TABLES
 
 
-def read_table(path: File, required: Sequence[str] = ("path",)) -> Rows:
-    """Read the columns path, label, group and split, and x0, y0, x1, y1 of boxes.
+def read_table(path: File, required: Sequence[str] = ("path",), label: str = "label") -> Rows:
+    """Read path, label (or another column in its place), group, split; x0, y0, x1, y1 of boxes.
 
     A CSV is UTF-8, with commas, semicolons or tabs. No formula is ever evaluated. The header of
     either format may be in capitals.
     """
     rows = list[tuple[str, Row]]()
-    read = _parquet_rows if path.suffix.lower() == ".parquet" else csv_rows
+    of_parquet = partial(_parquet_rows, label=label)
+    read = of_parquet if path.suffix.lower() == ".parquet" else csv_rows
     try:
         with path.open("rb") as file:
             for line, cells in read(file):
-                rows.append(_row(path, line, cells, required))
+                rows.append(_row(path, line, cells, required, label))
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror or error}); give another file"
@@ -58,7 +62,7 @@ def read_table(path: File, required: Sequence[str] = ("path",)) -> Rows:
 
 
 def _row(
-    table: File, line: int, cells: Mapping[str, Any], required: Sequence[str]
+    table: File, line: int, cells: Mapping[str, Any], required: Sequence[str], label: str
 ) -> tuple[str, Row]:
     missing = [name for name in required if name not in cells]
     if missing:
@@ -66,7 +70,7 @@ def _row(
         raise DataError(
             f"{table}: no column {missing[0]!r} among: {present}; add it to the header"
         )
-    row = Row.of(cells.get("label"), cells.get("group"), cells.get("split"), line)
+    row = Row.of(cells.get(label), cells.get("group"), cells.get("split"), line)
     try:
         row = row._replace(box=Box.of(cells))
     except ValueError as error:
@@ -78,14 +82,14 @@ def _row(
     return str(cells["path"]), row
 
 
-def _parquet_rows(file: io.BufferedReader) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(file: io.BufferedReader, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row of a Parquet table and its number, with the cells of the columns that count."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
         written = parquet.read_schema(file).names
-        own = [name for name in written if name.strip().lower() in COLUMNS]
+        own = [name for name in written if name.strip().lower() in (*COLUMNS, label)]
         table: Any = parquet.read_table(file, columns=own or written)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"not a readable Parquet file ({error}); write it anew") from error
@@ -213,14 +217,17 @@ def _require_utf8(table: File, stray: Iterable[str]) -> None:
 
 
 def match(
-    table: File, names: Iterable[str], images: Images | None = None
+    table: File, names: Iterable[str], images: Images | None = None, label: str = "label"
 ) -> tuple[dict[str, Row], list[Note]]:
     """The rows of a table of labels by image name, and a note on rows without an image.
+
+    `label` is the column that is taken for the labels.
 
     Raises:
         DataError: If no row is of an image, or two of one say different things.
     """
-    rows, resolver = read_table(table, ("path", "label")), Resolver(table, names, images)
+    rows = read_table(table, ("path", label), label)
+    resolver = Resolver(table, names, images)
 
     def find(written: str) -> str | None:
         name = resolver.find(written)
@@ -234,6 +241,26 @@ def match(
         )
     text = f"of {len(rows)} rows of {table}, which belong to no usable image"
     return found, noted("left out", stray, text)
+
+
+def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, " images"]:
+    """What a column says of each image, as text; '' for nothing.
+
+    It is of the first of these places that is a table; images may lie in a folder beside it.
+
+    Raises:
+        UsageError: If none of them is a table.
+        DataError: If the table has no such column.
+    """
+    table = next((str(place) for place in places if is_table(str(place))), None)
+    if table is None:
+        raise UsageError(
+            f"column {column}: there is no table; give one with the columns path and {column}, "
+            "as the data or by --labels"
+        )
+    rows, _ = match(file_at(table), images.names, images, column.strip().lower())
+    absent = Row()
+    return np.array([rows.get(name, absent).label for name in images.names], np.str_)
 
 
 def files_of(table: Path, rows: Rows) -> tuple[Path, dict[str, Row]]:

@@ -17,6 +17,7 @@ from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
+from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
 from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, geometry_rows
@@ -52,6 +53,7 @@ class Evaluation(Result):
     collapsed: bool = False  # Whether the features have collapsed, those of a start being spread
     leaks: Leaks | None = None  # Of test images into the training part, if there are any
     start: Path | None = None  # The file of what the training started from, for the verdict
+    column: ColumnTest | None = None  # Of a column that features are to ignore; not stored
 
     @classmethod
     def stored(cls, summary: Mapping[str, Any], start: Path | None = None) -> "Evaluation":
@@ -94,6 +96,7 @@ class Evaluation(Result):
             table: [asdict(each) for each in found] for table, found in self.differences.items()
         }
         plain |= {"comparison": self.comparison.to_dict()} if self.comparison else {}
+        plain |= {"column": self.column.to_dict()} if self.column else {}
         return plain | ({"leaks": asdict(self.leaks)} if self.leaks else {})
 
     @override
@@ -115,7 +118,8 @@ class Evaluation(Result):
         verdict = [self.comparison.line(self.start)] if self.comparison else []
         leaks = [f"warning: {self.leaks}"] if self.leaks else []
         rows = metric_rows({TITLES.get(name, name): of for name, of in self.metrics.items()})
-        return [*aligned(rows), *notes, *leaks, *self.kept, *verdict]
+        column = self.column.lines() if self.column else []
+        return [*aligned(rows), *notes, *leaks, *column, *self.kept, *verdict]
 
 
 def metric_rows(columns: Mapping[str, Sequence[Metric]]) -> list[list[str]]:

@@ -1,0 +1,185 @@
+"""What is audited: features of a training and a test part, with their images where there are some.
+
+Parts come as two sets, as a column of a table, or as what the data themselves name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, Shaped
+
+from nearkin.classifier.features import UNTOUCHED, Extraction
+from nearkin.data.images import Either, Images
+from nearkin.data.labels import Annotations, numbered, split_of
+from nearkin.data.notes import lines
+from nearkin.data.opening import open_images
+from nearkin.data.split import scored_part, trained_or_scored
+from nearkin.data.tables import column_of
+from nearkin.data.union import union
+from nearkin.encoders.encoder import Encoder
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of
+from nearkin.evaluation.table import EmbeddingTable
+from nearkin.objectives import unit
+from nearkin.pace import count
+from nearkin.run.reporter import Reporter
+from nearkin.types import UNLABELED
+
+SECOND: Final = "test: "  # Before the names of the images of a second set
+
+Values = Shaped[np.ndarray, " _"]
+
+
+@dataclass(frozen=True, eq=False)
+class Audited:
+    """Unit features of images of which each is of the part `train` or `test`."""
+
+    embeddings: Embeddings  # With the groups that the data name
+    images: Images | None = None  # In the same order; None of vectors alone
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    @property
+    def is_test(self) -> Bool[np.ndarray, " n"]:
+        """Whether each image is of the test part."""
+        return np.asarray(self.embeddings.splits == "test")
+
+    @property
+    def train_rows(self) -> Int[np.ndarray, " train"]:
+        """The images that are learned from."""
+        return np.flatnonzero(~self.is_test)
+
+    @property
+    def test_rows(self) -> Int[np.ndarray, " test"]:
+        """The images that are scored."""
+        return np.flatnonzero(self.is_test)
+
+    @property
+    def groups(self) -> Int[np.ndarray, " n"]:
+        """The group of each image as the data name them, its own row where they name none."""
+        groups = self.embeddings.groups
+        return np.arange(len(self)) if groups is None else groups
+
+    def subset(self, rows: Int[np.ndarray, " rows"]) -> "Audited":
+        """Return these images, in ascending rows."""
+        images = self.images and self.images.subset(rows)
+        return Audited(self.embeddings.subset(rows), images)
+
+
+def check_parts(splits: Values, labels: Int[np.ndarray, " n"]) -> None:
+    """Refuse parts that nothing can be learned of.
+
+    Raises:
+        UsageError: If a part is empty, or all labels are of one class.
+    """
+    for part, name in (("train", "training"), ("test", "test")):
+        if not (splits == part).any():
+            raise UsageError(
+                f"the data have no {name} part; name parts by folders (train, test), by a column "
+                "with --split, or by --train and --test"
+            )
+    if len(np.unique(labels[labels != UNLABELED])) == 1:
+        raise UsageError("all labels are of one class; give images of several, or --labels none")
+
+
+def open_parts(
+    sets: Sequence[Any], split: str, ignore: str, labels: str, log: Reporter
+) -> tuple[Images, Values]:
+    """Open one set of images, whose parts a column or the data name, or a training and a test set.
+
+    Returns:
+        The images, each of the part `train` or `test`, and what the column `ignore` says of each.
+        Validation images are left out, as in `evaluate`; see `trained_or_scored`.
+    """
+    opened = [open_images(each, labels=labels, on_progress=log.progress) for each in sets]
+    pairs = list(zip(sets, opened, strict=True))
+
+    def column(name: str) -> Values:
+        of = [column_of(name, images, labels, data) for data, images in pairs] if name else []
+        return np.concatenate(of) if of else np.zeros(sum(map(len, opened)), "U1")
+
+    images, values = opened[0], column(ignore)
+    if len(opened) == 2:
+        images = union(opened[0], opened[1], SECOND)
+        assert isinstance(images.source, Either)
+        is_first, values = images.source.rows < images.source.start, values[images.source.rows]
+        images = replace(images, splits=np.where(is_first, "train", "test"))
+    elif split:
+        images = replace(images, splits=_parts(column(split)))
+    used = trained_or_scored(images) if has_test_part(images.splits) else images
+    for line in lines(used.notes):
+        log.info(line)
+    names = frozenset(used.names)
+    kept = np.array([name in names for name in images.names])
+    splits = np.where(used.splits == "test", "test", "train")
+    check_parts(splits, used.labels)
+    return replace(used, splits=splits), values[kept]
+
+
+def of_images(
+    images: Images, encoder: Encoder, device: torch.device, workers: int, log: Reporter
+) -> Audited:
+    """Compute the features of images, or take those that an earlier command has kept."""
+    extracted = Extraction(encoder, images, UNTOUCHED, device, workers, log).compute()
+    features, rows = extracted.readable(images)
+    if extracted.bad:
+        log.info(f"left out: {count(len(extracted.bad), 'image')} that cannot be read")
+    images = images.subset(rows)
+    return Audited(embeddings_of(images, unit(features.center).numpy(), rows), images)
+
+
+def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tuple[Audited, Values]:
+    """Read one table of features, whose column `split` names parts, or a training and a test one.
+
+    Raises:
+        UsageError: If a table lacks a column.
+        CheckpointError: If two tables are of different encoders.
+    """
+    if len({each.encoder for each in tables} - {""}) > 1:
+        raise CheckpointError("the two tables are of different encoders; embed both by one")
+
+    def column(name: str, *, needed: bool = False) -> Values:
+        cells = [table.texts(name) for table in tables]
+        for table, own in zip(tables, cells, strict=True):
+            if needed and not any(own):
+                raise UsageError(f"{table.path} has no column {name}; give one that it has")
+        return np.array([cell for own in cells for cell in own], np.str_)
+
+    vectors = [table.gather() for table in tables]
+    if len({each.shape[1] for each in vectors}) > 1:
+        raise CheckpointError(
+            "the two tables have different numbers of features; embed both by one"
+        )
+    parts = _parts(column(split or "split"))
+    if len(tables) == 2:
+        parts = np.repeat(["train", "test"], [len(each) for each in vectors])
+    classes, numbers = numbered(column("label").tolist())
+    ignored = column(ignore, needed=True) if ignore else np.zeros(len(parts), "U1")
+    scored = scored_part(parts)
+    used = np.flatnonzero(parts != ("val" if scored == "test" else ""))
+    splits = np.where(parts == scored, "test", "train")
+    check_parts(splits[used], numbers[used])
+    embeddings = Embeddings(
+        torch.cat(vectors).numpy(),
+        numbers,
+        groups=Annotations((), column("group").tolist(), ()).grouped(),
+        rows=np.arange(len(parts)),
+        paths=column("path").tolist(),
+        classes=classes,
+        splits=splits,
+    )
+    return Audited(embeddings.subset(used)), ignored[used]
+
+
+def has_test_part(splits: Values) -> bool:
+    """Return whether some images, not all, are of a part to score."""
+    return bool(np.isin(splits, ("val", "test")).any() and not (splits == "test").all())
+
+
+def _parts(values: Values) -> Values:
+    """Return the part that each value names, train, val or test; '' where it names none."""
+    return np.array([split_of(value) for value in values.tolist()], np.str_)

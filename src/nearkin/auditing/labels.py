@@ -1,0 +1,184 @@
+"""Labels that contradict an image's neighbors or its duplicates.
+
+Confident learning (Northcutt, Jiang & Chuang. Confident learning: estimating uncertainty in
+dataset labels. JAIR 2021), with the votes of the nearest other images as probabilities: they are
+out of fold by themselves, and cost one search.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.metrics import TEMPERATURE, K
+from nearkin.metrics.intervals import wilson
+from nearkin.metrics.neighbors import nearest, tally
+from nearkin.types import UNLABELED
+
+PLANTED: Final = 0.05  # Share of the labels that are made wrong, to see how many are found
+SPARE: Final = 20  # Further neighbors, in place of those of the image's own group
+
+
+class Doubt(NamedTuple):
+    """An image whose label may be wrong."""
+
+    row: int
+    other: int  # The class that its neighbors vote for, or that its duplicate has
+    score: float  # By how much the votes for it exceed those for the label, from 0 to 1
+    duplicate: int = UNLABELED  # A duplicate with another label, if that is the reason
+
+
+@dataclass(frozen=True)
+class LabelCheck:
+    """Doubtful labels, and how well the same check finds labels that are made wrong."""
+
+    doubts: tuple[Doubt, ...]  # The surest first
+    num_labels: int
+    margin: float  # The least score; the one that finds labels made wrong best, by F1
+    planted: int  # Further labels that were made wrong, at random
+    recall: float  # The share of these that the check finds
+    precision: tuple[float, float, float]
+    """Of all that it finds then, the share that was made wrong, with a 95 % interval. It is rather
+    too low: labels that are wrong already count as right."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON, without single images."""
+        names = ("num_labels", "margin", "planted", "recall", "precision")
+        return {"doubts": len(self.doubts)} | {name: getattr(self, name) for name in names}
+
+    def lines(self) -> list[str]:
+        """How many there are, and how far to trust them."""
+        value, low, high = self.precision
+        pairs = sum(each.duplicate != UNLABELED for each in self.doubts)
+        return [
+            f"labels {len(self.doubts):,} of {self.num_labels:,} contradict their neighbors or "
+            f"({pairs:,}) a duplicate",
+            f"       of {self.planted:,} labels made wrong {self.recall:.3f} are found, with "
+            f"precision {value:.3f} [{low:.3f}, {high:.3f}]",
+        ]
+
+
+def check_labels(
+    embeddings: Embeddings,
+    duplicates: Int[np.ndarray, " n"],
+    groups: Int[np.ndarray, " n"],
+    seed: int,
+) -> LabelCheck | None:
+    """Find labels that contradict neighbors of other groups, or duplicates.
+
+    Args:
+        embeddings: Unit features with labels; images without one are left out.
+        duplicates: The group of duplicates of each image.
+        groups: The same, with other images of one source: these do not vote.
+        seed: Decides which labels are made wrong.
+
+    Returns:
+        None where fewer than two classes have labels.
+    """
+    rows = np.flatnonzero(embeddings.labels != UNLABELED)
+    classes, labels = np.unique(embeddings.labels[rows], return_inverse=True)
+    if len(classes) < 2:
+        return None
+    voters = _Voters.of(torch.from_numpy(embeddings.vectors[rows]), groups[rows])
+    rng = np.random.default_rng(seed)
+    margin = _best_margin(*_planted(voters, labels, rng))
+    wrong, planted_score = _planted(voters, labels, rng)
+    now = planted_score >= margin
+    other, score = _doubtful(voters.votes(labels, len(classes)), labels)
+    doubts = {
+        int(rows[at]): Doubt(int(rows[at]), int(classes[other[at]]), round(float(score[at]), 4))
+        for at in np.flatnonzero(score >= margin).tolist()
+    }
+    for doubt in _contradictions(rows, embeddings.labels, duplicates):
+        doubts[doubt.row] = doubt
+    value = float(wrong[now].mean()) if now.any() else 0.0
+    return LabelCheck(
+        tuple(sorted(doubts.values(), key=lambda each: (-each.score, each.row))),
+        len(rows),
+        margin,
+        int(wrong.sum()),
+        float(now[wrong].mean()) if wrong.any() else 0.0,
+        (value, *wilson(value, float(now.sum()))),
+    )
+
+
+def _planted(
+    voters: "_Voters", labels: Int[np.ndarray, " n"], rng: np.random.Generator
+) -> tuple[Bool[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Make some labels wrong; return which, and how doubtful all are then."""
+    num, wrong = int(labels.max()) + 1, rng.random(len(labels)) < PLANTED
+    other = (labels + rng.integers(1, num, len(labels))) % num
+    planted = np.where(wrong, other, labels)
+    return wrong, _doubtful(voters.votes(planted, num), planted)[1]
+
+
+def _best_margin(wrong: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"]) -> float:
+    """Return the score from which on wrong labels are found best, by F1."""
+    order = np.argsort(-score, kind="stable")
+    right = np.cumsum(wrong[order])
+    f1 = 2 * right / (np.arange(len(order)) + 1 + wrong.sum())
+    return max(float(score[order[f1.argmax()]]), float(np.finfo(np.float32).eps))
+
+
+@dataclass(frozen=True, eq=False)
+class _Voters:
+    """The nearest images of each image, of other groups."""
+
+    similarity: Float[Tensor, "n k"]  # Minus infinity for one that does not vote
+    index: Int[Tensor, "n k"]
+
+    @classmethod
+    def of(cls, vectors: Float[Tensor, "n dim"], groups: Int[np.ndarray, " n"]) -> "_Voters":
+        similarity, index = nearest(vectors, vectors, K + SPARE, exclude_self=True)
+        group = torch.from_numpy(groups)
+        others = group[index] != group[:, None]
+        votes = others & (others.cumsum(dim=1) <= K)
+        return cls(similarity.masked_fill(~votes, -torch.inf), index)
+
+    def votes(
+        self, labels: Int[np.ndarray, " n"], num_classes: int
+    ) -> Float[np.ndarray, "n classes"]:
+        """Return the share of the votes for each class; zeros where nobody votes."""
+        voter = torch.from_numpy(labels)[self.index]
+        scores = tally(self.similarity, voter, temperature=TEMPERATURE, num_classes=num_classes)
+        return scores.nan_to_num(0.0).numpy()
+
+
+def _doubtful(
+    votes: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]
+) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Return the class that an image is confidently of instead of its label, and the margin.
+
+    Without one, the margin is 0.
+
+    It is confidently of a class with at least as many votes for it as images of that label have
+    on average, and of several such of the one with the most (equation 1 of the paper).
+    """
+    own = votes[np.arange(len(labels)), labels]
+    usual = np.bincount(labels, own, votes.shape[1]) / np.bincount(
+        labels, minlength=votes.shape[1]
+    ).clip(min=1)
+    confident = np.where((votes >= usual) & (votes > 0), votes, -1.0)
+    best = confident.argmax(axis=1)
+    doubtful = (confident.max(axis=1) >= 0) & (best != labels)
+    margin = votes[np.arange(len(labels)), best] - own
+    return best, np.where(doubtful, margin, 0.0).clip(0, 1)
+
+
+def _contradictions(
+    rows: Int[np.ndarray, " labeled"], labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"]
+) -> list[Doubt]:
+    """Return images of groups with several labels: duplicates of which at least one is wrong."""
+    order = rows[np.argsort(groups[rows], kind="stable")]
+    found = list[Doubt]()
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        several = np.unique(labels[members])
+        if len(several) > 1:
+            for row in members.tolist():
+                duplicate = int(members[labels[members] != labels[row]][0])
+                found.append(Doubt(row, int(labels[duplicate]), 1.0, duplicate))
+    return found

@@ -1,0 +1,188 @@
+"""The audit of a split: everything that was found, as values, lines, rows and a repaired split."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from typing_extensions import override
+
+from nearkin.auditing.data import Audited, Values
+from nearkin.auditing.labels import LabelCheck, check_labels
+from nearkin.auditing.leaks import Leaks, find_leaks
+from nearkin.auditing.price import Price, price
+from nearkin.auditing.quality import BadQuality, find_bad
+from nearkin.auditing.sources import Proposal, find_sources
+from nearkin.data.duplicates import Groups, merged
+from nearkin.evaluation.column import ColumnTest, column_test
+from nearkin.pace import ProgressCallback
+from nearkin.report.audit_page import AuditContent
+from nearkin.report.page.sections import Table
+from nearkin.result import Result, Row
+from nearkin.text import aligned, as_text
+from nearkin.types import UNLABELED
+
+PRICE: Final = ("classifier", "all test images", "without those that leak", "owed to leaks")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(Result):
+    """What a split hides."""
+
+    audited: Audited
+    leaks: Leaks
+    proposals: tuple[Proposal, ...]
+    groups: Groups  # Of all images: duplicates, groups that the data name, and kept proposals
+    price: Price | None  # None without labels
+    labels: LabelCheck | None  # The same
+    quality: tuple[BadQuality, ...]  # None are known of vectors
+    column: ColumnTest | None  # Of the column that is to be ignored
+
+    @property
+    def repaired(self) -> Shaped[np.ndarray, " n"]:
+        """The part of each image once no group is in both parts.
+
+        A group goes to the part that most of its images are in, on a draw to the training part.
+        """
+        is_test = self.audited.is_test
+        votes = np.bincount(self.groups, np.where(is_test, 1.0, -1.0), len(self.groups))
+        both = np.isin(self.groups, self.groups[is_test]) & np.isin(
+            self.groups, self.groups[~is_test]
+        )
+        return np.where(np.where(both, votes[self.groups] > 0, is_test), "test", "train")
+
+    @property
+    def findings(self) -> list[Row]:
+        """A row per finding: the image, its part, the kind, what it is about, and how sure."""
+        return list(self._findings())
+
+    def _findings(self) -> Iterator[Row]:
+        names = [as_text(name) for name in self.audited.embeddings.paths]
+        splits, classes = self.audited.embeddings.splits, self.audited.embeddings.classes
+
+        def row(at: int, finding: str, of: str, value: float) -> Row:
+            part = str(splits[at])
+            return {"path": names[at], "split": part, "finding": finding, "of": of, "value": value}
+
+        for leak in self.leaks.found:
+            yield row(leak.test, f"leak: {leak.why}", names[leak.train], round(leak.cosine, 4))
+        for doubt in self.labels.doubts if self.labels else ():
+            of, by = classes[doubt.other], "neighbors"
+            if doubt.duplicate != UNLABELED:
+                of, by = f"{of}, {names[doubt.duplicate]}", "duplicate"
+            yield row(doubt.row, f"label: {by}", of, doubt.score)
+        for bad in self.quality:
+            yield row(bad.row, f"image: {bad.kind}", "", bad.value)
+
+    def content(self) -> AuditContent:
+        """Return what the page shows."""
+        lead, *lines = self.lines()
+        classes, labels = self.audited.embeddings.classes, self.audited.embeddings.labels
+        tables, curve = list[Table](), None
+        if self.price is not None:
+            note = "95 % intervals; the last column is a difference on the same test images."
+            rows = tuple(self.price.rows())
+            tables = [Table("Accuracy with leaks and without", PRICE, rows, note)]
+            curve = self.price.chart()
+        doubts = self.labels.doubts if self.labels else ()
+        return AuditContent(
+            lead,
+            tuple(line for line in lines if line),
+            tuple(tables),
+            curve,
+            tuple((leak.test, leak.train, leak.cosine, leak.why) for leak in self.leaks.found),
+            tuple(
+                (each.row, each.score, f"{classes[labels[each.row]]} → {classes[each.other]}")
+                for each in doubts
+            ),
+            tuple((each.row, each.value, each.kind) for each in self.quality),
+        )
+
+    @override
+    def records(self) -> list[Row]:
+        """The findings."""
+        return self.findings
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        audited, moved = self.audited, self.repaired != self.audited.embeddings.splits
+        return {
+            "sizes": {"train": len(audited.train_rows), "test": len(audited.test_rows)},
+            "leaks": {
+                "images": len(self.leaks.found),
+                "threshold": self.leaks.threshold,
+                "precision": self.leaks.precision,
+            },
+            "groups": [asdict(each) for each in self.proposals],
+            "price": self.price and self.price.to_dict(),
+            "labels": self.labels and self.labels.to_dict(),
+            "column": self.column and self.column.to_dict(),
+            "moved": int(moved.sum()),
+            "findings": self.findings,
+        }
+
+    @override
+    def lines(self) -> list[str]:
+        """Format what was found, subject by subject."""
+        audited, repaired = self.audited, self.repaired
+        train, test = len(audited.train_rows), len(audited.test_rows)
+        lines = [f"split  {train:,} training images, {test:,} test images"]
+        lines += self.leaks.lines(test)
+        lines += [f"groups {each.line()}" for each in self.proposals]
+        if self.price is not None:
+            lines += ["", *aligned([PRICE, *self.price.rows()]), ""]
+        lines += self.labels.lines() if self.labels else []
+        kinds = ", ".join(f"{n:,} {k}" for k, n in Counter(x.kind for x in self.quality).items())
+        lines += [f"images {kinds}"] if kinds else []
+        lines += self.column.lines() if self.column else []
+        moved = int((repaired != audited.embeddings.splits).sum())
+        after = f"{(repaired == 'train').sum():,} and {(repaired == 'test').sum():,}"
+        return [*lines, f"repair {moved:,} images change parts, then {after}"]
+
+
+def examine(
+    audited: Audited,
+    ignore: str = "",
+    ignored: Values | None = None,
+    *,
+    precision: float,
+    seed: int,
+    device: torch.device,
+    on_progress: ProgressCallback,
+) -> Audit:
+    """Look for all that a split hides.
+
+    Args:
+        audited: Both parts.
+        ignore: The name of a column that features are to ignore.
+        ignored: Its value for each image.
+        precision: Of the leaks that features alone find.
+        seed: Decides all draws.
+        device: Where classifiers compute.
+        on_progress: Receives progress.
+
+    Raises:
+        UsageError: If all test images are in the training part, or the column has one value.
+    """
+    embeddings = audited.embeddings
+    column = None
+    if ignored is not None:
+        rows = audited.train_rows, audited.test_rows
+        pair = embeddings.subset(rows[0]), embeddings.subset(rows[1])
+        values = ignored[rows[0]], ignored[rows[1]]
+        column = column_test(ignore, pair, values, seed=seed, device=device)
+    leaks = find_leaks(audited, precision, seed, on_progress)
+    proposals, sources = find_sources(audited, seed, on_progress)
+    own = np.arange(len(audited))
+    joined = [np.stack([own, each], axis=1) for each in (audited.groups, sources)]
+    groups = merged(leaks.groups, np.concatenate(joined))
+    on_progress(0, 2, "accuracies")
+    cost = price(audited, groups, leaks.cosine, seed=seed, device=device)
+    on_progress(1, 2, "labels")
+    checked = check_labels(embeddings, leaks.groups, groups, seed)
+    bad = find_bad(audited.images, on_progress) if audited.images is not None else []
+    return Audit(audited, leaks, tuple(proposals), groups, cost, checked, tuple(bad), column)

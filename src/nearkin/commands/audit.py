@@ -1,0 +1,146 @@
+"""`nearkin audit`: what a split of images hides, and what an encoder follows."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearkin.auditing.data import Audited, Values, of_images, of_tables, open_parts
+from nearkin.auditing.outcome import Audit, examine
+from nearkin.commands.embed import load_source
+from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.commands.sources import check_output, places, table_of, write_rows
+from nearkin.distributed import available_cpus, choose_device
+from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import are_vectors
+from nearkin.files import replace_text, writing
+from nearkin.report.audit_page import audit_page
+from nearkin.run.failures import resource_errors
+from nearkin.run.folder import data_name
+from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.schema import Auto
+from nearkin.text import as_text
+
+
+def audit(
+    data: Any = None,
+    *,
+    encoder: EncoderLike | None = None,
+    train: Any = None,
+    test: Any = None,
+    split: str = "",
+    labels: str = "auto",
+    ignore: str = "",
+    output: PathLike | None = None,
+    page: PathLike | None = None,
+    overwrite: bool = False,
+    precision: float = 0.99,
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    workers: int | Auto = "auto",
+    verbose: bool | Reporter = True,
+) -> Audit:
+    """Find what a split of images hides: leaks and what they cost, and labels that may be wrong.
+
+    Test images that are in the training part, too; groups of one source; accuracy with them and
+    without; a split without them; images that show little; and, with --ignore, whether features
+    follow a column such as the camera. No image is changed.
+
+    Args:
+        data: Images whose parts are named by folders, by a table or by --split; or their features,
+            a .parquet or a folder of shards that `nearkin embed` has written.
+        encoder: A run or an encoder, whose features are compared; none for features.
+        train: Images or features of the training part, with --test in place of DATA.
+        test: Those of the test part.
+        split: The column of the table that names the part of each image: train, val or test.
+        labels: The classes, as `nearkin train` takes them: auto, none, folders, or a table.
+        ignore: A column of that table, or of DATA, that features are to ignore, such as camera.
+        output: A .csv file for the repaired split, which other commands take as data.
+        page: A .html file, to look at what was found.
+        overwrite: Replace these files.
+        precision: The least share of duplicates among the leaks that features alone find.
+        image_size: Side of the images in pixels that features are computed with.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
+        trust_remote_code: Whether to run code that files of the run name.
+        seed: Decides what is drawn.
+        device: Where to compute.
+        workers: Processes that decode photographs; `auto`: one per CPU.
+        verbose: Whether to show progress, or what receives it.
+
+    Raises:
+        UsageError: If that does not fit together, a part is empty or within the other, or classes
+            or the column have a single value.
+        OutputError: If a target exists or cannot be written.
+    """
+    sets = _sets(data, train, test, split)
+    if not 0 < precision < 1:
+        raise UsageError(f"--precision {precision:g} is not above 0 and below 1")
+    for path, suffix in ((output, ".csv"), (page, ".html")):
+        check_output(path, suffix, overwrite=overwrite)
+    log, where = reporter_of(verbose), choose_device(device)
+    processes = available_cpus() if workers == "auto" else workers
+    with resource_errors():
+        if encoder is None:
+            audited, ignored = _of_vectors(sets, split, ignore)
+        else:
+            loaded = load_source(
+                name_of(encoder),
+                image_size=image_size,
+                allow_partial=allow_partial,
+                trust_remote_code=trust_remote_code,
+            )
+            images, ignored = open_parts(sets, split, ignore, labels, log)
+            audited = of_images(images, loaded, where, processes, log)
+            ignored = ignored[audited.embeddings.rows]
+        found = examine(
+            audited,
+            ignore,
+            ignored if ignore else None,
+            precision=precision,
+            seed=seed,
+            device=where,
+            on_progress=log.progress,
+        )
+    if output is not None:
+        _write_split(Path(output), found)
+    if page is not None:
+        name = Path(data_name(sets[0])).name
+        with writing(Path(page)):
+            replace_text(Path(page), audit_page(found.content(), audited.images, name, processes))
+    return found
+
+
+def _sets(data: Any, train: Any, test: Any, split: str) -> Sequence[Any]:
+    """Return the data, or the two sets that are given in their place."""
+    if (data is None) == (train is None and test is None) or (train is None) != (test is None):
+        raise UsageError("give DATA, or --train and --test in its place")
+    if data is None and split:
+        raise UsageError(f"--split {split} names parts, and so do --train and --test; omit one")
+    return [train, test] if data is None else [data]
+
+
+def _of_vectors(sets: Sequence[Any], split: str, ignore: str) -> tuple[Audited, Values]:
+    """Read features; refuse images, which need an encoder."""
+    for each in sets:
+        if not (isinstance(each, Embeddings) or are_vectors(Path(str(each)))):
+            raise UsageError(f"{data_name(each)}: these are images; give --encoder, too")
+    with ExitStack() as stack:
+        tables = [stack.enter_context(table_of(each)) for each in sets]
+        return of_tables(tables, split, ignore)
+
+
+def _write_split(path: Path, found: Audit) -> None:
+    """Write the repaired split as a table of images."""
+    images, embeddings = found.audited.images, found.audited.embeddings
+    names = embeddings.paths if images is None else places(images)
+    size = np.bincount(found.groups)[found.groups]
+    first = [as_text(embeddings.paths[row]) for row in found.groups.tolist()]
+    groups = [name if many else "" for name, many in zip(first, size > 1, strict=True)]
+    columns = names, found.repaired.tolist(), embeddings.class_names.tolist(), groups
+    write_rows(path, ("path", "split", "label", "group"), zip(*columns, strict=True))

@@ -1,0 +1,71 @@
+"""The page of `nearkin audit`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from markupsafe import Markup
+
+from nearkin.data.images import Images
+from nearkin.report.image_map import thumbnails
+from nearkin.report.page.html import BLOCKS, Chart, document, line_chart
+from nearkin.report.page.sections import Table, Tile
+from nearkin.text import as_text
+
+SHOWN: Final = 48  # Images of a list
+SIDE: Final = 128
+
+
+@dataclass(frozen=True)
+class AuditContent:
+    """What the page shows, as values."""
+
+    lead: str
+    lines: tuple[str, ...]  # What was found, a sentence each
+    tables: tuple[Table, ...]
+    curve: Chart | None  # Accuracy by the distance to the nearest training image
+    leaks: tuple[tuple[int, int, float, str], ...]  # Test and training image, cosine, why
+    doubts: tuple[tuple[int, float, str], ...]  # Image, score, the label and the other class
+    bad: tuple[tuple[int, float, str], ...]  # Image, what it is decided by, its kind
+
+
+def audit_page(content: AuditContent, images: Images | None, data: str, workers: int) -> str:
+    """Return the page; of features without images, one without lists of images."""
+    leaks, doubts, bad = content.leaks[:SHOWN], content.doubts[:SHOWN], content.bad[:SHOWN]
+    tiles = dict[int, Tile]()
+    if images is not None:
+        rows = {row for leak in leaks for row in leak[:2]} | {each[0] for each in (*doubts, *bad)}
+        uris = thumbnails(images, np.array(sorted(rows), np.int64), SIDE, workers)
+        tiles = {row: Tile(as_text(images.names[row]), uri, 0.0) for row, uri in uris.items()}
+    pairs = [
+        (tiles[test], tiles[train], f"{cosine:.4f}", why)
+        for test, train, cosine, why in leaks
+        if test in tiles and train in tiles
+    ]
+    explanation = "On the left a test image, on the right the training image, with their cosine."
+    return document(
+        title=f"Audit of {data}",
+        kicker="nearkin audit",
+        lead=content.lead,
+        sections=[
+            ("Summary", BLOCKS.paragraphs(content.lines)),
+            ("Price of leaks", Markup().join(map(BLOCKS.results, content.tables))),
+            ("Distance", line_chart(content.curve) if content.curve else Markup()),
+            ("Leaks", BLOCKS.pairs(explanation, pairs) if pairs else Markup()),
+            ("Labels", _tiles("Labels to check", doubts, tiles)),
+            ("Images", _tiles("Images that show little, or are odd", bad, tiles)),
+        ],
+        tiny=images is not None and images.is_small,
+    )
+
+
+def _tiles(
+    title: str, found: Sequence[tuple[int, float, str]], tiles: Mapping[int, Tile]
+) -> Markup:
+    shown = [
+        Tile(tiles[row].path, tiles[row].uri, value, note)
+        for row, value, note in found
+        if row in tiles
+    ]
+    return Markup(BLOCKS.tiles(title, "", shown)) if shown else Markup()

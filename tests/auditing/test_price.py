@@ -1,0 +1,62 @@
+"""What accuracy owes to leaks."""
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.auditing.data import Audited
+from nearkin.auditing.price import price
+from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.metrics import predict
+
+CPU = torch.device("cpu")
+
+
+def split(seed, n=600, leaked=60, dim=8):
+    """Two classes that hardly differ; some test images are training images, with their labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, n)
+    x = rng.normal(size=(n, dim)) + 0.5 * np.eye(2, dim)[labels]
+    is_test = np.arange(n) >= n * 2 // 3
+    groups = np.arange(n)
+    rows, copies = np.arange(leaked), np.flatnonzero(is_test)[:leaked]
+    x[copies], labels[copies], groups[copies] = x[rows], labels[rows], groups[rows]
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    splits = np.where(is_test, "test", "train")
+    audited = Audited(Embeddings(x, labels, classes=("a", "b"), splits=splits))
+    cosine = (x[is_test] @ x[~is_test].T).max(axis=1)
+    return audited, groups, cosine, is_test
+
+
+def test_it_is_the_accuracy_without_linked_training_images_on_the_same_test_images():
+    audited, groups, cosine, is_test = split(0)
+    found = price(audited, groups, cosine, seed=0, device=CPU)
+    x, labels = map(torch.from_numpy, (audited.embeddings.vectors, audited.embeddings.labels))
+    rest = ~is_test & ~np.isin(groups, groups[is_test])
+    truth = labels[is_test].numpy()
+    right = [
+        predict(x[bank], labels[bank].numpy(), x[is_test]) == truth for bank in (~is_test, rest)
+    ]
+    knn = found.owed[0]
+    assert found.linked == 60
+    assert (knn.first, knn.second) == (right[0].mean(), right[1].mean())
+    assert 0 < knn.low < knn.value  # copies vote for their own label
+    assert found.every[0].value == knn.first
+    clean = ~np.isin(groups[is_test], groups[~is_test])
+    assert found.clean[0].value == pytest.approx(right[0][clean].mean())
+    assert sum(point.n for point in found.curve) == is_test.sum()
+    nearest = found.curve[0]
+    rows = np.argsort(-cosine, kind="stable")[: nearest.n]
+    assert nearest.distance == pytest.approx(1 - cosine[rows].mean())
+    assert nearest.accuracies[0].value == pytest.approx(right[0][rows].mean())
+
+
+def test_without_leaks_there_is_none_and_without_others_nothing_to_learn_from():
+    audited, _, cosine, _ = split(0, leaked=0)
+    found = price(audited, np.arange(len(audited)), cosine, seed=0, device=CPU)
+    assert (found.linked, found.owed, found.clean) == (0, (), ())
+    with pytest.raises(UsageError, match="400 of 400 training images share a group"):
+        price(audited, np.zeros(len(audited), np.int64), cosine, seed=0, device=CPU)
+    unlabeled = Audited(audited.embeddings.unlabeled())
+    assert price(unlabeled, np.arange(len(audited)), cosine, seed=0, device=CPU) is None

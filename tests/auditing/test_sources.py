@@ -1,0 +1,78 @@
+"""Images of one source: what is proposed from files, and what chance would do as well."""
+
+import builders
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from nearkin.auditing.data import Audited
+from nearkin.auditing.sources import _bursts, _runs, _tested, captures, find_sources
+from nearkin.data.opening import open_images
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.pace import ignore_progress
+
+
+def bursts(seed, size=4, *, alike):
+    """Features of two classes in groups of `size`, which are alike or merely numbered."""
+    rng = np.random.default_rng(seed)
+    labels, groups = np.arange(160) // 80, np.arange(160) // size
+    centers = rng.normal(size=(2, 12))[labels] + alike * 2 * rng.normal(size=(40, 12))[groups]
+    x = centers + rng.normal(size=(160, 12))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    names = [f"IMG_{2 * size * (row // size) + row % size:04}.jpg" for row in range(160)]
+    splits = np.where(rng.random(160) < 0.5, "train", "test")
+    return Audited(Embeddings(x, labels, paths=names, classes=("a", "b"), splits=splits))
+
+
+def test_bursts_are_kept_and_mere_numbers_are_not():
+    proposals, groups = find_sources(bursts(0, alike=True), 0, ignore_progress)
+    (runs,) = (each for each in proposals if each.kind == "file names in a row")
+    assert (runs.num_groups, runs.num_images, runs.kept) == (40, 160, True)
+    assert runs.share > 2 * runs.chance
+    assert (groups == np.arange(160) // 4 * 4).all()
+    proposals, groups = find_sources(bursts(0, alike=False), 0, ignore_progress)
+    assert not any(each.kept for each in proposals)
+    assert (groups == np.arange(160)).all()
+
+
+def test_groups_that_mean_nothing_are_seldom_told_from_chance():
+    ps = [_tested(bursts(s, alike=False), np.arange(160) // 4 * 4, s)[2] for s in range(60)]
+    assert np.mean(np.array(ps) <= 0.05) <= 0.1  # 3 of 60 are expected
+    assert 0.3 < np.mean(ps) < 0.7
+
+
+def test_a_group_that_is_its_whole_class_is_not_told_from_chance():
+    audited = bursts(0, alike=True)
+    assert _tested(audited, audited.embeddings.labels * 80, 0) is None
+
+
+def test_names_in_a_row_are_groups_of_ten_at_most():
+    names = [("a_.jpg", n) for n in (1, 2, 3, 5, *range(10, 22))] + [("b_.jpg", 4), ("c", -1)]
+    expected = [0, 0, 0, 3, *[4] * 10, 14, 14, 16, 17]
+    assert _runs(names).tolist() == expected
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Two bursts of one camera, one image of another at that time, and one without EXIF."""
+    taken = ["2024:05:01 10:00:00", "2024:05:01 10:00:40", "2024:05:01 10:01:30"]
+    taken += ["2024:05:01 10:30:00", "2024:05:01 10:30:05", "2024:05:01 10:00:00", ""]
+    for number, (image, time) in enumerate(zip(builders.photographs(7), taken, strict=True)):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Model] = "other" if number == 5 else "camera"
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = time
+        if number == 1:
+            gps = {1: "S", 2: (10.0, 30.0, 0.0), 3: "E", 4: (20.0, 0.0, 36.0)}
+            exif.get_ifd(ExifTags.IFD.GPSInfo).update(gps)
+        image.save(tmp_path / f"{number}.jpg", **({"exif": exif} if time else {}))
+    (tmp_path / "7.jpg").write_bytes((tmp_path / "0.jpg").read_bytes()[:300])
+    return tmp_path
+
+
+def test_bursts_are_of_one_camera_and_each_image_within_a_minute_of_another(photographs):
+    images = open_images(photographs, labels="none")
+    found = captures(images, ignore_progress)
+    assert _bursts(found).tolist() == [0, 0, 0, 3, 3, 5, 6]
+    south, east = found["place"][1].tolist()
+    assert (south, east) == (1 + 1_695_000, 1 + 2_000_100)
+    assert not found["place"][[0, 2, 3, 4, 5, 6]].any()

@@ -1,0 +1,178 @@
+"""`nearkin audit`: one call on a folder, a table and vectors, and what it refuses."""
+
+import json
+
+import builders
+import numpy as np
+import pytest
+from nearkin_command import run
+from PIL import Image
+
+import nearkin
+from nearkin.data.opening import open_images
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.vectors import write_embeddings
+from nearkin.tables import read_csv
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Photographs of two classes in two parts; four test images are training images."""
+    folder, crops = tmp_path_factory.mktemp("audit") / "photos", builders.photographs(80)
+    for number, image in enumerate(crops):
+        part, label = ("test" if number % 4 == 3 else "train"), "ab"[number % 2]
+        path = folder / part / label / f"{number * 7:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+        if number in (0, 1, 4, 5):
+            copy = folder / "test" / label / f"copy-{number:03}.png"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            image.save(copy)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return builders.write_network(tmp_path_factory.mktemp("e") / "e.safetensors", size=32)
+
+
+def test_the_repaired_split_is_data_with_no_group_on_both_sides(photos, encoder, tmp_path):
+    table, page = tmp_path / "repaired.csv", tmp_path / "audit.html"
+    words = ["--encoder", encoder, "-o", table, "--page", page, "-q"]
+    assert run("audit", photos, *words) == 0
+    rows = list(read_csv(table))
+    assert [*rows[0]] == ["path", "split", "label", "group"]
+    images = open_images(str(table))
+    assert len(images) == len(rows) == 84
+    assert images.classes == ("a", "b")
+    of_test = images.groups[images.splits == "test"]
+    assert not np.isin(of_test, images.groups[images.splits == "train"]).any()
+    moved = [row["path"] for row in rows if "copy-" in row["path"]]
+    assert len(moved) == 4
+    assert {row["split"] for row in rows if row["path"] in moved} == {"train"}
+    text = page.read_text(encoding="utf-8")
+    assert "same bytes" in text
+    assert "Accuracy by distance" in text
+    again = nearkin.audit(str(table), encoder=encoder, verbose=False)
+    assert again.leaks.found == ()
+    assert again.price.owed == ()
+
+
+def test_json_and_python_say_the_same(photos, encoder, capsys):
+    assert run("audit", photos, "--encoder", encoder, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = nearkin.audit(photos, encoder=encoder, verbose=False)
+    assert printed == json.loads(json.dumps(found.to_dict()))
+    leaks = [row for row in found.records() if row["finding"] == "leak: same bytes"]
+    names = [(row["path"].rpartition("-")[2], row["of"][-7:]) for row in leaks]
+    assert sorted(names) == [(f"{n:03}.png", f"{7 * n:03}.png") for n in (0, 1, 4, 5)]
+    assert printed["sizes"] == {"train": 60, "test": 24}
+    assert found.lines()[1].startswith("leaks  4 of 24 test images (16.7%)")
+
+
+def test_two_folders_are_two_parts(photos, encoder):
+    sets = {"train": photos / "train", "test": photos / "test"}
+    found = nearkin.audit(**sets, encoder=encoder, verbose=False)
+    whole = nearkin.audit(photos, encoder=encoder, verbose=False)
+    assert len(found.leaks.found) == len(whole.leaks.found) == 4
+    assert found.price.every[0].value == whole.price.every[0].value
+
+
+def features(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % 2
+    x = rng.normal(size=(n, 6)) + 2 * np.eye(2, 6)[labels]
+    x[150:156] = x[:6]
+    names = [f"{row}.jpg" for row in range(n)]
+    splits = np.where(np.arange(n) < 150, "train", "test")
+    return Embeddings(x.astype(np.float32), labels, paths=names, classes=("a", "b"), splits=splits)
+
+
+def test_features_serve_as_well_as_images(tmp_path):
+    whole = features()
+    found = nearkin.audit(whole, verbose=False)
+    assert [leak.why for leak in found.leaks.found[:6]] == ["same vector"] * 6
+    for name, rows in (("train", np.arange(150)), ("test", np.arange(150, 200))):
+        write_embeddings(tmp_path / f"{name}.parquet", whole.subset(rows))
+    sets = {name: tmp_path / f"{name}.parquet" for name in ("train", "test")}
+    two = nearkin.audit(**sets, output=tmp_path / "r.csv", verbose=False)
+    assert two.to_dict() == found.to_dict()
+    rows = {row["path"]: row for row in read_csv(tmp_path / "r.csv")}
+    assert (rows["150.jpg"]["split"], rows["150.jpg"]["group"]) == ("train", "0.jpg")
+
+
+@pytest.fixture(scope="module")
+def cameras(photos, tmp_path_factory):
+    """A table of the photographs with columns for camera, site and part."""
+    rng, lines = np.random.default_rng(0), ["path,label,fold,camera,site"]
+    for number, path in enumerate(sorted(photos.rglob("*.png"))):
+        if "copy-" not in path.name:
+            fold, camera = ("test" if number % 3 == 0 else "train"), "xy"[rng.integers(2)]
+            lines.append(f"{path},{path.parent.name},{fold},{camera},here")
+    table = tmp_path_factory.mktemp("cameras") / "cameras.csv"
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return table
+
+
+def test_columns_name_parts_and_what_is_to_be_ignored(cameras, encoder):
+    found = nearkin.audit(cameras, encoder=encoder, split="fold", ignore="camera", verbose=False)
+    rows = list(read_csv(cameras))
+    assert found.to_dict()["sizes"]["test"] == sum(row["fold"] == "test" for row in rows)
+    assert found.column.column == "camera"
+    assert 0 < found.column.p <= 1
+    assert any(line.startswith("camera: ") for line in found.lines())
+
+
+def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    evaluation = nearkin.evaluate(encoder, str(cameras), ignore="camera", verbose=False)
+    plain = evaluation.to_dict()["column"]
+    assert plain["metrics"]["kNN of camera"]["n"] == evaluation.sizes["test"]
+    assert any(line.startswith("camera: ") for line in evaluation.lines())
+    write_embeddings(tmp_path / "v.parquet", features())
+    table = parquet.read_table(tmp_path / "v.parquet")
+    column = pa.array(["xy"[row % 3 % 2] for row in range(200)])
+    parquet.write_table(table.append_column("camera", column), tmp_path / "c.parquet")
+    of_vectors = nearkin.evaluate(tmp_path / "c.parquet", ignore="camera", verbose=False)
+    assert of_vectors.column.metrics[0].n == 50
+    assert nearkin.audit(tmp_path / "c.parquet", ignore="camera", verbose=False).column.chance > 0
+
+
+def test_what_cannot_be_audited_is_refused_in_one_line(
+    photos, cameras, encoder, tmp_path, refuses
+):
+    one = tmp_path / "one"
+    for part in ("train", "test"):
+        (one / part / "a").mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(builders.noise(number + 9 * (part == "test"))).save(
+                one / part / "a" / f"{number}.png"
+            )
+    same = tmp_path / "same"
+    for part in ("train", "test"):
+        builders.fill(same / part, *(f"{c}/{n}.png" for c in "ab" for n in range(12)))
+    (tmp_path / "old.csv").write_text("mine")
+    old = tmp_path / "old.csv"
+    whole = photos / "train"
+    table = (
+        ("audit", 2, "give DATA, or --train and --test"),
+        ("audit PHOTOS --train PHOTOS --encoder E", 2, "give DATA, or --train and --test"),
+        ("audit --train PHOTOS --test PHOTOS --split fold --encoder E", 2, "--split fold names"),
+        ("audit PHOTOS", 2, "these are images; give --encoder, too"),
+        ("audit WHOLE --encoder E", 2, "the data have no test part"),
+        ("audit ONE --encoder E --labels folders", 2, "all labels are of one class"),
+        ("audit SAME --encoder E", 2, "all 24 test images are training images"),
+        ("audit CAMERAS --encoder E --split fold --ignore site", 2, "column site has 1 values"),
+        ("audit CAMERAS --encoder E --split camera", 2, "the data have no test part"),
+        ("audit CAMERAS --encoder E --split fold --ignore hour", 3, "no column 'hour'"),
+        ("audit PHOTOS --encoder E --ignore camera", 2, "column camera: there is no table"),
+        ("audit PHOTOS --encoder E --precision 1.5", 2, "--precision 1.5 is not above 0"),
+        ("audit PHOTOS --encoder E -o OLD", 4, "--overwrite"),
+        ("audit PHOTOS --encoder E --page page.txt", 2, "cannot write page.txt"),
+        ("evaluate E PHOTOS --ignore camera", 2, "column camera: there is no table"),
+        ("evaluate E CAMERAS --ignore site", 2, "column site has 1 values"),
+    )
+    names = {"PHOTOS": photos, "WHOLE": whole, "ONE": one, "SAME": same, "OLD": old}
+    refuses(table, **names, CAMERAS=cameras, E=encoder)

@@ -1,0 +1,80 @@
+"""Whether features follow a column, and what classes owe to it."""
+
+import numpy as np
+import pytest
+
+from nearkin.errors import UsageError
+from nearkin.evaluation.column import _told, column_test
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.metrics import predict
+
+
+def parts(seed=0, follow=1.5, related=0.8, n=600, dim=10):
+    """Features of three classes and two cameras, of which each class has one more often."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, n)
+    camera = np.where(rng.random(n) < related, labels % 2, rng.integers(0, 2, n))
+    x = rng.normal(size=(n, dim)) + 2 * np.eye(3, dim)[labels] + follow * np.eye(2, dim, 4)[camera]
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    values, train = np.where(camera, "b", "a"), np.arange(n) < 400
+
+    def part(rows):
+        return Embeddings(x[rows], labels[rows], classes=("0", "1", "2"))
+
+    return (part(train), part(~train)), (values[train], values[~train])
+
+
+def test_a_column_that_features_follow_is_found_and_what_classes_lose_by_it():
+    (train, test), values = parts()
+    found = column_test("camera", (train, test), values, seed=0)
+    assert found.followed
+    assert (
+        found.metrics[0].value
+        == (predict(train.tensor, values[0], test.tensor) == values[1]).mean()
+    )
+    assert found.metrics[0].value > found.chance + 0.05
+    metrics = {metric.name: metric.value for metric in found.metrics}
+    right = 0
+    for value in ("a", "b"):  # by images of the other camera alone
+        bank, rows = values[0] != value, values[1] == value
+        predicted = predict(train.tensor[bank], train.labels[bank], test.tensor[rows])
+        right += (predicted == test.labels[rows]).sum()
+    assert metrics["kNN top-1, other camera"] == pytest.approx(right / len(test))
+    assert found.loss.high < 0
+    assert metrics["kNN of camera, removed"] < metrics["kNN of camera"] - 0.03
+    assert metrics["kNN top-1, other camera, camera removed"] > metrics["kNN top-1, other camera"]
+    assert any("features follow it" in line for line in found.lines())
+
+
+def test_what_is_not_there_is_seldom_found_though_classes_tell_the_column():
+    p = []
+    for seed in range(60):
+        (train, test), values = parts(seed, follow=0, n=500)
+        p.append(_told("x", train, test, *values, seed)[2])
+    assert np.mean(np.array(p) <= 0.05) <= 0.1  # 3 of 60 are expected
+
+
+def test_images_of_one_group_are_asked_once():
+    """Each group is of one camera and of one place: its images are all right, or all wrong."""
+    p = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        groups = np.arange(300) // 10
+        x = rng.normal(size=(30, 6))[groups] + 0.1 * rng.normal(size=(300, 6))
+        x, values = x.astype(np.float32), np.array(["a", "b"])[rng.integers(0, 2, 30)][groups]
+        cut = groups < 15
+        of = [
+            Embeddings(x[rows], np.zeros(rows.sum(), np.int64), groups[rows]).unlabeled()
+            for rows in (cut, ~cut)
+        ]
+        p.append(_told("camera", *of, values[cut], values[~cut], 0)[2])
+    assert np.mean(np.array(p) <= 0.05) <= 0.1
+
+
+def test_a_column_of_one_value_is_refused_and_labels_are_not_needed():
+    (train, test), values = parts()
+    with pytest.raises(UsageError, match="column site has 1 values among the training images"):
+        column_test("site", (train, test), (np.full(400, "x"), values[1]), seed=0)
+    found = column_test("camera", (train.unlabeled(), test.unlabeled()), values, seed=0)
+    assert found.followed
+    assert (found.loss, found.removal, len(found.metrics)) == (None, (), 2)
