@@ -52,7 +52,6 @@ def test_the_repaired_split_is_data_with_no_group_on_both_sides(photos, encoder,
     assert {row["split"] for row in rows if row["path"] in moved} == {"train"}
     text = page.read_text(encoding="utf-8")
     assert "same bytes" in text
-    assert "Accuracy by distance" in text
     again = nearkin.audit(str(table), encoder=encoder, verbose=False)
     assert again.leaks.found == ()
     assert again.price.owed == ()
@@ -120,7 +119,7 @@ def test_columns_name_parts_and_what_is_to_be_ignored(cameras, encoder):
     assert found.to_dict()["sizes"]["test"] == sum(row["fold"] == "test" for row in rows)
     assert found.column.column == "camera"
     assert 0 < found.column.p <= 1
-    assert any(line.startswith("camera: ") for line in found.lines())
+    assert any("camera: " in line for line in found.lines())
 
 
 def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):

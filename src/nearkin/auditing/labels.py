@@ -17,6 +17,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import TEMPERATURE, K
 from nearkin.metrics.intervals import wilson
 from nearkin.metrics.neighbors import nearest, tally
+from nearkin.pace import count
 from nearkin.types import UNLABELED
 
 PLANTED: Final = 0.05  # Share of the labels that are made wrong, to see how many are found
@@ -50,14 +51,14 @@ class LabelCheck:
         names = ("num_labels", "margin", "planted", "recall", "precision")
         return {"doubts": len(self.doubts)} | {name: getattr(self, name) for name in names}
 
-    def lines(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """How many there are, and how far to trust them."""
         value, low, high = self.precision
         pairs = sum(each.duplicate != UNLABELED for each in self.doubts)
         return [
-            f"labels {len(self.doubts):,} of {self.num_labels:,} contradict their neighbors or "
+            f"{len(self.doubts):,} of {self.num_labels:,} contradict their neighbors or "
             f"({pairs:,}) a duplicate",
-            f"       of {self.planted:,} labels made wrong {self.recall:.3f} are found, with "
+            f"of {count(self.planted, 'label')} made wrong {self.recall:.3f} are found, with "
             f"precision {value:.3f} [{low:.3f}, {high:.3f}]",
         ]
 

@@ -62,16 +62,16 @@ class Leaks:
         """Return which test images leak."""
         return np.isin(test_rows, [leak.test for leak in self.found])
 
-    def lines(self, num_test: int) -> list[str]:
+    def sentences(self, num_test: int) -> list[str]:
         """What was found, by kind, and the threshold."""
         kinds = ", ".join(f"{n:,} {why}" for why, n in Counter(x.why for x in self.found).items())
         share, of = len(self.found) / num_test, f"{num_test:,} test images"
-        first = f"leaks  {len(self.found):,} of {of} ({share:.1%}) are training images, too"
+        first = f"{len(self.found):,} of {of} ({share:.1%}) are training images, too"
         by = f"none by features: the highest precision of a threshold is {self.precision:.3f}"
         if self.threshold is not None:
             by = f"cosines from {self.threshold:.4f} on: estimated precision {self.precision:.3f}"
         tail = f", from {count(self.decoys, 'training image')} without a duplicate"
-        return [first + (f": {kinds}" if kinds else ""), f"       {by}{tail}"]
+        return [first + (f": {kinds}" if kinds else ""), by + tail]
 
 
 def find_leaks(audited: Audited, precision: float, seed: int, progress: ProgressCallback) -> Leaks:

@@ -18,7 +18,7 @@ from nearkin.auditing.quality import BadQuality, find_bad
 from nearkin.auditing.sources import Proposal, find_sources
 from nearkin.data.duplicates import Groups, merged
 from nearkin.evaluation.column import ColumnTest, column_test
-from nearkin.pace import ProgressCallback
+from nearkin.pace import ProgressCallback, count
 from nearkin.report.audit_page import AuditContent
 from nearkin.report.page.sections import Table
 from nearkin.result import Result, Row
@@ -79,7 +79,7 @@ class Audit(Result):
 
     def content(self) -> AuditContent:
         """Return what the page shows."""
-        lead, *lines = self.lines()
+        (_, (lead,)), *facts = self._facts()
         classes, labels = self.audited.embeddings.classes, self.audited.embeddings.labels
         tables, curve = list[Table](), None
         if self.price is not None:
@@ -90,7 +90,7 @@ class Audit(Result):
         doubts = self.labels.doubts if self.labels else ()
         return AuditContent(
             lead,
-            tuple(line for line in lines if line),
+            tuple(f"{subject.capitalize()}: {'; '.join(said)}." for subject, said in facts),
             tuple(tables),
             curve,
             tuple((leak.test, leak.train, leak.cosine, leak.why) for leak in self.leaks.found),
@@ -127,21 +127,32 @@ class Audit(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Format what was found, subject by subject."""
+        """Format what was found, subject by subject; the price stands below."""
+        lines = [
+            f"{subject if not number else '':7}{sentence}"
+            for subject, said in self._facts()
+            for number, sentence in enumerate(said)
+        ]
+        return lines if self.price is None else [*lines, "", *aligned([PRICE, *self.price.rows()])]
+
+    def _facts(self) -> Iterator[tuple[str, list[str]]]:
+        """What was found, by subject; first what the parts are."""
         audited, repaired = self.audited, self.repaired
         train, test = len(audited.train_rows), len(audited.test_rows)
-        lines = [f"split  {train:,} training images, {test:,} test images"]
-        lines += self.leaks.lines(test)
-        lines += [f"groups {each.line()}" for each in self.proposals]
-        if self.price is not None:
-            lines += ["", *aligned([PRICE, *self.price.rows()]), ""]
-        lines += self.labels.lines() if self.labels else []
+        yield "split", [f"{train:,} training images, {test:,} test images"]
+        yield "leaks", self.leaks.sentences(test)
+        if self.proposals:
+            yield "groups", [each.line() for each in self.proposals]
+        if self.labels:
+            yield "labels", self.labels.sentences()
         kinds = ", ".join(f"{n:,} {k}" for k, n in Counter(x.kind for x in self.quality).items())
-        lines += [f"images {kinds}"] if kinds else []
-        lines += self.column.lines() if self.column else []
+        if kinds:
+            yield "images", [kinds]
+        if self.column:
+            yield "column", self.column.lines()
         moved = int((repaired != audited.embeddings.splits).sum())
         after = f"{(repaired == 'train').sum():,} and {(repaired == 'test').sum():,}"
-        return [*lines, f"repair {moved:,} images change parts, then {after}"]
+        yield "repair", [f"{count(moved, 'image')} to change parts, which then have {after}"]
 
 
 def examine(

@@ -63,8 +63,10 @@ class Price:
             ],
         }
 
-    def chart(self) -> Chart:
-        """Return the curve as lines of a page."""
+    def chart(self) -> Chart | None:
+        """Return the curve as lines of a page; None where there are too few images for one."""
+        if len(self.curve) < 2:
+            return None
         lines = {
             name: [(point.distance, point.accuracies[at].value) for point in self.curve]
             for at, name in enumerate(each.name for each in self.every)
