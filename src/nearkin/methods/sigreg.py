@@ -4,8 +4,8 @@ Balestriero, LeCun. LeJEPA: provable and scalable self-supervised learning witho
 heuristics. arXiv:2511.08544.
 
     c = mean_i z_i, where i are the two large views
-    loss = (1 - w) mean_j |z_j - c|^2 / d + w mean_j SIGReg(z_j)  (alg. 2)
-    SIGReg(z) = mean_a N integral |mean_n exp(i t a.z_n) - g(t)|^2 g(t) dt  (alg. 1)
+    loss = (1 - w) mean_j |z_j - c|^2 / d + w mean_j SIGReg(z_j)        (alg. 2)
+    SIGReg(z) = mean_a N int_t |mean_n exp(i t a.z_n) - g(t)|^2 g(t) dt (alg. 1)
 
 z are the embeddings of the views in d dimensions, j any view, w is `weight`, a are random
 directions and g(t) = exp(-t^2 / 2). SIGReg is the test of Epps and Pulley for a standard normal
