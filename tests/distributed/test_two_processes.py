@@ -23,6 +23,7 @@ CLOSE = 1e-9
 """Relative difference allowed over the parameters and memories of a method, as one vector."""
 
 every_method = pytest.mark.parametrize("name", METHODS)
+pytestmark = pytest.mark.timeout(1200)  # One fixture trains every method by one process and two
 
 
 def without_gradient(monkey):
