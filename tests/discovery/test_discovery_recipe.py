@@ -50,7 +50,7 @@ LABELED = {
     "herbarium19": 8900,
 }
 """Labeled training images (Vaze et al. 2022, table 1)."""
-SIDE, EACH, CPU = 32, 8, torch.device("cpu")
+SIDE, EACH, CPU = 32, 2, torch.device("cpu")
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
