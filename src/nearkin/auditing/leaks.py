@@ -58,10 +58,6 @@ class Leaks:
     # without a threshold, the highest that any has
     decoys: int  # Training images that the estimate is made with
 
-    def is_leaked(self, test_rows: Int[np.ndarray, " test"]) -> Bool[np.ndarray, " test"]:
-        """Return which test images leak."""
-        return np.isin(test_rows, [leak.test for leak in self.found])
-
     def sentences(self, num_test: int) -> list[str]:
         """What was found, by kind, and the threshold."""
         kinds = ", ".join(f"{n:,} {why}" for why, n in Counter(x.why for x in self.found).items())

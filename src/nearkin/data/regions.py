@@ -225,9 +225,10 @@ def _in_order(
     """Each region's name, image, box and row, in the order of the bytes of names."""
     found = list[tuple[str, str, Box, Row]]()
     for name, row in regions.items():
-        file = name.rpartition("#")[0]
+        written = name.rpartition("#")[0]
+        file = named.get(written, written)
         assert row.box is not None, name
-        found.append((region(named.get(file, file), row.box), named.get(file, file), row.box, row))
+        found.append((region(file, row.box), file, row.box, row))
     yield from sorted(found, key=lambda each: in_bytes(each[0]))
 
 
