@@ -64,11 +64,6 @@ class Audited:
         groups = self.embeddings.groups
         return np.arange(len(self)) if groups is None else groups
 
-    def subset(self, rows: Int[np.ndarray, " rows"]) -> "Audited":
-        """Return these images, in ascending rows."""
-        images = self.images and self.images.subset(rows)
-        return Audited(self.embeddings.subset(rows), images)
-
 
 def check_parts(splits: Values, labels: Int[np.ndarray, " n"]) -> None:
     """Refuse parts that nothing can be learned of.
