@@ -1,6 +1,7 @@
 """Batches are functions of the step: of nothing that happened before, and of no worker."""
 
 import shutil
+from dataclasses import replace
 
 import builders
 import loaders
@@ -47,6 +48,16 @@ def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
     assert not torch.equal(first[0], first[1])
     straight = list(made.load(0, 12))
     assert all(map(same, batches(small_images()).load(7, 12), straight[7:]))
+
+
+@pytest.mark.parametrize("preset", ["simclr_cifar", "swav", "characters"])
+def test_views_that_are_made_together_are_those_of_each_step(preset):
+    """Over the end of an epoch, and from any step."""
+    one_by_one = batches(small_images(), preset=preset)
+    together = replace(one_by_one, steps_at_once=3)
+    for start in (0, 4):
+        pairs = zip(together.load(start, 12), one_by_one.load(start, 12), strict=True)
+        assert all(same(*pair) for pair in pairs)
 
 
 def test_a_batch_holds_the_views_the_index_and_no_label():

@@ -176,15 +176,19 @@ def launched(function) -> int:
     return sum(given)
 
 
-MOST_OPERATIONS = 500  # for the two views of a step, the copies from the CPU included
+MOST_OPERATIONS = 85  # for the two views of a step, the copies from the CPU included
 
 
 @pytest.mark.parametrize("preset", ["simclr_cifar", "moco_cifar", "asymmetric_cifar"])
 def test_views_of_a_step_take_few_operations(preset):
-    images, device = open_images(pixels(512, 32)), torch.device("cpu")
+    """On a GPU, those of eight steps are made together; 485 by themselves."""
+    images, gpu = open_images(pixels(512, 32)), torch.device("cuda:0")
     order = RandomBatchSampler(len(images), 64, seed=0)
-    batches = Batches.of(images, views_of(preset), image_size=32, sampler=order, device=device)
-    assert 100 < launched(lambda: next(batches.load(0, 1))) <= MOST_OPERATIONS
+    with FakeTensorMode():
+        batches = Batches.of(images, views_of(preset), image_size=32, sampler=order, device=gpu)
+        taken = batches.load(0, 16)
+        steps = [launched(lambda: next(taken)) for _ in range(16)]
+    assert 20 < sum(steps) / 16 <= MOST_OPERATIONS
 
 
 MOST_OF_AN_OPTIMIZER, MOST_OF_A_STEP = 150, 450

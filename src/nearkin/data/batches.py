@@ -4,6 +4,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,12 @@ from nearkin.types import UNLABELED, Batch
 SUBSTITUTE: Final = 255
 """The view number whose random numbers choose a substitute for an unreadable image."""
 SUBSTITUTES: Final = 8  # Substitutes that are tried for one image
+AT_ONCE: Final = 8
+"""Steps whose views of images in memory a GPU makes together.
+
+For those of one step it takes less time than a CPU takes to launch them; a CPU would lose its
+cache."""
+NUMBERS_AT_ONCE: Final = 2**26  # Of one view of them all, at most: 256 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,8 @@ class ViewDataset(Dataset[Crops]):
 
 
 Views = list[Float[Tensor, "batch _ _ _"]]
+Plan = tuple[Int64[np.ndarray, " batch"], Sequence[ViewParams]]
+"""Images, and the parameters of each of their views."""
 
 
 @runtime_checkable
@@ -176,6 +185,8 @@ class Batches:
     pixels: Tensor | None  # All images, if they are held in memory
     bad: dict[int, str]
     """Rows that turned out unreadable, with the reason; others took their place."""
+    steps_at_once: int = 1
+    """Steps whose views are made together, if images are held in memory: the same views."""
 
     @classmethod
     def of(
@@ -230,7 +241,10 @@ class Batches:
             images, views, sampler, image_size, multiple, decoded, by_content=by_content
         )
         own_labels = np.full(len(images), UNLABELED) if labels is None else labels
-        return cls(dataset, device, workers, own_labels, pixels, bad)
+        numbers = sampler.batch_size * images.num_channels * image_size**2
+        most = 1 if device.type == "cpu" else AT_ONCE
+        at_once = max(1, min(most, NUMBERS_AT_ONCE // numbers))
+        return cls(dataset, device, workers, own_labels, pixels, bad, at_once)
 
     @property
     def images(self) -> Images:
@@ -263,9 +277,7 @@ class Batches:
     def sampled(self, start: int, stop: int, part: slice) -> Iterator[tuple[Views, np.ndarray]]:
         """The views, in [0, 1], of a part of each step's images, and the rows that they show."""
         if self.pixels is not None:
-            for step in range(start, stop):
-                rows = self.sampler.rows(step)[part]
-                yield self._from_memory(self.pixels, self.sampler.epoch(step), rows)
+            yield from self._sampled_from_memory(self.pixels, start, stop, part)
             return
         dataset = replace(self.dataset, part=part)
         workers = workers_that_fit(self.workers, dataset.item_bytes)
@@ -290,20 +302,41 @@ class Batches:
         """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
         if self.pixels is None:
             return self._from_files(self.dataset.load(epoch, rows))[0]
-        return self._from_memory(self.pixels, epoch, rows)[0]
+        return self._from_memory(self.pixels, [self._plan(epoch, rows)])[0]
 
-    def _from_memory(
-        self, pixels: Tensor, epoch: int, rows: np.ndarray
-    ) -> tuple[Views, np.ndarray]:
-        """The views of these images or of their substitutes, and the rows that they show."""
+    def _sampled_from_memory(
+        self, pixels: Tensor, start: int, stop: int, part: slice
+    ) -> Iterator[tuple[Views, np.ndarray]]:
+        """The views of several steps at a time; those of later ones are sampled one by one."""
+        plans = (
+            self._plan(self.sampler.epoch(step), self.sampler.rows(step)[part])
+            for step in range(start, stop)
+        )
+        planned = list(islice(plans, self.steps_at_once))
+        while planned:
+            made = zip(self._from_memory(pixels, planned), planned, strict=True)
+            planned = []
+            for views, (rows, _) in made:
+                planned.extend(islice(plans, 1))
+                yield views, rows
+
+    def _plan(self, epoch: int, rows: np.ndarray) -> Plan:
+        """These images or their substitutes, and the parameters of each of their views."""
         shown = self._readable(epoch, rows)
-        images = pixels[to_device(torch.from_numpy(shown), self.device)]
-        views = zip(self.dataset.views, self.sizes, self.dataset.sample(epoch, shown), strict=True)
+        return shown, self.dataset.sample(epoch, shown)
+
+    def _from_memory(self, pixels: Tensor, plans: Sequence[Plan]) -> list[Views]:
+        """The views of each plan, made together."""
+        shown, sampled = zip(*plans, strict=True)
+        images = pixels[to_device(torch.from_numpy(np.concatenate(shown)), self.device)]
+        joined = map(ViewParams.joined, zip(*sampled, strict=True))
+        views = zip(self.dataset.views, self.sizes, joined, strict=True)
         made = [
             augment(crop(images, params.box, size, view.interpolation), params)
             for view, size, params in views
         ]
-        return made, shown
+        parts = (view.split(list(map(len, shown))) for view in made)
+        return list(map(list, zip(*parts, strict=True)))
 
     def _readable(self, epoch: int, rows: np.ndarray) -> np.ndarray:
         """These rows, those of unreadable images replaced by their substitutes."""

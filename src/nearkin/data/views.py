@@ -319,6 +319,14 @@ class ViewParams:
     gain: Float32[np.ndarray, "batch _"]
     """Factors of each channel of what is not RGB, 0 for one that is dropped; else of none."""
 
+    @classmethod
+    def joined(cls, parts: Sequence["ViewParams"]) -> "ViewParams":
+        """The parameters of several batches, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        names = [entry.name for entry in fields(cls)]
+        return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+
 
 def sample_view(
     view: View,
