@@ -17,6 +17,7 @@ from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import freeze_backbones
 from nearkin.training.anchor import Anchor, holding
+from nearkin.training.muon import Muon
 from nearkin.training.optimizer import set_learning_rates, set_weight_decay
 from nearkin.types import Batch, Step
 
@@ -69,10 +70,23 @@ def release_frozen(optimizer: torch.optim.Optimizer) -> None:
 
 
 def clip_gradients(method: Method[Any], norm: Tensor, limit: float) -> None:
-    """Scale all gradients alike, so that their norm together is within a limit; 0 is none."""
-    scale = limit / (float(norm) + 1e-6)
-    if 0 < scale < 1:
+    """Scale all gradients alike, so that their norm together is within a limit; 0 is none.
+
+    Those of a norm that is not finite stay as they are, for `check_finite`.
+    """
+    if limit:
+        scale = torch.where(norm.isfinite(), limit / (norm + 1e-6), 1.0).clamp(max=1)
         torch._foreach_mul_(list(gradients(method).values()), scale)
+
+
+def prepare_update(
+    method: Method[Any], optimizer: torch.optim.Optimizer, norm: Tensor, clip_norm: float
+) -> None:
+    """Do what the optimizer's step needs of gradients alone: no state is written."""
+    clip_gradients(method, norm, clip_norm)
+    release_frozen(optimizer)
+    if isinstance(optimizer, Muon):
+        optimizer.prepare()
 
 
 def steps(
@@ -92,10 +106,10 @@ def steps(
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Train from step `start` to step `total`, yielding the number of steps done and the last.
 
-    While a GPU computes gradients, the next batch is prepared; of the whole step, only its loss,
-    metrics and the norm of its gradients are waited for, and these are on the CPU then. That is
-    before the optimizer's step: undoing one that diverged would take a copy of the whole state,
-    and behind the wait the GPU still makes the next views while it is given the update.
+    While a GPU computes gradients, it is given the next views, and what Muon makes of gradients.
+    Of the whole step, only its loss, metrics and the norm of its gradients are waited for, and
+    these are on the CPU then. That is before the optimizer's step: undoing one that diverged would
+    take a copy of the whole state. While the GPU does what it was given, it is given the update.
 
     Args:
         method: What to train. It is left in training mode.
@@ -139,11 +153,10 @@ def steps(
             read = to_host_async(
                 torch.stack([result.loss, norm, *result.metrics.values()]).detach()
             )
+            prepare_update(method, optimizer, norm, clip_norm)
             batch = next(upcoming, None)
             loss, norm, *metrics = read()
             check_finite(method, loss, norm, step)
-            clip_gradients(method, norm, clip_norm)
-            release_frozen(optimizer)
             optimizer.step()
             method.commit(result.memo, progress)
             named = dict(zip(result.metrics, metrics, strict=True))

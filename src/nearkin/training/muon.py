@@ -61,38 +61,58 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+        self._prepared: dict[Tensor, tuple[Tensor, Tensor]] | None = None
+        """The gradients' average and the step of each matrix, between `prepare` and `step`."""
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Compute the steps of matrices from their gradients, and change nothing yet.
+
+        A GPU does so while it is not yet known whether the gradients are finite; `step` then only
+        writes. It prepares what was not.
+        """
+        # Matrices of all groups together: the fewer the products, the better for a GPU.
+        chosen = [
+            (p, group["lr"])
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None and is_matrix(p)
+        ]
+        self._prepared = {}
+        if not chosen:
+            return
+        matrices = [p for p, _ in chosen]
+        for p in matrices:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
+        averages = torch._foreach_lerp(buffers, gradients, 1 - MOMENTUM)
+        ahead = torch._foreach_lerp(gradients, averages, MOMENTUM)
+        device = matrices[0].device
+        steps = orthogonal(ahead, native_precision(device), padded=device.type != "cpu")
+        torch._foreach_copy_(ahead, steps)
+        torch._foreach_mul_(ahead, [-lr * STEP_SIZE * max(_sides(p)) ** 0.5 for p, lr in chosen])
+        self._prepared = dict(zip(matrices, zip(averages, ahead, strict=True), strict=True))
 
     @override
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        groups = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
-        # Matrices of all groups together: the fewer the products, the better for a GPU.
-        matrices = [p for group in groups for p in group if is_matrix(p)]
-        steps = dict(zip(matrices, self._steps(matrices), strict=True))
-        for group, params in zip(self.param_groups, groups, strict=True):
+        if self._prepared is None:
+            self.prepare()
+        prepared, self._prepared = self._prepared or {}, None
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
             if params:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-                self._adapt([p for p in params if p not in steps], group)
-            for p in params:
-                if p in steps:
-                    p.add_(steps[p], alpha=-group["lr"] * STEP_SIZE * max(_sides(p)) ** 0.5)
+                self._adapt([p for p in params if p not in prepared], group)
+        for p, (average, _) in prepared.items():
+            self.state[p]["momentum_buffer"] = average
+        if prepared:
+            torch._foreach_add_(list(prepared), [step for _, step in prepared.values()])
         return loss
-
-    def _steps(self, matrices: list[Tensor]) -> list[Tensor]:
-        """Average the gradients of matrices, look ahead, and make that orthogonal."""
-        if not matrices:
-            return []
-        for p in matrices:
-            if not self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
-        gradients = [p.grad for p in matrices if p.grad is not None]
-        torch._foreach_lerp_(buffers, gradients, 1 - MOMENTUM)
-        ahead = torch._foreach_lerp(gradients, buffers, MOMENTUM)
-        device = matrices[0].device
-        return orthogonal(ahead, native_precision(device), padded=device.type != "cpu")
 
     def _adapt(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Take a step of NAdamW, without its weight decay."""
