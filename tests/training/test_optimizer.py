@@ -1,5 +1,6 @@
 """LARS against timm and worked examples, and the groups that learning rates belong to."""
 
+import copy
 import math
 from functools import partial
 from typing import get_args, get_type_hints
@@ -410,6 +411,28 @@ def test_weight_decay_goes_along_a_cosine_of_the_step_and_what_has_none_gets_non
     expected = [[pytest.approx(0.4 - 0.36 * fall), 0.0] for fall in falls]
     assert decays(0) == expected
     assert decays(2) == expected[2:]
+
+
+def test_a_step_that_is_prepared_is_the_same_and_nothing_is_written_before():
+    whole, parted = (small("simclr") for _ in range(2))
+    optimizers = [
+        build_optimizer(m, name="muon", lr=0.1, weight_decay=0.1) for m in (whole, parted)
+    ]
+    for step in range(3):
+        for method, optimizer in zip((whole, parted), optimizers, strict=True):
+            optimizer.zero_grad()
+            method(batch_for("simclr", step), 0.5).loss.backward()
+        before = copy.deepcopy((parted.state_dict(), optimizers[1].state_dict()["state"]))
+        optimizers[1].prepare()
+        optimizers[1].prepare()  # such as after a step that diverged
+        torch.testing.assert_close(parted.state_dict(), before[0], rtol=0, atol=0)
+        if step:
+            torch.testing.assert_close(
+                optimizers[1].state_dict()["state"], before[1], rtol=0, atol=0
+            )
+        for optimizer in optimizers:
+            optimizer.step()
+        torch.testing.assert_close(parted.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
 @given(limit=st.floats(0.01, 10))
