@@ -117,6 +117,8 @@ class TrainConfig(RunConfig):
     """Names of the classes whose labels a method may learn from."""
     labels: str = "auto"
     """Labels, for evaluation only: auto, none, folders, or a table with columns path and label."""
+    ignore: str = ""
+    """Column of that table, or of DATA, that features are to ignore, such as camera."""
     val: HeldOut = 0.1
     """Fraction of the images held out for evaluation, where the data have no test part."""
     image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
@@ -336,8 +338,8 @@ Settings = TypeVar("Settings", bound=RunConfig)
 
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Data": (
-        *("labeled", "known", "classes", "mode", "accept", "labels", "val", "truth"),
-        *("scan", "max_bad", "trust_remote_code"),
+        *("labeled", "known", "classes", "mode", "accept", "labels", "ignore"),
+        *("val", "truth", "scan", "max_bad", "trust_remote_code"),
     ),
     "Method": (
         *("method", "backbone", "encoder", "teacher", "teacher_views"),

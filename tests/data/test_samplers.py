@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.data.samplers import RUN, RandomBatchSampler, TwoStreamBatchSampler
+from nearkin.data.samplers import (
+    RUN,
+    GroupedBatchSampler,
+    RandomBatchSampler,
+    TwoStreamBatchSampler,
+)
 from nearkin.errors import DataError
 
 NONE = np.zeros(0, np.int64)
@@ -171,3 +176,72 @@ def test_a_window_mixes_runs_of_neighbors_with_few_others():
     )
     place = np.argsort(rows)
     assert abs(np.abs(np.diff(place))[: RUN - 1].mean() / 1000 - 1) < 0.1
+
+
+def in_groups(sizes, batch_size, seed=3, **more):
+    """Images of as many values as there are sizes, in no order."""
+    values = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return GroupedBatchSampler(len(values), batch_size, seed, values=values, **more)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=7),
+    batch=st.integers(2, 20),
+    window=st.sampled_from([0, 9]),
+)
+def test_batches_of_values_have_the_images_of_the_epoch_and_hardly_two_values(
+    sizes, batch, window
+):
+    order = in_groups(sizes, batch, window=window)
+    usual = RandomBatchSampler(order.num_images, batch, order.seed, window)
+    per_epoch = order.steps_per_epoch
+    assert per_epoch == sum(sizes) // batch
+    for epoch in range(2):
+        steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
+        batches = [order.rows(step) for step in steps]
+        assert all(len(rows) == batch for rows in batches)
+        shown, expected = (
+            np.concatenate([each.rows(step) for step in steps] + [NONE]) for each in (order, usual)
+        )
+        assert sorted(shown.tolist()) == sorted(expected.tolist())
+        # What is left over comes value by value: with each batch of two, a value is used up.
+        num_values = [len({*order.values[rows]}) for rows in batches]
+        assert sum(num_values) - len(batches) < len(sizes)
+        full = np.bincount(order.values[expected], minlength=len(sizes)) // batch
+        assert num_values.count(1) >= full.sum()
+        if epoch == 0 and per_epoch:
+            assert order.num_pure == num_values.count(1)
+
+
+def test_a_value_with_less_images_than_a_batch_is_seen_as_often_as_others():
+    order = in_groups([50, 3, 1, 37], 16)  # 80 of 91 images fill the batches of an epoch
+    times = np.zeros(91, int)
+    for step in range(5 * 200):
+        times[order.rows(step)] += 1
+    # 200 draws of 80 in 91: deviation 4.6
+    assert (abs(times - 200 * 80 / 91) < 23).all()
+
+
+def test_batches_of_values_are_a_function_of_seed_and_step():
+    order = in_groups([30, 20, 14], 8)
+    expected = [order.rows(step).tolist() for step in range(24)]
+    assert [order.rows(step).tolist() for step in reversed(range(24))] == expected[::-1]
+    assert pickle.loads(pickle.dumps(order)).rows(19).tolist() == expected[19]
+    assert in_groups([30, 20, 14], 8, seed=4).rows(19).tolist() != expected[19]
+    assert sorted(map(sorted, expected[:8])) != sorted(map(sorted, expected[8:16]))
+
+
+def test_values_take_turns_within_an_epoch():
+    """As shuffled images complete batches; one value after the other would be learned in turn."""
+    order = in_groups([400, 400], 16)
+    firsts = [order.values[order.rows(step)[0]] for step in range(50)]
+    changes = np.count_nonzero(np.diff(firsts))
+    assert changes > 15  # of 25 by chance
+
+
+def test_batches_of_values_come_from_neighbors_within_a_window():
+    order = in_groups([10_000, 10_000], 100, window=300)
+    for step in range(200):
+        rows = order.rows(step)
+        # A run and its neighbor are mixed; until there are a hundred of a value, a third may begin.
+        assert len(np.unique(rows // RUN)) <= 4

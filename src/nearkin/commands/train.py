@@ -14,7 +14,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.layout import EarlyMap
 from nearkin.extensions import label
 from nearkin.report.pages import write_page
-from nearkin.run.data import open_logged
+from nearkin.run.data import ignored_values, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, run_folder
 from nearkin.run.opening import open_run, self_contained
@@ -75,6 +75,7 @@ def train(
         split = open_logged(folder, data, config, log, resume=resume)
         # Settings that do not fit are refused before anything is overwritten.
         config = resolved_settings(config, split.train, device, start)
+        ignored = ignored_values(data, config, split)
         if overwrite:
             clear(folder)
         batch_size = int(config.batch_size)
@@ -92,6 +93,7 @@ def train(
                 log=log,
                 network=network,
                 start=start,
+                ignored=ignored,
                 on_embeddings=early.start if config.report else lambda: None,
                 on_row=tracking.row,
             )

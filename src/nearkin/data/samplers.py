@@ -1,11 +1,12 @@
 """Which images each step sees: a function of the seed and the step, with nothing to save."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
+from typing_extensions import override
 
 from nearkin.data.rng import permutation, uniform
 from nearkin.errors import DataError
@@ -58,6 +59,46 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
     late = window * uniform(seed, epoch, rows, DELAY, 1)[:, 0]
     mixed: np.ndarray = rows[np.argsort(np.arange(size) + late, kind="stable")]
     return mixed
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedBatchSampler(RandomBatchSampler):
+    """The same images in the same epochs, in batches of one value, such as one camera.
+
+    As shuffled images come, each value collects its own until they fill a batch. What values have
+    left over fills the last batches, value by value: none is passed over because it has few.
+    """
+
+    values: Int64[np.ndarray, " images"] = field(kw_only=True)
+    """The value of each image, from 0."""
+
+    @override
+    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """The images of one step, over all processes."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        rows: np.ndarray = _in_groups(self, epoch)[batch]
+        return rows
+
+    @property
+    def num_pure(self) -> int:
+        """Batches of the first epoch that have a single value."""
+        values = self.values[_in_groups(self, 0)]
+        return int((values == values[:, :1]).all(axis=1).sum())
+
+
+@lru_cache(maxsize=2)
+def _in_groups(sampler: GroupedBatchSampler, epoch: int) -> Int64[np.ndarray, "steps batch"]:
+    """The batches of an epoch, in the order in which the shuffled images complete them."""
+    size, count = sampler.batch_size, sampler.steps_per_epoch
+    order = _shuffled(sampler.seed, epoch, sampler.num_images, sampler.window)[: count * size]
+    values = sampler.values[order]
+    ends = np.bincount(values).cumsum()
+    of_values = np.split(values.argsort(kind="stable"), ends[:-1])  # places in the order
+    whole = [places[: len(places) // size * size] for places in of_values]
+    rest = [places[len(full) :] for places, full in zip(of_values, whole, strict=True)]
+    places = np.concatenate(whole + rest).reshape(count, size)
+    batches: np.ndarray = order[places[places.max(axis=1).argsort()]]
+    return batches
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from jaxtyping import Int64, Shaped
 
 from nearkin.config import ClassifyConfig, Config, DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.data.channels import Channels
@@ -25,6 +26,7 @@ from nearkin.data.split import (
     split_images,
     trained_or_scored,
 )
+from nearkin.data.tables import column_of
 from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.files import replace_text, usable
@@ -37,7 +39,10 @@ from nearkin.version import __version__
 NAMED: Final = 10  # Unreadable images that an error names
 COLUMNS: Final = ("path", "bytes", "content", "split")
 """Of images.csv. `content` is the `content_id` of an image; `split`, train or test."""
+IGNORED: Final = "ignore"  # One more: what the column of `--ignore` says of the image
 HELD_OUT: Final = {"train": False, "test": True}
+Values = Shaped[np.ndarray, " images"]
+"""What a column says of each image, as text; '' for nothing."""
 ANEW: Final = "start anew with --encoder this run"
 
 
@@ -123,13 +128,49 @@ def _noted(folder: RunFolder) -> tuple[str, dict[str, str], Channels | None]:
         return str(noted["fingerprint"]), sources, Channels(**ranges) if ranges else None
 
 
+def ignored_values(data: Any, config: TrainConfig, split: Split) -> Values | None:
+    """Return what the column that a training is to ignore says of each image; None without one.
+
+    Raises:
+        UsageError: If there is no table, or a batch of the resolved configuration could not differ
+            from any other.
+        DataError: If the table has no such column.
+    """
+    if not config.ignore:
+        return None
+    values = column_of(config.ignore, split.images, config.labels, data)
+    sizes = np.unique(values[split.train_rows], return_counts=True)[1]
+    if len(sizes) == 1:
+        raise UsageError(
+            f"--ignore {config.ignore}: all images to train on have one value; give a column with "
+            "two or more"
+        )
+    if sizes.max() < int(config.batch_size):
+        raise UsageError(
+            f"--ignore {config.ignore}: none of {len(sizes)} values has the {config.batch_size} "
+            f"images of a batch; give --batch-size {sizes.max()} or less"
+        )
+    return values
+
+
+def noted_values(folder: RunFolder) -> Int64[np.ndarray, " train"]:
+    """Return the value that each image to train on has in the column to ignore, as a number."""
+    with usable(folder.images, f"put it back, or {ANEW}"):
+        train = [row[IGNORED] for row in read_csv(folder.images) if not HELD_OUT[row["split"]]]
+        return np.unique(train, return_inverse=True)[1]
+
+
 def note_data(
-    folder: RunFolder, split: Split, sources: Mapping[str, Mapping[str, str]] | None = None
+    folder: RunFolder,
+    split: Split,
+    sources: Mapping[str, Mapping[str, str]] | None = None,
+    ignored: Values | None = None,
 ) -> list[str]:
     """Note in a run folder which images it has, or refuse others than those noted there.
 
     `sources` are the files of the method and the backbone and their SHA-256, where they are the
-    user's own. Returns a warning for each that has changed since the run was started.
+    user's own. Returns a warning for each that has changed since the run was started. `ignored` is
+    what the column to ignore says of each image, if there is one.
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
@@ -139,7 +180,10 @@ def note_data(
     if not folder.data.exists():
         ids = (f"{content:016x}" for content in images.contents.tolist())
         sizes, parts = images.num_bytes.tolist(), split.splits.tolist()
-        write_csv(folder.images, COLUMNS, zip(images.names, sizes, ids, parts, strict=True))
+        columns = dict(zip(COLUMNS, (images.names, sizes, ids, parts), strict=True))
+        if ignored is not None:
+            columns[IGNORED] = ignored.tolist()
+        write_csv(folder.images, list(columns), zip(*columns.values(), strict=True))
         counts = {"train": len(split.train), "test": len(split.test)}
         new: dict[str, Any] = {**counts, "fingerprint": split.fingerprint}
         new |= {"channels": asdict(images.channels)} if images.channels else {}

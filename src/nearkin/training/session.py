@@ -19,7 +19,7 @@ from nearkin.data.batches import Batches, BatchLoader, Growing
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
-from nearkin.data.samplers import RandomBatchSampler
+from nearkin.data.samplers import BatchSampler, GroupedBatchSampler, RandomBatchSampler
 from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
@@ -40,7 +40,14 @@ from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.auto import describe, length, shrunk, view_sides
-from nearkin.run.data import note_data, noted_channels, open_usable, write_bad_files
+from nearkin.run.data import (
+    Values,
+    note_data,
+    noted_channels,
+    noted_values,
+    open_usable,
+    write_bad_files,
+)
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
 from nearkin.run.options import kinds_of_views, known_classes
@@ -64,20 +71,22 @@ def train_encoder(
     log: Logger,
     network: nn.Module | None = None,
     start: Encoder | None = None,
+    ignored: Values | None = None,
     on_embeddings: Callable[[], object] = lambda: None,
     on_row: Callable[[Mapping[str, int | float]], object] = ignore_row,
 ) -> bool:
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
     Writes everything of the run but its page. Other processes, if there are any, open `data`
-    themselves and run `run_worker`. `start` is what `encoder` names. `on_embeddings` is called
-    when the folder has the embeddings, and their evaluation begins; `on_row`, with every row of
-    metrics.csv. Returns whether anything was left to do.
+    themselves and run `run_worker`. `start` is what `encoder` names, and `ignored` what the column
+    to ignore says of each image. `on_embeddings` is called when the folder has the embeddings, and
+    their evaluation begins; `on_row`, with every row of metrics.csv. Returns whether anything was
+    left to do.
 
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
     """
-    for line in note_data(folder, split, sources_of(config)):
+    for line in note_data(folder, split, sources_of(config), ignored):
         log.info(line)
     if start:
         start.preprocessing = start.preprocessing.for_images(split.images)
@@ -105,6 +114,7 @@ def train_encoder(
             describe(config),
             *length(planned, config),
             *shrunk(config, len(split.train)),
+            *grouped(config, batches.sampler),
         ]:
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
@@ -117,6 +127,16 @@ def train_encoder(
     origin = {"start": without_folder(config.encoder), **_taken_over(start)} if start else {}
     _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
     return True
+
+
+def grouped(config: TrainConfig, sampler: BatchSampler) -> list[str]:
+    """Return a line on the batches of a training that is to ignore a column."""
+    if not isinstance(sampler, GroupedBatchSampler):
+        return []
+    return [
+        f"ignore {config.ignore}: {sampler.num_pure} of {sampler.steps_per_epoch} batches of an "
+        f"epoch have one of its {len(np.unique(sampler.values))} values"
+    ]
 
 
 def num_encoded(config: TrainConfig, split: Split) -> int:
@@ -193,8 +213,8 @@ def build(
 ) -> tuple[Method[Any], Batches]:
     """Build the method that a resolved configuration describes, as it starts, and its batches.
 
-    `folder` is that of the run, which holds the encoder that it starts from, if any. A teacher's
-    features are not yet in the batches; see `with_teacher`.
+    `folder` is that of the run, which holds the encoder that it starts from and the values that it
+    ignores, if any. A teacher's features are not yet in the batches; see `with_teacher`.
     """
     cls = method_class(config.method)
     known = known_classes(config)
@@ -212,8 +232,6 @@ def build(
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
     for side in {*view_sides(config)} - {int(config.image_size)}:
         check_patches(backbone.body, side, backbone.name, "--view-sizes")
-    window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
-    batch_size, view_epochs = int(config.batch_size), int(config.teacher_views)
     batches = Batches.of(
         images,
         views_of(
@@ -222,7 +240,7 @@ def build(
             more=method.more_views and not config.num_views,
         ),
         image_size=int(config.image_size),
-        sampler=RandomBatchSampler(len(images), batch_size, config.seed, window, view_epochs),
+        sampler=sampler_for(config, len(images), folder),
         device=device,
         workers=int(config.workers),
         cache=config.cache,
@@ -233,6 +251,21 @@ def build(
     for size in {*batches.sizes, *sizes} - {int(config.image_size)}:
         as_backbone(backbone.body, size, name=backbone.name)  # multi-crop: tries it
     return method, batches
+
+
+def sampler_for(
+    config: TrainConfig, num_images: int, folder: RunFolder | None
+) -> RandomBatchSampler:
+    """Return which images each step sees: of one value only, if a column is to be ignored."""
+    window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
+    settings = (
+        *(num_images, int(config.batch_size), config.seed),
+        *(window, int(config.teacher_views)),
+    )
+    if not config.ignore:
+        return RandomBatchSampler(*settings)
+    assert folder, "the values are in the run folder"
+    return GroupedBatchSampler(*settings, values=noted_values(folder))
 
 
 def encoders_beside(

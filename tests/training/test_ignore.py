@@ -1,0 +1,113 @@
+"""Batches of one camera, where the camera is to be ignored: noted in the run, and kept by it."""
+
+import csv
+
+import numpy as np
+import pytest
+from builders import noise
+from kills import resumed_steps
+from nearkin_command import run
+from PIL import Image
+
+from nearkin.data.opening import open_images
+from nearkin.distributed import CPU
+from nearkin.run.data import noted_values
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv
+from nearkin.training.session import build
+
+SETTINGS = (
+    *("--method", "moco", "--queue-size", 32, "--bn-groups", 4, "--backbone", "tiny"),
+    *("--batch-size", 16, "--epochs", 3, "--precision", "fp32", "--evaluate-every", 0),
+    *("--save-every", 1, "--device", "cpu", "--optimizer", "sgd", "-q"),
+)
+CAMERAS = 40 * ["phone"] + 30 * ["scanner"] + 2 * [""]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Images of two cameras, and two of which nobody knows; a fifth of them are test images."""
+    folder = tmp_path_factory.mktemp("cameras")
+    lines = ["path,split,label,camera,site"]
+    for number, camera in enumerate(CAMERAS):
+        Image.fromarray(noise(number, (12, 12))).save(folder / f"{number:02}.png")
+        split = "test" if number % 5 == 4 else "train"
+        lines.append(f"{number:02}.png,{split},{'ab'[number % 2]},{camera},here")
+    table = folder / "images.csv"
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return table
+
+
+def train(data, out, *more) -> RunFolder:
+    assert run("train", data, *SETTINGS, "-o", out, *more) == 0
+    return RunFolder(out)
+
+
+def losses(folder) -> list[float]:
+    with folder.metrics.open(newline="") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def ignoring(table, tmp_path_factory):
+    return train(table, tmp_path_factory.mktemp("runs") / "ignoring", "--ignore", "camera")
+
+
+def test_the_run_has_the_values_and_its_batches_have_one_each(ignoring, table):
+    noted = {row["path"]: row["ignore"] for row in read_csv(ignoring.images)}
+    assert noted == {row["path"]: row["camera"] for row in read_csv(table)}
+    config, _ = ignoring.settings()
+    assert config.ignore == "camera"
+    images = open_images(str(table))
+    images = images.subset(np.flatnonzero(images.splits == "train"))
+    _, batches = build(config, images, CPU, folder=ignoring)
+    seen = [batch.index.tolist() for batch in batches.load(0, 6)]  # two epochs
+    cameras = [sorted({noted[images.names[row]] for row in rows}) for rows in seen]
+    # Of 32 and 24 images, two batches and one; the third has what is left over, and is the last.
+    for epoch in (cameras[:3], cameras[3:]):
+        assert sorted(epoch) == [["phone"], ["phone"], ["scanner"]]
+    assert "camera: 3 of 3 batches of an epoch have one of its 3 values" in (
+        ignoring.log.read_text()
+    )
+
+
+def test_two_processes_have_the_same_batches(ignoring, table, tmp_path):
+    both = train(table, tmp_path / "both", "--ignore", "camera", "--devices", 2)
+    plain = train(table, tmp_path / "plain")
+    assert losses(both) == pytest.approx(losses(ignoring), rel=1e-3)
+    assert losses(plain) != pytest.approx(losses(ignoring), rel=1e-3)
+
+
+def test_a_resumed_run_keeps_the_values_with_which_it_was_started(table, tmp_path):
+    """Also where somebody has edited the table since."""
+    whole = train(table, tmp_path / "whole", "--ignore", "camera")
+    cut = train(table, tmp_path / "cut", "--ignore", "camera")
+    expected = cut.metrics.read_bytes(), cut.encoder.read_bytes()
+    assert expected == (whole.metrics.read_bytes(), whole.encoder.read_bytes())
+    for path in sorted((cut.path / "checkpoints").glob("*.pt"))[1:]:
+        path.unlink()
+    cut.summary.unlink()
+    before = table.read_text(encoding="utf-8")
+    edited = [line.replace("phone", "scanner", 1) for line in before.splitlines()[:9]]
+    try:
+        table.write_text("\n".join(edited + before.splitlines()[9:]), encoding="utf-8")
+        train(table, cut.path, "--ignore", "camera", "--resume")
+    finally:
+        table.write_text(before, encoding="utf-8")
+    assert len(resumed_steps(cut.path)) == 1
+    assert (cut.metrics.read_bytes(), cut.encoder.read_bytes()) == expected
+    assert len(set(noted_values(cut).tolist())) == 3
+
+
+def test_columns_that_say_nothing_are_refused_in_one_line(table, tmp_path, refuses):
+    commands = (
+        ("train TABLE --ignore site", 2, "--ignore site: all images to train on have one value"),
+        ("train TABLE --ignore hour", 3, "no column 'hour'"),
+        ("train FOLDER --ignore camera", 2, "column camera: there is no table"),
+        (
+            "train TABLE --ignore camera --batch-size 40",
+            2,
+            "none of 3 values has the 40 images of a batch; give --batch-size 32 or less",
+        ),
+    )
+    refuses(commands, TABLE=table, FOLDER=table.parent)
