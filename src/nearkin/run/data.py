@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Bool, Shaped
 
 from nearkin.config import ClassifyConfig, Config, DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.data.channels import Channels
@@ -30,7 +30,7 @@ from nearkin.data.tables import column_of
 from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.files import replace_text, usable
-from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
 from nearkin.tables import read_csv, write_csv
@@ -64,12 +64,12 @@ def open_usable(
         labels = "none"
     images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
     on_open(images)
-    bad, count = len(images.bad), len(images) + len(images.bad)
-    if bad > config.max_bad * count:
+    bad, every = len(images.bad), len(images) + len(images.bad)
+    if bad > config.max_bad * every:
         first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
         more = f" and {bad - NAMED} more" if bad > NAMED else ""
         raise DataError(
-            f"{bad} of {count} images are unreadable: {first}{more}; remove them, or allow more "
+            f"{bad} of {every} images are unreadable: {first}{more}; remove them, or allow more "
             "with --max-bad"
         )
     return trained_or_scored(images)
@@ -153,11 +153,12 @@ def ignored_values(data: Any, config: TrainConfig, split: Split) -> Values | Non
     return values
 
 
-def noted_values(folder: RunFolder) -> Int64[np.ndarray, " train"]:
-    """Return the value that each image to train on has in the column to ignore, as a number."""
+def noted_values(folder: RunFolder) -> tuple[Values, Bool[np.ndarray, " images"]]:
+    """Return what the column to ignore said of each image of a run, and which are held out."""
     with usable(folder.images, f"put it back, or {ANEW}"):
-        train = [row[IGNORED] for row in read_csv(folder.images) if not HELD_OUT[row["split"]]]
-        return np.unique(train, return_inverse=True)[1]
+        rows = list(read_csv(folder.images))
+        values = np.array([row[IGNORED] for row in rows], np.str_)
+        return values, np.array([HELD_OUT[row["split"]] for row in rows], np.bool_)
 
 
 def note_data(
@@ -197,12 +198,19 @@ def note_data(
             f"the data have changed since the run was started: {changes}; bring them back, or "
             f"{ANEW}"
         )
-    return [
+    warnings = [
         f"warning: the source of the {kind}, {file['file']}, has changed since the run was "
         f"started (SHA-256 {used[kind][:12]} then, {file['sha256'][:12]} now)"
         for kind, file in (sources or {}).items()
         if used.get(kind, file["sha256"]) != file["sha256"]
     ]
+    others = 0 if ignored is None else int((noted_values(folder)[0] != ignored).sum())
+    if others:
+        warnings.append(
+            f"warning: the column to ignore has other values of {count(others, 'image')} than "
+            "when the run was started, which keeps those"
+        )
+    return warnings
 
 
 def changed_data(split: Split) -> str:

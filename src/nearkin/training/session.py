@@ -265,7 +265,9 @@ def sampler_for(
     if not config.ignore:
         return RandomBatchSampler(*settings)
     assert folder, "the values are in the run folder"
-    return GroupedBatchSampler(*settings, values=noted_values(folder))
+    values, held_out = noted_values(folder)
+    numbers = np.unique(values[~held_out], return_inverse=True)[1]
+    return GroupedBatchSampler(*settings, values=numbers)
 
 
 def encoders_beside(
