@@ -97,13 +97,17 @@ def test_a_resumed_run_keeps_the_values_with_which_it_was_started(ignoring, tabl
 
 def test_columns_that_say_nothing_are_refused_in_one_line(table, tmp_path, refuses):
     commands = (
-        ("train TABLE --ignore site", 2, "--ignore site: all images to train on have one value"),
-        ("train TABLE --ignore hour", 3, "no column 'hour'"),
-        ("train FOLDER --ignore camera", 2, "column camera: there is no table"),
         (
-            "train TABLE --ignore camera --batch-size 40",
+            "train TABLE -o OUT/run --ignore site",
+            2,
+            "--ignore site: all images to train on have one value",
+        ),
+        ("train TABLE -o OUT/run --ignore hour", 3, "no column 'hour'"),
+        ("train FOLDER -o OUT/run --ignore camera", 2, "column camera: there is no table"),
+        (
+            "train TABLE -o OUT/run --ignore camera --batch-size 40",
             2,
             "none of 3 values has the 40 images of a batch; give --batch-size 32 or less",
         ),
     )
-    refuses(commands, TABLE=table, FOLDER=table.parent)
+    refuses(commands, TABLE=table, FOLDER=table.parent, OUT=tmp_path)

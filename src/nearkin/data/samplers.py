@@ -1,12 +1,11 @@
 """Which images each step sees: a function of the seed and the step, with nothing to save."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
-from typing_extensions import override
 
 from nearkin.data.rng import permutation, uniform
 from nearkin.errors import DataError
@@ -62,22 +61,30 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedBatchSampler(RandomBatchSampler):
-    """The same images in the same epochs, in batches of one value, such as one camera.
+class GroupedBatchSampler:
+    """The images of another sampler's epochs, in batches of one value, such as one camera.
 
     As shuffled images come, each value collects its own until they fill a batch. What values have
     left over fills the last batches, value by value: none is passed over because it has few.
     """
 
-    values: Int64[np.ndarray, " images"] = field(kw_only=True)
-    """The value of each image, from 0."""
+    shuffled: RandomBatchSampler
+    values: Int64[np.ndarray, " images"]  # The value of each image, from 0
 
-    @override
-    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """The images of one step, over all processes."""
-        epoch, batch = divmod(step, self.steps_per_epoch)
-        rows: np.ndarray = _in_groups(self, epoch)[batch]
-        return rows
+    @property
+    def batch_size(self) -> int:
+        """Images per step, over all processes."""
+        return self.shuffled.batch_size
+
+    @property
+    def seed(self) -> int:
+        """Of the order, and of all views."""
+        return self.shuffled.seed
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches; the images left over differ from epoch to epoch."""
+        return self.shuffled.steps_per_epoch
 
     @property
     def num_pure(self) -> int:
@@ -85,18 +92,29 @@ class GroupedBatchSampler(RandomBatchSampler):
         values = self.values[_in_groups(self, 0)]
         return int((values == values[:, :1]).all(axis=1).sum())
 
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, whose views a step sees."""
+        return self.shuffled.epoch(step)
+
+    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """The images of one step, over all processes."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        rows: np.ndarray = _in_groups(self, epoch)[batch]
+        return rows
+
 
 @lru_cache(maxsize=2)
 def _in_groups(sampler: GroupedBatchSampler, epoch: int) -> Int64[np.ndarray, "steps batch"]:
     """The batches of an epoch, in the order in which the shuffled images complete them."""
-    size, count = sampler.batch_size, sampler.steps_per_epoch
-    order = _shuffled(sampler.seed, epoch, sampler.num_images, sampler.window)[: count * size]
+    size, first = sampler.batch_size, epoch * sampler.steps_per_epoch
+    steps = range(first, first + sampler.steps_per_epoch)
+    order = np.concatenate([sampler.shuffled.rows(step) for step in steps])
     values = sampler.values[order]
     ends = np.bincount(values).cumsum()
     of_values = np.split(values.argsort(kind="stable"), ends[:-1])  # places in the order
     whole = [places[: len(places) // size * size] for places in of_values]
     rest = [places[len(full) :] for places, full in zip(of_values, whole, strict=True)]
-    places = np.concatenate(whole + rest).reshape(count, size)
+    places = np.concatenate(whole + rest).reshape(-1, size)
     batches: np.ndarray = order[places[places.max(axis=1).argsort()]]
     return batches
 
@@ -221,5 +239,7 @@ class SequentialBatchSampler:
         return np.arange(start, min(start + self.batch_size, self.num_images))
 
 
-BatchSampler = RandomBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
+BatchSampler = (
+    RandomBatchSampler | GroupedBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
+)
 """Which images each step sees, and the epoch whose views: functions of the step alone."""

@@ -132,8 +132,8 @@ def ignored_values(data: Any, config: TrainConfig, split: Split) -> Values | Non
     """Return what the column that a training is to ignore says of each image; None without one.
 
     Raises:
-        UsageError: If there is no table, or a batch of the resolved configuration could not differ
-            from any other.
+        UsageError: If there is no table, the images to train on have one value, or no value fills
+            a batch of the resolved configuration.
         DataError: If the table has no such column.
     """
     if not config.ignore:

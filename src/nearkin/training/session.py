@@ -253,21 +253,17 @@ def build(
     return method, batches
 
 
-def sampler_for(
-    config: TrainConfig, num_images: int, folder: RunFolder | None
-) -> RandomBatchSampler:
+def sampler_for(config: TrainConfig, num_images: int, folder: RunFolder | None) -> BatchSampler:
     """Return which images each step sees: of one value only, if a column is to be ignored."""
     window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
-    settings = (
-        *(num_images, int(config.batch_size), config.seed),
-        *(window, int(config.teacher_views)),
-    )
+    batch_size, view_epochs = int(config.batch_size), int(config.teacher_views)
+    shuffled = RandomBatchSampler(num_images, batch_size, config.seed, window, view_epochs)
     if not config.ignore:
-        return RandomBatchSampler(*settings)
+        return shuffled
     assert folder, "the values are in the run folder"
     values, held_out = noted_values(folder)
     numbers = np.unique(values[~held_out], return_inverse=True)[1]
-    return GroupedBatchSampler(*settings, values=numbers)
+    return GroupedBatchSampler(shuffled, numbers)
 
 
 def encoders_beside(
