@@ -30,8 +30,8 @@ class Shop(RunSite):
         self.log = []
         self.policy = POLICY
 
-    def image(self, number, *, large):
-        self.requests.append(("image" if large else "thumbnail", number))
+    def image(self, number, kind):
+        self.requests.append((kind, number))
         return b"RIFF" if number < PICTURES else None
 
     def details(self, number):
@@ -316,7 +316,7 @@ PATHS = [
 def test_images_are_had_by_number_only(server, site):
     """S16."""
     for path in PATHS:
-        for kind in ("image", "thumbnail"):
+        for kind in ("image", "thumbnail", "whole"):
             response = ask(server, f"/{kind}/{path}")
             assert response[0] == (400 if {" ", "\t", "\x0b"} & set(path) else 404), path
             assert b"RIFF" not in response[2]

@@ -33,7 +33,7 @@ ANSWER_TIMEOUT: Final = 300.0  # seconds for an answer
 LINGER: Final = 1.0
 START: Final = "/?token="
 HOST: Final = re.compile(r"(?ai)(\[[0-9a-f:]+\]|[\w.-]+)(?::[1-9][0-9]{0,4})?")
-IMAGE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
+IMAGE: Final = re.compile("/(image|thumbnail|whole)/(0|[1-9][0-9]{0,8})")
 FILE: Final = re.compile(FILES + r"/(0|[1-9][0-9]{0,8})\.(js|webp)")
 HEADERS: Final = {  # of every answer
     "X-Content-Type-Options": "nosniff",
@@ -52,6 +52,7 @@ REQUESTS: Final = {
     "/name": defstruct("Name", [("clusters", list[str]), ("name", str)]),
     "/label": defstruct("Label", [("numbers", list[int]), ("name", str)]),
     "/split": defstruct("Split", [("numbers", list[int]), ("name", str)]),
+    "/likeness": defstruct("Likeness", [("number", int), ("other", int)]),
     "/export": defstruct("Export", [("folder", str), ("numbers", list[int] | None)]),
 }
 
@@ -166,7 +167,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:
-        """Search, or change the run."""
+        """Search, compare two images, or change the run."""
         self._answer(self._post)
 
     def _answer(self, reply_to_page: Callable[[], Reply]) -> None:
@@ -235,8 +236,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         if self.path == "/classes":
             return json_reply(site.classes())
         if match := IMAGE.fullmatch(self.path):
-            size, number = match.groups()
-            image = site.image(int(number), large=size == "image")
+            image = site.image(int(match[2]), match[1])
             if image is not None:
                 return Reply(image, "image/webp")
         if match := FILE.fullmatch(self.path[1:]):

@@ -1,4 +1,4 @@
-"""What the server of a run's page answers: images, search, edits of a discovery."""
+"""What the server of a run's page answers: images, search, likeness, edits of a discovery."""
 
 import threading
 from collections.abc import Mapping
@@ -7,22 +7,24 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
-from PIL import Image
+from jaxtyping import Float, Float32, UInt8
+from PIL import Image, ImageDraw
 from torch import Tensor
 
+from nearkin.data.batches import center_crops
 from nearkin.data.channels import preview
 from nearkin.data.decode import BadImage, center, decode
-from nearkin.data.images import SMALL_SIDE, Images
+from nearkin.data.images import SMALL_SIDE, Images, Region, read
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import encode_pixels
+from nearkin.encoders.likeness import likeness_of
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import coordinates, landmark_rows, place
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.metrics.neighbors import nearest
-from nearkin.report.image_map import ONE_FILE, encoded, sheets_in_order
+from nearkin.report.image_map import ONE_FILE, data_uri, encoded, sheets_in_order
 from nearkin.report.page import html
 from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
@@ -74,25 +76,31 @@ class RunSite:
         """Wait for the change that is under way, and let no other begin."""
         self._lock.acquire()
 
-    def image(self, number: int, *, large: bool) -> bytes | None:
-        """Return an image as WebP, None if it is unreadable.
+    def image(self, number: int, kind: str) -> bytes | None:
+        """Return an image as WebP, None if it is unreadable or there is none.
 
-        A large one is upright and of screen size; a small one is its central square.
+        Its kind is `image`, upright and of screen size; `thumbnail`, its central square; or, of a
+        region, `whole`: the image that it is cut from, with its box.
         """
         if number >= len(self._images):
             return None
         with self._decoders:
             try:
-                content = self._images.read(number)
-                if not isinstance(content, bytes):
-                    content = preview(content)
-                image = (
-                    _screen_sized(content) if large else Image.fromarray(center(content, SMALL))
-                )
+                image = self._drawn(number, kind)
             except BadImage:
                 return None
             lossless = max(image.size) <= SMALL_SIDE
             return encoded(image, "webp", quality=85, lossless=lossless)
+
+    def _drawn(self, number: int, kind: str) -> Image.Image:
+        if kind == "whole":
+            return _boxed(self._images.source.region(number))
+        content = self._images.read(number)
+        if not isinstance(content, bytes):
+            content = preview(content)
+        if kind == "thumbnail":
+            return Image.fromarray(center(content, SMALL))
+        return _screen_sized(content)
 
     def details(self, number: int) -> bytes | None:
         """Return the names and neighbors of some thousand images, as a script."""
@@ -138,7 +146,26 @@ class RunSite:
         batch = pixels.permute(2, 0, 1)[None]
         return encode_pixels(self._encoder.backbone, [batch], self._device).cpu()
 
-    # Loaded by the first search: most visits of a page need none of it.
+    def likeness(self, number: int, other: int) -> Json:
+        """Return two images as the encoder sees them, below the heat map of their likeness.
+
+        Also the least and the greatest value of the two maps; see `nearkin.likeness`.
+        """
+        self._rows([number, other])
+        with self._lock:
+            view = self._encoder.preprocessing
+            pixels, bad = center_crops(view.applied(self._images), [number, other], view)
+            if bad:
+                row, reason = next(iter(bad.items()))
+                raise DataError(f"image {row} cannot be read ({reason}); choose another")
+            inputs = view.to_input(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+            maps = likeness_of(self._encoder, inputs).numpy()
+        low, high = float(maps.min()), float(maps.max())
+        heat = np.interp(maps, (low, high), (0, 1)).astype(np.float32)
+        drawn = [_heated(preview(one), own) for one, own in zip(pixels, heat, strict=True)]
+        return {"images": [data_uri(image) for image in drawn], "low": low, "high": high}
+
+    # Loaded by the first search or comparison: most visits of a page need none of it.
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -212,6 +239,31 @@ class RunSite:
         names, labels = self._images.names, ("", *self._images.classes)
         own = [labels[label + 1] for label in self._images.labels.tolist()]
         return [predicted.get(name, label) for name, label in zip(names, own, strict=True)]
+
+
+def _heated(
+    pixels: UInt8[np.ndarray, "side side 3"], heat: Float32[np.ndarray, "places places"]
+) -> Image.Image:
+    """An image in gray below the colors of heat from 0 to 1, interpolated between the places."""
+    from matplotlib import colormaps
+
+    whole = Image.fromarray(heat).resize(pixels.shape[:2], Image.Resampling.BILINEAR)
+    # Its lightness rises evenly, for any kind of color blindness.
+    colors = Image.fromarray(colormaps["inferno"](np.asarray(whole), bytes=True)[..., :3])
+    return Image.blend(Image.fromarray(pixels).convert("L").convert("RGB"), colors, 0.5)
+
+
+def _boxed(region: Region | None) -> Image.Image:
+    """The image that a region is cut from, of screen size, with a frame around the region."""
+    if region is None:
+        raise BadImage("whole")
+    image = _screen_sized(read(region.source, region.row))
+    size = np.tile(image.size, 2)
+    corners, width = np.rint(region.corners * size), max(1, round(max(image.size) / 200))
+    for color, out in (("black", 2 * width), ("white", width)):  # seen on any image
+        outside = (corners + np.array([-out, -out, out - 1, out - 1])).clip(0, size - 1)
+        ImageDraw.Draw(image).rectangle(outside.tolist(), outline=color, width=width)
+    return image
 
 
 def _screen_sized(file: bytes | np.ndarray) -> Image.Image:
