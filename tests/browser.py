@@ -257,8 +257,12 @@ class Kept(RunSite):
         self.requests, self.shown, self.log = [], set(), []
         self.refusal = self.found = None
 
-    def image(self, number, kind):
-        self.shown.add((number, kind))
+    def image(self, number):
+        self.shown.add(("image", number))
+        return self.gray
+
+    def whole(self, number):
+        self.shown.add(("whole", number))
         return self.gray
 
     def classes(self):

@@ -777,12 +777,12 @@ def test_an_image_from_outside_is_searched_for_and_what_is_found_is_shown_large(
         "animals/047.jpg, cat, 0.93",
         f"{HOSTILE[0]}, 0.50",
     ]
-    assert page.find("#map-panel li img").get_attribute("src") == "thumbnail/7"
+    assert page.find("#map-panel li img").get_attribute("src") == "image/7"
     tiles.first.click()
     assert page.text("#map-panel h3") == "animals/047.jpg"
     assert page.find("#map-panel img").get_attribute("src") == "image/104"
     page.until("document.querySelector('#map-panel img').naturalWidth === 300")
-    assert (104, "image") in site.shown
+    assert ("image", 104) in site.shown
 
 
 @pytest.mark.parametrize("how", [{}, {"color_scheme": "dark", "width": 360, "height": 740}])
@@ -824,7 +824,7 @@ def test_a_region_is_shown_in_its_image(served):
     shown = page.find("#map-panel img[src='whole/308']")
     shown.wait_for()
     page.until("[...document.querySelectorAll('#map-panel img')].every((one) => one.naturalWidth)")
-    assert {(308, "image"), (308, "whole")} <= site.shown
+    assert {("image", 308), ("whole", 308)} <= site.shown
     page.page.evaluate("location.hash = '#image=310'")
     page.find("#map-panel img[src='image/310']").wait_for()
     assert "In its image" not in page.texts("#map-panel h4")

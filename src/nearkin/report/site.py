@@ -1,7 +1,7 @@
 """What the server of a run's page answers: images, search, likeness, edits of a discovery."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearkin.data.batches import center_crops
 from nearkin.data.channels import preview
-from nearkin.data.decode import BadImage, center, decode
+from nearkin.data.decode import BadImage, decode
 from nearkin.data.images import SMALL_SIDE, Images, Region, read
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
@@ -34,7 +34,6 @@ from nearkin.run.folder import RunFolder
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
-SMALL: Final = 96
 MAX_DECODERS: Final = 4  # images decoded at once: each may take hundreds of megabytes
 
 Json = Mapping[str, Any]  # plain values
@@ -76,31 +75,24 @@ class RunSite:
         """Wait for the change that is under way, and let no other begin."""
         self._lock.acquire()
 
-    def image(self, number: int, kind: str) -> bytes | None:
-        """Return an image as WebP, None if it is unreadable or there is none.
+    def image(self, number: int) -> bytes | None:
+        """Return an image of screen size, upright, as WebP; None if it is unreadable."""
+        return self._drawn(number, lambda: _screen_sized(self._images.read(number)))
 
-        Its kind is `image`, upright and of screen size; `thumbnail`, its central square; or, of a
-        region, `whole`: the image that it is cut from, with its box.
-        """
+    def whole(self, number: int) -> bytes | None:
+        """Return the image that a region is cut from, with a frame around it, as `image` does."""
+        return self._drawn(number, lambda: _framed(self._images.source.region(number)))
+
+    def _drawn(self, number: int, draw: Callable[[], Image.Image]) -> bytes | None:
         if number >= len(self._images):
             return None
         with self._decoders:
             try:
-                image = self._drawn(number, kind)
+                image = draw()
             except BadImage:
                 return None
             lossless = max(image.size) <= SMALL_SIDE
             return encoded(image, "webp", quality=85, lossless=lossless)
-
-    def _drawn(self, number: int, kind: str) -> Image.Image:
-        if kind == "whole":
-            return _boxed(self._images.source.region(number))
-        content = self._images.read(number)
-        if not isinstance(content, bytes):
-            content = preview(content)
-        if kind == "thumbnail":
-            return Image.fromarray(center(content, SMALL))
-        return _screen_sized(content)
 
     def details(self, number: int) -> bytes | None:
         """Return the names and neighbors of some thousand images, as a script."""
@@ -253,10 +245,10 @@ def _heated(
     return Image.blend(Image.fromarray(pixels).convert("L").convert("RGB"), colors, 0.5)
 
 
-def _boxed(region: Region | None) -> Image.Image:
+def _framed(region: Region | None) -> Image.Image:
     """The image that a region is cut from, of screen size, with a frame around the region."""
     if region is None:
-        raise BadImage("whole")
+        raise BadImage("no region")
     image = _screen_sized(read(region.source, region.row))
     size = np.tile(image.size, 2)
     corners, width = np.rint(region.corners * size), max(1, round(max(image.size) / 200))
@@ -267,6 +259,9 @@ def _boxed(region: Region | None) -> Image.Image:
 
 
 def _screen_sized(file: bytes | np.ndarray) -> Image.Image:
-    image = decode(file, min_side=LARGE) if isinstance(file, bytes) else Image.fromarray(file)
+    if isinstance(file, bytes):
+        image = decode(file, min_side=LARGE)
+    else:
+        image = Image.fromarray(preview(file))
     image.thumbnail((LARGE, LARGE))
     return image

@@ -81,7 +81,7 @@ function resultTile({ number, name: path, label, similarity: cosine }) {
   const i = data.number.indexOf(number);
   if (i >= 0) return galleryItem(i, title, cosine.toFixed(2));
   return make("a", { title, ariaLabel: title, href: `image/${number}`, target: "_blank" },
-    make("img", { src: `thumbnail/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
+    make("img", { src: `image/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
 }
 
 /* ---- where two images are alike ---- */
