@@ -834,7 +834,7 @@ def test_a_page_without_a_server_says_what_it_lacks(opened):
     page = opened()
     page.page.evaluate("location.hash = '#image=308'")
     page.find("#map-panel h4").get_by_text("In its image").wait_for()
-    assert page.text("#map-panel").count("Served by nearkin explore, this page shows") == 2
+    assert page.text("#map-panel").count("nearkin explore RUN shows") == 2
     assert page.find("#map-panel img").count() == page.find("#map-panel .map-where").count() == 0
 
 

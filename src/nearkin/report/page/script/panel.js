@@ -53,7 +53,7 @@ function wholeImage(i) {
   if (!data.regions.includes(i)) return [];
   const shown = served
     ? make("div", { className: "map-large" }, imageLink(`whole/${data.number[i]}`, "The region in its image"))
-    : note("Served by nearkin explore, this page shows the region in its image.");
+    : note("nearkin explore RUN shows the region in its image.");
   return [make("h4", {}, "In its image"), shown];
 }
 
@@ -69,7 +69,7 @@ function nearestNeighbors(i) {
   const among = data.among ? ` Among the ${count(data.among, "image")} that place all others.` : "";
   const where = served
     ? "Click a number to see where the two images are alike."
-    : "Served by nearkin explore, this page shows where two images are alike.";
+    : "nearkin explore RUN shows where two images are alike.";
   const near = Array.from(neighbors(i), (other, j) => neighborItem(i, other, similarity(i, j).toFixed(2)));
   return [
     make("h4", {}, "Nearest neighbors"),
