@@ -383,6 +383,7 @@ def test_classes_of_a_classification_are_shown_and_not_edited(browser, classifie
         nearest = page.post("/search", (data / "03.png").read_bytes())["neighbors"]
         assert {each["name"] for each in nearest[:2]} == {"03.png", HOSTILE}
         assert nearest[1]["similarity"] == pytest.approx(1, abs=1e-5)
+        assert len(page.post("/likeness", {"number": 1, "other": 2})["images"]) == 2
         page.post("/export", {"folder": "all", "numbers": None})
         assert len(list((classified / "exports/all").glob("*/*"))) == 14
         window = OpenPage(browser, page.origin + page.start)
