@@ -224,7 +224,7 @@ def wrong_labels(name: str, planted: Planted, share: float) -> Iterator[Row]:
     more = figures("", found, wrong)
     more |= {"said precision": check.precision[0], "said recall": check.recall}
     if find_spec("cleanlab"):
-        votes = _Voters.of(every.tensor, own).votes(labels, num).astype(np.float64)
+        votes = _Voters.of(every.tensor, own, own).votes(labels, num).astype(np.float64)
         issues: Any = import_module("cleanlab.filter").find_label_issues
         for by in ("prune_by_noise_rate", "confident_learning", "both"):
             found = issues(

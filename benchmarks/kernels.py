@@ -72,7 +72,7 @@ def profiled(
     seconds = 1 / per_second(lambda: next(steps), 1, count)  # without the profiler, which slows it
     on_gpu = device.type == "cuda"
     kind = "CUDA" if on_gpu else "CPU"
-    with profile(activities=[getattr(ProfilerActivity, kind)]) as taken:
+    with profile(activities=[getattr(ProfilerActivity, kind)], acc_events=True) as taken:
         for _ in range(few):
             next(steps)
         settle()

@@ -22,6 +22,7 @@ from nearkin.types import UNLABELED
 
 PLANTED: Final = 0.05  # Share of the labels that are made wrong, to see how many are found
 SPARE: Final = 20  # Further neighbors, in place of those of the image's own group
+VOTERS: Final = 2**17  # Images that vote, at most: a search among all takes their square
 
 
 class Doubt(NamedTuple):
@@ -42,21 +43,23 @@ class LabelCheck:
     margin: float  # The least score; the one that finds labels made wrong best, by F1
     planted: int  # Further labels that were made wrong, at random
     recall: float  # The share of these that the check finds
+    voters: int  # Images among which neighbors are sought
     precision: tuple[float, float, float]
     """Of all that it finds then, the share that was made wrong, with a 95 % interval. It is rather
     too low: labels that are wrong already count as right."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON, without single images."""
-        names = ("num_labels", "margin", "planted", "recall", "precision")
+        names = ("num_labels", "margin", "planted", "recall", "voters", "precision")
         return {"doubts": len(self.doubts)} | {name: getattr(self, name) for name in names}
 
     def sentences(self) -> list[str]:
         """How many there are, and how far to trust them."""
         value, low, high = self.precision
         pairs = sum(each.duplicate != UNLABELED for each in self.doubts)
+        among = f" among {self.voters:,} images" if self.voters < self.num_labels else ""
         return [
-            f"{len(self.doubts):,} of {self.num_labels:,} contradict their neighbors or "
+            f"{len(self.doubts):,} of {self.num_labels:,} contradict their neighbors{among} or "
             f"({pairs:,}) a duplicate",
             f"of {count(self.planted, 'label')} made wrong {self.recall:.3f} are found, with "
             f"precision {value:.3f} [{low:.3f}, {high:.3f}]",
@@ -84,8 +87,9 @@ def check_labels(
     classes, labels = np.unique(embeddings.labels[rows], return_inverse=True)
     if len(classes) < 2:
         return None
-    voters = _Voters.of(torch.from_numpy(embeddings.vectors[rows]), groups[rows])
+    voting = np.sort(np.random.default_rng(seed).permutation(len(rows))[:VOTERS])
     rng = np.random.default_rng(seed)
+    voters = _Voters.of(torch.from_numpy(embeddings.vectors[rows]), groups[rows], voting)
     margin = _best_margin(*_planted(voters, labels, rng))
     wrong, planted_score = _planted(voters, labels, rng)
     now = planted_score >= margin
@@ -103,6 +107,7 @@ def check_labels(
         margin,
         int(wrong.sum()),
         float(now[wrong].mean()) if wrong.any() else 0.0,
+        len(voting),
         (value, *wilson(value, float(now.sum()))),
     )
 
@@ -133,9 +138,15 @@ class _Voters:
     index: Int[Tensor, "n k"]
 
     @classmethod
-    def of(cls, vectors: Float[Tensor, "n dim"], groups: Int[np.ndarray, " n"]) -> "_Voters":
-        similarity, index = nearest(vectors, vectors, K + SPARE, exclude_self=True)
-        group = torch.from_numpy(groups)
+    def of(
+        cls,
+        vectors: Float[Tensor, "n dim"],
+        groups: Int[np.ndarray, " n"],
+        voting: Int[np.ndarray, " voters"],
+    ) -> "_Voters":
+        rows, group = torch.from_numpy(voting), torch.from_numpy(groups)
+        similarity, place = nearest(vectors[rows], vectors, K + SPARE + 1)
+        index = rows[place]
         others = group[index] != group[:, None]
         votes = others & (others.cumsum(dim=1) <= K)
         return cls(similarity.masked_fill(~votes, -torch.inf), index)

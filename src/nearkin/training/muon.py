@@ -27,7 +27,7 @@ Cesista 2025, leloykun.github.io/ponder/muon-opt-coeffs.
 STEP_SIZE: Final = 0.2  # Root mean square of a step at learning rate 1, as usual with AdamW
 MIN_SIDE: Final = 4
 MAX_ASPECT: Final = 128
-TILE: Final = 64  # Rows of padded matrices on a GPU are a multiple of this
+TILE: Final = 256  # Rows by which matrices are padded together on a GPU
 
 
 class Muon(Optimizer):
@@ -168,26 +168,29 @@ def orthogonal(
         batches.setdefault(size, []).append(i)
     results = dict[int, Tensor]()
     for members in batches.values():
-        sides = [sorted(_sides(tensors[i])) for i in members]
-        shape = (len(members), *map(max, zip(*sides, strict=True)))
-        batch = torch.zeros(shape, dtype=dtype, device=tensors[members[0]].device)
-        for i, matrix in zip(members, batch, strict=True):
-            _part(matrix, tensors[i]).copy_(tensors[i])
-        for i, matrix in zip(members, newton_schulz(batch), strict=True):
-            results[i] = _part(matrix, tensors[i])
+        own = [tensors[i] for i in members]
+        shape = (len(own), *map(max, zip(*(sorted(_sides(x)) for x in own), strict=True)))
+        batch = torch.zeros(shape, dtype=dtype, device=own[0].device)
+        torch._foreach_copy_(_parts(batch, own), own)
+        results |= zip(members, _parts(newton_schulz(batch), own), strict=True)
     return [results[i] for i in range(len(tensors))]
 
 
-def _part(matrix: Tensor, like: Tensor) -> Tensor:
-    """Return the part of a wide matrix that holds the numbers of a tensor, in its shape: a view.
+def _parts(matrices: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the part of each wide matrix that holds the numbers of a tensor, in its shape: views.
 
     Columns are in the order of the tensor's memory, in which copies are fastest.
     """
-    rows, columns = _sides(like)
-    upright = matrix.mT if rows > columns else matrix
-    order = sorted(range(1, like.ndim), key=like.stride, reverse=True)
-    part: Tensor = upright[:rows, :columns].unflatten(1, [like.shape[dim] for dim in order])
-    return part.permute(0, *(1 + order.index(dim) for dim in range(1, like.ndim)))
+    parts, (_, *strides) = list[Tensor](), matrices.stride()
+    for number, tensor in enumerate(like):
+        rows, columns = _sides(tensor)
+        of_row, of_column = reversed(strides) if rows > columns else strides
+        places = [of_row] + [0] * (tensor.ndim - 1)
+        for dim in sorted(range(1, tensor.ndim), key=tensor.stride):
+            places[dim], of_column = of_column, of_column * tensor.shape[dim]
+        offset = matrices.storage_offset() + number * matrices.stride(0)
+        parts.append(matrices.as_strided(tensor.shape, places, offset))
+    return parts
 
 
 def newton_schulz(batch: Float[Tensor, "batch short long"]) -> Float[Tensor, "batch short long"]:
