@@ -34,7 +34,7 @@ AT_ONCE: Final = 8
 
 For those of one step it takes less time than a CPU takes to launch them; a CPU would lose its
 cache."""
-NUMBERS_AT_ONCE: Final = 2**26  # Of one view of them all, at most: 256 MiB
+NUMBERS_AT_ONCE: Final = 2**24  # Of one view of them all, at most: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
