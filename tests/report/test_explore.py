@@ -235,7 +235,8 @@ def test_images_that_are_not_there_are_compared_with_nothing(page, explored):
 def test_a_region_is_framed_in_its_image(trained, tmp_path, data):
     boxed, out = tmp_path / "boxes.csv", tmp_path / "run"
     boxes = [(10, 20, 50, 60), (0, 0, 96, 72)]
-    rows = [(data / f"{number:02d}.png", *box) for number in range(3) for box in boxes]
+    files = [shutil.copy(data / f"{number:02d}.png", tmp_path) for number in range(3)]
+    rows = [(file, *box) for file in files for box in boxes]
     write_csv(boxed, ("path", "x0", "y0", "x1", "y1"), rows)
     assert call("embed", trained, boxed, "-o", out, "--workers=0", "-q") == 0
     with exploring(out) as page:
@@ -253,6 +254,10 @@ def test_a_region_is_framed_in_its_image(trained, tmp_path, data):
         assert whole[0].min() > 150  # of all of the image, at its edge
         page.get("/whole/6", status=404)
         assert len(page.post("/likeness", {"number": 0, "other": 1})["images"]) == 2
+        (tmp_path / "01.png").write_bytes(b"no image any more")
+        said = page.refused("/likeness", {"number": 0, "other": 2}, 400)
+        assert said == "image 2 cannot be read (text, not an image); choose another"
+        page.get("/whole/2", status=404)
 
 
 def test_what_is_no_image_is_not_searched_for(page):
