@@ -76,6 +76,7 @@ def images(count: int) -> ImageMap:
         xy=xy,
         neighbors=rng.integers(0, count, (count, NEIGHBORS)),
         similarity=rng.random((count, NEIGHBORS)).astype(np.float32),
+        regions=np.zeros(0, np.int64),
         colorings=(
             Coloring("Label", of, names),
             Coloring("Correct", of % 2, ("correct", "incorrect")),

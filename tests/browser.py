@@ -121,6 +121,7 @@ def small_map(names=None, count=300, **changes):
         similarity=np.tile(
             np.linspace(0.95, 0.2, 6, dtype=np.float32)[: others.shape[1]], (count, 1)
         ),
+        regions=np.array([149]),
         colorings=(
             Coloring("Class", third, ("new-1", "new-2", "dog"), "What was found.", "class"),
             Coloring("Upper", (rows < count // 2).astype(np.int64) - 1, ("yes",)),
@@ -256,8 +257,12 @@ class Kept(RunSite):
         self.requests, self.shown, self.log = [], set(), []
         self.refusal = self.found = None
 
-    def image(self, number, *, large):
-        self.shown.add((number, large))
+    def image(self, number):
+        self.shown.add(("image", number))
+        return self.gray
+
+    def whole(self, number):
+        self.shown.add(("whole", number))
         return self.gray
 
     def classes(self):
@@ -267,6 +272,11 @@ class Kept(RunSite):
     def search(self, file):
         self.requests.append(("search", file))
         return self.found
+
+    def likeness(self, number, other):
+        self.asked("likeness", number, other)
+        images = [f"data:image/webp;base64,{base64.b64encode(self.gray).decode()}"] * 2
+        return {"images": images, "low": -0.125, "high": 0.75}
 
     def asked(self, *what):
         self.requests.append(what)

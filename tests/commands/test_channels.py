@@ -12,11 +12,13 @@ from cards import computed
 from PIL import Image
 
 import nearkin
+from nearkin.commands.sources import images_of
 from nearkin.data.opening import open_images
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
 from nearkin.report.image_map import thumbnails, tiles
+from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Silent
 
@@ -91,6 +93,17 @@ def test_the_network_sees_unit_channels(run, data):
     torch.testing.assert_close(
         encoder.backbone.scaled(normalize(white))[0], seen, rtol=0, atol=1e-5
     )
+
+
+def test_the_served_page_compares_images_of_thirteen_channels(run, data):
+    maps = nearkin.likeness(
+        load(run), *(tifffile.imread(data / "field" / f"0{n}.tif") for n in (0, 1))
+    )
+    site = RunSite(RunFolder(run), images_of(RunFolder(run)))
+    first = site.likeness(0, 1)
+    assert first["low"] == pytest.approx(maps.min().item(), abs=1e-5)
+    assert first["high"] == pytest.approx(maps.max().item(), abs=1e-5)
+    assert len(set(first["images"])) == 2
 
 
 def test_features_are_those_of_the_range_that_was_learned_whatever_is_embedded(

@@ -14,6 +14,7 @@ from pyarrow import parquet
 import nearkin
 from nearkin.data.images import BadFile
 from nearkin.data.opening import open_images
+from nearkin.data.union import union
 from nearkin.tables import read_csv
 
 HEADER = ("path", "x0", "y0", "x1", "y1", "label")
@@ -60,6 +61,21 @@ def test_a_row_per_box_reads_its_pixels_of_the_upright_image(photos):
             expected = upright(photos / file)[top:bottom, left:right]
             np.testing.assert_array_equal(some.read(row), expected, err_msg=name)
             assert some.sizes[row].tolist() == [right - left, bottom - top]
+
+
+def test_a_region_is_found_in_its_image_also_among_whole_images(photos):
+    rows = [(f"images/{n}.png", *BOXES[1], "a") for n in range(4)]
+    boxes = open_images(str(table(photos / "found.csv", rows)))
+    both = union(open_images(str(photos / "images")), boxes, "boxes/")
+    for row, name in enumerate(both.names):
+        found = both.source.region(row)
+        assert (found is None) == ("#" not in name), name
+        if found:
+            file = photos / name.removeprefix("boxes/").partition("#")[0]
+            assert found.source.read(found.row) == file.read_bytes()
+            width, height = upright(file).shape[1::-1]
+            sides = found.corners * (width, height, width, height)
+            np.testing.assert_allclose(sides, BOXES[1])
 
 
 def test_boxes_of_one_image_are_one_group_unless_the_table_says_another(photos):

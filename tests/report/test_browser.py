@@ -777,12 +777,65 @@ def test_an_image_from_outside_is_searched_for_and_what_is_found_is_shown_large(
         "animals/047.jpg, cat, 0.93",
         f"{HOSTILE[0]}, 0.50",
     ]
-    assert page.find("#map-panel li img").get_attribute("src") == "thumbnail/7"
+    assert page.find("#map-panel li img").get_attribute("src") == "image/7"
     tiles.first.click()
     assert page.text("#map-panel h3") == "animals/047.jpg"
     assert page.find("#map-panel img").get_attribute("src") == "image/104"
     page.until("document.querySelector('#map-panel img').naturalWidth === 300")
-    assert (104, True) in site.shown
+    assert ("image", 104) in site.shown
+
+
+@pytest.mark.parametrize("how", [{}, {"color_scheme": "dark", "width": 360, "height": 740}])
+def test_a_neighbors_number_shows_where_two_images_are_alike(browser, how):
+    site = Kept(SMALL)
+    other = int(SMALL.number[SMALL.neighbors[47, 1]])
+    with serving(site) as server:
+        page = OpenPage(browser, server.url, **how)
+        page.page.evaluate("location.hash = '#image=104'")
+        number = page.find("#map-panel .map-where").nth(1)
+        number.focus()
+        assert number.get_attribute("aria-label") == f"0.80, where {expected(47)[1]} is alike"
+        page.page.keyboard.press("Enter")
+        images = page.find("#map-likeness img")
+        images.nth(1).wait_for()
+        assert ("likeness", 104, other) in site.requests
+        alts = [image.get_attribute("alt") for image in images.all()]
+        names = "animals/047.jpg", expected(47)[1]
+        assert alts == [f"Where {a} is like {b}" for a, b in (names, names[::-1])]
+        assert "from -0.13 (violet) to 0.75 (yellow)" in page.text("#map-likeness .note")
+        assert number.get_attribute("aria-pressed") == "true"
+        (left, right) = (image.bounding_box() for image in images.all())
+        assert left["y"] == right["y"]
+        assert left["width"] == pytest.approx(left["height"], abs=1)
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= how.get("width", 1280)
+        page.page.keyboard.press("Enter")  # hides it again
+        assert images.count() == 0
+        assert number.get_attribute("aria-pressed") == "false"
+        site.refusal = "no <b>place</b>"
+        number.click()
+        page.find("#map-likeness").get_by_text("no <b>place</b>").wait_for()
+        assert page.complaints.pop().startswith("Failed to load resource")
+        page.end(f"http://127.0.0.1:{server.port}/")
+
+
+def test_a_region_is_shown_in_its_image(served):
+    page, site = served
+    page.page.evaluate("location.hash = '#image=308'")
+    shown = page.find("#map-panel img[src='whole/308']")
+    shown.wait_for()
+    page.until("[...document.querySelectorAll('#map-panel img')].every((one) => one.naturalWidth)")
+    assert {("image", 308), ("whole", 308)} <= site.shown
+    page.page.evaluate("location.hash = '#image=310'")
+    page.find("#map-panel img[src='image/310']").wait_for()
+    assert "In its image" not in page.texts("#map-panel h4")
+
+
+def test_a_page_without_a_server_says_what_it_lacks(opened):
+    page = opened()
+    page.page.evaluate("location.hash = '#image=308'")
+    page.find("#map-panel h4").get_by_text("In its image").wait_for()
+    assert page.text("#map-panel").count("nearkin explore RUN shows") == 2
+    assert page.find("#map-panel img").count() == page.find("#map-panel .map-where").count() == 0
 
 
 def test_one_finger_scrolls_the_page_and_two_move_and_zoom_the_map(opened):

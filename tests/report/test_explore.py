@@ -1,5 +1,6 @@
 """`nearkin explore` as people use it: a real run, a real process, and what is left in the folder."""
 
+import base64
 import http.client
 import io
 import json
@@ -170,8 +171,8 @@ def test_images_are_shown_upright_and_no_larger_than_a_screen(page):
     assert upright.getpixel((400, 1500))[2] > 200
     assert "exif" not in upright.info
     assert page.image("/image/4").size == (96, 72)
-    assert page.image("/thumbnail/0").size == (96, 96)
     page.get("/image/14", status=404)
+    page.get("/whole/0", status=404)  # it is no region
 
 
 def test_an_image_is_most_similar_to_itself_and_its_copy(page, data):
@@ -184,6 +185,79 @@ def test_an_image_is_most_similar_to_itself_and_its_copy(page, data):
     assert itself.pop("similarity") == pytest.approx(1, abs=1e-5)
     assert itself == {"number": 4, "name": "03.png", "label": "new-1"}
     assert response["neighbors"][names.index(HOSTILE)]["label"] == ""
+
+
+def drawn(uri):
+    """The pixels of an image in a `data:` URI."""
+    kind, _, content = uri.removeprefix("data:image/").partition(";base64,")
+    with Image.open(io.BytesIO(base64.b64decode(content)), formats=[kind.upper()]) as image:
+        return np.asarray(image).astype(int)
+
+
+def test_two_images_are_yellow_where_they_are_alike_and_violet_where_they_are_not(
+    page, data, trained
+):
+    encoder = load(trained)
+    files = data / "03.png", data / "05.png"
+    maps = nearkin.likeness(encoder, *files).numpy()
+    answer = page.post("/likeness", {"number": 4, "other": 6})
+    assert answer["low"] == pytest.approx(maps.min(), abs=1e-6)
+    assert answer["high"] == pytest.approx(maps.max(), abs=1e-6)
+    cell = 32 // maps.shape[1]
+    for file, uri, own in zip(files, answer["images"], maps, strict=True):
+        pixels = encoder.preprocessing.pixels(file.read_bytes())
+        gray = np.asarray(Image.fromarray(pixels).convert("L"))
+        heat = np.interp(own, (maps.min(), maps.max()), (0, 1))
+        for row, column in np.ndindex(own.shape):
+            y, x = (cell * at + cell // 2 for at in (row, column))
+            color = 2 * drawn(uri)[y, x] - gray[y, x]
+            if heat[row, column] > 0.9:
+                assert color[0] > 200 > color[2] + 30, (row, column)
+            if heat[row, column] < 0.1:
+                assert color.max() < 100, (row, column)
+    assert np.abs(drawn(answer["images"][0]) - drawn(answer["images"][1])).max() > 50
+    twice = page.post("/likeness", {"number": 4, "other": 4})["images"]
+    assert twice[0] == twice[1]
+
+
+def test_images_that_are_not_there_are_compared_with_nothing(page, explored):
+    for number in (14, -1, 2**62, 10**30):
+        for pair in ((number, 4), (4, number)):
+            said = page.refused(
+                "/likeness", dict(zip(("number", "other"), pair, strict=True)), 400
+            )
+            assert "from 0 to 13" in said
+    for number in ("4", 4.5, None, [4], True):
+        said = page.refused("/likeness", {"number": number, "other": 4}, 400)
+        assert said.startswith("malformed request")
+
+
+def test_a_region_is_framed_in_its_image(trained, tmp_path, data):
+    boxed, out = tmp_path / "boxes.csv", tmp_path / "run"
+    boxes = [(10, 20, 50, 60), (0, 0, 96, 72)]
+    files = [shutil.copy(data / f"{number:02d}.png", tmp_path) for number in range(3)]
+    rows = [(file, *box) for file in files for box in boxes]
+    write_csv(boxed, ("path", "x0", "y0", "x1", "y1"), rows)
+    assert call("embed", trained, boxed, "-o", out, "--workers=0", "-q") == 0
+    with exploring(out) as page:
+        assert page.image("/image/1").size == (40, 40)
+        framed = np.asarray(page.image("/whole/1").convert("RGB")).astype(int)
+        original = np.asarray(Image.open(data / "00.png").convert("RGB")).astype(int)
+        assert framed.shape == original.shape
+        assert framed[40, 9].min() > 200  # white around the box, and black around that
+        assert framed[40, 8].max() < 60
+        assert framed[60, 30].min() > 200
+        assert framed[61, 30].max() < 60
+        inside = np.abs(framed - original)[25:55, 15:45]
+        assert inside.mean() < 8
+        whole = np.asarray(page.image("/whole/0").convert("RGB"))
+        assert whole[0].min() > 150  # of all of the image, at its edge
+        page.get("/whole/6", status=404)
+        assert len(page.post("/likeness", {"number": 0, "other": 1})["images"]) == 2
+        (tmp_path / "01.png").write_bytes(b"no image any more")
+        said = page.refused("/likeness", {"number": 0, "other": 2}, 400)
+        assert said == "image 2 cannot be read (text, not an image); choose another"
+        page.get("/whole/2", status=404)
 
 
 def test_what_is_no_image_is_not_searched_for(page):
@@ -242,6 +316,7 @@ def test_a_run_may_be_a_strangers_and_be_deleted_while_it_is_shown(run, tmp_path
         assert page.image("/image/4").size == (96, 72)
         for name in ("/name", "/search"):
             assert page.refused(name, {"clusters": ["new-1"], "name": "x"}, 400)
+        assert "encoder" in page.refused("/likeness", {"number": 1, "other": 4}, 400)
         assert json.loads(page.get("/classes"))["editable"] is False
         assert ended(page, signal.SIGINT) == (0, "")
     assert not run.exists()
@@ -313,6 +388,7 @@ def test_classes_of_a_classification_are_shown_and_not_edited(browser, classifie
         nearest = page.post("/search", (data / "03.png").read_bytes())["neighbors"]
         assert {each["name"] for each in nearest[:2]} == {"03.png", HOSTILE}
         assert nearest[1]["similarity"] == pytest.approx(1, abs=1e-5)
+        assert len(page.post("/likeness", {"number": 1, "other": 2})["images"]) == 2
         page.post("/export", {"folder": "all", "numbers": None})
         assert len(list((classified / "exports/all").glob("*/*"))) == 14
         window = OpenPage(browser, page.origin + page.start)

@@ -425,6 +425,7 @@ def test_a_step_that_is_prepared_is_the_same_and_nothing_is_written_before():
         before = copy.deepcopy((parted.state_dict(), optimizers[1].state_dict()["state"]))
         optimizers[1].prepare()
         optimizers[1].prepare()  # such as after a step that diverged
+        assert copy.deepcopy(optimizers[0]).step() is None  # a copy has prepared nothing
         torch.testing.assert_close(parted.state_dict(), before[0], rtol=0, atol=0)
         if step:
             torch.testing.assert_close(

@@ -25,6 +25,7 @@ from nearkin.data.duplicates import (
     merged,
     mirrored,
     near_groups,
+    shifted,
     signatures,
     similarity,
 )
@@ -74,7 +75,7 @@ def find_leaks(audited: Audited, precision: float, seed: int, progress: Progress
     """Find test images that are training images, too.
 
     An image and its nearest training images are compared by pixels as in `near_groups`, and also
-    mirrored. What remains is judged by its cosine.
+    mirrored, and shifted. What remains is judged by its cosine.
 
     Args:
         audited: Both parts.
@@ -147,6 +148,7 @@ class _Neighbors:
         alike = similarity(known["features"], pairs) > 0
         turned = np.concatenate([known["features"], mirrored(known["features"])])
         alike |= similarity(turned, pairs + np.array([len(known), 0])) > 0
+        alike |= shifted(known["features"], pairs) > 0
         return cls(rows, index, cosine, same | alike.reshape(shape))
 
 

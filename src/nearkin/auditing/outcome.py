@@ -20,6 +20,7 @@ from nearkin.data.duplicates import Groups, merged
 from nearkin.evaluation.column import ColumnTest, column_test
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.audit_page import AuditContent
+from nearkin.report.duplicates_page import Pair
 from nearkin.report.page.sections import Table
 from nearkin.result import Result, Row
 from nearkin.text import aligned, as_text
@@ -93,7 +94,7 @@ class Audit(Result):
             tuple(f"{subject.capitalize()}: {'; '.join(said)}." for subject, said in facts),
             tuple(tables),
             curve,
-            tuple((leak.test, leak.train, leak.cosine, leak.why) for leak in self.leaks.found),
+            tuple(Pair(leak.test, leak.train, leak.cosine, leak.why) for leak in self.leaks.found),
             tuple(
                 (each.row, each.score, f"{classes[labels[each.row]]} → {classes[each.other]}")
                 for each in doubts

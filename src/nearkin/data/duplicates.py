@@ -34,12 +34,14 @@ LENGTH: Final = KEPT**2 + 2 * COLOR**2  # Numbers that are kept of an image
 # copies as JPEG of quality 35, at .7 of the size, 15 % brighter or cropped by 3 % a side stay
 # below them in 97 % or more; see docs/benchmarks.md for what other images do.
 MAX_REST: Final = 0.05  # Share of the variance in which a copy differs
+FAR_REST: Final = 0.4  # The same after the first step towards a shifted copy
 MAX_LEVELS: Final = 9.0  # Root mean square of the difference, in gray levels
 MAX_DETAIL: Final = 0.15  # Share of the variance of detail
 MIN_LEVELS: Final = 4.0  # Standard deviation below which an image shows too little to compare
 MIN_DETAIL: Final = 1.0  # The same of its detail
 MAX_CROP: Final = 0.12  # Share of the width or height that a section may lack
 
+SHIFTED: Final = 0.16  # Share of the width and height that the middle of a shifted copy lacks
 SECTION: Final = 0.06  # Share of the width and height that the section lacks which is hashed, too
 TABLES: Final = 16  # Orders of the bits in which hashes are sorted
 REACH: Final = 8  # Hashes behind each in such an order that are candidates
@@ -263,6 +265,23 @@ def mirrored(features: Features) -> Features:
     return np.asarray(features * np.concatenate([luma, chroma]))
 
 
+def shifted(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"]:
+    """Return the correlation of pairs of which one's middle is in the other; 0 of others.
+
+    So are images that were shifted by less than half of `SHIFTED`. Strokes of other people's
+    digits may be, too: it is for pairs that are alike anyway.
+    """
+    section = _warps(np.full(1, -SHIFTED, np.float32), np.zeros(1, np.float32))[0][0]
+    tint = section[:COLOR, :COLOR]
+    found = np.zeros(len(pairs), np.float32)
+    for start in range(0, len(pairs), BLOCK):
+        rows = slice(start, start + BLOCK)
+        one, other = (_planes(features[pairs[rows, side]]) for side in (0, 1))
+        middle = section @ one[0] @ section.T, tint @ one[1] @ tint.T
+        found[rows] = _inside(*other, *middle, SHIFTED)
+    return found
+
+
 def _planes(features: Features) -> tuple[Squares, Float32[np.ndarray, "batch 2 _ _"]]:
     """The frequencies of brightness, and of the two color differences."""
     numbers = features.astype(np.float32)
@@ -281,26 +300,34 @@ def _dot(a: np.ndarray, b: np.ndarray) -> Float32[np.ndarray, " batch"]:
 
 
 def _inside(
-    luma: Squares, chroma: np.ndarray, luma_b: Squares, chroma_b: np.ndarray
+    luma: Squares,
+    chroma: np.ndarray,
+    luma_b: Squares,
+    chroma_b: np.ndarray,
+    start: float = 0.0,
 ) -> Float32[np.ndarray, " batch"]:
     """The correlation with images of the second kind of a section of the first; 0 if they differ.
 
-    Gauss-Newton steps find the section that resembles the lowest frequencies most. A section lies
-    within the image: what is merely shifted, as strokes of other people's digits are, is none.
+    Gauss-Newton steps find the section that resembles the lowest frequencies most, from the whole
+    image or from its middle, which lacks a share `start` of it. A section lies within the image:
+    what is merely shifted, as strokes of other people's digits are, is none.
     """
-    zoom = shift = np.zeros((2, len(luma)), np.float32)
+    shift = np.zeros((2, len(luma)), np.float32)
+    zoom = shift - np.float32(start)
     target = _flat(luma_b, COARSE)
     columns = _columns(luma, zoom[:, :1], shift[:, :1])
     step = _solve(columns, target)
     rest = target - (columns @ step[..., None])[..., 0]
-    most = np.minimum(MAX_REST * _dot(target, target), (MAX_LEVELS * SIDE) ** 2)
+    # The first step towards a shift is far from its end.
+    share, levels = (FAR_REST, np.inf) if start else (MAX_REST, (MAX_LEVELS * SIDE) ** 2)
+    most = np.minimum(share * _dot(target, target), levels)
     likely = np.flatnonzero(_dot(rest, rest) <= most)
     found = np.zeros(len(luma), np.float32)
     luma, chroma, luma_b, chroma_b = (x[likely] for x in (luma, chroma, luma_b, chroma_b))
     target, step, zoom, shift = target[likely], step[likely], zoom[:, likely], shift[:, likely]
     for again in (True, True, False):
         move = (step[:, 1:] / np.maximum(step[:, :1], 0.3)).T
-        zoom = (zoom + move[:2]).clip(-MAX_CROP, 0)
+        zoom = (zoom + move[:2]).clip(-max(MAX_CROP, start), 0)
         shift = (shift + move[2:]).clip(zoom * SIDE / 2, -zoom * SIDE / 2)
         if again:
             step = _solve(_columns(luma, zoom, shift), target)

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int32, Int64, Shaped, UInt64
+from jaxtyping import Float64, Int32, Int64, Shaped, UInt64
 from PIL import Image
 
 from nearkin.data.channels import Channels, array_pixels, as_color
@@ -46,6 +46,20 @@ class Source(ABC):
 
     def warm(self, rows: Iterable[int]) -> None:  # noqa: B027
         """Fetch these images at once, if they lie in a store, before they are read one by one."""
+
+    def region(self, row: int) -> "Region | None":
+        """Where an image lies in the one that it is cut from; None of a whole image."""
+        del row
+        return None
+
+
+class Region(NamedTuple):
+    """An image in a source, and a box in it."""
+
+    source: Source
+    row: int
+    corners: Float64[np.ndarray, "4"]
+    """Left, top, right and bottom as shares of the image's upright width and height."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +163,19 @@ class Either(Source):
 
     def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
         """The image's bytes, or the first `limit` of them; or its pixels."""
+        source, own = self._place(row)
+        return source.read(own, limit)
+
+    def region(self, row: int) -> Region | None:
+        """Where an image lies in the one that it is cut from; None of a whole image."""
+        source, own = self._place(row)
+        return source.region(own)
+
+    def _place(self, row: int) -> tuple[Source, int]:
         position = int(self.rows[row])
         if position < self.start:
-            return self.first.read(position, limit)
-        return self.second.read(position - self.start, limit)
+            return self.first, position
+        return self.second, position - self.start
 
     def only(self, rows: Rows) -> "Either":
         """The source of these images alone."""

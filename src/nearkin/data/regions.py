@@ -14,7 +14,7 @@ from jaxtyping import Int64, UInt8
 from nearkin.data.boxes import Box
 from nearkin.data.decode import MIN_SIDE, decode
 from nearkin.data.folders import list_files
-from nearkin.data.images import BadFile, Images, Rows, Source, in_bytes
+from nearkin.data.images import BadFile, Images, Region, Rows, Source, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import Listing
 from nearkin.data.notes import Note
@@ -39,13 +39,17 @@ class Regions(Source):
     def read(self, row: int, limit: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """The pixels in a box."""
         del limit
-        at = int(self.rows[row])
+        _, at, corners = self.region(row)
         encoded = self.images.read(at)
         assert isinstance(encoded, bytes), at
-        image = decode(encoded)
-        scale = np.array(image.size) / self.sizes[at]  # below one, of a JPEG that is too large
-        left, top, right, bottom = np.rint(self.boxes[row] * np.tile(scale, 2)).astype(int)
+        image = decode(encoded)  # smaller than its size says, if it is a JPEG that is too large
+        left, top, right, bottom = np.rint(corners * np.tile(image.size, 2)).astype(int)
         return np.asarray(image)[top:bottom, left:right].copy()
+
+    def region(self, row: int) -> Region:
+        """The box in its image."""
+        at = int(self.rows[row])
+        return Region(self.images, at, self.boxes[row] / np.tile(self.sizes[at], 2))
 
     def only(self, rows: Rows) -> "Regions":
         """The source of these boxes alone, and of their images."""

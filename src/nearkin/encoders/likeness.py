@@ -18,7 +18,6 @@ from nearkin.objectives import unit
 ImageOrFile = Image.Image | np.ndarray | Tensor | str | os.PathLike[str]
 
 
-@torch.inference_mode()
 def likeness(
     encoder: Encoder, image: ImageOrFile, other: ImageOrFile
 ) -> Float[Tensor, "2 side side"]:
@@ -42,15 +41,21 @@ def likeness(
         UsageError: If the network has no vectors before its pooling, or these form no square.
         DataError: If a file cannot be read.
     """
-    images = torch.stack([encoder.transform(_opened(each)) for each in (image, other)])
-    tokens = encoder.forward_features(images)[:, encoder.num_prefix_tokens :].float()
+    return likeness_of(encoder, encoder.transform([_opened(image), _opened(other)]))
+
+
+@torch.inference_mode()
+def likeness_of(encoder: Encoder, pair: Float[Tensor, "2 _ _ _"]) -> Float[Tensor, "2 side side"]:
+    """Map two images, as `encoder.transform` gives them, as `likeness` does; on the CPU."""
+    device = next(encoder.parameters(), pair).device
+    tokens = encoder.forward_features(pair.to(device))[:, encoder.num_prefix_tokens :]
     side = math.isqrt(tokens.shape[1])
     if side * side != tokens.shape[1]:
         raise UsageError(
             f"{tokens.shape[1]} vectors of an image are no square; give another encoder"
         )
     whole = unit(tokens.mean(dim=1)).flip(0)  # each beside the other image's
-    return torch.einsum("ind,id->in", unit(tokens), whole).reshape(2, side, side)
+    return torch.einsum("ind,id->in", unit(tokens), whole).reshape(2, side, side).cpu()
 
 
 def _opened(image: ImageOrFile) -> Image.Image | np.ndarray | Tensor:

@@ -4,17 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 from markupsafe import Markup
 
 from nearkin.data.images import Images
-from nearkin.report.image_map import thumbnails
+from nearkin.report.duplicates_page import Pair, found_tiles, tiled
 from nearkin.report.page.html import BLOCKS, Chart, document, line_chart
 from nearkin.report.page.sections import Table, Tile
-from nearkin.text import as_text
 
 SHOWN: Final = 48  # Images of a list
-SIDE: Final = 128
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class AuditContent:
     lines: tuple[str, ...]  # What was found, a sentence each
     tables: tuple[Table, ...]
     curve: Chart | None  # Accuracy by the distance to the nearest training image
-    leaks: tuple[tuple[int, int, float, str], ...]  # Test and training image, cosine, why
+    leaks: tuple[Pair, ...]  # Test and training image, cosine, why
     doubts: tuple[tuple[int, float, str], ...]  # Image, score, the label and the other class
     bad: tuple[tuple[int, float, str], ...]  # Image, what it is decided by, its kind
 
@@ -33,16 +30,9 @@ class AuditContent:
 def audit_page(content: AuditContent, images: Images | None, data: str, workers: int) -> str:
     """Return the page; of features without images, one without lists of images."""
     leaks, doubts, bad = content.leaks[:SHOWN], content.doubts[:SHOWN], content.bad[:SHOWN]
-    tiles = dict[int, Tile]()
-    if images is not None:
-        rows = {row for leak in leaks for row in leak[:2]} | {each[0] for each in (*doubts, *bad)}
-        uris = thumbnails(images, np.array(sorted(rows), np.int64), SIDE, workers)
-        tiles = {row: Tile(as_text(images.names[row]), uri, 0.0) for row, uri in uris.items()}
-    pairs = [
-        (tiles[test], tiles[train], f"{cosine:.4f}", why)
-        for test, train, cosine, why in leaks
-        if test in tiles and train in tiles
-    ]
+    rows = {row for leak in leaks for row in leak[:2]} | {each[0] for each in (*doubts, *bad)}
+    tiles = {} if images is None else found_tiles(images, rows, workers)
+    pairs = tiled(leaks, tiles)
     explanation = "On the left a test image, on the right the training image, with their cosine."
     return document(
         title=f"Audit of {data}",

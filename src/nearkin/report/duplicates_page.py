@@ -1,6 +1,6 @@
 """The page of `nearkin duplicates`: pairs of images to look at."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -53,10 +53,9 @@ def duplicates_page(
         "No duplicates": sorted(others, key=lambda pair: -pair.similarity)[:MAX_PAIRS],
     }
     rows = {row for pairs in lists.values() for pair in pairs for row in pair[:2]}
-    uris = thumbnails(images, np.array(sorted(rows), np.int64), SIDE, workers)
-    tiles = {row: Tile(as_text(images.names[row]), uri, 0.0) for row, uri in uris.items()}
+    tiles = found_tiles(images, rows, workers)
     blocks = {
-        title: BLOCKS.pairs(EXPLANATIONS[title], _tiled(pairs, tiles))
+        title: BLOCKS.pairs(EXPLANATIONS[title], tiled(pairs, tiles))
         for title, pairs in lists.items()
         if pairs
     }
@@ -78,12 +77,19 @@ EXPLANATIONS: Final = {
 }
 
 
-def _tiled(
-    pairs: Sequence[Pair], tiles: Mapping[int, Tile]
-) -> Iterator[tuple[Tile, Tile, str, str]]:
-    for pair in pairs:
-        if pair.one in tiles and pair.two in tiles:
-            yield tiles[pair.one], tiles[pair.two], f"{pair.similarity:.4f}", pair.note
+def found_tiles(images: Images, rows: Iterable[int], workers: int) -> dict[int, Tile]:
+    """Return thumbnails by row, of images that can be read."""
+    uris = thumbnails(images, np.array(sorted(rows), np.int64), SIDE, workers)
+    return {row: Tile(as_text(images.names[row]), uri, 0.0) for row, uri in uris.items()}
+
+
+def tiled(pairs: Iterable[Pair], tiles: Mapping[int, Tile]) -> list[tuple[Tile, Tile, str, str]]:
+    """Return pairs as they are drawn, where both images can be."""
+    return [
+        (tiles[one], tiles[two], f"{similarity:.4f}", note)
+        for one, two, similarity, note in pairs
+        if one in tiles and two in tiles
+    ]
 
 
 def _threshold(estimate: Precision | None) -> Iterator[tuple[str, str]]:

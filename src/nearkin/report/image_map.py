@@ -88,13 +88,15 @@ def image_map(
         order = z_order(places.xy)
     position = np.argsort(order)  # of each image on the page
     rows = on_map[order]
+    shown, region = embeddings.rows[rows], images.source.region
     return ImageMap(
-        number=embeddings.rows[rows],
+        number=shown,
         names=tuple(embeddings.paths[row] for row in rows.tolist()),
         xy=places.xy[order],
         neighbors=position[among[places.neighbors[order]]].astype(np.int32),
         similarity=places.similarity[order],
         colorings=colorings(folder, embeddings, rows),
+        regions=np.array([x for x, row in enumerate(shown.tolist()) if region(row)], np.int64),
         sheets=sheets or sheets_in_order(chosen, order, side, workers=available_cpus()),
         side=side,
         columns=COLUMNS,
@@ -250,12 +252,16 @@ def thumbnails(
     PNG up to 64 pixels, else WebP. Unreadable images are left out; images that are all smaller
     than `side` keep the size of the largest of them.
     """
-    return {row: _uri(square) for row, square in squares(images, rows, side, workers)}
+    return {
+        row: data_uri(Image.fromarray(square.permute(1, 2, 0).numpy()))
+        for row, square in squares(images, rows, side, workers)
+    }
 
 
-def _uri(square: UInt8[Tensor, "3 side side"]) -> str:
-    kind = "png" if square.shape[-1] <= SMALL_SIDE else "webp"
-    content = encoded(Image.fromarray(square.permute(1, 2, 0).numpy()), kind, quality=QUALITY)
+def data_uri(image: Image.Image) -> str:
+    """Return an image as a `data:` URI: PNG up to 64 pixels, else WebP."""
+    kind = "png" if max(image.size) <= SMALL_SIDE else "webp"
+    content = encoded(image, kind, quality=QUALITY)
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 

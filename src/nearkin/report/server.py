@@ -33,8 +33,6 @@ ANSWER_TIMEOUT: Final = 300.0  # seconds for an answer
 LINGER: Final = 1.0
 START: Final = "/?token="
 HOST: Final = re.compile(r"(?ai)(\[[0-9a-f:]+\]|[\w.-]+)(?::[1-9][0-9]{0,4})?")
-IMAGE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
-FILE: Final = re.compile(FILES + r"/(0|[1-9][0-9]{0,8})\.(js|webp)")
 HEADERS: Final = {  # of every answer
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -47,11 +45,19 @@ NO_CONTENT_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'no
 """Content-Security-Policy of all answers but the page."""
 
 
+NUMBER: Final = "(0|[1-9][0-9]{0,8})"
+CONTENT: Final = {  # by path: the method of RunSite that gives it by its number, and its type
+    re.compile(f"/image/{NUMBER}"): ("image", "image/webp"),
+    re.compile(f"/whole/{NUMBER}"): ("whole", "image/webp"),
+    re.compile(rf"/{FILES}/{NUMBER}\.webp"): ("sheet", "image/webp"),
+    re.compile(rf"/{FILES}/{NUMBER}\.js"): ("details", "text/javascript"),
+}
 # Each calls the method of RunSite of the same name, with its fields as arguments.
 REQUESTS: Final = {
     "/name": defstruct("Name", [("clusters", list[str]), ("name", str)]),
     "/label": defstruct("Label", [("numbers", list[int]), ("name", str)]),
     "/split": defstruct("Split", [("numbers", list[int]), ("name", str)]),
+    "/likeness": defstruct("Likeness", [("number", int), ("other", int)]),
     "/export": defstruct("Export", [("folder", str), ("numbers", list[int] | None)]),
 }
 
@@ -166,7 +172,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:
-        """Search, or change the run."""
+        """Search, compare two images, or change the run."""
         self._answer(self._post)
 
     def _answer(self, reply_to_page: Callable[[], Reply]) -> None:
@@ -234,17 +240,11 @@ class RequestHandler(BaseHTTPRequestHandler):
             return Reply(site.page.encode(), "text/html; charset=utf-8", policy=policy)
         if self.path == "/classes":
             return json_reply(site.classes())
-        if match := IMAGE.fullmatch(self.path):
-            size, number = match.groups()
-            image = site.image(int(number), large=size == "image")
-            if image is not None:
-                return Reply(image, "image/webp")
-        if match := FILE.fullmatch(self.path[1:]):
-            number, ending = int(match[1]), match[2]
-            script = ending == "js"
-            content = site.details(number) if script else site.sheet(number)
-            if content is not None:
-                return Reply(content, "text/javascript" if script else "image/webp")
+        for path, (method, kind) in CONTENT.items():
+            if match := path.fullmatch(self.path):
+                content = getattr(site, method)(int(match[1]))
+                if content is not None:
+                    return Reply(content, kind)
         raise Refused(HTTPStatus.NOT_FOUND, "not found")
 
     def _post(self) -> Reply:

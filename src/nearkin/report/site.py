@@ -1,28 +1,30 @@
-"""What the server of a run's page answers: images, search, edits of a discovery."""
+"""What the server of a run's page answers: images, search, likeness, edits of a discovery."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
-from PIL import Image
+from jaxtyping import Float, Float32, UInt8
+from PIL import Image, ImageDraw
 from torch import Tensor
 
+from nearkin.data.batches import center_crops
 from nearkin.data.channels import preview
-from nearkin.data.decode import BadImage, center, decode
-from nearkin.data.images import SMALL_SIDE, Images
+from nearkin.data.decode import BadImage, decode
+from nearkin.data.images import SMALL_SIDE, Images, Region, read
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import encode_pixels
+from nearkin.encoders.likeness import likeness_of
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import coordinates, landmark_rows, place
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.metrics.neighbors import nearest
-from nearkin.report.image_map import ONE_FILE, encoded, sheets_in_order
+from nearkin.report.image_map import ONE_FILE, data_uri, encoded, sheets_in_order
 from nearkin.report.page import html
 from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
@@ -32,7 +34,6 @@ from nearkin.run.folder import RunFolder
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
-SMALL: Final = 96
 MAX_DECODERS: Final = 4  # images decoded at once: each may take hundreds of megabytes
 
 Json = Mapping[str, Any]  # plain values
@@ -74,21 +75,20 @@ class RunSite:
         """Wait for the change that is under way, and let no other begin."""
         self._lock.acquire()
 
-    def image(self, number: int, *, large: bool) -> bytes | None:
-        """Return an image as WebP, None if it is unreadable.
+    def image(self, number: int) -> bytes | None:
+        """Return an image of screen size, upright, as WebP; None if it is unreadable."""
+        return self._drawn(number, lambda: _screen_sized(self._images.read(number)))
 
-        A large one is upright and of screen size; a small one is its central square.
-        """
+    def whole(self, number: int) -> bytes | None:
+        """Return the image that a region is cut from, with a frame around it, as `image` does."""
+        return self._drawn(number, lambda: _framed(self._images.source.region(number)))
+
+    def _drawn(self, number: int, draw: Callable[[], Image.Image]) -> bytes | None:
         if number >= len(self._images):
             return None
         with self._decoders:
             try:
-                content = self._images.read(number)
-                if not isinstance(content, bytes):
-                    content = preview(content)
-                image = (
-                    _screen_sized(content) if large else Image.fromarray(center(content, SMALL))
-                )
+                image = draw()
             except BadImage:
                 return None
             lossless = max(image.size) <= SMALL_SIDE
@@ -138,7 +138,26 @@ class RunSite:
         batch = pixels.permute(2, 0, 1)[None]
         return encode_pixels(self._encoder.backbone, [batch], self._device).cpu()
 
-    # Loaded by the first search: most visits of a page need none of it.
+    def likeness(self, number: int, other: int) -> Json:
+        """Return two images as the encoder sees them, below the heat map of their likeness.
+
+        Also the least and the greatest value of the two maps; see `nearkin.likeness`.
+        """
+        self._rows([number, other])
+        with self._lock:
+            view = self._encoder.preprocessing
+            pixels, bad = center_crops(view.applied(self._images), [number, other], view)
+            if bad:
+                row, reason = next(iter(bad.items()))
+                raise DataError(f"image {row} cannot be read ({reason}); choose another")
+            inputs = view.to_input(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+            maps = likeness_of(self._encoder, inputs).numpy()
+        low, high = float(maps.min()), float(maps.max())
+        heat = np.interp(maps, (low, high), (0, 1)).astype(np.float32)
+        drawn = [_heated(preview(one), own) for one, own in zip(pixels, heat, strict=True)]
+        return {"images": [data_uri(image) for image in drawn], "low": low, "high": high}
+
+    # Loaded by the first search or comparison: most visits of a page need none of it.
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -214,7 +233,35 @@ class RunSite:
         return [predicted.get(name, label) for name, label in zip(names, own, strict=True)]
 
 
+def _heated(
+    pixels: UInt8[np.ndarray, "side side 3"], heat: Float32[np.ndarray, "places places"]
+) -> Image.Image:
+    """An image in gray below the colors of heat from 0 to 1, interpolated between the places."""
+    from matplotlib import colormaps
+
+    whole = Image.fromarray(heat).resize(pixels.shape[:2], Image.Resampling.BILINEAR)
+    # Its lightness rises evenly, for any kind of color blindness.
+    colors = Image.fromarray(colormaps["inferno"](np.asarray(whole), bytes=True)[..., :3])
+    return Image.blend(Image.fromarray(pixels).convert("L").convert("RGB"), colors, 0.5)
+
+
+def _framed(region: Region | None) -> Image.Image:
+    """The image that a region is cut from, of screen size, with a frame around the region."""
+    if region is None:
+        raise BadImage("no region")
+    image = _screen_sized(read(region.source, region.row))
+    size = np.tile(image.size, 2)
+    corners, width = np.rint(region.corners * size), max(1, round(max(image.size) / 200))
+    for color, out in (("black", 2 * width), ("white", width)):  # seen on any image
+        outside = (corners + np.array([-out, -out, out - 1, out - 1])).clip(0, size - 1)
+        ImageDraw.Draw(image).rectangle(outside.tolist(), outline=color, width=width)
+    return image
+
+
 def _screen_sized(file: bytes | np.ndarray) -> Image.Image:
-    image = decode(file, min_side=LARGE) if isinstance(file, bytes) else Image.fromarray(file)
+    if isinstance(file, bytes):
+        image = decode(file, min_side=LARGE)
+    else:
+        image = Image.fromarray(preview(file))
     image.thumbnail((LARGE, LARGE))
     return image

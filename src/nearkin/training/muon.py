@@ -52,6 +52,9 @@ class Muon(Optimizer):
         weight_decay: Weight decay, decoupled from the gradient.
     """
 
+    _prepared: dict[Tensor, tuple[Tensor, Tensor]] | None = None
+    """The gradients' average and the step of each matrix, between `prepare` and `step`."""
+
     def __init__(
         self,
         params: ParamsT,
@@ -61,8 +64,6 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
-        self._prepared: dict[Tensor, tuple[Tensor, Tensor]] | None = None
-        """The gradients' average and the step of each matrix, between `prepare` and `step`."""
 
     @torch.no_grad()
     def prepare(self) -> None:

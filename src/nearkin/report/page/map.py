@@ -55,6 +55,7 @@ class ImageMap:
     neighbors: Int[np.ndarray, "n k"]
     """Rows of this map, most similar first, without the image itself."""
     similarity: Float32[np.ndarray, "n k"]  # cosine
+    regions: Int[np.ndarray, " regions"]  # rows of the map that are cut from larger images
     colorings: tuple[Coloring, ...]
     """The first is selected at first; without any, all points look alike."""
     sheets: Iterable[bytes]  # WebP images of thumbnails, row by row in the order of the images
@@ -124,6 +125,7 @@ def _data(image_map: ImageMap, files: str) -> Markup:
     data: dict[str, Any] = {
         "number": _array(image_map.number),
         "xy": _array(image_map.xy),
+        "regions": _array(image_map.regions),
         "k": image_map.neighbors.shape[1],
         "among": image_map.among,
         "similaritySteps": SIMILARITY_STEPS,

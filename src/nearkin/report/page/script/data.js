@@ -41,7 +41,7 @@ const NO_FILTER = () => ({ hidden: new Set(), range: null });
 
 function readData() {
   const json = JSON.parse(document.getElementById("images").textContent);
-  for (const name of ["number", "xy"]) json[name] = array(json[name]);
+  for (const name of ["number", "xy", "regions"]) json[name] = array(json[name]);
   for (const coloring of json.colorings) {
     Object.assign(coloring, { values: array(coloring.values), ...NO_FILTER() });
   }

@@ -8,13 +8,9 @@ function galleryItem(i, label, caption) {
 }
 
 const tiles = (items) => make("ul", { className: "map-tiles" },
-  ...items.map((item) => make("li", {}, item)));
+  ...items.map((item) => make("li", {}, ...[item].flat())));
 
-function gallery(members, caption = () => "") {
-  return tiles(members.map((i) => {
-    return galleryItem(i, [name(i), caption(i)].filter(Boolean).join(", "), caption(i));
-  }));
-}
+const gallery = (members) => tiles(members.map((i) => galleryItem(i, name(i))));
 
 function fillPanel(title, ...content) {
   $("panel").replaceChildren(
@@ -37,16 +33,28 @@ async function showPanel() {
   fillPanel(
     make("bdi", {}, name(i)),
     make("div", { className: served ? "map-large" : "map-about" }, largeImage(i), values(i)),
+    ...wholeImage(i),
     ...nearestNeighbors(i),
     ...sameClass(i, members),
   );
 }
 
 function largeImage(i) {
-  if (!served) return tile(i);
-  const address = `image/${data.number[i]}`;
-  const image = make("img", { src: address, alt: name(i) });
-  return make("a", { href: address, target: "_blank", title: "Open in a new tab" }, image);
+  return served ? imageLink(`image/${data.number[i]}`, name(i)) : tile(i);
+}
+
+function imageLink(href, alt) {
+  const image = make("img", { src: href, alt });
+  return make("a", { href, target: "_blank", title: "Open in a new tab" }, image);
+}
+
+/* Of a region, where it is cut from. */
+function wholeImage(i) {
+  if (!data.regions.includes(i)) return [];
+  const shown = served
+    ? make("div", { className: "map-large" }, imageLink(`whole/${data.number[i]}`, "The region in its image"))
+    : note("nearkin explore RUN shows the region in its image.");
+  return [make("h4", {}, "In its image"), shown];
 }
 
 function values(i) {
@@ -59,12 +67,26 @@ function values(i) {
 function nearestNeighbors(i) {
   if (!data.k) return [];
   const among = data.among ? ` Among the ${count(data.among, "image")} that place all others.` : "";
-  const cosines = new Map(Array.from(neighbors(i), (other, j) => [other, similarity(i, j)]));
+  const where = served
+    ? "Click a number to see where the two images are alike."
+    : "nearkin explore RUN shows where two images are alike.";
+  const near = Array.from(neighbors(i), (other, j) => neighborItem(i, other, similarity(i, j).toFixed(2)));
   return [
     make("h4", {}, "Nearest neighbors"),
-    note(`By cosine similarity of the embeddings; 1 is identical.${among}`),
-    gallery([...cosines.keys()], (other) => cosines.get(other).toFixed(2)),
+    note(`By cosine similarity of the embeddings; 1 is identical.${among} ${where}`),
+    tiles(near),
+    make("div", { id: "map-likeness", role: "status" }),
   ];
+}
+
+/* A neighbor, whose number leads to where the two are alike if there is a server. */
+function neighborItem(i, other, cosine) {
+  const title = `${name(other)}, ${cosine}`;
+  if (!served) return galleryItem(other, title, cosine);
+  const onclick = ({ target }) => showLikeness(i, other, target);
+  const ariaLabel = `${cosine}, where ${name(other)} is alike`;
+  const where = button(cosine, onclick, { className: "map-where", ariaPressed: false, ariaLabel });
+  return [galleryItem(other, title), where];
 }
 
 /* Other images of its class: highest score first if there are scores, else nearest on the map. */

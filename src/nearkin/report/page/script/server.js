@@ -1,4 +1,4 @@
-/* Search, and edits of classes: what needs a server behind the page. */
+/* Search, comparison, and edits of classes: what needs a server behind the page. */
 
 let runClasses = null; // the classes as they are in the run now
 let firstClasses = []; // the class of every image when the page was made
@@ -81,7 +81,32 @@ function resultTile({ number, name: path, label, similarity: cosine }) {
   const i = data.number.indexOf(number);
   if (i >= 0) return galleryItem(i, title, cosine.toFixed(2));
   return make("a", { title, ariaLabel: title, href: `image/${number}`, target: "_blank" },
-    make("img", { src: `thumbnail/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
+    make("img", { src: `image/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
+}
+
+/* ---- where two images are alike ---- */
+
+/* Shows it, or hides it if it is shown already. */
+async function showLikeness(i, other, pressed) {
+  const [shown, isShown] = [$("likeness"), pressed.ariaPressed === "true"];
+  for (const each of $("panel").querySelectorAll(".map-where")) each.ariaPressed = each === pressed && !isShown;
+  shown.replaceChildren(...(isShown ? [] : [note("Comparing …")]));
+  if (isShown) return;
+  const found = await likeness(i, other).catch((error) => [note(escapeInvisible(error.message))]);
+  if (pressed.ariaPressed !== "true") return; // another one meanwhile
+  shown.replaceChildren(...found);
+  shown.scrollIntoView({ block: "nearest" });
+}
+
+async function likeness(...pair) {
+  const [number, other] = pair.map((i) => data.number[i]);
+  const { images, low, high } = await request("likeness", { number, other });
+  const alts = pair.map((i, at) => `Where ${name(i)} is like ${name(pair[1 - at])}`);
+  const maps = images.map((src, at) => make("img", { src, alt: alts[at] }));
+  return [
+    make("div", { className: "map-pair" }, ...maps),
+    note(`How like each place is to the other image: cosines from ${low.toFixed(2)} (violet) to ${high.toFixed(2)} (yellow).`),
+  ];
 }
 
 /* ---- classes ---- */
