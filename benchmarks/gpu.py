@@ -70,10 +70,8 @@ class Stage:
 def first_stages(options: Namespace) -> Iterator[Stage]:
     """Yield what is measured before anything trains."""
     yield Stage("doctor", ["nearkin", "doctor"], 30)
-    kernels, with_muon = (
-        measured("kernels", options),
-        ["--methods", "simclr", "--optimizer", "muon"],
-    )
+    kernels = measured("kernels", options)
+    with_muon = ["--methods", "simclr", "--optimizer", "muon"]
     yield Stage("kernels", kernels, 60)
     yield Stage("kernels muon", [*kernels, *with_muon], 40)
     if not options.quick:  # compiling takes minutes on a CPU

@@ -186,7 +186,7 @@ class Batches:
     bad: dict[int, str]
     """Rows that turned out unreadable, with the reason; others took their place."""
     steps_at_once: int = 1
-    """Steps whose views are made together, if images are held in memory: the same views."""
+    """Steps whose views are made together, at most, if images are in memory: the same views."""
 
     @classmethod
     def of(
@@ -241,9 +241,7 @@ class Batches:
             images, views, sampler, image_size, multiple, decoded, by_content=by_content
         )
         own_labels = np.full(len(images), UNLABELED) if labels is None else labels
-        numbers = sampler.batch_size * images.num_channels * image_size**2
-        most = 1 if device.type == "cpu" else AT_ONCE
-        at_once = max(1, min(most, NUMBERS_AT_ONCE // numbers))
+        at_once = 1 if device.type == "cpu" else AT_ONCE
         return cls(dataset, device, workers, own_labels, pixels, bad, at_once)
 
     @property
@@ -312,7 +310,8 @@ class Batches:
             self._plan(self.sampler.epoch(step), self.sampler.rows(step)[part])
             for step in range(start, stop)
         )
-        planned = list(islice(plans, self.steps_at_once))
+        numbers = self.sampler.batch_size * self.images.num_channels * max(self.sizes) ** 2
+        planned = list(islice(plans, max(1, min(self.steps_at_once, NUMBERS_AT_ONCE // numbers))))
         while planned:
             made = zip(self._from_memory(pixels, planned), planned, strict=True)
             planned = []

@@ -7,6 +7,7 @@ alone would not do: at the distance of a crop, thousands of drawings and digits 
 """
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -52,6 +53,7 @@ Pairs = Int64[np.ndarray, "pairs 2"]
 Groups = Int64[np.ndarray, " images"]
 Features = Float16[np.ndarray, "images length"]
 Squares = Float32[np.ndarray, "batch _ _"]
+Planes = tuple[Squares, Float32[np.ndarray, "batch 2 _ _"]]
 
 _steps = np.arange(SIDE, dtype=np.float32) + 0.5 - SIDE / 2  # Pixels, from the center
 _waves = np.arange(KEPT, dtype=np.float32) * np.float32(np.pi / SIDE)
@@ -221,12 +223,12 @@ def _hashes(
     """
     wave = np.add.outer(np.arange(KEPT), np.arange(KEPT)).ravel()
     lowest = np.argsort(wave, kind="stable")[1:65]
-    section = _warps(np.full(1, -SECTION, np.float32), np.zeros(1, np.float32))[0]
+    section = _section(SECTION)
     visible, hashes = [rows[:0]], [np.zeros(0, np.uint64)]
     for block in np.array_split(rows, len(rows) // BLOCK + 1):
         luma, _ = _planes(features[block])
         shows = _shows(luma)
-        for whole in (luma[shows], section @ luma[shows] @ section.mT):
+        for whole in (luma[shows], section @ luma[shows] @ section.T):
             signs = whole.reshape(-1, KEPT**2)[:, lowest] > 0
             visible.append(block[shows])
             hashes.append(signs @ (np.uint64(1) << np.arange(64, dtype=np.uint64)))
@@ -246,16 +248,13 @@ def _candidates(hashes: UInt64[np.ndarray, " images"], bits: Int64[np.ndarray, "
     return np.concatenate(pairs)
 
 
-# OpenBLAS may say that a product is invalid which is not (numpy issues 13173 and 24067).
-@np.errstate(invalid="ignore")
 def similarity(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"]:
     """Return the correlation of near-duplicates, one aligned to the other; 0 of other pairs."""
-    found = np.zeros(len(pairs), np.float32)
-    for start in range(0, len(pairs), BLOCK):
-        rows = slice(start, start + BLOCK)
-        one, other = (_planes(features[pairs[rows, side]]) for side in (0, 1))
-        found[rows] = np.maximum(_inside(*one, *other), _inside(*other, *one))
-    return found
+
+    def compare(one: Planes, other: Planes) -> np.ndarray:
+        return np.asarray(np.maximum(_inside(*one, *other), _inside(*other, *one)))
+
+    return _compared(features, pairs, compare)
 
 
 def mirrored(features: Features) -> Features:
@@ -271,18 +270,37 @@ def shifted(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"]:
     So are images that were shifted by less than half of `SHIFTED`. Strokes of other people's
     digits may be, too: it is for pairs that are alike anyway.
     """
-    section = _warps(np.full(1, -SHIFTED, np.float32), np.zeros(1, np.float32))[0][0]
+    section = _section(SHIFTED)
     tint = section[:COLOR, :COLOR]
+
+    def compare(one: Planes, other: Planes) -> np.ndarray:
+        luma, chroma = one
+        middle = section @ luma @ section.T, tint @ chroma @ tint.T
+        return _inside(*other, *middle, SHIFTED)
+
+    return _compared(features, pairs, compare)
+
+
+# OpenBLAS may say that a product is invalid which is not (numpy issues 13173 and 24067).
+@np.errstate(invalid="ignore")
+def _compared(
+    features: Features, pairs: Pairs, compare: Callable[[Planes, Planes], np.ndarray]
+) -> Float32[np.ndarray, " pairs"]:
+    """Compare pairs, some at a time."""
     found = np.zeros(len(pairs), np.float32)
     for start in range(0, len(pairs), BLOCK):
         rows = slice(start, start + BLOCK)
-        one, other = (_planes(features[pairs[rows, side]]) for side in (0, 1))
-        middle = section @ one[0] @ section.T, tint @ one[1] @ tint.T
-        found[rows] = _inside(*other, *middle, SHIFTED)
+        found[rows] = compare(*(_planes(features[pairs[rows, side]]) for side in (0, 1)))
     return found
 
 
-def _planes(features: Features) -> tuple[Squares, Float32[np.ndarray, "batch 2 _ _"]]:
+def _section(share: float) -> Float32[np.ndarray, "_ _"]:
+    """The matrix from frequencies of a side to those of its middle, which lacks this share."""
+    section: np.ndarray = _warps(np.full(1, -share, np.float32), np.zeros(1, np.float32))[0][0]
+    return section
+
+
+def _planes(features: Features) -> Planes:
     """The frequencies of brightness, and of the two color differences."""
     numbers = features.astype(np.float32)
     luma = numbers[:, : KEPT**2].reshape(-1, KEPT, KEPT)
