@@ -9,7 +9,6 @@ classes more often than others, or all alike. 5 and 10 % of the labels are made 
 by cleanlab, where installed, by the same votes.
 """
 
-import io
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ import torch
 from PIL import Image, ImageFilter, ImageOps
 
 from benchmarks.discovery.sets import LITE0
+from benchmarks.shared.datasets import as_jpeg
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.auditing.data import Audited
@@ -55,12 +55,6 @@ SETS: Final = {
 CPU: Final = torch.device("cpu")
 
 
-def _jpeg(image: Image.Image, quality: int = 50) -> Image.Image:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality)
-    return Image.open(file).convert("RGB")
-
-
 def _cropped(image: Image.Image) -> Image.Image:
     box = (0.05 * image.width, 0.05 * image.height, 0.95 * image.width, 0.95 * image.height)
     return image.resize(image.size, Image.Resampling.BICUBIC, box)
@@ -76,7 +70,7 @@ EDITS: Final[Mapping[str, Callable[[Image.Image], Image.Image]]] = {
     "copy": lambda image: image,
     "crop": _cropped,
     "shift": _shifted,
-    "JPEG": _jpeg,
+    "JPEG": lambda image: as_jpeg(image, 50),
     "mirror": ImageOps.mirror,
 }
 
@@ -85,7 +79,7 @@ def camera(image: Image.Image) -> Image.Image:
     """Return an image as another camera takes it."""
     soft = image.filter(ImageFilter.GaussianBlur(0.0125 * max(image.size)))
     tinted = np.asarray(soft) * np.array([1.12, 1.0, 0.85])
-    return _jpeg(Image.fromarray(tinted.clip(0, 255).astype(np.uint8)))
+    return as_jpeg(Image.fromarray(tinted.clip(0, 255).astype(np.uint8)), 50)
 
 
 class Planted:

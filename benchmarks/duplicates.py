@@ -9,7 +9,6 @@ how many copies share a group with their original, and how many of 1,000 origina
 another one: some sets have duplicates of their own, which all should find.
 """
 
-import io
 import tempfile
 import time
 from argparse import Namespace
@@ -25,6 +24,7 @@ from PIL import Image, ImageEnhance
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from benchmarks.shared.datasets import as_jpeg
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, compared
 from nearkin.data.decode import decode, pixels_as_image
@@ -40,15 +40,9 @@ OPTIONS: Final = (
 )
 
 
-def _jpeg(image: Image.Image, quality: int = 85) -> Image.Image:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality)
-    return Image.open(file).convert("RGB")
-
-
 def _resized(image: Image.Image, factor: float) -> Image.Image:
     width, height = (max(1, round(factor * edge)) for edge in image.size)
-    return _jpeg(image.resize((width, height), Image.Resampling.BICUBIC))
+    return as_jpeg(image.resize((width, height), Image.Resampling.BICUBIC), 85)
 
 
 def _cropped(image: Image.Image) -> Image.Image:
@@ -57,8 +51,8 @@ def _cropped(image: Image.Image) -> Image.Image:
 
 
 EDITS: Final[dict[str, Callable[[Image.Image], Image.Image]]] = {
-    "JPEG 85": _jpeg,
-    "JPEG 35": lambda image: _jpeg(image, 35),
+    "JPEG 85": lambda image: as_jpeg(image, 85),
+    "JPEG 35": lambda image: as_jpeg(image, 35),
     "x .7": lambda image: _resized(image, 0.7),
     "x 1.25": lambda image: _resized(image, 1.25),
     "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.15),

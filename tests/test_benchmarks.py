@@ -24,9 +24,8 @@ KEYS = {
     "commit", "machine", "torch", "threads", "options",
 }  # fmt: skip
 QUICK = {
-    "checkpoints": {"simclr/small/32"},
+    "duplicates": {"digits 32"},
     "objectives": {"info_nce", "info_nce, memory", "neighbors"},
-    "photographs": {"as they are, 320x240", "enlarged, 640x480"},
 }
 """Cheap ones, and some of their cases."""
 

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,52 +13,47 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/nearkin/**/*.md")]
 PATH = re.compile(r"(?<![\w/.-])((?:benchmarks|docs|examples|src|tests)/[\w./-]*\w)")
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
-STUDIES = "studies-1"
-"""The tag that has the programs of finished studies."""
+STUDIES = ("studies-1", "7a60c5d")
+"""A tag and a commit that have the programs of finished studies."""
 
 
 def named(page):
-    """Yield the files that a page names from the root, and those that it links to."""
+    """Yield the files that a page names from the root, those that it links to, and benchmarks."""
     text = page.read_text(encoding="utf-8")
     yield from (page.parent / path for path in LINK.findall(text))
     paths = PATH.findall(LINK.sub("", text))
     yield from (ROOT / path for path in paths if not re.search("[A-Z]{2}", path))
+    programs = set(re.findall(r"-m\s+benchmarks (\w+)", text)) - {"NAME", *names()}
+    yield from (ROOT / "benchmarks" / f"{program}.py" for program in programs)
 
 
-@cache
-def files_of_studies():
-    """The files at the tag; nothing in a clone without tags."""
-    command = ["git", "ls-tree", "-r", "--name-only", STUDIES, "benchmarks"]
+def files_of(study):
+    """The benchmarks at a tag or commit; none in a clone without it."""
+    command = ["git", "ls-tree", "-r", "--name-only", study, "benchmarks"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return frozenset(shown.stdout.split())
+    return shown.stdout.split()
 
 
 def missing(page):
-    return {str(path.relative_to(ROOT)) for path in named(page) if not path.exists()}
+    away = {str(path.relative_to(ROOT)) for path in named(page) if not path.exists()}
+    return away - {"benchmarks/throughput.py"}  # the command of an old measurement
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_names_files_that_exist_or_the_tag_that_has_them(page):
-    away = missing(page) - {"benchmarks/throughput.py"}  # the command of an old measurement
-    assert not away or STUDIES in page.read_text(encoding="utf-8")
+def test_a_page_names_files_that_exist_or_the_commit_that_has_them(page):
+    away, text = missing(page), page.read_text(encoding="utf-8")
+    assert not away or any(study in text for study in STUDIES)
     assert all(path.startswith("benchmarks/") for path in away)
-
-
-def test_the_tag_has_what_pages_name():
-    away = set().union(*map(missing, PAGES)) - {"benchmarks/throughput.py"}
-    if not files_of_studies():
-        pytest.skip(f"no tag {STUDIES} in this clone")
-    assert all(
-        any(f"{file}/".startswith(f"{path}/") for file in files_of_studies()) for path in away
-    )
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_benchmark_that_a_page_names_is_there(page):
-    text = page.read_text(encoding="utf-8")
-    assert set(re.findall(r"-m benchmarks (\w+)", text)) - {"NAME"} <= set(names())
     scripts = re.findall(r"python (benchmarks/\S+\.py)", text)
     assert not [path for path in scripts if (ROOT / path).exists()], "run by -m benchmarks"
+
+
+def test_studies_have_the_programs_that_pages_name():
+    there = {file for study in STUDIES for file in files_of(study)}
+    if not all(map(files_of, STUDIES)):
+        pytest.skip("no history in this clone")
+    for path in set().union(*map(missing, PAGES)):
+        assert any(f"{file}/".startswith(f"{path}/") for file in there), path
 
 
 def test_the_tree_is_that_of_the_package():

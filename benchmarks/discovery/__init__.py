@@ -1,9 +1,7 @@
 """Discovery of classes on features of frozen encoders, an arm at a time, beside k-means.
 
     python -m benchmarks discovery --data FOLDER [--sets caltech trash] [--seeds 6 7 8 9 10]
-        [--arms k-means components] [--checkout SIMGCD] --csv docs/discovery/start.csv
-    python -m benchmarks discovery --data FOLDER --sets digits fashion trash --seeds 6 7 8
-        --tail 20 --csv docs/discovery/tails.csv
+        [--arms k-means components] --csv docs/discovery/start.csv
 
 FOLDER has the data sets (`SETS` of sets.py) and, in runs/NAME, an encoder trained on each without
 labels. Scored are images held out, of known and novel classes mixed. A row of the table is written
@@ -15,14 +13,11 @@ import csv
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from sklearn.metrics import adjusted_rand_score
 
-from benchmarks.discovery.official import by_authors
 from benchmarks.discovery.sets import SETS, Bench
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, commit
@@ -33,25 +28,18 @@ from nearkin.discovery.stages import Stage, class_stage, components_init, known_
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import right
 
+STARTS: Final = ("components", "known classes first")
+"""Where SimGCD starts."""
 OPTIONS: Final = (
     Option("sets", ["digits", "omniglot", "caltech", "trash", "flowers"], "data sets",
            quick=["digits"], choices=list(SETS)),
     Option("seeds", [6, 7, 8, 9, 10], "each draws novel classes, held-out images and labels",
            quick=[0]),
-    Option("arms", ["k-means", "components", "known classes first"], "what is compared"),
-    Option("checkout", Path(), "CVMI-Lab/SimGCD, for the arm `official`"),
-    Option("tail", 1, "how many times larger the largest class is than the smallest"),
+    Option("arms", ["k-means", *STARTS], "what is compared", choices=["k-means", *STARTS]),
     Option("csv", Path(), "where rows are kept; nowhere if empty"),
 )  # fmt: skip
 SCORES: Final = ("all", "known", "novel", "aware", "train")
 COLUMNS: Final = ("mode", "data", "seed", "arm", *SCORES, "seconds", "commit")
-VARIANTS: Final[Mapping[str, Mapping[str, float]]] = {
-    "components": {},
-    "contrast at 1": {"contrast_temperature": 1.0},
-    "entropy weight .5": {"entropy_weight": 0.5},
-    "entropy weight 2": {"entropy_weight": 2.0},
-}
-"""Options of arms that start at principal components."""
 
 
 def scores(bench: Bench, task: DiscoveryTask, found: Clustering) -> dict[str, float]:
@@ -75,43 +63,18 @@ def scores(bench: Bench, task: DiscoveryTask, found: Clustering) -> dict[str, fl
     }
 
 
-def k_means(bench: Bench, task: DiscoveryTask) -> Clustering:
-    """Semi-supervised k-means of GCD, of the frozen features."""
-    return kmeans_clustering(bench.encoder.cached.center, task, bench.seed, disjoint=False)
-
-
-def trained(
-    bench: Bench, task: DiscoveryTask, arm: str, checkout: Path, more_seed: int = 0
-) -> Clustering:
-    """Train an arm and return what it finds."""
-    options: dict[str, Any] = {"entropy_weight": 1.0, **VARIANTS.get(arm, {})}
+def found_by(bench: Bench, task: DiscoveryTask, arm: str) -> Clustering:
+    """Return what SimGCD finds from a start, or GCD's semi-supervised k-means of the features."""
+    if arm == "k-means":
+        return kmeans_clustering(bench.encoder.cached.center, task, bench.seed, disjoint=False)
     if arm == "known classes first":
         init = known_init(bench.encoder, task, bench.base, Stage.try_out)
     else:
         init = components_init(bench.encoder, task, bench.seed)
-    base = replace(bench.base, seed=bench.base.seed + more_seed)
-    stage = class_stage(bench.encoder, task, base, init, "simgcd", options)
-    if arm == "official":
-        stage = by_authors(stage, task, checkout)
+    options = {"entropy_weight": 1.0}
+    stage = class_stage(bench.encoder, task, bench.base, init, "simgcd", options)
     stage.try_out()
     return head_clustering(bench.encoder, stage.method, task)
-
-
-def most_alike(bench: Bench, task: DiscoveryTask) -> Clustering:
-    """Of three trainings, return the one whose classes the others find most alike."""
-    found = [trained(bench, task, "components", Path(), more_seed) for more_seed in range(3)]
-    classes = [each.joint[task.unlabeled] for each in found]
-    alike = [sum(adjusted_rand_score(each, other) for other in classes) for each in classes]
-    return found[int(np.argmax(alike))]
-
-
-def found_by(bench: Bench, task: DiscoveryTask, arm: str, checkout: Path) -> Clustering:
-    """Return what an arm finds."""
-    if arm == "k-means":
-        return k_means(bench, task)
-    if arm == "most alike of three":
-        return most_alike(bench, task)
-    return trained(bench, task, arm, checkout)
 
 
 def run(options: Namespace) -> Iterator[Row]:
@@ -119,14 +82,14 @@ def run(options: Namespace) -> Iterator[Row]:
     kept = read(options.csv)
     for name in options.sets:
         for seed in options.seeds:
-            bench = Bench(name, seed, Path(options.data), options.tail)
+            bench = Bench(name, seed, Path(options.data))
             task = bench.task("gcd")
             for arm in options.arms:
                 key = "gcd", name, str(seed), arm
                 if key in kept:
                     continue
                 started = time.process_time()
-                values = scores(bench, task, found_by(bench, task, arm, options.checkout))
+                values = scores(bench, task, found_by(bench, task, arm))
                 seconds = round(time.process_time() - started, 1)
                 cells = [*key, *(f"{values[score]:.4f}" for score in SCORES), seconds, commit()]
                 kept[key] = dict(zip(COLUMNS, map(str, cells), strict=True))

@@ -74,8 +74,6 @@ class Bench:
     name: str
     seed: int
     folder: Path
-    tail: int = 1
-    """How many times more images the largest class has to learn from than the smallest."""
 
     @cached_property
     def images(self) -> Images:
@@ -99,16 +97,6 @@ class Bench:
             rows = rng.permutation(np.flatnonzero(self.images.labels == number))
             out[rows[: round(len(rows) / 5)]] = True
         return out
-
-    @cached_property
-    def learned(self) -> Int64[np.ndarray, " learned"]:
-        """The images to learn from: all others, thinned in a geometric row over the classes."""
-        rng, kept = np.random.default_rng(self.seed), ~self.held_out
-        for rank, number in enumerate(rng.permutation(len(self.images.classes))):
-            rows = rng.permutation(np.flatnonzero(kept & (self.images.labels == number)))
-            share = self.tail ** (-rank / (len(self.images.classes) - 1))
-            kept[rows[max(2, round(share * len(rows))) :]] = False
-        return np.flatnonzero(kept)
 
     @cached_property
     def novel(self) -> Sequence[int]:
@@ -147,4 +135,4 @@ class Bench:
         if mode == "gcd":
             label[np.random.default_rng(self.seed).permutation(len(label)) % 2 == 0] = UNLABELED
         label[self.held_out] = UNLABELED
-        return DiscoveryTask(label, self.learned, num_known, len(self.novel))
+        return DiscoveryTask(label, np.flatnonzero(~self.held_out), num_known, len(self.novel))

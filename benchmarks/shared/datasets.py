@@ -10,8 +10,6 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-PHOTOS = (".jpg", ".jpeg")
-
 
 def pixels(data: str, count: int, side: int) -> np.ndarray:
     """Return the training images of cifar10.npz in a folder, or random ones if none is named."""
@@ -22,41 +20,33 @@ def pixels(data: str, count: int, side: int) -> np.ndarray:
 
 
 @contextmanager
-def photographs(
-    data: str, count: int, size: tuple[int, int] = (320, 240), prefix: str = ""
-) -> Iterator[Path]:
+def photographs(data: str, count: int) -> Iterator[Path]:
     """Yield a folder of JPEG files: that of the user, or one of crops of two photographs."""
     if data:
         yield Path(data)
         return
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        save_photographs(Path(folder), count, size)
+    with tempfile.TemporaryDirectory() as folder:
+        save_photographs(Path(folder), count)
         yield Path(folder)
 
 
-def save_photographs(folder: Path, count: int, size: tuple[int, int] = (320, 240)) -> list[Path]:
-    """Save crops of scikit-learn's two photographs, scaled to a size in pixels."""
+def save_photographs(folder: Path, count: int) -> None:
+    """Save crops of scikit-learn's two photographs, of 320 x 240 pixels."""
     sources = [Image.fromarray(image) for image in load_sample_images().images]
     rng = np.random.default_rng(0)
-    width, height = size
-    paths = []
+    width, height = 320, 240
     for number in range(count):
         source = sources[number % len(sources)]
         scale = rng.uniform(0.4, 0.9) * min(source.width / width, source.height / height)
         w, h = scale * width, scale * height
         left, top = rng.uniform(0, source.width - w), rng.uniform(0, source.height - h)
-        crop = source.resize(size, Image.Resampling.BICUBIC, (left, top, left + w, top + h))
-        paths.append(folder / f"{number:08}.jpg")
-        crop.save(paths[-1], quality=90)
-    return paths
+        box = (left, top, left + w, top + h)
+        crop = source.resize((width, height), Image.Resampling.BICUBIC, box)
+        crop.save(folder / f"{number:08}.jpg", quality=90)
 
 
-def jpegs_below(folder: Path) -> list[Path]:
-    """Return the JPEG files below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS)
-
-
-def decoded(path: Path) -> Image.Image:
-    """Decode a whole file, as one does by hand."""
-    with Image.open(io.BytesIO(path.read_bytes())) as opened:
-        return opened.convert("RGB")
+def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
+    """Return an image as a JPEG of this quality shows it."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return Image.open(file).convert("RGB")

@@ -10,23 +10,20 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.models import resnet50
 
-from benchmarks.shared.datasets import decoded
 from nearkin.distributed import available_cpus
 from nearkin.networks.backbone import SMALL
 
 Loss = Callable[[list[Tensor]], Tensor]
 BANK: Final = 4096
 SPLITS: Final = 8  # of MoCo's batch norms
-WIDTH: Final = {"small": 256, "resnet18": 512, "resnet50": 2048}  # features
+WIDTH: Final = {"small": 256, "resnet18": 512}  # features
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,17 +37,16 @@ class Wired:
 
 
 class Images(torch.utils.data.Dataset[Any]):
-    """Apply a transform to images, or to the files of paths, one by one."""
+    """Apply a transform to images one by one."""
 
-    def __init__(self, images: Sequence[Any] | np.ndarray, transform: Any) -> None:
+    def __init__(self, images: np.ndarray, transform: Any) -> None:
         self.images, self.transform = images, transform
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, row: int) -> Any:
-        held = self.images[row]
-        return self.transform(decoded(held) if isinstance(held, Path) else Image.fromarray(held))
+        return self.transform(Image.fromarray(self.images[row]))
 
 
 def backbone(network: str, splits: int = 0) -> nn.Module:
@@ -58,8 +54,6 @@ def backbone(network: str, splits: int = 0) -> nn.Module:
     from lightly.models import ResNetGenerator
     from lightly.models.batchnorm import get_norm_layer
 
-    if network == "resnet50":
-        return nn.Sequential(*list(resnet50().children())[:-1], nn.Flatten())
     if network == "resnet18":
         layers = list(ResNetGenerator("resnet-18", num_splits=splits).children())
         return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -97,21 +91,17 @@ def simclr_transform(size: int) -> Any:
 
 
 def simclr(network: str, size: int) -> Wired:
-    """SimCLR: all views through one network. ResNet-50 is for photos, as in its paper."""
+    """SimCLR: all views through one network."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import SimCLRProjectionHead
-    from lightly.transforms import SimCLRTransform
 
-    hidden = 2048 if network == "resnet50" else 512
-    branch = nn.Sequential(backbone(network), SimCLRProjectionHead(WIDTH[network], hidden, 128))
+    branch = nn.Sequential(backbone(network), SimCLRProjectionHead(WIDTH[network], 512, 128))
     criterion = NTXentLoss()
 
     def loss(views: list[Tensor]) -> Tensor:
         found: Tensor = criterion(branch(views[0]), branch(views[1]))
         return found
 
-    if network == "resnet50":
-        return Wired([branch], SimCLRTransform(input_size=size), loss)
     return Wired([branch], simclr_transform(size), loss)
 
 
