@@ -76,6 +76,21 @@ def pytest_runtest_call(item):
     repeatable(item.nodeid)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def usual_steps():
+    """Let linear probes choose after a fifth of the steps; gives the usual number of them.
+
+    Choosing the regularization is otherwise most of what a run computes of few images. Tests of
+    probes have all steps.
+    """
+    from nearkin.metrics import probe  # see nearkin_command.py
+
+    with pytest.MonkeyPatch.context() as patch:
+        usual = probe.CHOICE_STEPS
+        patch.setattr(probe, "CHOICE_STEPS", usual // 5)
+        yield usual
+
+
 class Lines:
     """Keeps log lines."""
 

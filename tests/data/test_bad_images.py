@@ -53,7 +53,7 @@ def chunk(kind, data):
 def declared(width, height, *extra):
     """A PNG of one bit per pixel that is black, or ends too early to be as large as it says."""
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
-    rows = min(height, 10_000) * b"\0" * min(1 + width // 8, 10_000)
+    rows = min(height, 1_000) * b"\0" * min(1 + width // 8, 1_000)
     pixels = chunk(b"IDAT", zlib.compress(rows, 1))
     return b"\x89PNG\r\n\x1a\n" + head + b"".join(extra) + pixels + chunk(b"IEND", b"")
 

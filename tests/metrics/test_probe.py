@@ -13,6 +13,11 @@ from nearkin.metrics.probe import STRENGTHS, fit_path, log_loss, train_probe
 from nearkin.objectives import unit
 
 
+@pytest.fixture(autouse=True)
+def all_steps(monkeypatch, usual_steps):
+    monkeypatch.setattr(probe, "CHOICE_STEPS", usual_steps)
+
+
 @pytest.fixture(scope="module")
 def table():
     """Centered pixels of real handwritten digits, and their classes: 1437 to learn from, 360."""
