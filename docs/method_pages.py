@@ -28,15 +28,11 @@ or image stands for its mean over the batch.
 """
 
 
-def write_pages(root: Path = ROOT) -> None:
+def write_pages(folder: Path = ROOT / "docs" / "methods") -> None:
     """Write the files of docs/methods."""
-    for name, text in pages(root).items():
-        (root / "docs" / "methods" / name).write_text(text, encoding="utf-8")
-
-
-def pages(root: Path = ROOT) -> dict[str, str]:
-    """The files of docs/methods."""
-    return {"README.md": overview()} | {f"{name}.md": full_page(name, root) for name in METHODS}
+    files = {"README.md": overview()} | {f"{name}.md": full_page(name) for name in METHODS}
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def overview() -> str:
@@ -51,26 +47,26 @@ def overview() -> str:
     return f"{INTRODUCTION}\n{table(header, rows)}\n"
 
 
-def full_page(name: str, root: Path = ROOT) -> str:
+def full_page(name: str) -> str:
     """The page of a method with its recipes and its measured results."""
-    return page(name, *recipes(name, root), "## Measured", *measured(name, root))
+    return page(name, *recipes(name), "## Measured", *measured(name))
 
 
-def recipes(name: str, root: Path) -> list[str]:
+def recipes(name: str) -> list[str]:
     """Links to the recipes of a method."""
     links = []
-    for path in sorted(root.glob(f"{RECIPES}/*/*.toml")):
-        text, file = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
-        recipe = path.relative_to(root / RECIPES).with_suffix("").as_posix()
+    for path in sorted(ROOT.glob(f"{RECIPES}/*/*.toml")):
+        text, file = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+        recipe = path.relative_to(ROOT / RECIPES).with_suffix("").as_posix()
         if tomllib.loads(text).get("method") == name:
             title = text.splitlines()[0].removeprefix("# ")
             links.append(f"- [recipe:{recipe}](../../{file}): {title}")
     return ["Recipes:", "\n".join(links)] if links else []
 
 
-def measured(name: str, root: Path) -> list[str]:
+def measured(name: str) -> list[str]:
     """The measured results of a method, from docs/measured.toml."""
-    file = root / "docs" / "measured.toml"
+    file = ROOT / "docs" / "measured.toml"
     runs = tomllib.loads(file.read_text(encoding="utf-8"))["run"] if file.exists() else []
     return [part for run in runs if run["method"] == name for part in _run(run)] or ["Not run."]
 

@@ -11,6 +11,7 @@ from benchmarks.__main__ import names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/nearkin/**/*.md")]
+BENCHMARKS = {"NAME", *names()}
 PATH = re.compile(r"(?<![\w/.-])((?:benchmarks|docs|examples|src|tests)/[\w./-]*\w)")
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 STUDIES = ("studies-1", "7a60c5d")
@@ -23,7 +24,7 @@ def named(page):
     yield from (page.parent / path for path in LINK.findall(text))
     paths = PATH.findall(LINK.sub("", text))
     yield from (ROOT / path for path in paths if not re.search("[A-Z]{2}", path))
-    programs = set(re.findall(r"-m\s+benchmarks (\w+)", text)) - {"NAME", *names()}
+    programs = set(re.findall(r"-m\s+benchmarks (\w+)", text)) - BENCHMARKS
     yield from (ROOT / "benchmarks" / f"{program}.py" for program in programs)
 
 

@@ -168,7 +168,7 @@ def test_more_labels_do_not_lower_the_accuracy_of_real_digits(table):
     """Beyond what 360 test images can tell."""
     bank, labels, queries, truth = table
     before = np.zeros(len(truth), bool)
-    for each in (1, 2, 3, 5, 10, 30, 100):
+    for each in (1, 3, 10, 100):
         rows = np.concatenate([np.flatnonzero(labels == c)[:each] for c in range(10)])
         trained = train_probe(bank[torch.from_numpy(rows)], labels[rows], seed=0)
         correct = trained.predict(queries) == truth

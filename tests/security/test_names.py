@@ -128,11 +128,10 @@ def others():
         described = tensors(heads, {**classes, "kind": kind, "details": details})
         files = {**run_of(TrainConfig()), "classifier.safetensors": described}
         yield f"classifier: {kind}", files, "predict HERE images", REFUSED, "error: "
-    for spelling in SPELLINGS:
+    for spelling, size in zip(SPELLINGS, ("", " --image-size 32") * 2, strict=True):
         files = {"x.pth": zipped({"arch": spelling.format("Net"), "state_dict": tiny()})}
-        for size in ("", " --image-size 32"):
-            command = f"embed HERE/x.pth images -o x.npz --overwrite{size}"
-            yield f"checkpoint: {spelling}{size}", files, command, REFUSED, "error: "
+        command = f"embed HERE/x.pth images -o x.npz --overwrite{size}"
+        yield f"checkpoint: {spelling}{size}", files, command, REFUSED, "error: "
 
 
 def test_no_name_in_a_file_is_imported(place):
