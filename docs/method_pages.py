@@ -2,6 +2,7 @@
 
 import textwrap
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,19 +50,21 @@ def overview() -> str:
 
 def full_page(name: str) -> str:
     """The page of a method with its recipes and its measured results."""
-    return page(name, *recipes(name), "## Measured", *measured(name))
+    links = ["Recipes:", "\n".join(recipes()[name])] if name in recipes() else []
+    return page(name, *links, "## Measured", *measured(name))
 
 
-def recipes(name: str) -> list[str]:
-    """Links to the recipes of a method."""
-    links = []
+@cache
+def recipes() -> dict[str, list[str]]:
+    """Links to the recipes, by their methods."""
+    links = dict[str, list[str]]()
     for path in sorted(ROOT.glob(f"{RECIPES}/*/*.toml")):
         text, file = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
         recipe = path.relative_to(ROOT / RECIPES).with_suffix("").as_posix()
-        if tomllib.loads(text).get("method") == name:
-            title = text.splitlines()[0].removeprefix("# ")
-            links.append(f"- [recipe:{recipe}](../../{file}): {title}")
-    return ["Recipes:", "\n".join(links)] if links else []
+        title = text.splitlines()[0].removeprefix("# ")
+        link = f"- [recipe:{recipe}](../../{file}): {title}"
+        links.setdefault(tomllib.loads(text).get("method", ""), []).append(link)
+    return links
 
 
 def measured(name: str) -> list[str]:

@@ -129,7 +129,7 @@ def learning(path, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (len(names) * EACH, SIDE, SIDE, 3))
     np.savez(tmp_path / "data.npz", x=pixels.astype(np.uint8), y=np.repeat(names, EACH))
     dataset = open_discovery_data(str(tmp_path / "data.npz"), config)
-    name = "timm/vit_tiny_patch16_224"  # as deep as the base model
+    name = "timm:vit_tiny_patch16_224?embed_dim=48"  # as deep as the base model
     if path.stem == "cifar10":
         name = read_toml(HOME / path.stem / "rotnet.toml")["backbone"]
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ statistics, 224 of 256 px.
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -214,11 +215,17 @@ def _network(name: str, size: int) -> nn.Module:
     return native(name, size) if NATIVE.fullmatch(name) else build_backbone(name, size).body
 
 
+@cache
+def _without_weights(name: str) -> nn.Module:
+    """Return an architecture that is only to be compared with; to build one takes a while."""
+    with torch.device("meta"):
+        return native(name, SIZE)
+
+
 def looks_like(checkpoint: Checkpoint) -> str:
     """Return the usual architecture whose weights a checkpoint holds, by its bare name; or ''."""
     for name in USUAL:
-        with torch.device("meta"):
-            body = native(name, SIZE)
+        body = _without_weights(name)
         match = find_encoder(checkpoint.tensors, body)
         names = match.state.keys() - {"mask_token"} if match else set()
         if match and names == body.state_dict().keys() and not _other_shape(match, body):
