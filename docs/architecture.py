@@ -54,6 +54,7 @@ ROOMS = {
     "data": "images from anywhere, views, order, split, duplicates, cache",
     "objectives": "losses of unit vectors; pure functions",
     "distributed": "processes and devices",
+    "result": "what commands return: lines, rows, plain values",
     "tables": "CSV and Parquet tables; no torch",
     "files": "atomic writes, files with a checksum",
     "toml": "settings as files",
