@@ -23,7 +23,6 @@ from nearkin.evaluation.table import open_table
 from nearkin.run.folder import RunFolder
 
 ARCHITECTURE = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
-PARTS = 4
 
 
 def write_weights(folder, seed=0):

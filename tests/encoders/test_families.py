@@ -21,7 +21,6 @@ CLOSE = 1e-5  # of the largest feature: orders of summation differ
 VIT = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=64)
 MLP = VIT | {"patch_size": 16, "intermediate_size": 192}
 SMALL = "depth=2&embed_dim=48&num_heads=3"
-TEXT = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64)
 STAGES = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])
 
 FAMILIES = {
