@@ -15,11 +15,8 @@ from discoveries import rows, write_rows
 from nearkin_command import run as call
 from PIL import Image
 
-from nearkin.commands.discover import discover
 from nearkin.commands.explore import explore
 from nearkin.commands.sources import images_of
-from nearkin.commands.train import train
-from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.layout import balanced
 from nearkin.evaluation.metrics import knn_classes
@@ -38,12 +35,12 @@ def trained(trained_run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def discovered(tmp_path_factory, digits_file, trained):
-    settings = DiscoverConfig(
-        known=["0", "1", "2", "3", "4"], truth="data", classes=5, mode="ncd", epochs=1,
-        options={"positive_rate": 0.2}, train_layers="top",
-        encoder=str(trained.path), report=True,
-    )  # fmt: skip
-    return discover(digits_file, settings, output=tmp_path_factory.mktemp("runs") / "found").folder
+    out = tmp_path_factory.mktemp("runs") / "found"
+    settings = "--known 0,1,2,3,4 --truth data --classes 5 --mode ncd --positive-rate 0.2"
+    settings += " --epochs 1 --train-layers top --report -q"
+    typed = ["discover", digits_file, "-o", out, "--encoder", trained.path, *settings.split()]
+    assert call(*typed) == 0
+    return RunFolder(out)
 
 
 def packed(page):
@@ -64,13 +61,14 @@ def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained_run, tra
 
 def test_a_training_without_a_page_gets_it_later(tmp_path):
     data = save_digits(tmp_path / "few.npz", 32, 8)
-    settings = TrainConfig(epochs=1, batch_size=32, backbone="tiny", optimizer="sgd", report=False)
-    folder = train(data, settings, output=tmp_path / "run").folder
-    train(data, settings, output=folder.path, resume=True)  # nothing is left to do
+    settings = "--epochs 1 --batch-size 32 --backbone tiny --optimizer sgd --device cpu -q"
+    folder = RunFolder(tmp_path / "run")
+    typed = ["train", data, "-o", folder.path, *settings.split(), "--resume"]
+    assert call(*typed) == call(*typed) == 0  # the second time, nothing is left to do
     assert folder.summary.exists()
     assert not folder.report.exists()
     assert not folder.map.exists()
-    train(data, replace(settings, report=True), output=folder.path, resume=True)
+    assert call(*typed, "--report") == 0
     assert folder.report.exists()
 
 
