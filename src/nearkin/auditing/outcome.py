@@ -21,7 +21,7 @@ from nearkin.evaluation.column import ColumnTest, column_test
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.audit_page import AuditContent
 from nearkin.report.duplicates_page import Pair
-from nearkin.report.page.sections import Table
+from nearkin.report.page.blocks import Table
 from nearkin.result import Result, Row
 from nearkin.text import aligned, as_text
 from nearkin.types import UNLABELED

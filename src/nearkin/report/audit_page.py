@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup
-
 from nearkin.data.images import Images
 from nearkin.report.duplicates_page import Pair, found_tiles, tiled
-from nearkin.report.page.html import BLOCKS, Chart, document, line_chart
-from nearkin.report.page.sections import Table, Tile
+from nearkin.report.page.blocks import Chart, Page, Pairs, Paragraphs, Table, Tile, Tiles
+from nearkin.report.page.html import render
 
 SHOWN: Final = 48  # Images of a list
 
@@ -32,30 +30,30 @@ def audit_page(content: AuditContent, images: Images | None, data: str, workers:
     leaks, doubts, bad = content.leaks[:SHOWN], content.doubts[:SHOWN], content.bad[:SHOWN]
     rows = {row for leak in leaks for row in leak[:2]} | {each[0] for each in (*doubts, *bad)}
     tiles = {} if images is None else found_tiles(images, rows, workers)
-    pairs = tiled(leaks, tiles)
     explanation = "On the left a test image, on the right the training image, with their cosine."
-    return document(
-        title=f"Audit of {data}",
+    page = Page(
         kicker="nearkin audit",
+        title=f"Audit of {data}",
         lead=content.lead,
-        sections=[
-            ("Summary", BLOCKS.paragraphs(content.lines)),
-            ("Price of leaks", Markup().join(map(BLOCKS.results, content.tables))),
-            ("Distance", line_chart(content.curve) if content.curve else Markup()),
-            ("Leaks", BLOCKS.pairs(explanation, pairs) if pairs else Markup()),
-            ("Labels", _tiles("Labels to check", doubts, tiles)),
-            ("Images", _tiles("Images that show little, or are odd", bad, tiles)),
-        ],
+        sections=(
+            ("Summary", (Paragraphs(content.lines),)),
+            ("Price of leaks", content.tables),
+            ("Distance", (content.curve,) if content.curve else ()),
+            ("Leaks", (Pairs(explanation, tiled(leaks, tiles)),)),
+            ("Labels", (_tiles("Labels to check", doubts, tiles),)),
+            ("Images", (_tiles("Images that show little, or are odd", bad, tiles),)),
+        ),
         tiny=images is not None and images.is_small,
     )
+    return render(page)
 
 
 def _tiles(
     title: str, found: Sequence[tuple[int, float, str]], tiles: Mapping[int, Tile]
-) -> Markup:
-    shown = [
+) -> Tiles:
+    shown = (
         Tile(tiles[row].path, tiles[row].uri, value, note)
         for row, value, note in found
         if row in tiles
-    ]
-    return Markup(BLOCKS.tiles(title, "", shown)) if shown else Markup()
+    )
+    return Tiles(title, "", tuple(shown))

@@ -21,8 +21,8 @@ from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.report.encoder_report import training_curves
-from nearkin.report.page.html import BLOCKS, Chart, document, text
-from nearkin.report.page.sections import Table, line_charts
+from nearkin.report.page.blocks import Chart, Findings, Page, Table
+from nearkin.report.page.html import render, text
 from nearkin.result import Result, Row
 from nearkin.run.folder import RunFolder
 from nearkin.text import aligned
@@ -241,18 +241,19 @@ class Comparison(Result):
         columns = ("", *self.names)
         metrics = tuple((name, *map(_marked, cells)) for name, *cells in self._metrics())
         title = "Metrics with 95 % confidence intervals"
-        rows = tuple((name, *values) for name, values in self._settings())
-        settings = BLOCKS.results(Table("Different settings", columns, rows))
-        return document(
-            title=f"{len(self.names)} {self.runs[0].kind} compared",
-            kicker="nearkin compare",
-            lead=", ".join(self.names),
-            sections=[
-                ("Findings", BLOCKS.findings(self.notes)),
-                ("Metrics", BLOCKS.results(Table(title, columns, metrics, NOTE))),
-                ("Settings", settings),
-                ("Training curves", line_charts(self._curves())),
-            ],
+        settings = tuple((name, *values) for name, values in self._settings())
+        return render(
+            Page(
+                kicker="nearkin compare",
+                title=f"{len(self.names)} {self.runs[0].kind} compared",
+                lead=", ".join(self.names),
+                sections=(
+                    ("Findings", (Findings(self.notes),)),
+                    ("Metrics", (Table(title, columns, metrics, NOTE),)),
+                    ("Settings", (Table("Different settings", columns, settings),)),
+                    ("Training curves", tuple(self._curves())),
+                ),
+            )
         )
 
     def _metrics(self) -> Iterator[list[str]]:

@@ -1,6 +1,6 @@
 """The page of `nearkin duplicates`: pairs of images to look at."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -8,8 +8,8 @@ import numpy as np
 from nearkin.data.images import Images
 from nearkin.evaluation.duplicates import Precision
 from nearkin.report.image_map import thumbnails
-from nearkin.report.page.html import BLOCKS, document
-from nearkin.report.page.sections import Table, Tile
+from nearkin.report.page.blocks import Page, Pairs, Table, Tile
+from nearkin.report.page.html import render
 from nearkin.text import as_text
 
 MAX_PAIRS: Final = 24  # Pairs in each list
@@ -54,18 +54,20 @@ def duplicates_page(
     }
     rows = {row for pairs in lists.values() for pair in pairs for row in pair[:2]}
     tiles = found_tiles(images, rows, workers)
-    blocks = {
-        title: BLOCKS.pairs(EXPLANATIONS[title], tiled(pairs, tiles))
-        for title, pairs in lists.items()
-        if pairs
-    }
-    return document(
-        title=f"Duplicates in {data}",
+    page = Page(
         kicker="nearkin duplicates",
+        title=f"Duplicates in {data}",
         lead=lead,
-        sections=[*_threshold(estimate), *blocks.items()],
+        sections=(
+            ("Threshold", () if estimate is None else (_threshold(estimate),)),
+            *(
+                (title, (Pairs(EXPLANATIONS[title], tiled(pairs, tiles)),))
+                for title, pairs in lists.items()
+            ),
+        ),
         tiny=images.is_small,
     )
+    return render(page)
 
 
 EXPLANATIONS: Final = {
@@ -83,22 +85,21 @@ def found_tiles(images: Images, rows: Iterable[int], workers: int) -> dict[int, 
     return {row: Tile(as_text(images.names[row]), uri, 0.0) for row, uri in uris.items()}
 
 
-def tiled(pairs: Iterable[Pair], tiles: Mapping[int, Tile]) -> list[tuple[Tile, Tile, str, str]]:
+def tiled(
+    pairs: Iterable[Pair], tiles: Mapping[int, Tile]
+) -> tuple[tuple[Tile, Tile, str, str], ...]:
     """Return pairs as they are drawn, where both images can be."""
-    return [
+    return tuple(
         (tiles[one], tiles[two], f"{similarity:.4f}", note)
         for one, two, similarity, note in pairs
         if one in tiles and two in tiles
-    ]
+    )
 
 
-def _threshold(estimate: Precision | None) -> Iterator[tuple[str, str]]:
-    if estimate is None:
-        return
+def _threshold(estimate: Precision) -> Table:
     note = (
         f"Of {estimate.num} sampled images, each with an edited copy and with the most similar "
         "image that is no duplicate by its pixels; 95 % intervals. Precision is the share of "
         "copies among both above the threshold."
     )
-    title = f"Threshold {estimate.threshold:.4f}"
-    yield "Threshold", BLOCKS.results(Table(title, (), tuple(estimate.rows()), note))
+    return Table(f"Threshold {estimate.threshold:.4f}", (), tuple(estimate.rows()), note)

@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -11,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 from jaxtyping import Float, Int
+from msgspec.structs import replace
 from torch import Tensor
 
 from nearkin.data.images import Images
@@ -23,20 +23,12 @@ from nearkin.evaluation.table import EmbeddingTable
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
-from nearkin.report.encoder_report import frozen_report, training_report
+from nearkin.report.encoder_report import encoder_page
 from nearkin.report.image_map import ONE_FILE, image_map, thumbnails
-from nearkin.report.page.html import document
-from nearkin.report.page.map import ImageMap, map_section, script, write_files
-from nearkin.report.page.sections import (
-    ClassificationReport,
-    ClassView,
-    DiscoveryReport,
-    Report,
-    Tile,
-    TrainingReport,
-    report_page,
-)
-from nearkin.report.plots import neighbor_sheet, write_figures
+from nearkin.report.page.blocks import Block, Cards, ClassView, Page, Tile, Tiles
+from nearkin.report.page.html import render
+from nearkin.report.page.map import ImageMap, write_files
+from nearkin.report.plots import write_figures
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.run.named import display_name
 from nearkin.tables import read_csv
@@ -52,8 +44,8 @@ def served_page(
     """Return the report of a finished run for a server, and its map; its files are in `FILES`."""
     embeddings = read_embeddings(folder.embeddings, images)
     map_ = image_map(folder, embeddings, images, one_file=one_file)
-    report = report_of(folder, images, embeddings)
-    return report_page(report, map_, served=True, files=FILES), map_
+    page = page_of(folder, images, embeddings)
+    return render(page, map_, served=True, files=FILES), map_
 
 
 def write_page(
@@ -70,16 +62,14 @@ def write_page(
     """
     on_progress(0, 3, "page: embeddings")
     embeddings = read_embeddings(folder.embeddings, images)
-    report = report_of(folder, images, embeddings)
+    page = page_of(folder, images, embeddings)
     on_progress(1, 3, "page: map")
     map_ = image_map(folder, embeddings, images, early, one_file=one_file)
     on_progress(2, 3, "page: plots")
     if output is None:
-        write_figures(folder, report, map_, images)
-        if isinstance(report, TrainingReport):
-            neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
+        write_figures(folder, page, map_, images)
     path = output or folder.report
-    replace_text(path, report_page(report, map_, files=_files(map_, path)))
+    replace_text(path, render(page, map_, files=_files(map_, path)))
     on_progress(3, 3, "page: written")
 
 
@@ -115,15 +105,13 @@ def write_table_page(
     map_ = image_map(None, embeddings, images, read=read, one_file=one_file)
     if map_ is None:
         raise DataError(f"{table.path} has fewer than two images, which need no map")
-    page = document(
-        title=f"{count(len(rows), 'image')} of {table.path.name}",
+    page = Page(
         kicker="nearkin report",
+        title=f"{count(len(rows), 'image')} of {table.path.name}",
         lead="Features that nearkin embed has written.",
-        sections=[("Map", map_section(map_, _files(map_, output)))],
-        script=script(),
-        files=bool(map_.per_file),
+        sections=(),
     )
-    replace_text(output, page)
+    replace_text(output, render(page, map_, files=_files(map_, output)))
 
 
 def _files(map_: ImageMap | None, page: Path) -> str:
@@ -134,56 +122,58 @@ def _files(map_: ImageMap | None, page: Path) -> str:
     return quote(os.fsencode(folder.name))
 
 
-def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Report:
+def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
     """Return the content of a finished run's page, but for the map."""
-    if folder.page.exists():
-        return _stored_report(folder, images)
-    report = frozen_report if folder.is_frozen else training_report
-    return report(folder, images, embeddings)
+    if not folder.page.exists():
+        return encoder_page(folder, images, embeddings)
+    with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
+        page = msgspec.convert(json.loads(folder.page.read_bytes()), Page)
+    names = dict[str, str]()
+    if folder.kind == "discovery":
+        names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
+    return _completed(page, images, names)
 
 
-def store_report(folder: RunFolder, report: DiscoveryReport | ClassificationReport) -> None:
-    """Store the content of a page whose thumbnails are made anew each time."""
+def store_page(folder: RunFolder, page: Page) -> None:
+    """Store the content of a page, whose thumbnails are made anew each time."""
     folder.page.parent.mkdir(parents=True, exist_ok=True)
     # Not by msgspec, which refuses names of files that are not UTF-8.
-    replace_text(folder.page, json.dumps(msgspec.to_builtins(report, enc_hook=str)))
+    replace_text(folder.page, json.dumps(msgspec.to_builtins(page)))
 
 
-def _stored_report(folder: RunFolder, images: Images) -> Report:
-    """Return the stored content, with thumbnails and the names that the user has given."""
-    kind = ClassificationReport if folder.kind == "classification" else DiscoveryReport
-    with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
-        report: Any = msgspec.convert(json.loads(folder.page.read_bytes()), kind)
-    groups = ("novel", "assigned") if kind is DiscoveryReport else ("classes",)
-    alone = ("unsure",) if kind is DiscoveryReport else ("unsure", "doubts")
-    views = [view for group in groups for view in getattr(report, group)]
-    tiles = [tile for view in views for tile in (*view.core, *view.border)]
-    tiles += [tile for group in alone for tile in getattr(report, group)]
+def _completed(page: Page, images: Images, names: Mapping[str, str]) -> Page:
+    """Add thumbnails of images that are still there, and the names that users gave clusters."""
+    views = [view for block in page.blocks if isinstance(block, Cards) for view in block.classes]
+    tiles = [tile for block in page.blocks if isinstance(block, Tiles) for tile in block.tiles]
+    tiles += [tile for view in views for tile in (*view.core, *view.border)]
     small = _found(tiles, images, SIDE)
     large = _found([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
-    names = dict[str, str]()
-    if kind is DiscoveryReport:
-        names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
 
     def named(cluster: str) -> str:
         name = names.get(cluster, cluster)
         return name if name == cluster else f"{name} ({cluster})"
 
-    def completed(view: ClassView) -> ClassView:
+    def whole(view: ClassView) -> ClassView:
         return replace(
             view,
             name=named(view.name),
             on_map=names.get(view.name, view.name),
             merge=tuple(map(named, view.merge)),
-            medoid=next(iter(_completed([view.medoid] if view.medoid else [], large)), None),
-            core=_completed(view.core, small),
-            border=_completed(view.border, small),
+            medoid=next(iter(_shown([view.medoid] if view.medoid else [], large)), None),
+            core=_shown(view.core, small),
+            border=_shown(view.border, small),
         )
 
-    changed = {group: tuple(map(completed, getattr(report, group))) for group in groups}
-    lone = {group: _completed(getattr(report, group), small) for group in alone}
-    stored: Report = replace(report, **changed, **lone)
-    return stored
+    def completed(block: Block) -> Block:
+        match block:
+            case Tiles():
+                return replace(block, tiles=_shown(block.tiles, small))
+            case Cards():
+                return replace(block, classes=tuple(map(whole, block.classes)))
+        return block
+
+    sections = ((title, tuple(map(completed, blocks))) for title, blocks in page.sections)
+    return replace(page, sections=tuple(sections))
 
 
 def _found(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, dict[str, Any]]:
@@ -194,5 +184,5 @@ def _found(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, dict[s
     return {images.names[row]: {"number": row, "uri": uri} for row, uri in uris.items()}
 
 
-def _completed(tiles: Sequence[Tile], found: dict[str, dict[str, Any]]) -> tuple[Tile, ...]:
+def _shown(tiles: Sequence[Tile], found: dict[str, dict[str, Any]]) -> tuple[Tile, ...]:
     return tuple(replace(tile, **found[tile.path]) for tile in tiles if tile.path in found)
