@@ -9,10 +9,10 @@ import numpy as np
 
 from nearkin.auditing.data import Audited, Values, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
-from nearkin.commands.embed import load_source
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import check_output, places, table_of, write_rows
 from nearkin.distributed import available_cpus, choose_device
+from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import are_vectors
@@ -89,7 +89,7 @@ def audit(
         if encoder is None:
             audited, ignored = _of_vectors(sets, split, ignore)
         else:
-            loaded = load_source(
+            loaded = load(
                 name_of(encoder),
                 image_size=image_size,
                 allow_partial=allow_partial,

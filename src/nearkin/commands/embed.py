@@ -48,7 +48,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
 from nearkin.run.reporter import Reporter, Silent, reporter_of
-from nearkin.schema import Auto, option
+from nearkin.schema import option
 from nearkin.training.health import health
 
 RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
@@ -264,31 +264,12 @@ def _opened(
 
 
 def _loaded(source: str | Path, config: EmbedConfig, network: nn.Module | None) -> Encoder:
-    return load_source(
+    return load(
         source,
         backbone=network,
         image_size=config.image_size,
         allow_partial=config.allow_partial,
         trust_remote_code=config.trust_remote_code,
-    )
-
-
-def load_source(
-    source: str | Path,
-    *,
-    backbone: nn.Module | None = None,
-    image_size: int | Auto = "auto",
-    allow_partial: bool = False,
-    trust_remote_code: bool = False,
-) -> Encoder:
-    """Load an encoder for images of a size, `auto` being its own."""
-    size = None if image_size == "auto" else image_size
-    return load(
-        source,
-        backbone=backbone,
-        image_size=size,
-        allow_partial=allow_partial,
-        trust_remote_code=trust_remote_code,
     )
 
 
