@@ -52,10 +52,7 @@ def compare(
     """
     if output is not None:
         check_new(Path(output), overwrite=overwrite)
-    if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
-        raise UsageError("nothing to compare; give two or more different runs")
-    finished = _of_one_kind(runs)
-    comparison = side_by_side(finished)
+    comparison = side_by_side(_finished(runs, "compare"))
     if output is not None:
         with writing(Path(output)):
             replace_text(Path(output), comparison.page())
@@ -93,9 +90,7 @@ def rank(
         UsageError: If there is nothing to choose from, a run that has no encoder, or runs of
             different images.
     """
-    if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
-        raise UsageError("nothing to rank; give two or more different runs")
-    finished = _of_one_kind(runs)
+    finished = _finished(runs, "rank")
     images = _images_of(finished, data, trust_remote_code)
     folders = [run.folder for run in finished]
     augment = _augment_of_all(folders, images)
@@ -123,7 +118,10 @@ def rank(
     return Ranking(by, values, protocol, [spread] if len(dims) > 1 else [])
 
 
-def _of_one_kind(runs: Sequence[PathLike]) -> list[FinishedRun]:
+def _finished(runs: Sequence[PathLike], verb: str) -> list[FinishedRun]:
+    """Read two or more different runs of one kind."""
+    if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
+        raise UsageError(f"nothing to {verb}; give two or more different runs")
     finished = [read_finished(Path(run)) for run in runs]
     kinds = {run.kind: run.folder for run in finished}
     if len(kinds) > 1:

@@ -57,7 +57,6 @@ CURVES: Final = {
 HEADINGS: Final = {"encoder": "this encoder", "embedding": "its embedding", **TITLES}
 """What tables of features are called above the metrics."""
 BASELINES: Final = ("untrained", "pixels")
-LAST_EPOCH: Final = "The last epoch counts; nothing was chosen by the labels of held-out images."
 COLLAPSED: Final = "There are signs of a collapse: compare with the baselines before use."
 MAX_POINTS: Final = 300  # longer curves are thinned out
 
@@ -94,32 +93,22 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
         title, lead = f"{name}, embedded by a frozen encoder", _frozen_lead(summary, images)
         state, facts = _use_of_directions(summary["health"]), _described(summary)
         rule = "Nothing was trained, and nothing was chosen by the labels of held-out images."
-        steps = _frozen_steps(folder.path, data)
     else:
         title, lead = f"Encoder trained on {name}", _lead(config, summary, images)
         state, facts = f"The embedding is {summary['verdict']}.", tuple(_came_from(summary))
-        rule, steps = LAST_EPOCH, _steps(folder, data, comparison)
+        rule = "The last epoch counts; nothing was chosen by the labels of held-out images."
     verdict = [f"Training {comparison.text}."] if comparison else []
-    findings = (
-        *license_findings(summary),
-        *(comparison.findings() if comparison else ()),
-        *([f"{evaluation.leaks}."] if evaluation.leaks else []),
-        *(f"The student {kept}." for kept in evaluation.kept),
-        *([COLLAPSED] if summary.get("verdict", "").startswith("collapsed") else []),
-        *baseline_findings(evaluation),
-    )
+    findings, steps = tuple(_findings(summary, evaluation)), _steps(folder, data, comparison)
     metrics = summary["metrics"]
     meant = Facts("What the metrics mean", meanings(metrics["encoder"].values()))
+    origin = "Encoder" if folder.is_frozen else "Origin"
     return Page(
         kicker=f"nearkin {config.verb}",
         title=title,
         lead=lead,
         sections=(
             ("Summary", (Paragraphs((*verdict, state)), Findings(findings))),
-            (
-                "Encoder" if folder.is_frozen else "Origin",
-                (Facts("Encoder", facts, folded=False),),
-            ),
+            (origin, (Facts("Encoder", facts, folded=False),)),
             ("Evaluation", (results(metrics), meant)),
             ("Confusion", confusion(embeddings)),
             ("Training curves", tuple(training_curves(folder).values())),
@@ -127,6 +116,19 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
         ),
         tiny=images.is_small,
     )
+
+
+def _findings(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[str]:
+    """Yield what to know before using an encoder, a sentence or two each."""
+    yield from license_findings(summary)
+    if comparison := evaluation.comparison:
+        yield from comparison.findings()
+    if evaluation.leaks:
+        yield f"{evaluation.leaks}."
+    yield from (f"The student {kept}." for kept in evaluation.kept)
+    if summary.get("verdict", "").startswith("collapsed"):
+        yield COLLAPSED
+    yield from baseline_findings(evaluation)
 
 
 def run_sections(
@@ -305,49 +307,29 @@ def typed(verb: str, *words: object) -> str:
     return shlex.join(["nearkin", verb, *given])
 
 
-def _browsing_steps(run: Path) -> list[tuple[str, str]]:
-    """Return the next steps that only read a run."""
-    return [
-        ("Browse images at full size, and search by image.", typed("explore", run)),
-        ("Find the nearest neighbors of an image.", typed("neighbors", run, "IMAGE")),
-    ]
-
-
 def _steps(
     folder: RunFolder, data: str, comparison: StartComparison | None
-) -> list[tuple[str, str]]:
+) -> Iterator[tuple[str, str]]:
+    """Yield what to do next with an encoder: what only reads its run first."""
     run, to_file = folder.path, ("-o", "vectors.parquet")
-    start = (
-        "Use the encoder that training started from: it is the better one.",
-        typed("embed", folder.start, data, *to_file),
+    if comparison and comparison.verdict == "worse":
+        better = "Use the encoder that training started from: it is the better one."
+        yield better, typed("embed", folder.start, data, *to_file)
+    yield "Browse images at full size, and search by image.", typed("explore", run)
+    yield "Find the nearest neighbors of an image.", typed("neighbors", run, "IMAGE")
+    if folder.is_frozen:
+        on = "Continue to train it on these images, and see whether that helps."
+        yield on, typed("train", data, "--encoder", run)
+    else:
+        yield "Write embeddings for other programs.", typed("embed", run, data, *to_file)
+    yield (
+        "Label some classes, and discover the novel ones.",
+        typed("discover", data, "--known", "A,B", "--encoder", run),
     )
-    return [
-        *([start] if comparison and comparison.verdict == "worse" else []),
-        *_browsing_steps(run),
-        ("Write embeddings for other programs.", typed("embed", run, data, *to_file)),
-        (
-            "Label some classes, and discover the novel ones.",
-            typed("discover", data, "--known", "A,B", "--encoder", run),
-        ),
-    ]
-
-
-def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
-    return [
-        *_browsing_steps(run),
-        (
-            "Continue to train it on these images, and see whether that helps.",
-            typed("train", data, "--encoder", run),
-        ),
-        (
-            "Label some classes, and discover the novel ones.",
-            typed("discover", data, "--known", "A,B", "--encoder", run),
-        ),
-        (
-            "Label a few images of each class, and train a classifier.",
-            typed("classify", run, data, "--labels", "LABELS.csv"),
-        ),
-    ]
+    yield (
+        "Label a few images of each class, and train a classifier.",
+        typed("classify", run, data, "--labels", "LABELS.csv"),
+    )
 
 
 NEEDS = {"teacher_views": "teacher", "freeze_epochs": "encoder"}
