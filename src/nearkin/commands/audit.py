@@ -17,7 +17,8 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import are_vectors
 from nearkin.files import replace_text, writing
-from nearkin.report.audit_page import audit_page
+from nearkin.report.page.html import render
+from nearkin.report.pages import with_thumbnails
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -112,7 +113,7 @@ def audit(
     if page is not None:
         name = Path(data_name(sets[0])).name
         with writing(Path(page)):
-            replace_text(Path(page), audit_page(found.content(), audited.images, name, processes))
+            replace_text(Path(page), render(with_thumbnails(found.page(name), audited.images)))
     return found
 
 

@@ -53,11 +53,6 @@ class Neighbors(Result):
         return [{"image": self.image, **asdict(each)} for each in self.neighbors]
 
     @override
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @override
     def lines(self) -> list[str]:
         """Lines of text: the image, then its neighbors."""
         rows = [f"  {n.similarity:6.3f}  {n.path}  {n.label}".rstrip() for n in self.neighbors]

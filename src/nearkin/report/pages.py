@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -25,7 +26,7 @@ from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import encoder_page
 from nearkin.report.image_map import ONE_FILE, image_map, thumbnails
-from nearkin.report.page.blocks import Block, Cards, ClassView, Page, Tile, Tiles
+from nearkin.report.page.blocks import Block, Cards, ClassView, Page, Pairs, Tile, Tiles
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap, write_files
 from nearkin.report.plots import write_figures
@@ -35,6 +36,7 @@ from nearkin.tables import read_csv
 
 FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192
+PAIR_SIDE: Final = 128
 SIDE: Final = 96
 
 
@@ -131,7 +133,7 @@ def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
     names = dict[str, str]()
     if folder.kind == "discovery":
         names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
-    return _completed(page, images, names)
+    return with_thumbnails(_named(page, names), images, on_map=True)
 
 
 def store_page(folder: RunFolder, page: Page) -> None:
@@ -141,48 +143,78 @@ def store_page(folder: RunFolder, page: Page) -> None:
     replace_text(folder.page, json.dumps(msgspec.to_builtins(page)))
 
 
-def _completed(page: Page, images: Images, names: Mapping[str, str]) -> Page:
-    """Add thumbnails of images that are still there, and the names that users gave clusters."""
-    views = [view for block in page.blocks if isinstance(block, Cards) for view in block.classes]
-    tiles = [tile for block in page.blocks if isinstance(block, Tiles) for tile in block.tiles]
-    tiles += [tile for view in views for tile in (*view.core, *view.border)]
-    small = _found(tiles, images, SIDE)
-    large = _found([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
+def _named(page: Page, names: Mapping[str, str]) -> Page:
+    """Let classes have the names that users have given to clusters, on the page and on the map."""
 
     def named(cluster: str) -> str:
         name = names.get(cluster, cluster)
         return name if name == cluster else f"{name} ({cluster})"
 
-    def whole(view: ClassView) -> ClassView:
-        return replace(
-            view,
-            name=named(view.name),
-            on_map=names.get(view.name, view.name),
-            merge=tuple(map(named, view.merge)),
-            medoid=next(iter(_shown([view.medoid] if view.medoid else [], large)), None),
-            core=_shown(view.core, small),
-            border=_shown(view.border, small),
-        )
+    def view(each: ClassView) -> ClassView:
+        merge, on_map = tuple(map(named, each.merge)), names.get(each.name, each.name)
+        return replace(each, name=named(each.name), merge=merge, on_map=on_map)
 
-    def completed(block: Block) -> Block:
-        match block:
-            case Tiles():
-                return replace(block, tiles=_shown(block.tiles, small))
-            case Cards():
-                return replace(block, classes=tuple(map(whole, block.classes)))
-        return block
+    def block(each: Block) -> Block:
+        if isinstance(each, Cards):
+            return replace(each, classes=tuple(map(view, each.classes)))
+        return each
 
-    sections = ((title, tuple(map(completed, blocks))) for title, blocks in page.sections)
+    return _changed(page, block)
+
+
+def with_thumbnails(page: Page, images: Images | None, *, on_map: bool = False) -> Page:
+    """Return a page with the pixels of its images, without those that cannot be read.
+
+    Args:
+        page: Its images have names only.
+        images: Among which they are; without any, the page shows none.
+        on_map: Whether images lead to their places on the map of the page.
+    """
+    asked = defaultdict[int, set[str]](set)
+    _changed(page, _on_tiles(lambda tile, side: asked[side].add(tile.path)))
+    found = {side: _found(names, images, side) for side, names in asked.items()}
+
+    def shown(tile: Tile, side: int) -> Tile | None:
+        row, uri = found[side].get(tile.path, (-1, ""))
+        return replace(tile, uri=uri, number=row if on_map else -1) if uri else None
+
+    return _changed(page, _on_tiles(shown))
+
+
+def _changed(page: Page, change: Callable[[Block], Block]) -> Page:
+    sections = ((title, tuple(map(change, blocks))) for title, blocks in page.sections)
     return replace(page, sections=tuple(sections))
 
 
-def _found(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, dict[str, Any]]:
-    """Numbers and thumbnails by name, of images that are still there and readable."""
+def _on_tiles(change: Callable[[Tile, int], Tile | None]) -> Callable[[Block], Block]:
+    """Change each tile of a block, given its side in pixels; None leaves it out."""
+
+    def tiles(each: Iterable[Tile], side: int = SIDE) -> tuple[Tile, ...]:
+        return tuple(new for tile in each if (new := change(tile, side)))
+
+    def view(each: ClassView) -> ClassView:
+        medoid = next(iter(tiles([each.medoid] if each.medoid else [], MEDOID_SIDE)), None)
+        return replace(each, medoid=medoid, core=tiles(each.core), border=tiles(each.border))
+
+    def block(each: Block) -> Block:
+        match each:
+            case Tiles():
+                return replace(each, tiles=tiles(each.tiles))
+            case Pairs():
+                both = ((*tiles(pair[:2], PAIR_SIDE), *pair[2:]) for pair in each.pairs)
+                return replace(each, pairs=tuple(pair for pair in both if len(pair) == 4))
+            case Cards():
+                return replace(each, classes=tuple(map(view, each.classes)))
+        return each
+
+    return block
+
+
+def _found(names: Iterable[str], images: Images | None, side: int) -> dict[str, tuple[int, str]]:
+    """Rows and thumbnails by name, of images that are there and readable."""
+    if images is None:
+        return {}
     row = {name: number for number, name in enumerate(images.names)}
-    rows = np.array([row[tile.path] for tile in tiles if tile.path in row], np.int64)
+    rows = np.array(sorted(row[name] for name in names if name in row), np.int64)
     uris = thumbnails(images, rows, side, available_cpus())
-    return {images.names[row]: {"number": row, "uri": uri} for row, uri in uris.items()}
-
-
-def _shown(tiles: Sequence[Tile], found: dict[str, dict[str, Any]]) -> tuple[Tile, ...]:
-    return tuple(replace(tile, **found[tile.path]) for tile in tiles if tile.path in found)
+    return {images.names[row]: (row, uri) for row, uri in uris.items()}
