@@ -83,7 +83,6 @@ def classify(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.encoder],
         reporter=reporter_of(verbose),
     ) as run:
         for line in start.lines():

@@ -84,7 +84,6 @@ def discover(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.encoder, config.accept],
         reporter=reporter_of(verbose),
     ) as run:
         config, log = replace(run.config, val=held_share(data, run.config)), run.log

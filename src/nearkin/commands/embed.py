@@ -219,10 +219,24 @@ def _features(
     processes = available_cpus() if config.workers == "auto" else config.workers
     where = choose_device(config.device)
     with resource_errors():
-        config = with_precision(config, encoder, images, where, processes, log)
-        by = prepared(config, encoder, len(images), where, log)
-        embeddings = embed_images(by, images, workers=processes, on_progress=log.progress)
+        embeddings = features_of(config, encoder, images, where, processes, log)
     return replace(embeddings.normalized(), encoder=encoder.digest)
+
+
+def features_of(
+    config: EmbedConfig,
+    encoder: Encoder,
+    images: Images,
+    device: torch.device,
+    workers: int,
+    log: Reporter,
+    name: str = "",
+) -> Embeddings:
+    """Compute the features of images in one go, and log how; progress is shown under a name."""
+    config = with_precision(config, encoder, images, device, workers, log)
+    by = prepared(config, encoder, len(images), device, log)
+    on_progress = under(name, log.progress) if name else log.progress
+    return embed_images(by, images, workers=workers, on_progress=on_progress)
 
 
 def with_precision(
@@ -461,7 +475,6 @@ def embed_run(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.encoder],
         reporter=reporter_of(verbose),
     ) as run:
         for line in frozen.lines():

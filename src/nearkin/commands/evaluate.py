@@ -1,21 +1,19 @@
 """`nearkin evaluate`: measure an encoder beside its baselines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.embed import prepared, resolved, with_precision
+from nearkin.commands.embed import features_of, resolved
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.sources import VectorsLike, is_table, source_of
 from nearkin.config import EmbedConfig, TrainConfig
-from nearkin.data.images import Images
 from nearkin.data.notes import lines
 from nearkin.data.split import Split
 from nearkin.data.tables import column_of
@@ -25,10 +23,9 @@ from nearkin.encoders.projector import embedding_encoder
 from nearkin.encoders.sources import unknown
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.column import ColumnTest, column_test
-from nearkin.evaluation.embeddings import Embeddings, embed_images
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.protocols import chosen
-from nearkin.pace import under
 from nearkin.run.data import changed_data, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
@@ -125,7 +122,10 @@ def evaluate(
             )
         else:
             config = resolved(config, loaded, split.images)
-            computed = _in_one_go(config, tables, split.images, where, processes, log)
+            computed = {  # in one go, as a run does, so that numbers are the same
+                name: features_of(config, encoder, split.images, where, processes, log, name)
+                for name, encoder in tables.items()
+            }
         (table, measured), *compared = tables.items()
         evaluation, embeddings = evaluate_split(
             measured,
@@ -211,24 +211,6 @@ def _run_of(
     if data is None:
         raise UsageError(f"{encoder} keeps no images; give its images, too")
     return folder, EmbedConfig(encoder=encoder), data
-
-
-def _in_one_go(
-    config: EmbedConfig,
-    tables: Mapping[str, Encoder],
-    images: Images,
-    device: torch.device,
-    workers: int,
-    log: Reporter,
-) -> dict[str, Embeddings]:
-    """Compute features of all images in one go, as a run does, so that numbers are the same."""
-    computed = {}
-    for name, encoder in tables.items():
-        own = with_precision(config, encoder, images, device, workers, log)
-        by = prepared(own, encoder, len(images), device, log)
-        progress = under(name, log.progress)
-        computed[name] = embed_images(by, images, workers=workers, on_progress=progress)
-    return computed
 
 
 def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:

@@ -67,7 +67,6 @@ def train(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.encoder, config.teacher],
         reporter=reporter_of(verbose),
     ) as run:
         config, device, log = run.config, run.device, run.log

@@ -243,16 +243,9 @@ def lead(
     num_assigned: int,
     number: str,
 ) -> str:
-    """Return the first paragraph of the page.
+    """Return the first paragraph: what was asked, and what was found.
 
-    Args:
-        mode: Whether unlabeled images may be of known classes.
-        known: Names of the known classes.
-        num_labeled: Images that came with a label.
-        num_unlabeled: The others.
-        novel: Sizes of the novel classes.
-        num_assigned: Unlabeled images that were assigned to known classes.
-        number: How the number of novel classes was set, as a participle.
+    `novel` are the sizes of the novel classes, and `number` says how many were wanted and why.
     """
     num_novel, more = count(len(novel), "novel class"), len(known) - MAX_NAMED
     names = ", ".join(known[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
