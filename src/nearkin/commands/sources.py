@@ -55,11 +55,10 @@ def table_of(vectors: VectorsLike) -> Iterator[EmbeddingTable]:
 
 @dataclass(frozen=True)
 class Vectors:
-    """A table of features, with the encoder and the images that they are from, where known."""
+    """A table of features, with the encoder that they are from, where known."""
 
     table: EmbeddingTable
     source: str  # What `load` takes; empty if only the table was given
-    data: Any = None  # Images, if they are not those of a run
     image_size: int | Auto = "auto"
     allow_partial: bool = False
     trust_remote_code: bool = False
@@ -83,14 +82,6 @@ class Vectors:
         )
         check_origin(self.table, encoder, self.source)
         return encoder
-
-    def images(self) -> Images | None:
-        """Open the images; None if none were given."""
-        if self.data is not None:
-            return open_images(self.data)
-        if not self.is_of_run:
-            return None
-        return images_of(RunFolder(Path(self.source)), trust_remote_code=self.trust_remote_code)
 
     def image_rows(self, images: Images) -> Int[np.ndarray, " rows"]:
         """Return the row among the images of each row of the table."""
@@ -139,7 +130,7 @@ def open_vectors(
         if vectors is not None:
             raise UsageError("these are features, and so is --vectors; give one of them")
         with table_of(source) as table:
-            yield Vectors(table, "", data)
+            yield Vectors(table, "")
         return
     name = name_of(source)
     if vectors is None and data is None:
@@ -153,7 +144,7 @@ def open_vectors(
         computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
         vectors = embed(name, data, labels="none", **computing, **how)
     with table_of(vectors) as table:
-        yield Vectors(table, name, data, **how)
+        yield Vectors(table, name, **how)
 
 
 def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = False) -> Images:
