@@ -113,7 +113,8 @@ def audit(
     if page is not None:
         name = Path(data_name(sets[0])).name
         with writing(Path(page)):
-            replace_text(Path(page), render(with_thumbnails(found.page(name), audited.images)))
+            shown = with_thumbnails(found.page(name), audited.images, processes)
+            replace_text(Path(page), render(shown))
     return found
 
 

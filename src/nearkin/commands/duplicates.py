@@ -189,7 +189,7 @@ def duplicates(
         about = Path(data_name(data)).name, f"{found.lines()[0]}."
         content = duplicates_page(images, *about, estimate, pairs, others)
         with writing(Path(page)):
-            replace_text(Path(page), render(with_thumbnails(content, images)))
+            replace_text(Path(page), render(with_thumbnails(content, images, processes)))
     if apply is not None:
         _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
     return found

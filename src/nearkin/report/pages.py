@@ -133,7 +133,7 @@ def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
     names = dict[str, str]()
     if folder.kind == "discovery":
         names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
-    return with_thumbnails(_named(page, names), images, on_map=True)
+    return with_thumbnails(_named(page, names), images, available_cpus(), on_map=True)
 
 
 def store_page(folder: RunFolder, page: Page) -> None:
@@ -162,17 +162,20 @@ def _named(page: Page, names: Mapping[str, str]) -> Page:
     return _changed(page, block)
 
 
-def with_thumbnails(page: Page, images: Images | None, *, on_map: bool = False) -> Page:
+def with_thumbnails(
+    page: Page, images: Images | None, workers: int, *, on_map: bool = False
+) -> Page:
     """Return a page with the pixels of its images, without those that cannot be read.
 
     Args:
         page: Its images have names only.
         images: Among which they are; without any, the page shows none.
+        workers: Processes that decode photographs.
         on_map: Whether images lead to their places on the map of the page.
     """
     asked = defaultdict[int, set[str]](set)
     _changed(page, _on_tiles(lambda tile, side: asked[side].add(tile.path)))
-    found = {side: _found(names, images, side) for side, names in asked.items()}
+    found = {side: _found(names, images, side, workers) for side, names in asked.items()}
 
     def shown(tile: Tile, side: int) -> Tile | None:
         row, uri = found[side].get(tile.path, (-1, ""))
@@ -210,11 +213,13 @@ def _on_tiles(change: Callable[[Tile, int], Tile | None]) -> Callable[[Block], B
     return block
 
 
-def _found(names: Iterable[str], images: Images | None, side: int) -> dict[str, tuple[int, str]]:
+def _found(
+    names: Iterable[str], images: Images | None, side: int, workers: int
+) -> dict[str, tuple[int, str]]:
     """Rows and thumbnails by name, of images that are there and readable."""
     if images is None:
         return {}
     row = {name: number for number, name in enumerate(images.names)}
     rows = np.array(sorted(row[name] for name in names if name in row), np.int64)
-    uris = thumbnails(images, rows, side, available_cpus())
+    uris = thumbnails(images, rows, side, workers)
     return {images.names[row]: (row, uri) for row, uri in uris.items()}
