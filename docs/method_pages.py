@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.commands.lists import idea, page, paper, table, written
+from nearkin.commands.lists import describe_method, idea, paper, table, written
 from nearkin.methods import METHODS
 
 ROOT: Final = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def overview() -> str:
 def full_page(name: str) -> str:
     """The page of a method with its recipes and its measured results."""
     links = ["Recipes:", "\n".join(recipes()[name])] if name in recipes() else []
-    return page(name, *links, "## Measured", *measured(name))
+    return describe_method(name, *links, "## Measured", *measured(name))
 
 
 @cache

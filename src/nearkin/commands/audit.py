@@ -9,15 +9,16 @@ import numpy as np
 
 from nearkin.auditing.data import Audited, Values, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
-from nearkin.commands.embed import load_source
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import check_output, places, table_of, write_rows
 from nearkin.distributed import available_cpus, choose_device
+from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import are_vectors
 from nearkin.files import replace_text, writing
-from nearkin.report.audit_page import audit_page
+from nearkin.report.page.html import render
+from nearkin.report.pages import with_thumbnails
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -89,7 +90,7 @@ def audit(
         if encoder is None:
             audited, ignored = _of_vectors(sets, split, ignore)
         else:
-            loaded = load_source(
+            loaded = load(
                 name_of(encoder),
                 image_size=image_size,
                 allow_partial=allow_partial,
@@ -112,7 +113,8 @@ def audit(
     if page is not None:
         name = Path(data_name(sets[0])).name
         with writing(Path(page)):
-            replace_text(Path(page), audit_page(found.content(), audited.images, name, processes))
+            shown = with_thumbnails(found.page(name), audited.images, processes)
+            replace_text(Path(page), render(shown))
     return found
 
 
