@@ -9,6 +9,7 @@ from markupsafe import Markup
 from nearkin.data.images import Images
 from nearkin.report.duplicates_page import Pair, found_tiles, tiled
 from nearkin.report.page.html import BLOCKS, Chart, document, line_chart
+from nearkin.report.page.map import ImageMap, map_section, script
 from nearkin.report.page.sections import Table, Tile
 
 SHOWN: Final = 48  # Images of a list
@@ -27,7 +28,13 @@ class AuditContent:
     bad: tuple[tuple[int, float, str], ...]  # Image, what it is decided by, its kind
 
 
-def audit_page(content: AuditContent, images: Images | None, data: str, workers: int) -> str:
+def audit_page(
+    content: AuditContent,
+    images: Images | None,
+    data: str,
+    workers: int,
+    image_map: ImageMap | None = None,
+) -> str:
     """Return the page; of features without images, one without lists of images."""
     leaks, doubts, bad = content.leaks[:SHOWN], content.doubts[:SHOWN], content.bad[:SHOWN]
     rows = {row for leak in leaks for row in leak[:2]} | {each[0] for each in (*doubts, *bad)}
@@ -40,6 +47,7 @@ def audit_page(content: AuditContent, images: Images | None, data: str, workers:
         lead=content.lead,
         sections=[
             ("Summary", BLOCKS.paragraphs(content.lines)),
+            ("Map", map_section(image_map) if image_map else Markup()),
             ("Price of leaks", Markup().join(map(BLOCKS.results, content.tables))),
             ("Distance", line_chart(content.curve) if content.curve else Markup()),
             ("Leaks", BLOCKS.pairs(explanation, pairs) if pairs else Markup()),
@@ -47,6 +55,7 @@ def audit_page(content: AuditContent, images: Images | None, data: str, workers:
             ("Images", _tiles("Images that show little, or are odd", bad, tiles)),
         ],
         tiny=images is not None and images.is_small,
+        script=script() if image_map else "",
     )
 
 

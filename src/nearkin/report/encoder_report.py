@@ -96,6 +96,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
             *license_findings(summary),
             *(comparison.findings() if comparison else ()),
             *([f"{evaluation.leaks}."] if evaluation.leaks else []),
+            *column_findings(evaluation),
             *(f"The student {kept}." for kept in evaluation.kept),
             *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
             *baseline_findings(evaluation),
@@ -133,7 +134,11 @@ def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> 
         ),
         frozen=True,
         origin=_described(summary),
-        findings=(*license_findings(summary), *baseline_findings(evaluation)),
+        findings=(
+            *license_findings(summary),
+            *column_findings(evaluation),
+            *baseline_findings(evaluation),
+        ),
         results=results(metrics),
         meanings=meanings(metrics["encoder"].values()),
         confusion=confusion(embeddings),
@@ -225,6 +230,12 @@ def license_findings(summary: Mapping[str, Any]) -> list[str]:
         for line in origin_lines(summary.get("origin", {}))
         if line.startswith("warning: ")
     ]
+
+
+def column_findings(evaluation: Evaluation) -> list[str]:
+    """Return a sentence on each question to a column that features are to ignore, if one was."""
+    lines = evaluation.column.lines() if evaluation.column else []
+    return [f"{line[0].upper()}{line[1:]}." for line in lines]
 
 
 def baseline_findings(evaluation: Evaluation) -> list[str]:

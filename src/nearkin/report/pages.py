@@ -118,7 +118,8 @@ def write_table_page(
     page = document(
         title=f"{count(len(rows), 'image')} of {table.path.name}",
         kicker="nearkin report",
-        lead="Features that nearkin embed has written.",
+        lead="Features that nearkin embed has written"
+        + (f", {table.removed} removed." if table.removed else "."),
         sections=[("Map", map_section(map_, _files(map_, output)))],
         script=script(),
         files=bool(map_.per_file),

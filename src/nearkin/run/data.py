@@ -161,6 +161,11 @@ def noted_values(folder: RunFolder) -> tuple[Values, Bool[np.ndarray, " images"]
         return values, np.array([HELD_OUT[row["split"]] for row in rows], np.bool_)
 
 
+def note_column(folder: RunFolder, column: str, images: Images, values: Values) -> None:
+    """Note in a run folder what a tested column says of each image: the report colors by it."""
+    write_csv(folder.column, ("path", column), zip(images.names, values.tolist(), strict=True))
+
+
 def note_data(
     folder: RunFolder,
     split: Split,
