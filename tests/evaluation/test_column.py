@@ -1,10 +1,12 @@
 """Whether features follow a column, and what classes owe to it."""
 
+import json
+
 import numpy as np
 import pytest
 
 from nearkin.errors import UsageError
-from nearkin.evaluation.column import column_accuracy, column_test
+from nearkin.evaluation.column import ColumnTest, column_accuracy, column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import predict
 
@@ -44,6 +46,12 @@ def test_a_column_that_features_follow_is_found_and_what_classes_lose_by_it():
     assert metrics["kNN of camera, removed"] < metrics["kNN of camera"] - 0.03
     assert metrics["kNN top-1, other camera, camera removed"] > metrics["kNN top-1, other camera"]
     assert any("features follow it" in line for line in found.lines())
+    value, chance = 100 * found.metrics[0].value, 100 * found.chance
+    assert found.sentence == (
+        f"kNN predicts camera for {value:.1f} % of the test images ({chance:.1f} % by chance "
+        "within classes)"
+    )
+    assert ColumnTest.stored(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_what_is_not_there_is_seldom_found_though_classes_tell_the_column():
