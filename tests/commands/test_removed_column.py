@@ -16,8 +16,10 @@ from nearkin.commands.explore import explore
 from nearkin.data.opening import open_images
 from nearkin.evaluation.column import column_accuracy, divided
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.metrics import knn
 from nearkin.evaluation.table import open_table
 from nearkin.metrics.erasure import leace
+from nearkin.metrics.metric import difference
 from nearkin.objectives import unit
 from nearkin.tables import read_csv
 
@@ -102,17 +104,20 @@ def test_what_knn_predicts_of_it_before_and_after_is_said(table, encoder, raw, t
     images = open_images(str(table))
     position = {name: row for row, name in enumerate(images.names)}
     labels = images.labels[[position[name] for name in names]]
-    accuracies = []
+    accuracies, of_classes = [], []
     for of in (before.gather().numpy(), found.vectors):
         features = Embeddings(of, labels, splits=parts)
         pair = divided(features.subset(known), values[known])
         accuracies.append(column_accuracy("camera", *pair, seed=0))
+        of_classes.append(knn(*pair[0])[0])
     (was, tested), (now, _) = accuracies
     line = (
         f"camera removed: kNN predicts it for {now} of {now.n} held-out images, before for {was}, "
         f"by chance within classes for {tested.chance:.3f}"
     )
     assert line in caplog.text
+    cost = difference(of_classes[1], of_classes[0])
+    assert f"kNN top-1 with camera removed: {cost}" in caplog.text
     assert now.value < was.value - 0.1
 
 

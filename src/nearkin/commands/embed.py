@@ -239,8 +239,9 @@ def _features(
     check_values(config.ignore, values[split.train_rows], values[split.test_rows])
     embeddings = _unit_features(config, encoder, split.images, log)
     of_each = values[embeddings.rows], split.held_out[embeddings.rows]
-    without, line = remove_column(config.ignore, embeddings, *of_each, seed=config.seed)
-    log.info(line)
+    without, changes = remove_column(config.ignore, embeddings, *of_each, seed=config.seed)
+    for line in changes:
+        log.info(line)
     return without
 
 

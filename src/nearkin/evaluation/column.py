@@ -121,7 +121,7 @@ def column_test(
     without = _without(train, test, own)
     left, _ = column_accuracy(column, without, (own, asked), seed)
     metrics, removed = [accuracy, replace(left, name=f"{left.name}, removed")], f"{column} removed"
-    if not ((train.labels != UNLABELED).any() and (test.labels != UNLABELED).any()):
+    if not _are_labeled(train, test):
         return ColumnTest(column, tested.chance, tested.p, tuple(metrics), None, ())
     other, any_value = _across(train, test, own, asked, seed)
     other_removed, _ = _across(*without, own, asked, seed)
@@ -191,8 +191,8 @@ def remove_column(
     held_out: Bool[np.ndarray, " n"],
     *,
     seed: int,
-) -> tuple[Embeddings, str]:
-    """Remove a column from features by `leace`, and measure what kNN predicts of it then.
+) -> tuple[Embeddings, list[str]]:
+    """Remove a column from features by `leace`, and measure what kNN predicts then.
 
     Args:
         column: Its name.
@@ -203,8 +203,8 @@ def remove_column(
 
     Returns:
         Unit features of all images, as by another encoder: `encoder` is a digest of both the
-        encoder and the projection. And a line with the accuracy of kNN for the column, before and
-        after.
+        encoder and the projection. And a line on the accuracy of kNN for the column, before and
+        after, with one on that for classes where there are labels.
 
     Raises:
         UsageError: As `check_values`.
@@ -218,17 +218,23 @@ def remove_column(
         encoder=_digest(embeddings.encoder, erase),
         removed=column,
     ).normalized()
-    (before, tested), (after, _) = (
-        column_accuracy(
-            column, *divided(replace(of, splits=parts).subset(known), values[known]), seed
-        )
+    old, new = (
+        divided(replace(of, splits=parts).subset(known), values[known])
         for of in (embeddings, without)
     )
-    line = (
+    (before, tested), (after, _) = (column_accuracy(column, *each, seed) for each in (old, new))
+    lines = [
         f"{column} removed: kNN predicts it for {after} of {after.n:,} held-out images, before "
         f"for {before}, by chance within classes for {tested.chance:.3f}"
-    )
-    return without, line
+    ]
+    if _are_labeled(*old[0]):
+        change = difference(knn(*new[0])[0], knn(*old[0])[0])
+        lines.append(f"{KNN} with {column} removed: {change}")
+    return without, lines
+
+
+def _are_labeled(train: Embeddings, test: Embeddings) -> bool:
+    return all(bool((part.labels != UNLABELED).any()) for part in (train, test))
 
 
 def _digest(encoder: str, erase: Eraser) -> str:
