@@ -190,6 +190,24 @@ def test_what_cannot_be_removed_is_refused_before_anything_is_computed(
     assert not [*tmp_path.iterdir()]
 
 
+def test_classes_are_removed_within_cameras_where_cameras_are_the_labels(
+    table, encoder, raw, tmp_path
+):
+    """Which keeps the cameras: the mirror of what is done elsewhere."""
+    rows = [row for row in read_csv(table) if row["camera"]]
+    lines = [f"{table.parent / row['path']},{row['camera']},{row['label']}" for row in rows]
+    swapped = tmp_path / "swapped.csv"
+    swapped.write_text("\n".join(["path,label,species", *lines]) + "\n", encoding="utf-8")
+    found = nearkin.embed(encoder, swapped, ignore="species", verbose=False)
+    names = [name.rpartition("/")[2] for name in found.paths]
+    before, position = open_table(raw), open_table(raw).texts("path")
+    x = before.gather()[[position.index(name) for name in names]]
+    species = np.array(before.texts("label"))[[position.index(name) for name in names]]
+    hot = torch.from_numpy(species[:, None] == np.unique(species)).float()
+    expected = unit(leace(x, hot, found.labels)(x))
+    assert (found.tensor - expected).abs().max() < 1e-5
+
+
 def test_json_has_what_is_removed(table, encoder, tmp_path, capsys):
     words = ("embed", encoder, table, "-o", tmp_path / "f.parquet", "--json")
     assert run(*words, "--ignore", "camera") == 0

@@ -37,6 +37,7 @@ from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.metrics.neighbors import nearest
 from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap, Role
+from nearkin.run.data import noted_column
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import display_name, written_labels
 from nearkin.tables import read_csv
@@ -153,10 +154,10 @@ def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring
     correct[predicted == ""] = ""
     yield by_name("Correct", correct, note="Whether kNN predicts the class of a held-out image.")
     yield by_name("Split", embeddings.splits, note="Held-out images (test) were not trained on.")
-    if (tested := folder.read_evaluated().get("column")) and folder.column.exists():
+    if tested := folder.read_evaluated().get("column"):
         test = ColumnTest.stored(tested)
-        noted = {as_text(row["path"]): row.get(test.column, "") for row in read_csv(folder.column)}
-        yield by_column(test, [noted.get(as_text(name), "") for name in embeddings.paths])
+        values = noted_column(folder, test.column)
+        yield by_column(test, [values.get(as_text(name), "") for name in embeddings.paths])
 
 
 def by_column(test: ColumnTest, values: np.ndarray | Sequence[str]) -> Coloring:

@@ -226,7 +226,7 @@ class RunFolder:
         replace_text(self.evaluation, json.dumps(further, indent=2) + "\n")
 
     def read_evaluated(self) -> dict[str, Any]:
-        """The summary with what `add_metrics` has stored; its test of a column comes first."""
+        """The summary with what `add_metrics` has stored, which tests a column last."""
         summary, further = self.read_summary(), self._read_evaluation()
         if not further or "metrics" not in summary:
             return summary
