@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
+EXAMPLE = build/example/example-report.html
 # More than eight processes only wait for the longest file of tests.
 PYTEST = $(RUN)python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
@@ -81,8 +82,13 @@ docs: $(VENV)/installed
 
 # The documentation as a site, in build/site. A warning is an error: links that lead nowhere, pages
 # that no page leads to.
-site: $(VENV)/developed
+site: $(VENV)/developed $(EXAMPLE)
 	$(RUN)python -m sphinx -q -E -W --keep-going -b html docs build/site
+
+# A report that the site shows: of the discovery of the demo.
+$(EXAMPLE): $(VENV)/installed
+	$(RUN)nearkin demo -q -o build/demo --overwrite
+	@mkdir -p $(@D) && cp build/demo/discover/report.html $@
 
 # Whether the links to other sites lead somewhere.
 links: $(VENV)/developed

@@ -44,6 +44,7 @@ OPTIONS: Final = (
     Option("sets", ["digits"], "data sets; others than digits lie in --data"),
     Option("count", 4_000, "images of a set", quick=300),
     Option("cases", 40, "splits with leaks, and columns without a meaning", quick=3),
+    Option("seed", 0, "of the images that are drawn, and of what is planted"),
     Option("image-size", 64, "side of the images of EfficientNet-Lite0"),
 )
 SETS: Final = {
@@ -94,7 +95,8 @@ class Planted:
     def __init__(self, name: str, options: Namespace, folder: Path) -> None:
         data, encoder = (text.format(folder=options.data) for text in SETS[name])
         every = open_images(data)
-        rows = np.random.default_rng(0).permutation(len(every))[: options.count]
+        rng = np.random.default_rng(options.seed)
+        rows = rng.permutation(len(every))[: options.count]
         self.labels, self.classes = every.labels[rows], every.classes
         self.num_test = len(rows) // 4
         for number, row in enumerate(rows.tolist()):
@@ -194,7 +196,7 @@ def cameras(name: str, planted: Planted, options: Namespace) -> Iterator[Row]:
         false.append(by_chance.p <= SURE)
     yield Row(f"{name} no camera", float(np.mean(false)), "found", more={"cases": options.cases})
     for share in (0.6, 0.8, 0.95):
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng(options.seed)
         usual = planted.labels % 2 == 1
         other = np.where(rng.random(len(usual)) < share, usual, ~usual)
         numbers = np.arange(len(usual))
@@ -212,9 +214,9 @@ def labeled(planted: Planted, rows: np.ndarray) -> Embeddings:
     return Embeddings(planted.vectors[rows], planted.labels, classes=planted.classes)
 
 
-def wrong_labels(name: str, planted: Planted, share: float) -> Iterator[Row]:
+def wrong_labels(name: str, planted: Planted, options: Namespace, share: float) -> Iterator[Row]:
     """Yield F1, precision and recall of labels made wrong, and those of cleanlab."""
-    rng, num = np.random.default_rng(0), len(planted.classes)
+    rng, num = np.random.default_rng(options.seed), len(planted.classes)
     every = labeled(planted, planted.of("original", np.arange(len(planted.labels))))
     wrong = rng.random(len(every)) < share
     labels = np.where(wrong, (every.labels + rng.integers(1, num, len(every))) % num, every.labels)
@@ -252,6 +254,6 @@ def run(options: Namespace) -> Iterator[Row]:
             for share in (0.0, 0.01, 0.05, 0.2):
                 yield from leaks(name, planted, share)
             for share in (0.05, 0.1):
-                yield from wrong_labels(name, planted, share)
+                yield from wrong_labels(name, planted, options, share)
             yield from prices(name, planted, options)
             yield from cameras(name, planted, options)

@@ -54,6 +54,7 @@ ROOMS = {
     "data": "images from anywhere, views, order, split, duplicates, cache",
     "objectives": "losses of unit vectors; pure functions",
     "distributed": "processes and devices",
+    "result": "what commands return: lines, rows, plain values",
     "tables": "CSV and Parquet tables; no torch",
     "files": "atomic writes, files with a checksum",
     "toml": "settings as files",
@@ -345,7 +346,7 @@ def draw(source: Source, rows: Sequence[Sequence[str]], edges: Edges, image: Pat
         draw_arrow(axes, middle[start], middle[end], edges[start, end])
     for start, end in upward:
         draw_arrow(axes, middle[start], middle[end], edges[start, end], upward=True)
-    axes.set(xlim=(-1.9, 12.2), ylim=(y, -0.15))
+    axes.set(xlim=(-1.9, 13.0), ylim=(y, -0.15))
     axes.axis("off")
     figure.savefig(image, dpi=100, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)

@@ -16,6 +16,12 @@ ROOMS: Final = (
     "The packages of nearkin, from the command line to plain types; "
     "arrows point from a package to those that it imports"
 )
+EXAMPLE: Final = ROOT / "build" / "example"  # A report that `make site` has made
+SHOWN: Final = {
+    "architecture": ("<!-- image -->", f"![{ROOMS}](architecture.png)"),
+    "index": ("<!-- example -->", '<a href="example-report.html">An example report</a>'),
+}
+"""What stands in place of a comment of a page, by the page."""
 REPOSITORY: Final = "https://github.com/nearkin/nearkin/blob/main"
 LINK: Final = re.compile(r"\[([^\]]*)\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -24,6 +30,7 @@ author = "The nearkin developers"
 release = version = __version__
 html_title = f"nearkin {version}"
 html_theme = "furo"
+html_extra_path = [str(EXAMPLE)] if EXAMPLE.exists() else []
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["*.py"]
 myst_heading_anchors = 4
@@ -56,14 +63,14 @@ def draw_rooms(app: Any) -> None:
     architecture.draw_rooms(Path(app.srcdir) / "architecture.png", source)
 
 
-def show_rooms(_: Any, document: str, source: list[str]) -> None:
-    """Put the image where architecture.md wants it."""
-    if document == "architecture":
-        source[0] = source[0].replace("<!-- image -->", f"![{ROOMS}](architecture.png)")
+def show(_: Any, document: str, source: list[str]) -> None:
+    """Put what only the site has where a page wants it."""
+    if document in SHOWN:
+        source[0] = source[0].replace(*SHOWN[document])
 
 
 def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
     app.connect("builder-inited", draw_rooms)
     app.connect("source-read", link_outside)
-    app.connect("source-read", show_rooms)
+    app.connect("source-read", show)

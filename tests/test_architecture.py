@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import architecture
+from PIL import Image
+
 import nearkin
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -44,3 +47,9 @@ def test_what_needs_nothing_heavy_imports_nothing_heavy():
         command = [sys.executable, "-c", code]
         ran = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert ran.stdout.splitlines()[-1] == "set()", (done, ran.stderr)
+
+
+def test_every_package_is_in_the_image_of_the_site(tmp_path):
+    architecture.draw_rooms(tmp_path / "rooms.png", architecture.Source(architecture.OWN))
+    with Image.open(tmp_path / "rooms.png") as image:
+        assert min(image.size) > 500

@@ -8,7 +8,7 @@ from nearkin.auditing.data import Audited
 from nearkin.auditing.price import price
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.metrics import predict
+from nearkin.evaluation.metrics import linear_probe, predict
 
 CPU = torch.device("cpu")
 
@@ -60,3 +60,16 @@ def test_without_leaks_there_is_none_and_without_others_nothing_to_learn_from():
         price(audited, np.zeros(len(audited), np.int64), cosine, seed=0, device=CPU)
     unlabeled = Audited(audited.embeddings.unlabeled())
     assert price(unlabeled, np.arange(len(audited)), cosine, seed=0, device=CPU) is None
+
+
+def test_of_many_training_images_the_linear_probe_learns_from_one_draw(monkeypatch):
+    monkeypatch.setattr("nearkin.auditing.price.FITTED", 200)
+    audited, groups, cosine, is_test = split(0)
+    found = price(audited, groups, cosine, seed=3, device=CPU)
+    knn, probe = found.every
+    assert (knn.protocol["training images"], probe.protocol["training images"]) == (400, 200)
+    drawn = np.random.default_rng(3).permutation(400) < 200
+    train, test = (audited.embeddings.subset(np.flatnonzero(rows)) for rows in (~is_test, is_test))
+    for known, accuracy in ((groups[~is_test] >= 0, "first"), (np.arange(400) >= 60, "second")):
+        fitted = train.subset(np.flatnonzero(drawn & known))
+        assert getattr(found.owed[1], accuracy) == linear_probe(fitted, test, seed=3).value

@@ -21,6 +21,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.classifier.assignments import COLUMNS
+from nearkin.data.opening import open_images
 from nearkin.discovery.clusters import CLUSTER_COLUMNS
 from nearkin.discovery.rounds import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
@@ -396,7 +397,36 @@ def test_classes_of_a_classification_are_shown_and_not_edited(browser, classifie
         assert not window.find("#map-classes").is_visible()
         window.find("input[type=file]").set_input_files(data / "03.png")
         window.find("#map-panel h4").get_by_text("Nearest neighbors").wait_for()
+        window.find("#map-canvas").focus()
+        for key in ("ArrowRight", "1", "u", "ArrowRight", "2"):
+            window.page.keyboard.press(key)
+        key = window.find("#map-labels button bdi").nth(1).inner_text()
+        window.find("#map-status").get_by_text(f"1 image labeled {key}").wait_for()
+        assert key in ("odd", HOSTILE)
         window.end(page.origin)
+    assert [row["label"] for row in read_csv(classified / "to_label.csv")] == ["", key]
+
+
+def test_labels_that_are_given_in_a_report_are_those_of_a_table_that_commands_take(
+    browser, trained, data, tmp_path
+):
+    shutil.copytree(trained, tmp_path / "run")
+    with exploring(tmp_path / "run") as page:
+        assert page.post("/label", {"numbers": [1, 4], "name": "red"})["labels"].keys() == {
+            "1",
+            "4",
+        }
+        page.post("/label", {"numbers": [4, 5, 6], "name": "blue"})
+        page.post("/label", {"numbers": [6], "name": ""})
+        window = OpenPage(browser, page.origin + page.start)
+        window.page.select_option("#map-coloring", label="Your label")
+        assert window.texts("#map-legend bdi")[:2] == ["red", "blue"]
+        window.end(page.origin)
+    read = open_images(data, labels=str(tmp_path / "run" / "to_label.csv"), cache=False)
+    given = {
+        read.names[row]: read.classes[label] for row, label in enumerate(read.labels) if label >= 0
+    }
+    assert given == {read.names[1]: "red", read.names[4]: "blue", read.names[5]: "blue"}
 
 
 def test_a_port_in_use_ends_with_code_10_and_is_named(trained, refusal):

@@ -93,6 +93,19 @@ def test_single_images_are_labeled_for_the_next_round(folder):
     assert state(folder) == before
 
 
+def test_images_of_a_run_without_classes_are_labeled_too(tmp_path):
+    run = RunFolder(tmp_path)
+    label_images(run, {"b", "a"}, "cellos")
+    label_images(run, {"a"}, "")
+    assert [*read_csv(run.to_label)] == [
+        {"path": "a", "label": ""},
+        {"path": "b", "label": "cellos"},
+    ]
+    assert classes(run, ["a", "b"])["labels"] == {"1": "cellos"}
+    with pytest.raises(UsageError, match="no images are selected"):
+        label_images(run, set(), "cellos")
+
+
 def test_labels_of_single_images_that_say_nothing_are_refused(folder):
     write_csv(folder.to_label, LABEL_COLUMNS[:2], [["a", "new-1"]])
     with pytest.raises(DataError, match="'a' is labeled 'new-1', a class without a name"):
@@ -192,6 +205,9 @@ def test_what_is_not_there_is_refused(folder, tmp_path):
     for edit in EDITS:
         with pytest.raises(UsageError, match="no finished discovery"):
             edit(other, ["a"], "violins")
+    gone = RunFolder(tmp_path / "gone")
+    with pytest.raises(OutputError, match="is gone"):
+        label_images(gone, {"a"}, "cellos")
     nothing = {"editable": False, "classes": [], "cluster_of": {}, "labels": {}}
     assert classes(other, NAMES) == nothing
     assert list(tmp_path.iterdir()) == [folder.path]

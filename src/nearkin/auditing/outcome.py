@@ -13,7 +13,7 @@ from typing_extensions import override
 from nearkin.auditing.data import Audited
 from nearkin.auditing.labels import LabelCheck, check_labels
 from nearkin.auditing.leaks import Leaks, find_leaks
-from nearkin.auditing.price import Price, price
+from nearkin.auditing.price import FITTED, Price, price
 from nearkin.auditing.quality import BadQuality, find_bad
 from nearkin.auditing.sources import Proposal, find_sources
 from nearkin.data.duplicates import Groups, merged
@@ -142,6 +142,8 @@ class Audit(Result):
         train, test = len(audited.train_rows), len(audited.test_rows)
         without = f", {removed} removed" if (removed := audited.embeddings.removed) else ""
         yield "split", [f"{train:,} training images, {test:,} test images{without}"]
+        if self.price is not None and train > FITTED:
+            yield "probe", [f"linear, fitted to {FITTED:,} training images, drawn at random"]
         yield "leaks", self.leaks.sentences(test)
         if self.proposals:
             yield "groups", [each.line() for each in self.proposals]

@@ -18,6 +18,7 @@ from nearkin.types import UNLABELED
 
 BINS: Final = 8  # Points of the curve, of equally many test images each, where there are enough
 BIN_SIZE: Final = 20  # Test images of a point, at the least
+FITTED: Final = 2**17  # Training images of the linear probe, at most: it passes over them often
 
 
 @dataclass(frozen=True)
@@ -108,27 +109,37 @@ def price(
         return None
     linked = np.isin(groups[train_rows], groups[test_rows])
     shared = np.isin(groups[test_rows], groups[train_rows])
-    every = _accuracies(train, test, seed, device)
+    every = _accuracies(train, np.full(len(train), True), test, seed, device)
     owed: tuple[Difference, ...] = ()
     if linked.any():
-        rest = train.subset(np.flatnonzero(~linked))
-        if len(np.unique(rest.labels[rest.labels != UNLABELED])) < 2:
+        rest = train.labels[~linked]
+        if len(np.unique(rest[rest != UNLABELED])) < 2:
             raise UsageError(
                 f"{linked.sum()} of {len(linked)} training images share a group with a test one, "
                 "and the others are not of two classes; give parts of more groups"
             )
-        without = _accuracies(rest, test, seed, device)
+        without = _accuracies(train, ~linked, test, seed, device)
         owed = tuple(difference(old, new) for old, new in zip(every, without, strict=True))
     clean = tuple(_of_some(each, ~shared) for each in every) if shared.any() else ()
     return Price(int(linked.sum()), every, clean, owed, tuple(_curve(every, cosine)))
 
 
 def _accuracies(
-    train: Embeddings, test: Embeddings, seed: int, device: torch.device
+    train: Embeddings,
+    known: Bool[np.ndarray, " train"],
+    test: Embeddings,
+    seed: int,
+    device: torch.device,
 ) -> tuple[Metric, ...]:
-    """Return the accuracy of kNN at its first k, and that of the linear probe."""
-    first = knn(train, test, device=device)[0]
-    return first, linear_probe(train, test, seed=seed, device=device)
+    """Return the accuracy of kNN at its first k, and that of the linear probe.
+
+    Both learn from the known training images, the probe from those among `FITTED` that are drawn
+    from all: what is known does not change the draw.
+    """
+    drawn = np.random.default_rng(seed).permutation(len(train)) < FITTED
+    first = knn(train.subset(np.flatnonzero(known)), test, device=device)[0]
+    fitted = train.subset(np.flatnonzero(known & drawn))
+    return first, linear_probe(fitted, test, seed=seed, device=device)
 
 
 def _of_some(metric: Metric, chosen: Bool[np.ndarray, " test"]) -> Metric:

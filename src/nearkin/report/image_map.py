@@ -129,10 +129,11 @@ def colorings(
         candidates = _of_classification(folder, embeddings)
     else:
         candidates = _of_training(folder, embeddings)
+    given = () if folder is None else (_given(folder, embeddings),)
     return tuple(
         replace(one, values=one.values[rows])
-        for one in (*first, *candidates)
-        if len(one.classes) != 1
+        for one in (*first, *candidates, *given)
+        if (len(one.classes) != 1 or one.role == "label")
         and (one.values[rows] >= 0 if _is_named(one) else np.isfinite(one.values[rows])).any()
     )
 
@@ -142,13 +143,21 @@ def _is_named(coloring: Coloring) -> bool:
     return bool(np.issubdtype(coloring.values.dtype, np.integer))
 
 
+def _given(folder: RunFolder, embeddings: Embeddings) -> Coloring:
+    """What people have labeled in the report."""
+    labels = {as_text(path): label for path, label in written_labels(folder).items()}
+    own = [labels.get(as_text(name), "") for name in embeddings.paths]
+    note = "Labels that you have given, as in to_label.csv of the run."
+    return by_name("Your label", own, note=note, role="label")
+
+
 def _of_table(embeddings: Embeddings) -> Iterator[Coloring]:
-    yield by_name("Label", embeddings.class_names, note="The class in your data.")
+    yield by_name("Label", embeddings.class_names, note="The class in your data.", role="class")
     yield by_name("Split", embeddings.splits, note="As your data name it.")
 
 
 def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
-    yield by_name("Label", embeddings.class_names, note="The class in your data.")
+    yield by_name("Label", embeddings.class_names, note="The class in your data.", role="class")
     predicted = knn_classes(embeddings)
     correct = np.where(embeddings.class_names == predicted, "correct", "incorrect")
     correct[predicted == ""] = ""
@@ -179,9 +188,6 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
     scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
     note = "Confidence of the classifier in the predicted class."
     yield Coloring("Score", scores, note=note, role="score")
-    labels = {as_text(path): label for path, label in written_labels(folder).items()}
-    own = [labels.get(as_text(name), "") for name in embeddings.paths]
-    yield by_name("Your label", own, note="Labels for the next round.", role="label")
     cluster = np.array([row.get("cluster", "") for row in rows])
     yield from _of_ground_truth(cluster, embeddings.class_names)
 

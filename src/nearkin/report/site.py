@@ -186,7 +186,7 @@ class RunSite:
             return self.classes()
 
     def label(self, numbers: list[int], name: str) -> Json:
-        """Label images for the next round; '' removes their labels. Then all labels."""
+        """Label images in to_label.csv; '' removes their labels. Then all labels."""
         paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
         with self._lock:
             label_images(self._folder, paths, name)

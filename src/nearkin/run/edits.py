@@ -1,4 +1,4 @@
-"""Edits of the tables of a discovery: names of classes, splits, labels of images."""
+"""Edits of a run: names of classes and splits of a discovery, labels of single images."""
 
 from codecs import BOM_UTF8
 from collections import Counter
@@ -8,16 +8,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.errors import UsageError
+from nearkin.errors import OutputError, UsageError
 from nearkin.files import whole, write_whole, writing
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import (
     CLUSTER_COLUMNS,
-    LABEL_COLUMNS,
     check_names,
     display_name,
     read_edited,
     written_labels,
+    written_rows,
 )
 from nearkin.tables import write_csv
 from nearkin.text import printable
@@ -76,18 +76,20 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
 
 
 def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
-    """Label unlabeled images in to_label.csv, for the next round; '' removes their labels."""
+    """Label images in to_label.csv; '' removes their labels.
+
+    Images that came to a discovery with a label keep that one.
+    """
     label = _valid(label)
-    with _editing(folder):
-        assigned = _clusters(folder)
-        if not paths or (others := set(paths) - assigned.keys()):
+    with _locked(folder):
+        clusters = _clusters(folder) if is_discovery(folder) else dict.fromkeys(paths, "")
+        if not paths or (others := set(paths) - clusters.keys()):
             which = f"{min(others)!r} came with a label" if paths else "no images are selected"
             raise UsageError(f"{which}; select unlabeled images")
-        # Discoveries of earlier releases have no such table yet.
-        there = folder.to_label.exists()
-        rows = read_edited(folder.to_label, LABEL_COLUMNS) if there else []
-        listed = {row["path"] for row in rows}
-        rows += [{"path": path, "cluster": assigned[path]} for path in sorted(set(paths) - listed)]
+        rows = written_rows(folder)
+        for path in sorted(set(paths) - {row["path"] for row in rows}):
+            of = {"cluster": clusters[path]} if clusters[path] else {}
+            rows.append({"path": path, **of, "label": ""})
         for row in rows:
             if row["path"] in paths:
                 row["label"] = label
@@ -95,9 +97,10 @@ def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
 
 
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
-    """Return the classes of a discovery, the cluster of each image, and labels; or none."""
+    """Return the classes of a discovery and the cluster of each image, or none; and labels."""
     if not is_discovery(folder):
-        return {"editable": False, "classes": [], "cluster_of": {}, "labels": {}}
+        own = labels(folder, names)
+        return {"editable": False, "classes": [], "cluster_of": {}, "labels": own}
     assigned = _clusters(folder)
     sizes = Counter(assigned.values())
     rows = [
@@ -152,6 +155,14 @@ def _editing(folder: RunFolder) -> Iterator[None]:
             f"{folder.path} is no finished discovery; it has no classes to edit. Those of a "
             "classification are its labels: change these, and classify again"
         )
+    with _locked(folder):
+        yield
+
+
+@contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    if not folder.path.is_dir():  # which the lock would make anew
+        raise OutputError(f"{folder.path} is gone; put it back to change it")
     with writing(folder.path, "free some space, or allow writing"), folder.locked():
         yield
 

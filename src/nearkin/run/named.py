@@ -117,10 +117,13 @@ def answers(folder: RunFolder) -> Answers:
 
 def written_labels(folder: RunFolder) -> dict[str, str]:
     """Return what a person has written for single images in to_label.csv, by path, unchecked."""
-    # Discoveries of earlier releases have no such table yet.
+    return {row["path"]: label for row in written_rows(folder) if (label := row["label"].strip())}
+
+
+def written_rows(folder: RunFolder) -> list[Row]:
+    """Return the rows of to_label.csv; none where a run has no such table."""
     there = folder.to_label.exists()
-    rows = read_edited(folder.to_label, LABEL_COLUMNS) if there else []
-    return {row["path"]: label for row in rows if (label := row["label"].strip())}
+    return read_edited(folder.to_label, LABEL_COLUMNS) if there else []
 
 
 def image_labels(folder: RunFolder) -> Mapping[str, str]:
@@ -128,11 +131,12 @@ def image_labels(folder: RunFolder) -> Mapping[str, str]:
 
     What a named class is called by itself stands for its name.
     """
-    if not folder.to_label.exists():
+    rows = written_rows(folder)
+    if not rows:
         return {}
     names, labels = named_classes(folder), dict[str, str]()
     kinds = {row["cluster"]: row["kind"] for row in read_edited(folder.clusters, CLUSTER_COLUMNS)}
-    for row in read_edited(folder.to_label, LABEL_COLUMNS):
+    for row in rows:
         path, label = row["path"], row["label"].strip()
         if label not in names and kinds.get(label) == "novel":
             raise DataError(

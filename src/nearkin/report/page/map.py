@@ -40,8 +40,9 @@ class Coloring:
     classes: tuple[str, ...] = ()
     note: str = ""  # a sentence on how to read it
     role: Role = ""
-    """What the page does with it: scores order the images of a class, highest first; classes can
-    be renamed and labels given where there is a server."""
+    """What the page does with it: scores order the images of a class, highest first; labels are
+    given where there is a server, which suggests the names of classes, and classes of a discovery
+    are renamed there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

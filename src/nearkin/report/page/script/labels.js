@@ -19,7 +19,8 @@ function findLabeled() {
 /* The coloring of the labels, which an unlabeled run has not. */
 function labelColoring() {
   if (!withRole("label")) {
-    const about = { name: "Your label", role: "label", note: "Labels for the next round.", classes: [] };
+    const note = "Labels that you have given, as in to_label.csv of the run.";
+    const about = { name: "Your label", role: "label", note, classes: [] };
     data.colorings.push({ ...about, values: new Int32Array(data.count), ...NO_FILTER() });
     $("coloring").append(make("option", { value: data.colorings.length - 1 }, about.name));
   }
@@ -45,11 +46,11 @@ function showLabels(byNumber) {
   restyle();
 }
 
-/* The images that a label is for: the selected ones, or that of the cursor. Those that came with a
-   class keep it. */
+/* The images that a label is for: the selected ones, or that of the cursor. Those that came to a
+   discovery with a class keep it. */
 function rowsToLabel() {
   const members = state.selected.size ? [...state.selected] : [state.cursor];
-  return members.filter((i) => data.number[i] in runClasses.cluster_of);
+  return members.filter((i) => !runClasses.editable || data.number[i] in runClasses.cluster_of);
 }
 
 /* Labels images, and moves on to the next; "" removes their labels. */
@@ -59,8 +60,8 @@ async function giveLabel(text) {
   const before = Map.groupBy(rows, rawLabel);
   if (text && !labels.keys.includes(text)) labels.keys.splice(9, 1, text);
   if (grid.on && !state.selected.size) goTo(grid.rows.indexOf(state.cursor) + 1);
+  labels.undo.push(before); // before it is saved, as "u" may be pressed meanwhile
   await saveLabels(new Map([[text, rows]]));
-  labels.undo.push(before);
   showLabelBar();
   return `${count(rows.length, "image")} ${text ? `labeled ${text}` : "without a label now"}.`;
 }
@@ -90,7 +91,7 @@ function saveLabels(changes) {
 
 /* What a key does, if it labels. */
 function labelKey(key) {
-  if (!runClasses?.editable) return undefined;
+  if (!runClasses) return undefined;
   if (key === "u") return () => attempt(undoLabel);
   const text = /^[0-9]$/.test(key) ? labels.keys[(Number(key) + 9) % 10] : undefined;
   return text === undefined ? undefined : () => attempt(() => giveLabel(text));
@@ -105,15 +106,17 @@ function startLabels() {
   showLabelBar();
 }
 
-/* Names that people have given, and of known classes: an unnamed cluster is no class yet. */
+/* Those of the data; of a discovery, names that people have given, and of known classes: an unnamed
+   cluster is no class yet. */
 function classNames() {
+  if (!runClasses.editable) return withRole("class")?.classes ?? [];
   const named = runClasses.classes.filter((each) => each.name || each.kind === "known");
   return [...new Set(named.map((each) => each.name || each.cluster))];
 }
 
 function showLabelBar() {
   const bar = $("labels");
-  bar.hidden = !runClasses?.editable;
+  bar.hidden = !runClasses;
   if (bar.hidden) return;
   const suggested = new Set([...classNames(), ...labelColoring().classes]);
   $("names").replaceChildren(...Array.from(suggested, (value) => make("option", { value })));

@@ -138,7 +138,7 @@ function updateClasses(answer) {
     coloring.classes = [...numbers.keys()];
   }
   searchTexts = null;
-  if (runClasses.editable) showLabels(runClasses.labels);
+  showLabels(runClasses.labels);
   setColoring(state.coloring);
   updateVisible();
   showPanel();
@@ -225,6 +225,6 @@ function connect() {
   firstClasses = coloring ? Array.from(coloring.values, (value) => coloring.classes[value]) : [];
   attempt(async () => {
     updateClasses(await request("classes"));
-    if (runClasses.editable) startLabels();
+    startLabels();
   });
 }
