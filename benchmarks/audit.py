@@ -109,7 +109,7 @@ class Planted:
                 (folder / kind).mkdir(exist_ok=True)
                 edit(image).save(folder / kind / f"{number:06}.png")
         self.images = open_images(folder, labels="none", cache=False)
-        size = None if "runs" in encoder else options.image_size
+        size: Any = "auto" if "runs" in encoder else options.image_size
         extracted = Extraction(load(encoder, image_size=size), self.images, UNTOUCHED, CPU, 0)
         self.vectors = unit(extracted.compute().features.center).numpy()
         self.row = {name: row for row, name in enumerate(self.images.names)}

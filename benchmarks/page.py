@@ -17,14 +17,16 @@ from typing import Final
 
 import numpy as np
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Page as BrowserPage
 
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.evaluation.layout import BLOCK, z_order
 from nearkin.report.image_map import ONE_FILE
-from nearkin.report.page.html import document
-from nearkin.report.page.map import Coloring, ImageMap, map_section, script, write_files
+from nearkin.report.page.blocks import Page
+from nearkin.report.page.html import render
+from nearkin.report.page.map import Coloring, ImageMap, write_files
 
 SIDE: Final = 48
 COLUMNS: Final = 16
@@ -91,7 +93,7 @@ def images(count: int) -> ImageMap:
     )
 
 
-def panned(page: Page) -> None:
+def panned(page: BrowserPage) -> None:
     """Drag the map around."""
     page.mouse.down()
     for step in range(60):
@@ -99,13 +101,13 @@ def panned(page: Page) -> None:
     page.mouse.up()
 
 
-def zoomed(page: Page) -> None:
+def zoomed(page: BrowserPage) -> None:
     """Zoom in until points become images."""
     for _ in range(18):
         page.mouse.wheel(0, -40)
 
 
-def frames(page: Page) -> list[float]:
+def frames(page: BrowserPage) -> list[float]:
     """Return the milliseconds of each frame since the last call."""
     page.wait_for_timeout(500)
     noted: list[tuple[float, float]] = page.evaluate("window.frames_.splice(0)")
@@ -136,14 +138,7 @@ def measure(case: str, browser: Browser, file: Path, width: int, height: int) ->
 def write(count: int, folder: Path) -> Path:
     """Write a page of so many images."""
     shown = images(count)
-    page = document(
-        title="Many images",
-        kicker="benchmark",
-        lead="",
-        sections=[("Map", map_section(shown, "page_files"))],
-        script=script(),
-        files=bool(shown.per_file),
-    )
+    page = render(Page("benchmark", "Many images", "", ()), shown, files="page_files")
     if shown.per_file:
         write_files(shown, folder / "page_files")
     file = folder / "page.html"

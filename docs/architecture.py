@@ -102,7 +102,7 @@ WALKS: Mapping[str, Sequence[str]] = {
         "report/pages.py",
         "report/encoder_report.py",
         "report/image_map.py",
-        "report/page/sections.py",
+        "report/page/blocks.py",
         "report/page/map.py",
         "report/page/html.py",
     ),

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.commands.lists import idea, page, paper, table, written
+from nearkin.commands.lists import describe_method, idea, paper, table, written
 from nearkin.methods import METHODS
 
 ROOT: Final = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ def overview() -> str:
 
 def full_page(name: str, root: Path = ROOT) -> str:
     """The page of a method with its recipes and its measured results."""
-    return page(name, *recipes(name, root), "## Measured", *measured(name, root))
+    return describe_method(name, *recipes(name, root), "## Measured", *measured(name, root))
 
 
 def recipes(name: str, root: Path) -> list[str]:

@@ -6,30 +6,25 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from builders import as_bytes
+from msgspec.structs import replace
 from PIL import Image
 
 from nearkin.errors import OutputError
-from nearkin.report.page.html import document, policy
-from nearkin.report.page.map import Coloring, ImageMap, map_section, script
-from nearkin.report.page.sections import (
-    ClassView,
-    DiscoveryReport,
-    RunInfo,
-    Tile,
-    report_page,
-)
+from nearkin.report.page.blocks import Cards, ClassView, Page, Tile, Tiles
+from nearkin.report.page.html import policy, render
+from nearkin.report.page.map import Coloring, ImageMap, script
 from nearkin.report.server import Server
 from nearkin.report.site import RunSite
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
+    from playwright.sync_api import Page as BrowserPage
 
 PADDING = 36
 WIDE = 20
@@ -69,7 +64,9 @@ def chromium() -> "Iterator[Browser]":
 
 
 @contextmanager
-def opened(browser: "Browser", file: Path, *, width: int = 1280, **options) -> "Iterator[Page]":
+def opened(
+    browser: "Browser", file: Path, *, width: int = 1280, **options
+) -> "Iterator[BrowserPage]":
     """A page that is one file: it loads nothing else, and the browser complains of nothing."""
     complaints, requests = [], []
     with browser.new_context(viewport={"width": width, "height": 900}, **options) as context:
@@ -81,7 +78,7 @@ def opened(browser: "Browser", file: Path, *, width: int = 1280, **options) -> "
     assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [file.as_uri()]
 
 
-def listen(page: "Page", complaints: list[str], requests: list[str]) -> None:
+def listen(page: "BrowserPage", complaints: list[str], requests: list[str]) -> None:
     """Note what the browser complains of, and what it asks for."""
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: complaints.append(message.text))
@@ -137,10 +134,8 @@ def small_map(names=None, count=300, **changes):
 
 
 def page_of(image_map, *, served=False, files=""):
-    texts = {"title": "What was learned", "kicker": "nearkin train", "lead": "A test."}
-    sections = [("Map", map_section(image_map, files))]
-    how = {"script": script(), "served": served, "files": bool(files)}
-    return document(**texts, sections=sections, **how)
+    page = Page("nearkin train", "What was learned", "A test.", ())
+    return render(page, image_map, served=served, files=files)
 
 
 SMALL = small_map()
@@ -152,11 +147,13 @@ def linked_page():
     tile = Tile("animals/047.jpg", gray, 0.9, number=104)
     view = ClassView("new-2", 105, tile, (tile,), on_map="new-2")
     known = replace(view, name="dog", on_map="dog")
-    report = DiscoveryReport(
-        RunInfo("animals"), "gcd", ("dog",), 10, 300, (view,), "given", "A score.",
-        assigned=(known,), unsure=(tile,),
-    )  # fmt: skip
-    return report_page(report, SMALL)
+    sections = (
+        ("Findings", ()),
+        ("Novel classes", (Cards("new", (view,), 300),)),
+        ("Known classes", (Cards("known", (known,), 300),)),
+        ("Images to look at", (Tiles("Label these first", "", (tile,)),)),
+    )
+    return render(Page("nearkin discover", "Animals", "A test.", sections), SMALL)
 
 
 class OpenPage:

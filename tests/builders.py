@@ -166,7 +166,7 @@ def save_digits(path: Path, train: int, test: int = 0) -> Path:
 
 def confusion_of(counts, true=None, predicted=None):
     """A confusion matrix, whose classes are called by their numbers."""
-    from nearkin.report.page.sections import Confusion
+    from nearkin.report.page.blocks import Confusion
 
     counts = np.array(counts)
     names = [tuple(map(str, range(number))) for number in counts.shape]

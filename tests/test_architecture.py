@@ -33,7 +33,7 @@ LIGHT = {
     "nearkin, nearkin.cli, nearkin.config, nearkin.toml, nearkin.tables": HEAVY,
     "nearkin.cli as c; [c.main([*verb, end]) for end in ('-h', '--help-all', '--no-such', '--version')"
     " for verb in ([], *([v] for group in c.app.COMMANDS.values() for v in group))]": HEAVY,
-    "nearkin.report.page.html": "torch numpy PIL",
+    "nearkin.report.page.html": "torch PIL",
     "nearkin.networks.backbone as b; b.build_backbone(b.with_channels('small', 3), 32)":
         "timm torchvision",
 }  # fmt: skip

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from typing_extensions import override
 
 from nearkin.errors import UsageError
@@ -25,9 +26,10 @@ class Result(ABC):
     def lines(self) -> list[str]:
         """Lines of text."""
 
-    @abstractmethod
     def to_dict(self) -> Mapping[str, Any]:
-        """Plain values, for JSON."""
+        """Plain values, for JSON: by default those of all fields, with paths as text."""
+        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        return values
 
     def records(self) -> Sequence[Row]:
         """Rows of a table, each a value by the name of its column; by default one of all."""
@@ -96,11 +98,6 @@ class Table(Result):
         """The names of the columns, and a line per row."""
         rows = [[_text(value) for value in row.values()] for row in self.rows]
         return aligned([list(self.rows[0]), *rows]) if rows else ["no rows"]
-
-    @override
-    def to_dict(self) -> Mapping[str, Any]:
-        """The rows, for JSON."""
-        return {"rows": [dict(row) for row in self.rows]}
 
     @override
     def records(self) -> Sequence[Row]:

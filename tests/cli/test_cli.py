@@ -42,7 +42,7 @@ def test_a_run_leaves_every_file_that_the_documentation_names(finished):
         "metrics.csv", "plots", "projector.safetensors", "summary.json", "train.log",
     }  # fmt: skip
     assert {path.name for path in (finished / "plots").iterdir()} == {
-        "augmentations.png", "curves.png", "map.png", "neighbors.png",
+        "augmentations.png", "curves.png", "map.png",
     }  # fmt: skip
 
 

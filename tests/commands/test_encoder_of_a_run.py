@@ -175,7 +175,7 @@ def test_a_run_on_arrays_asks_for_them(tmp_path):
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
     write_run(tmp_path / "run", open_images(data), "arrays", val=0.5)
-    with pytest.raises(UsageError, match="keeps no images"):
+    with pytest.raises(UsageError, match="made from arrays"):
         evaluate(tmp_path / "run")
     assert evaluate(tmp_path / "run", data).sizes == {"train": 6, "test": 6}
 

@@ -14,7 +14,7 @@ from nearkin_command import run
 from small import batch_for, small
 from small import run as run_steps
 
-from nearkin.commands.lists import page
+from nearkin.commands.lists import describe_method
 from nearkin.methods import METHODS, parameters
 from nearkin.toml import read_toml
 
@@ -129,8 +129,8 @@ def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about():
 
 def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert "docs/methods/moco.md in the repository" in page("moco")
-    assert "Not run" not in page("moco")
+    assert "docs/methods/moco.md in the repository" in describe_method("moco")
+    assert "Not run" not in describe_method("moco")
     assert run("list", "methods") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(METHODS)

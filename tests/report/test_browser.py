@@ -24,13 +24,9 @@ from browser import (
     written_out,
 )
 
-from nearkin.report.page.html import Chart
+from nearkin.report.page.blocks import Chart, Facts, Page
+from nearkin.report.page.html import render
 from nearkin.report.page.map import Coloring
-from nearkin.report.page.sections import (
-    RunInfo,
-    TrainingReport,
-    report_page,
-)
 from nearkin.result import Frame
 
 SMALL_CLASSES = (Coloring("Class", np.arange(len(HOSTILE)), tuple(map(str, range(len(HOSTILE))))),)
@@ -527,11 +523,13 @@ def test_a_telephone_needs_no_sideways_scrolling(opened):
     path = f"/{'long' * 30}"
     image_map = small_map([f"{path[1:]}{row}.jpg" for row in range(300)])
     series = {name: [(1, 0.123456789)] for name in ("kNN accuracy", "frozen start", "raw pixels")}
-    report = TrainingReport(
-        RunInfo("cats", configuration={"encoder": path}), "A test.", "Healthy.",
-        origin=(("Source", path),), curves=(Chart("kNN", "epoch", "kNN", series),),
-    )  # fmt: skip
-    page = opened(content=report_page(report, image_map), width=360, height=740).page
+    sections = (
+        ("Origin", (Facts("Encoder", (("Source", path),), folded=False),)),
+        ("Training curves", (Chart("kNN", "epoch", "kNN", series),)),
+        ("Settings", (Facts("All settings", (("encoder", path),)),)),
+    )
+    content = render(Page("nearkin train", "Encoder", "A test.", sections), image_map)
+    page = opened(content=content, width=360, height=740).page
     page.evaluate("location.hash = '#image=104'")
     page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -6,10 +6,10 @@ import io
 import os
 import re
 import shlex
-from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import builders
 import numpy as np
@@ -19,6 +19,7 @@ from builders import confusion_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
+from msgspec.structs import replace
 from PIL import Image
 
 from nearkin.config import ClassifyConfig, TrainConfig
@@ -26,54 +27,64 @@ from nearkin.data.opening import open_images
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.report.encoder_report import command, typed
 from nearkin.report.image_map import thumbnails
-from nearkin.report.page.html import TEMPLATES, Chart, line_chart, round_ticks, text
-from nearkin.report.page.sections import (
-    ClassificationReport,
+from nearkin.report.page.blocks import (
+    Block,
+    Cards,
+    Chart,
     ClassView,
+    Command,
     Confusion,
-    DiscoveryReport,
-    RunInfo,
+    Facts,
+    Findings,
+    Listing,
+    Page,
+    Pairs,
+    Paragraphs,
     Table,
     Tile,
-    report_page,
+    Tiles,
 )
-from nearkin.report.pages import report_of, store_report
+from nearkin.report.page.html import TEMPLATES, drawn, render, round_ticks, text
+from nearkin.report.pages import page_of, store_page
 from nearkin.run.folder import RunFolder
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 
 
-def report(name="cat", uri=DOT):
-    """A report with every part, in which every string from outside is `name`."""
+def full(name="cat", uri=DOT):
+    """A page with a block of every kind, in which every string from outside is `name`."""
     image = Tile(name, uri, 0.9876)
-    view = ClassView(name, 30, image, (image,) * 3, (image,), 0.5, 0.25, -0.125, "", (name,))
-    view = replace(view, truth=name)
+    view = ClassView(name, 30, image, (image,) * 3, (image,), 0.5, 0.25, -0.125, "", (name,), name)
+    known = replace(view, nearest_known=f"{name}!")
     points = [(number, 0.1 * number) for number in range(2, 6)]
-    named = {"configuration": {name: name}, "versions": {name: name}, "steps": ((name, name),)}
-    curve = Chart(name, name, name, {name: points})
     two = {name: points, f"{name}2": points}
-    return bare(
-        run=RunInfo(name, protocol=(name,), command=name, **named),
-        known=(name, name),
-        num_labeled=20,
-        num_unlabeled=100,
-        novel=(view,),
-        score_meaning=name,
-        assigned=(replace(view, nearest_known=f"{name}!"),),
-        interval=(1, 3),
-        findings=(name,),
-        results=(Table(name, (name, name), ((name, name),), name),),
-        confusion=confusion_of([[20, 0], [10, 9]], (name, name), (name, name)),
-        num_novel_curves=(replace(curve, series=two, note=name, chosen=3, interval=(2, 4)),),
-        alternatives=Table(name, (name, name), ((name, name),), name),
-        curves=(curve,),
+    results = Table(name, (name, name), ((name, name),), name)
+    return page_with(
+        ("Findings", [Findings((name,)), Paragraphs((name,))]),
+        ("Novel classes", [Cards("new", (view,), 100)]),
+        ("Known classes", [Cards("known", (known,), 100)]),
+        (
+            "Images to look at",
+            [Tiles(name, name, (image,)), Pairs(name, ((image, image, "", name),))],
+        ),
+        ("Scores", [results, confusion_of([[20, 0], [10, 9]], (name, name), (name, name))]),
+        ("Number of classes", [Chart(name, name, name, two, name, 3, (2, 4)), results]),
+        ("Training curves", [Chart(name, name, name, {name: points})]),
+        ("Protocol", [Listing(((name, ""),))]),
+        ("Settings", [Command("Again:", name), Facts("All", ((name, name),))]),
+        ("Next steps", [Listing(((name, name),), ordered=True)]),
+        title=name,
+        lead=name,
     )
 
 
-def bare(**changes):
-    parts = dict(run=RunInfo("cats"), mode="gcd", known=("a", "b"), num_labeled=9, num_unlabeled=1)
-    parts |= dict(novel=(), num_novel_source="given", score_meaning="A score.")
-    return DiscoveryReport(**parts | changes)
+def page_with(*sections, title="cats", lead="A test.", **more):
+    blocks = tuple((heading, tuple(blocks)) for heading, blocks in sections)
+    return Page("nearkin discover", title, lead, blocks, **more)
+
+
+def showing(*blocks):
+    return page_with(("Section", blocks))
 
 
 class Read(HTMLParser):
@@ -118,19 +129,20 @@ def outline(page):
 
 
 PAGES = {
-    "full": report(),
-    "bare": bare(),
-    "disjoint": bare(mode="ncd", novel=(ClassView("new-1", 1),), interval=(1, 1)),
-    "empty class": bare(novel=(ClassView("new-1", 0), ClassView("new-2", 1, score=float("nan")))),
-    "no images": bare(num_unlabeled=0),
+    "full": full(),
+    "bare": page_with(),
+    "empty class": showing(
+        Cards("new", (ClassView("new-1", 0), ClassView("new-2", 1, score=float("nan"))), 1)
+    ),
+    "no images": showing(Cards("new", (), 0), Cards("known", (ClassView("dog", 0),), 0)),
 }
-every_page = pytest.mark.parametrize("discovery", PAGES.values(), ids=PAGES)
+every_page = pytest.mark.parametrize("content", PAGES.values(), ids=PAGES)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
-    page = report_page(report(name))
-    assert outline(page) == outline(report_page(report("cat")))
+    page = render(full(name))
+    assert outline(page) == outline(render(full("cat")))
     read = Read(page)
     assert written_out(name) in read.texts_in("bdi")
     assert written_out(name) in [attributes["alt"] for attributes in read.of("img")]
@@ -140,7 +152,7 @@ def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
 @settings(max_examples=20)
 @given(st.text(st.characters(exclude_categories=()), min_size=1))
 def test_any_name_changes_nothing_but_the_text(name):
-    assert outline(report_page(report(name))) == outline(report_page(report("cat")))
+    assert outline(render(full(name))) == outline(render(full("cat")))
 
 
 def test_what_cannot_be_seen_is_written_out():
@@ -158,8 +170,8 @@ def test_every_value_of_a_template_is_escaped_once():
 
 
 @every_page
-def test_nothing_is_loaded_run_or_sent(discovery):
-    page = report_page(discovery)
+def test_nothing_is_loaded_run_or_sent(content):
+    page = render(content)
     read = Read(page)
     assert not re.search(r"https?:|//|@import|url\(", re.sub(r'src="data:[^"]*"', "", page))
     assert all(source.startswith("data:image/") for source in read.values("src"))
@@ -171,8 +183,8 @@ def test_nothing_is_loaded_run_or_sent(discovery):
 
 
 @every_page
-def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(discovery):
-    page = report_page(discovery)
+def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(content):
+    page = render(content)
     metas = Read(page).of("meta")
     (policy,) = (meta["content"] for meta in metas if "http-equiv" in meta)
     (style,) = re.findall("<style>(.*?)</style>", page, flags=re.DOTALL)
@@ -184,8 +196,8 @@ def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(di
 
 
 @every_page
-def test_pages_can_be_used_without_eyes_or_a_mouse(discovery):
-    read = Read(report_page(discovery))
+def test_pages_can_be_used_without_eyes_or_a_mouse(content):
+    read = Read(render(content))
     assert read.of("html") == [{"lang": "en"}]
     assert len(read.of("main")) == len(read.of("h1")) == 1
     levels = [int(tag[1]) for tag, _ in read.elements if re.fullmatch(r"h\d", tag)]
@@ -199,8 +211,8 @@ def test_pages_can_be_used_without_eyes_or_a_mouse(discovery):
 
 
 @every_page
-def test_every_link_leads_somewhere_on_the_page(discovery):
-    read = Read(report_page(discovery))
+def test_every_link_leads_somewhere_on_the_page(content):
+    read = Read(render(content))
     ids = read.values("id")
     assert len(set(ids)) == len(ids)
     assert {target[1:] for target in read.values("href")} <= set(ids)
@@ -209,55 +221,34 @@ def test_every_link_leads_somewhere_on_the_page(discovery):
 
 
 def test_the_image_of_a_class_is_shown_large_and_all_others_with_their_scores():
-    read = Read(report_page(report()))
+    read = Read(render(full()))
     assert len(read.of("figure")) == 2
-    assert len(read.of("img")) == 2 * (1 + 1 + 3 + 1)  # overview, medoid, core, border
-    assert read.texts_in("span").count("0.99") == 2 * 4
-
-
-def words(discovery):
-    return " ".join(data for _, data in Read(report_page(discovery)).texts)
-
-
-def test_the_first_paragraph_says_what_was_asked_and_found():
-    novel = (ClassView("new-1", 700), ClassView("new-2", 450))
-    known = tuple(f"k{number}" for number in range(14))
-    discovery = bare(
-        known=known, num_labeled=1, num_unlabeled=1200, novel=novel, interval=(2, 4),
-        assigned=(ClassView("k0", 50),), num_novel_source="estimated by silhouette",
-    )  # fmt: skip
-    (lead,) = [text for text in Read(report_page(discovery)).texts_in("p") if "came" in text]
-    assert lead == (
-        "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
-        "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
-        "classes, and 50 were assigned to known classes. The number of novel classes was "
-        "estimated by silhouette; the interval is 2 to 4."
-    )
-    assert Read(report_page(discovery)).texts_in("h1") == ["2 novel classes in cats"]
-    content = words(PAGES["disjoint"])
-    assert "All unlabeled images were assumed novel and clustered into 1 novel class." in content
-    assert "assigned to known" not in content
+    assert len(read.of("img")) == 2 * (1 + 1 + 3 + 1) + 1 + 2  # overview, medoid, core, border
+    assert read.texts_in("span").count("0.99") == 2 * 4 + 1
 
 
 def test_parts_without_content_are_left_out_and_not_in_the_contents():
-    headings = Read(report_page(bare())).texts_in("h2")
-    assert headings == ["Novel classes", "Confidence"]
-    assert Read(report_page(bare())).texts_in("h1") == ["No novel class in cats"]
-    assert len(Read(report_page(report())).texts_in("h2")) == 10
-
-
-def test_new_classes_come_before_known_ones_which_can_be_opened():
-    discovery = bare(
-        novel=(ClassView("new-1", 3),), assigned=(ClassView("dog", 2),), num_unlabeled=5
+    empty = (
+        Findings(()), Paragraphs(()), Listing(()), Facts("All", ()), Tiles("", "", ()), Pairs("", ()),
+        Cards("new", (), 0), Chart("Loss", "epoch", "loss", {}),
+    )  # fmt: skip
+    page = page_with(
+        *((type(block).__name__, [block]) for block in empty), ("Left", [full().blocks[0]])
     )
-    page = report_page(discovery)
+    assert Read(render(page)).texts_in("h2") == ["Left"]
+    assert len(Read(render(full())).texts_in("h2")) == 10
+
+
+def test_known_classes_can_be_opened_and_others_are_open():
+    views = Cards("new", (ClassView("new-1", 3),), 5), Cards("known", (ClassView("dog", 2),), 5)
+    page = render(showing(*views))
     assert page.index("<h3><bdi>new-1</bdi></h3>") < page.index("<summary><h3><bdi>dog</bdi>")
-    assert ": 2 images" in words(discovery)
+    assert ": 2 images" in " ".join(data for _, data in Read(page).texts)
 
 
 def test_numbers_of_a_class_that_are_not_known_are_not_shown():
     def rows(**known):
-        read = Read(report_page(bare(novel=(ClassView("new-1", 30, **known),), num_unlabeled=40)))
+        read = Read(render(showing(Cards("new", (ClassView("new-1", 30, **known),), 40))))
         return read.texts_in("th"), read.texts_in("td")
 
     assert rows()[0] == ["Images"]
@@ -269,12 +260,12 @@ def test_numbers_of_a_class_that_are_not_known_are_not_shown():
 
 def test_a_class_it_may_be_one_with_is_linked_if_it_is_shown():
     views = ClassView("new-1", 3, merge=("new-2", "gone")), ClassView("new-2", 2)
-    page = report_page(bare(novel=views, num_unlabeled=5))
+    page = render(showing(Cards("new", views, 5)))
     assert '<a href="#new-2">new-2</a>, gone</td>' in page
 
 
 def shades(counts):
-    read = Read(report_page(bare(confusion=confusion_of(counts))))
+    read = Read(render(showing(confusion_of(counts))))
     return [cell["class"] for cell in read.of("td")], read
 
 
@@ -296,7 +287,7 @@ def test_of_a_thousand_classes_the_largest_confusions_are_listed():
     counts = np.diag(np.full(1_000, 50)) + rng.integers(0, 2, (1_000, 1_000))
     counts[:, 7] = counts[8] = 0
     counts[7, 5], counts[3, 999] = 30, 40
-    page = report_page(bare(confusion=confusion_of(counts)))
+    page = render(showing(confusion_of(counts)))
     assert len(page) < 100_000
     read = Read(page)
     assert read.texts_in("th")[4:6] == ["3", "7"]
@@ -325,8 +316,8 @@ def test_ticks_are_few_even_and_enclose_the_values(values):
         assert all(tick.is_integer() for tick in map(float, ticks))
 
 
-def drawn(series, **more):
-    return Read(line_chart(Chart("Loss", "epoch", "loss", series, **more)))
+def chart_of(series, **more):
+    return Read(drawn(Chart("Loss", "epoch", "loss", series, **more)))
 
 
 def places(read):
@@ -335,7 +326,7 @@ def places(read):
 
 
 def test_points_stand_where_their_values_are():
-    read = drawn({"loss": [(0, 10.0), (10, 0.0), (5, 2.5)]})
+    read = chart_of({"loss": [(0, 10.0), (10, 0.0), (5, 2.5)]})
     (left, top), (middle, low), (right, bottom) = places(read)
     assert middle == pytest.approx((left + right) / 2)
     assert low == pytest.approx(bottom - 0.25 * (bottom - top))
@@ -347,18 +338,16 @@ def test_points_stand_where_their_values_are():
 
 def test_points_that_are_not_finite_are_left_out_and_any_others_are_drawn():
     holes = [(0, 1.0), (1, float("nan")), (2, float("inf")), (3, 0.5)]
-    assert len(places(drawn({"loss": holes}))) == 2
+    assert len(places(chart_of({"loss": holes}))) == 2
     for series in ({}, {"loss": []}, {"loss": [(0, float("nan"))]}):
-        chart = Chart("Loss", "epoch", "loss", series)
-        assert line_chart(chart) == ""
-        assert "Training curves" not in Read(report_page(bare(curves=(chart,)))).texts_in("h2")
+        assert drawn(Chart("Loss", "epoch", "loss", series)) == ""
     for points in ([(3, 0.7)], [(1, 0.7), (2, 0.7)], [(0, 1e-12), (1, 1 + 1e-12)]):
-        assert np.isfinite(places(drawn({"loss": points}))).all()
+        assert np.isfinite(places(chart_of({"loss": points}))).all()
 
 
 def test_the_chosen_number_is_marked_and_the_interval_lies_around_it():
     points = [(k, 0.1 * k) for k in range(2, 11)]
-    read = drawn({"fit": points}, chosen=5, interval=(4, 6))
+    read = chart_of({"fit": points}, chosen=5, interval=(4, 6))
     (mark,) = (line for line in read.of("line") if line["class"] == "mark")
     (band,) = read.of("rect")
     assert float(mark["x1"]) == places(read)[3][0]
@@ -366,20 +355,20 @@ def test_the_chosen_number_is_marked_and_the_interval_lies_around_it():
     assert float(band["x"]) + float(band["width"]) == pytest.approx(places(read)[4][0])
     assert "chosen: 5" in read.texts_in("text")
     # An interval beyond the curve is inside the chart.
-    (band,) = drawn({"fit": [(2, 0.1), (3, 0.2)]}, chosen=9, interval=(9, 9)).of("rect")
+    (band,) = chart_of({"fit": [(2, 0.1), (3, 0.2)]}, chosen=9, interval=(9, 9)).of("rect")
     assert 0 < float(band["x"]) < 640
     assert float(band["width"]) > 0
 
 
 def test_several_lines_differ_in_more_than_color_and_have_a_legend_and_a_table():
     points = [(0, 0.0), (1, 1.0)]
-    read = drawn(dict.fromkeys("abcd", points))
+    read = chart_of(dict.fromkeys("abcd", points))
     assert len({line["class"] for line in read.of("polyline")}) == 4
     dots = read.of("path")
     assert len({dot["class"] for dot in dots}) == len({dot["d"] for dot in dots}) == 4
     assert read.texts_in("li") == list("abcd")
-    assert drawn({"a": points}).of("li") == []
-    read = drawn({"a": [(1, 0.5), (2, 0.25)], "b": [(2, 123456.0)]})
+    assert chart_of({"a": points}).of("li") == []
+    read = chart_of({"a": [(1, 0.5), (2, 0.25)], "b": [(2, 123456.0)]})
     assert read.texts_in("th") == ["epoch", "a", "b", "1", "2"]
     assert read.texts_in("td") == ["0.5", "0.25", "1.235e+05"]
 
@@ -389,9 +378,9 @@ def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(browser, tmp_pa
     uris = thumbnails(images, np.arange(40))
     samples = tuple(Tile(images.names[row], uri, 0.9) for row, uri in uris.items())
     view = ClassView("new-1", 40, samples[0], samples[:24], samples[24:36], 0.9)
-    digits = replace(report(), novel=(view,), run=RunInfo("digits", tiny=True))
+    digits = page_with(("Classes", [Cards("new", (view,), 100)]), tiny=True)
     file, means = tmp_path / "page.html", {}
-    file.write_text(report_page(digits), encoding="utf-8")
+    file.write_text(render(digits), encoding="utf-8")
     for scheme in ("dark", "light"):
         with opened(browser, file, color_scheme=scheme) as page:
             shot = Image.open(io.BytesIO(page.screenshot())).convert("L")
@@ -402,7 +391,7 @@ def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(browser, tmp_pa
 
 
 def test_a_browser_takes_hostile_names_for_text(browser, tmp_path):
-    page, file = report_page(report("".join(HOSTILE))), tmp_path / "page.html"
+    page, file = render(full("".join(HOSTILE))), tmp_path / "page.html"
     file.write_text(page, encoding="utf-8")
     with opened(browser, file) as shown:
         assert Read(shown.content()).elements == Read(page).elements
@@ -412,16 +401,31 @@ def test_a_page_is_stored_with_names_that_are_not_utf_8(tmp_path):
     names = [os.fsdecode(b"caf\xe9.png"), "b.png"]
     data = builders.fill(tmp_path / "data", *names)
     tiles = tuple(Tile(name, "", 0.5) for name in names)
-    content = ClassificationReport(RunInfo("data"), 2, "lead", "score", unsure=tiles)
+    content = showing(Tiles("Least certain images", "", tiles))
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.write_settings(ClassifyConfig(encoder="encoder"), str(data))
-    store_report(folder, content)
+    store_page(folder, content)
     images = open_images(data)
-    stored = report_of(folder, images, embeddings_of(images, np.zeros((2, 3), np.float32)))
-    assert [tile.path for tile in stored.unsure] == names
-    assert all(tile.uri.startswith("data:image/") for tile in stored.unsure)
-    assert "caf\\udce9.png" in report_page(stored)
+    stored = page_of(folder, images, embeddings_of(images, np.zeros((2, 3), np.float32)))
+    (shown,) = stored.blocks
+    assert [tile.path for tile in shown.tiles] == names
+    assert all(tile.uri.startswith("data:image/") for tile in shown.tiles)
+    assert "caf\\udce9.png" in render(stored)
+
+
+def test_every_block_is_stored_as_it_is(tmp_path):
+    folder, images = RunFolder(tmp_path / "run"), open_images("digits")
+    folder.path.mkdir()
+    folder.write_settings(ClassifyConfig(encoder="encoder"), "digits")
+    store_page(folder, full())
+    stored = page_of(folder, images, embeddings_of(images, np.zeros((len(images), 3), np.float32)))
+    kinds = [type(block) for block in stored.blocks]
+    assert kinds == [type(block) for block in full().blocks]
+    assert {*kinds} == {*get_args(Block)}
+    kept = (Findings, Listing, Command, Table, Facts, Confusion)
+    for stored_block, block in zip(stored.blocks, full().blocks, strict=True):
+        assert stored_block == block or not isinstance(block, kept)
 
 
 def test_next_steps_can_be_pasted_into_a_shell_whatever_a_folder_is_called():

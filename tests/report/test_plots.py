@@ -1,13 +1,14 @@
 """Plots and sheets: every name can be drawn, every image is where it belongs."""
 
+import dataclasses
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from browser import small_map
 from builders import confusion_of, pixels_of
+from msgspec.structs import replace
 from PIL import Image
 
 from nearkin.data.augmentations import augmentation
@@ -15,18 +16,15 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.errors import DataError, OutputError
-from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
-from nearkin.report.page.html import Chart
+from nearkin.report.page.blocks import Cards, Chart, ClassView, Page, Tile
 from nearkin.report.page.map import Coloring
-from nearkin.report.page.sections import ClassView, DiscoveryReport, RunInfo, Tile
 from nearkin.report.plots import (
     COLORS,
     confusion_plot,
     contact_sheet,
     curves,
     map_plot,
-    neighbor_sheet,
     write_figures,
 )
 from nearkin.run import sheets
@@ -215,7 +213,10 @@ def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkey
         return path
 
     monkeypatch.setattr(sheets, "save_sheet", save_sheet)
-    large, small = augmentation("swav_cifar")[0], replace(augmentation("swav_cifar")[0], size=0.5)
+    large, small = (
+        augmentation("swav_cifar")[0],
+        dataclasses.replace(augmentation("swav_cifar")[0], size=0.5),
+    )
     batches = Batches.of(
         digits(range(20)), (large, large, small), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
         device=torch.device("cpu"),
@@ -245,21 +246,6 @@ def assert_shows(tiles, images, lines):
     for tiles_of_line, rows in zip(tiles, lines, strict=True):
         for tile, row in zip(tiles_of_line, rows, strict=True):
             assert np.abs(tile - (128 if row is None else images.read(row))).max() <= 1
-
-
-def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
-    images = digits([*range(20), 100, 101])
-    vectors = np.eye(20, dtype=np.float32)
-    similar = (vectors[[4, 9]] + 0.5 * vectors[[7, 3]]) / np.float32(1.25**0.5)
-    embeddings = Embeddings(
-        np.concatenate([vectors, similar.astype(np.float32)]),
-        np.full(22, -1),
-        rows=np.arange(22),
-        splits=np.array(["train"] * 20 + ["test"] * 2),
-    )
-    tiles = tiles_of(neighbor_sheet(embeddings, images, tmp_path / "n.png"), 9, 1)
-    assert tiles.shape[:2] == (2, 9)
-    assert_shows(tiles[:, :3], images, [(20, 4, 7), (21, 9, 3)])
 
 
 def neighbors_of(image, *paths):
@@ -292,12 +278,13 @@ def discovery(images):
     view = ClassView("new-1", 3, core=tuple(Tile(images.names[row], "", 1.0) for row in (3, 1)))
     lost = ClassView("\x1b[31m$", 9, core=(Tile("gone", "", 1.0),))
     chart = Chart("How many", "classes", "", {"a": [(2, 0.1), (3, 0.2)]}, "", 2, (2, 3))
-    return DiscoveryReport(
-        run=RunInfo("digits"), mode="gcd", known=("a",), num_labeled=1, num_unlabeled=2,
-        novel=(view, lost), num_novel_source="given", score_meaning="", num_novel_curves=(chart,),
-        curves=(Chart("Loss", "epoch", "loss", {"loss": [(1, 2), (2, 1)]}),),
-        confusion=confusion_of([[3]]),
-    )  # fmt: skip
+    sections = (
+        ("Novel classes", (Cards("new", (view, lost), 12),)),
+        ("Confusion", (confusion_of([[3]]),)),
+        ("Number of classes", (chart,)),
+        ("Training curves", (Chart("Loss", "epoch", "loss", {"loss": [(1, 2), (2, 1)]}),)),
+    )
+    return Page("nearkin discover", "Digits", "A test.", sections)
 
 
 def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
@@ -314,6 +301,5 @@ def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
     assert (tiles[0] == 255).all()  # the larger one, whose images are gone
     assert_shows(tiles[1:, :2], images, [(3, 1)])
     assert (tiles[1][2:] == 255).all()
-    bare = replace(discovery(images), novel=(), num_novel_curves=(), curves=(), confusion=None)
-    write_figures(RunFolder(tmp_path), bare, None, images)
+    write_figures(RunFolder(tmp_path), replace(discovery(images), sections=()), None, images)
     assert list(RunFolder(tmp_path).plots.iterdir()) == []  # it leaves what there is

@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from typing_extensions import override
 
 from nearkin.auditing.data import Audited
-from nearkin.auditing.labels import LabelCheck, check_labels
+from nearkin.auditing.labels import Doubt, LabelCheck, check_labels
 from nearkin.auditing.leaks import Leaks, find_leaks
 from nearkin.auditing.price import FITTED, Price, price
 from nearkin.auditing.quality import BadQuality, find_bad
@@ -19,13 +19,13 @@ from nearkin.auditing.sources import Proposal, find_sources
 from nearkin.data.duplicates import Groups, merged
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
-from nearkin.report.audit_page import AuditContent
-from nearkin.report.duplicates_page import Pair
-from nearkin.report.page.sections import Table
+from nearkin.report.page.blocks import Page, Pairs, Paragraphs, Table, Tile, Tiles
 from nearkin.result import Result, Row
 from nearkin.text import aligned, as_text
 from nearkin.types import UNLABELED
 
+SHOWN: Final = 48  # Images of a list on the page
+BESIDE: Final = "On the left a test image, on the right the training image, with their cosine."
 PRICE: Final = ("classifier", "all test images", "without those that leak", "owed to leaks")
 
 
@@ -78,28 +78,45 @@ class Audit(Result):
         for bad in self.quality:
             yield row(bad.row, f"image: {bad.kind}", "", bad.value)
 
-    def content(self) -> AuditContent:
-        """Return what the page shows."""
+    def page(self, data: str) -> Page:
+        """Return the page of an audit of `data`, whose images have no pixels yet."""
         (_, (lead,)), *facts = self._facts()
-        classes, labels = self.audited.embeddings.classes, self.audited.embeddings.labels
-        tables, curve = list[Table](), None
+        images, embeddings = self.audited.images, self.audited.embeddings
+        doubts = self.labels.doubts if self.labels else ()
+        cost, curve = tuple[Table, ...](), None
         if self.price is not None:
             note = "95 % intervals; the last column is a difference on the same test images."
             rows = tuple(self.price.rows())
-            tables = [Table("Accuracy with leaks and without", PRICE, rows, note)]
+            cost = (Table("Accuracy with leaks and without", PRICE, rows, note),)
             curve = self.price.chart()
-        doubts = self.labels.doubts if self.labels else ()
-        return AuditContent(
-            lead,
-            tuple(f"{subject.capitalize()}: {'; '.join(said)}." for subject, said in facts),
-            tuple(tables),
-            curve,
-            tuple(Pair(leak.test, leak.train, leak.cosine, leak.why) for leak in self.leaks.found),
-            tuple(
-                (each.row, each.score, f"{classes[labels[each.row]]} → {classes[each.other]}")
-                for each in doubts
+
+        def tile(row: int, value: float = 0, note: str = "") -> Tile:
+            return Tile(embeddings.paths[row], "", value, note)
+
+        def names(doubt: Doubt) -> str:
+            classes, labels = embeddings.classes, embeddings.labels
+            return f"{classes[labels[doubt.row]]} → {classes[doubt.other]}"
+
+        leaks = tuple(
+            (tile(leak.test), tile(leak.train), f"{leak.cosine:.4f}", leak.why)
+            for leak in self.leaks.found[:SHOWN]
+        )
+        checked = tuple(tile(each.row, each.score, names(each)) for each in doubts[:SHOWN])
+        bad = tuple(tile(each.row, each.value, each.kind) for each in self.quality[:SHOWN])
+        said = (f"{subject.capitalize()}: {'; '.join(texts)}." for subject, texts in facts)
+        return Page(
+            kicker="nearkin audit",
+            title=f"Audit of {data}",
+            lead=lead,
+            sections=(
+                ("Summary", (Paragraphs(tuple(said)),)),
+                ("Price of leaks", cost),
+                ("Distance", () if curve is None else (curve,)),
+                ("Leaks", (Pairs(BESIDE, leaks),)),
+                ("Labels", (Tiles("Labels to check", "", checked),)),
+                ("Images", (Tiles("Images that show little, or are odd", "", bad),)),
             ),
-            tuple((each.row, each.value, each.kind) for each in self.quality),
+            tiny=images is not None and images.is_small,
         )
 
     @override

@@ -13,7 +13,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn, linear_probe
 from nearkin.metrics.metric import Difference, Metric, difference, share
-from nearkin.report.page.html import Chart
+from nearkin.report.page.blocks import Chart
 from nearkin.types import UNLABELED
 
 BINS: Final = 8  # Points of the curve, of equally many test images each, where there are enough

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec import structs
 
 from nearkin.classification.outcome import OURS, ClassFigures, Outcome
 from nearkin.classifier.report import class_views, score_meaning, tiles, write_results
@@ -13,9 +15,19 @@ from nearkin.evaluation.evaluate import metric_rows
 from nearkin.metrics.metric import Metric
 from nearkin.objectives import unit
 from nearkin.pace import count
-from nearkin.report.encoder_report import run_info, typed
-from nearkin.report.page.html import Chart
-from nearkin.report.page.sections import ClassificationReport, ClassView, Confusion, Table, Tile
+from nearkin.report.encoder_report import run_sections, typed
+from nearkin.report.page.blocks import (
+    Cards,
+    Chart,
+    ClassView,
+    Confusion,
+    Findings,
+    Page,
+    Paragraphs,
+    Table,
+    Tile,
+    Tiles,
+)
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
 from nearkin.text import aligned
@@ -54,7 +66,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         images,
         outcome.assignments,
         replace(embedded, splits=outcome.dataset.parts.splits),
-        build_report(outcome),
+        build_page(outcome),
         summary,
         data=outcome.data,
         encoder=outcome.classifier.digest,
@@ -63,31 +75,31 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     log.debug("\n".join(lines(summary)))
 
 
-def build_report(outcome: Outcome) -> ClassificationReport:
-    """Return the values on the page."""
-    images, dataset = outcome.dataset.images, outcome.dataset
-    return ClassificationReport(
-        run=run_info(
-            outcome.folder,
-            outcome.data,
-            outcome.config,
-            images,
-            protocol=tuple(_protocol(outcome)),
-            steps=tuple(_next_steps(outcome)),
-        ),
-        num_classes=dataset.num_classes,
+def build_page(outcome: Outcome) -> Page:
+    """Return the content of the page."""
+    images, views = outcome.dataset.images, tuple(_views(outcome))
+    name = Path(outcome.data).name
+    meaning = Paragraphs((_confidence(outcome),))
+    return Page(
+        kicker="nearkin classify",
+        title=f"{count(outcome.dataset.num_classes, 'class')} in {name}",
         lead=_lead(outcome),
-        score_meaning=_confidence(outcome),
-        findings=tuple(_findings(outcome)),
-        results=tuple(_results(outcome)),
-        confusion=_confusion(outcome),
-        classes=tuple(_views(outcome)),
-        unsure=_unsure(outcome),
-        doubts=tuple(
-            Tile(doubt.path, "", doubt.score, f"{doubt.label} → {doubt.predicted}")
-            for doubt in outcome.doubts[:SHOWN]
+        sections=(
+            ("Summary", (Findings(tuple(_findings(outcome))),)),
+            ("Evaluation", tuple(_results(outcome))),
+            ("Confusion", _confusion(outcome)),
+            ("Images to look at", (_unsure(outcome), _doubts(outcome))),
+            ("Confidence", (meaning, *_reliability(outcome))),
+            ("Classes", (Cards("class", views, sum(view.size for view in views)),)),
+            *run_sections(
+                outcome.folder,
+                outcome.data,
+                outcome.config,
+                _protocol(outcome),
+                _next_steps(outcome),
+            ),
         ),
-        reliability=tuple(_reliability(outcome)),
+        tiny=images.is_small,
     )
 
 
@@ -169,19 +181,19 @@ def _results(outcome: Outcome) -> Iterator[Table]:
     )
 
 
-def _confusion(outcome: Outcome) -> Confusion | None:
+def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
     images, rows = outcome.dataset.images, outcome.test_rows
     if not len(rows):
-        return None
+        return ()
     pairs = np.stack([images.labels[rows], outcome.predictions.cluster[rows]], axis=1)
     learned = outcome.dataset.classes  # which come first among all
-    return Confusion.of(images.classes, learned, len(learned), pairs)
+    return (Confusion.of(images.classes, learned, len(learned), pairs),)
 
 
 def _views(outcome: Outcome) -> Iterator[ClassView]:
     """Yield each class with the images that are assigned to it."""
     for number, view in class_views(outcome.assignments).items():
-        yield replace(view, truth=_truth(outcome.figures[number]))
+        yield structs.replace(view, truth=_truth(outcome.figures[number]))
 
 
 def _truth(figures: ClassFigures) -> str:
@@ -191,14 +203,30 @@ def _truth(figures: ClassFigures) -> str:
     return f"{share:.0%} of {count(figures.predicted, 'labeled image')} among them are of it."
 
 
-def _unsure(outcome: Outcome) -> tuple[Tile, ...]:
+def _unsure(outcome: Outcome) -> Tiles:
     """Return the images without a label whose class is least certain; else, of test images."""
     assignments = outcome.assignments
     labels = outcome.dataset.images.labels[assignments.rows]
     unlabeled = np.flatnonzero(labels == UNLABELED)
     rows = unlabeled if len(unlabeled) else np.arange(len(labels))
     least = rows[np.argsort(assignments.margin[rows], kind="stable")][:SHOWN]
-    return tiles(assignments, least, with_class=True)
+    return Tiles(
+        "Least certain images",
+        "Not learned from. Their labels would help most; below each, the predicted class.",
+        tiles(assignments, least, with_class=True),
+    )
+
+
+def _doubts(outcome: Outcome) -> Tiles:
+    return Tiles(
+        "Labels to check",
+        "Training images that fits without them put into another class: a wrong label, or a "
+        "hard image. Below each: its label, and the class that is predicted.",
+        tuple(
+            Tile(doubt.path, "", doubt.score, f"{doubt.label} → {doubt.predicted}")
+            for doubt in outcome.doubts[:SHOWN]
+        ),
+    )
 
 
 def _confidence(outcome: Outcome) -> str:

@@ -14,8 +14,8 @@ from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
-from nearkin.report.page.sections import ClassificationReport, ClassView, DiscoveryReport, Tile
-from nearkin.report.pages import store_report, write_page
+from nearkin.report.page.blocks import ClassView, Page, Tile
+from nearkin.report.pages import store_page, write_page
 from nearkin.run.copies import copy_to
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
@@ -95,7 +95,7 @@ def write_results(
     images: Images,
     assignments: Assignments,
     embeddings: Embeddings,
-    report: DiscoveryReport | ClassificationReport,
+    page: Page,
     summary: Mapping[str, Any],
     *,
     data: str,
@@ -115,7 +115,7 @@ def write_results(
         )
         log.info(f"copied {copied} images to {destination}")
     write_embeddings(folder.embeddings, embeddings, encoder)
-    store_report(folder, report)
+    store_page(folder, page)
     if config.report:
         write_page(folder, images)
     folder.write_summary(dict(summary))

@@ -17,8 +17,7 @@ from cyclopts.help.formatters import DefaultFormatter
 from rich.console import Console
 
 from nearkin.choices import SLEEPING_THREADS
-from nearkin.cli.app import COMPLETION, application
-from nearkin.cli.method_help import method_options
+from nearkin.cli.app import COMPLETION, application, method_options
 from nearkin.cli.terminal import err
 from nearkin.errors import TOGETHER, NearkinError, UsageError, as_typed_words
 from nearkin.places import system_error

@@ -1,14 +1,19 @@
 """The application: which functions are commands, and what `--help` says of them."""
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Final, Literal
 
 from cyclopts import App, Group
 from cyclopts.completion.detect import ShellDetectionError
+from cyclopts.help import HelpEntry, HelpPanel
 
+from nearkin.choices import MODE_METHODS
 from nearkin.cli.command import command_of
 from nearkin.cli.declared import summary
+from nearkin.config import DiscoverConfig
 from nearkin.errors import OutputError, UsageError
+from nearkin.schema import option
 from nearkin.version import __version__
 
 HELP: Final = """Self-supervised contrastive learning of images, and novel class discovery.
@@ -72,6 +77,34 @@ def application(verb: str = "", *, everything: bool = False) -> App:
     if complete:
         app.command(_installer(app), name=COMPLETION)
     return app
+
+
+def method_options(verb: str, arguments: list[str]) -> HelpPanel | None:
+    """The options of the method that `--method`, or `--mode` of a discovery, names, if one does.
+
+    Only then is the method imported, which may be a file of the user's own.
+    """
+    words = [part for word in arguments for part in word.split("=", 1)]
+    named = dict(pairwise(words))
+    last_stage = MODE_METHODS.get(named.get("--mode", ""))
+    method = {"train": named.get("--method"), "discover": last_stage}.get(verb)
+    if not method:
+        return None
+    from nearkin.commands.lists import options
+    from nearkin.extensions import label
+    from nearkin.methods import method_class
+
+    # A discovery has --classes instead of the method's own number.
+    settings = {option(name) for name in DiscoverConfig.__dataclass_fields__}
+    settings |= {"--num-novel-classes"}
+    entries = [
+        HelpEntry(
+            positive_names=(each.name,), description=f"{each.meaning} [default: {each.here}]"
+        )
+        for each in options(method_class(method)).values()
+        if verb == "train" or each.name not in settings
+    ]
+    return HelpPanel("parameter", f"Options of {label(method)}", entries=entries)
 
 
 def _not_called() -> None:

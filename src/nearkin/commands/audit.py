@@ -10,19 +10,20 @@ import numpy as np
 
 from nearkin.auditing.data import Audited, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
-from nearkin.commands.embed import load_source
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import check_output, places, table_of, write_rows
 from nearkin.distributed import available_cpus, choose_device
+from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import Values
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import landmark_rows
 from nearkin.evaluation.table import are_vectors
 from nearkin.files import replace_text, writing
-from nearkin.report.audit_page import audit_page
 from nearkin.report.image_map import by_column, image_map
+from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
+from nearkin.report.pages import with_thumbnails
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -95,7 +96,7 @@ def audit(
         if encoder is None:
             audited, ignored = _of_vectors(sets, split, ignore, log)
         else:
-            loaded = load_source(
+            loaded = load(
                 name_of(encoder),
                 image_size=image_size,
                 allow_partial=allow_partial,
@@ -118,8 +119,8 @@ def audit(
     if page is not None:
         name, map_ = Path(data_name(sets[0])).name, _colored(found, ignored)
         with writing(Path(page)):
-            text = audit_page(found.content(), audited.images, name, processes, map_)
-            replace_text(Path(page), text)
+            shown = with_thumbnails(found.page(name), audited.images, processes)
+            replace_text(Path(page), render(shown, map_))
     return found
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from nearkin.choices import Criterion
 from nearkin.commands.settings import PathLike
+from nearkin.commands.sources import source_of
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
@@ -17,7 +18,6 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.choice import Ranking
 from nearkin.evaluation.evaluate import label_free
 from nearkin.evaluation.metrics import GEOMETRY_IMAGES
-from nearkin.extensions import check_trusted
 from nearkin.files import check_new, replace_text, writing
 from nearkin.methods import METHODS
 from nearkin.pace import under
@@ -31,7 +31,7 @@ from nearkin.report.comparison import (
 )
 from nearkin.run.auto import augment_for
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 
 
@@ -52,10 +52,7 @@ def compare(
     """
     if output is not None:
         check_new(Path(output), overwrite=overwrite)
-    if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
-        raise UsageError("nothing to compare; give two or more different runs")
-    finished = _of_one_kind(runs)
-    comparison = side_by_side(finished)
+    comparison = side_by_side(_finished(runs, "compare"))
     if output is not None:
         with writing(Path(output)):
             replace_text(Path(output), comparison.page())
@@ -93,9 +90,7 @@ def rank(
         UsageError: If there is nothing to choose from, a run that has no encoder, or runs of
             different images.
     """
-    if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
-        raise UsageError("nothing to rank; give two or more different runs")
-    finished = _of_one_kind(runs)
+    finished = _finished(runs, "rank")
     images = _images_of(finished, data, trust_remote_code)
     folders = [run.folder for run in finished]
     augment = _augment_of_all(folders, images)
@@ -123,7 +118,10 @@ def rank(
     return Ranking(by, values, protocol, [spread] if len(dims) > 1 else [])
 
 
-def _of_one_kind(runs: Sequence[PathLike]) -> list[FinishedRun]:
+def _finished(runs: Sequence[PathLike], verb: str) -> list[FinishedRun]:
+    """Read two or more different runs of one kind."""
+    if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
+        raise UsageError(f"nothing to {verb}; give two or more different runs")
     finished = [read_finished(Path(run)) for run in runs]
     kinds = {run.kind: run.folder for run in finished}
     if len(kinds) > 1:
@@ -137,18 +135,14 @@ def _of_one_kind(runs: Sequence[PathLike]) -> list[FinishedRun]:
 def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) -> Images:
     """Open the images that all of these runs are of, without their labels."""
     first = runs[0]
-    stored = first.folder.encoder_settings()[1]
     for run in runs:
         if run.images != first.images:
             raise UsageError(
                 f"{first.folder.path} and {run.folder.path} are of different images, so their "
                 "metrics do not compare; give runs of the same images"
             )
-    if data is None and stored == data_name(None) and not Path(stored).exists():
-        raise UsageError(f"{first.folder.path} keeps no images; give them as data")
-    if data is None:
-        check_trusted({"data": stored}, first.folder.config, trust_remote_code)
-    images = open_images(stored if data is None else data, labels="none")
+    source = source_of(first.folder, data, trust_remote_code=trust_remote_code)
+    images = open_images(source, labels="none")
     if images.fingerprint != first.images:
         raise UsageError(
             f"the images of {first.folder.path} have changed since; bring them back, or rank runs "

@@ -1,49 +1,14 @@
 """`nearkin demo`: train, evaluate and discover on the handwritten digits of scikit-learn."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from typing_extensions import override
 
 from nearkin.commands.discover import discover
 from nearkin.commands.run import Run
 from nearkin.commands.settings import PathLike
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.result import Result
 from nearkin.run.reporter import Reporter, reporter_of
-
-
-@dataclass(frozen=True, repr=False)
-class Demo(Result):
-    """Two finished runs: a training, and a discovery with its encoder."""
-
-    trained: Run
-    discovered: Run
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The summaries of both runs."""
-        return {"train": dict(self.trained.summary), "discover": dict(self.discovered.summary)}
-
-    @override
-    def to_dict(self) -> dict[str, Any]:
-        """The summaries of both runs."""
-        return self.summary
-
-    @override
-    def lines(self) -> list[str]:
-        """Return the summaries of both runs as text."""
-        page = self.discovered.folder.report.resolve()
-        return [
-            *self.trained.lines(),
-            "",
-            *self.discovered.lines(),
-            "",
-            f"report {page}",
-            "next   nearkin train YOUR_IMAGES",
-        ]
 
 
 def demo(
@@ -51,7 +16,7 @@ def demo(
     output: PathLike = "runs/demo",
     overwrite: bool = False,
     verbose: bool | Reporter = True,
-) -> Demo:
+) -> list[Run]:
     """Train, evaluate and discover on real handwritten digits of scikit-learn; no download.
 
     The digits 5 to 9 are discovered as novel classes, with 0 to 4 labeled.
@@ -62,6 +27,9 @@ def demo(
         output: The folder of the two run folders, `train` and `discover`.
         overwrite: Replace an earlier demo in it.
         verbose: Whether to show progress, or what receives it.
+
+    Returns:
+        The training, and the discovery with its encoder.
     """
     log, folder = reporter_of(verbose), Path(output)
     how: dict[str, Any] = {"overwrite": overwrite, "verbose": log}
@@ -77,4 +45,5 @@ def demo(
         epochs=30,
     )
     discovered = discover("digits", config, output=folder / "discover", **how)
-    return Demo(trained, discovered)
+    log.info("next   nearkin train YOUR_IMAGES")
+    return [trained, discovered]

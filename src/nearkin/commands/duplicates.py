@@ -32,6 +32,8 @@ from nearkin.files import replace_text, writing
 from nearkin.metrics.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.duplicates_page import Pair, duplicates_page
+from nearkin.report.page.html import render
+from nearkin.report.pages import with_thumbnails
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.failures import resource_errors
@@ -99,11 +101,6 @@ class DuplicateTable(Result):
             title = f"on edited copies of {self.estimate.num} images:"
             lines += [title, *aligned(self.estimate.rows())]
         return lines
-
-    @override
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def duplicates(
@@ -190,9 +187,9 @@ def duplicates(
         write_rows(Path(output), COLUMNS, map(astuple, found.duplicates))
     if page is not None:
         about = Path(data_name(data)).name, f"{found.lines()[0]}."
+        content = duplicates_page(images, *about, estimate, pairs, others)
         with writing(Path(page)):
-            text = duplicates_page(images, *about, estimate, pairs, others, processes)
-            replace_text(Path(page), text)
+            replace_text(Path(page), render(with_thumbnails(content, images, processes)))
     if apply is not None:
         _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
     return found

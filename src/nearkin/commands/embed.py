@@ -4,7 +4,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import nn
-from typing_extensions import override
 
 from nearkin.choices import Engine
 from nearkin.classifier.features import UNTOUCHED, Extraction
@@ -43,14 +42,13 @@ from nearkin.files import check_new
 from nearkin.methods import METHODS
 from nearkin.pace import Pace, under
 from nearkin.report.pages import write_page
-from nearkin.result import Result, Row
 from nearkin.run.auto import augment_for
 from nearkin.run.data import hold_out, note_data, open_logged, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
 from nearkin.run.reporter import Reporter, Silent, reporter_of
-from nearkin.schema import Auto, option
+from nearkin.schema import option
 from nearkin.training.health import health
 
 RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
@@ -100,39 +98,16 @@ def embed(
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
     _check_alone(config, resume=False)
-    path = None if output is None else Path(output)
+    log, path = reporter_of(verbose), None if output is None else Path(output)
     if path is not None:
         check_format(path)
         for file in (path, path.with_suffix(".csv")) if path.suffix == ".npy" else (path,):
             check_new(file, overwrite=overwrite, reads=[data, config.labels])
-    embeddings = _features(config, data, backbone, reporter_of(verbose))
+    embeddings = _features(config, data, backbone, log)
     if path is not None:
         write_embeddings(path, embeddings, embeddings.encoder)
+        log.info(f"features {path.resolve()}")
     return embeddings
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class FeatureFile(Result):
-    """A file of features."""
-
-    path: Path
-    embeddings: Embeddings
-
-    @override
-    def records(self) -> list[Row]:
-        """A row per image."""
-        return self.embeddings.records()
-
-    @override
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"path": str(self.path), **self.embeddings.to_dict()}
-
-    @override
-    def lines(self) -> list[str]:
-        """Lines of text."""
-        (line,), bad = self.embeddings.lines(), self.embeddings.bad.items()
-        return [f"{line}: {self.path}", *(f"left out {name!r}: {reason}" for name, reason in bad)]
 
 
 def embed_files(
@@ -148,7 +123,7 @@ def embed_files(
     overwrite: bool = False,
     backbone: nn.Module | None = None,
     verbose: bool | Reporter = True,
-) -> Run | FeatureFile | ShardsWritten:
+) -> Run | Embeddings | ShardsWritten:
     """Embed images by an encoder as it is, without training, and measure it.
 
     Makes a run folder, which other commands take like that of a training. Into a file, only the
@@ -188,8 +163,7 @@ def embed_files(
         again: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
         return embed_run(encoder, data, config, output=output, **again, **how)
     _check_alone(config, resume=resume)
-    embeddings = embed(encoder, data, config, output=output, overwrite=overwrite, **how)
-    return FeatureFile(Path(output).resolve(), embeddings)
+    return embed(encoder, data, config, output=output, overwrite=overwrite, **how)
 
 
 def makes_shards(
@@ -251,10 +225,24 @@ def _unit_features(
     processes = available_cpus() if config.workers == "auto" else config.workers
     where = choose_device(config.device)
     with resource_errors():
-        config = with_precision(config, encoder, images, where, processes, log)
-        by = prepared(config, encoder, len(images), where, log)
-        embeddings = embed_images(by, images, workers=processes, on_progress=log.progress)
+        embeddings = features_of(config, encoder, images, where, processes, log)
     return replace(embeddings.normalized(), encoder=encoder.digest)
+
+
+def features_of(
+    config: EmbedConfig,
+    encoder: Encoder,
+    images: Images,
+    device: torch.device,
+    workers: int,
+    log: Reporter,
+    name: str = "",
+) -> Embeddings:
+    """Compute the features of images in one go, and log how; progress is shown under a name."""
+    config = with_precision(config, encoder, images, device, workers, log)
+    by = prepared(config, encoder, len(images), device, log)
+    on_progress = under(name, log.progress) if name else log.progress
+    return embed_images(by, images, workers=workers, on_progress=on_progress)
 
 
 def with_precision(
@@ -296,31 +284,12 @@ def _opened(
 
 
 def _loaded(source: str | Path, config: EmbedConfig, network: nn.Module | None) -> Encoder:
-    return load_source(
+    return load(
         source,
         backbone=network,
         image_size=config.image_size,
         allow_partial=config.allow_partial,
         trust_remote_code=config.trust_remote_code,
-    )
-
-
-def load_source(
-    source: str | Path,
-    *,
-    backbone: nn.Module | None = None,
-    image_size: int | Auto = "auto",
-    allow_partial: bool = False,
-    trust_remote_code: bool = False,
-) -> Encoder:
-    """Load an encoder for images of a size, `auto` being its own."""
-    size = None if image_size == "auto" else image_size
-    return load(
-        source,
-        backbone=backbone,
-        image_size=size,
-        allow_partial=allow_partial,
-        trust_remote_code=trust_remote_code,
     )
 
 
@@ -510,12 +479,7 @@ def embed_run(
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
     frozen = _loaded(source, config, backbone)
     with open_run(
-        folder,
-        config,
-        resume=resume,
-        overwrite=overwrite,
-        encoders=[config.encoder],
-        reporter=reporter_of(verbose),
+        folder, config, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         for line in frozen.lines():
             run.log.info(line)

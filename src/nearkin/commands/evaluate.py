@@ -1,6 +1,6 @@
 """`nearkin evaluate`: measure an encoder beside its baselines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -9,29 +9,27 @@ import torch
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.embed import load_source, prepared, resolved, with_precision
+from nearkin.commands.embed import features_of, resolved
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.settings import EncoderLike, name_of
-from nearkin.commands.sources import VectorsLike, is_table
+from nearkin.commands.sources import VectorsLike, is_table, source_of
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.notes import lines
 from nearkin.data.split import Split
 from nearkin.data.tables import column_of
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import Encoder, is_own
+from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder
 from nearkin.encoders.sources import unknown
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
-from nearkin.evaluation.embeddings import Embeddings, embed_images
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.protocols import chosen
-from nearkin.extensions import check_trusted
-from nearkin.pace import under
 from nearkin.run.data import changed_data, note_column, open_split
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Auto
 from nearkin.training.session import encoders_beside
@@ -103,10 +101,10 @@ def evaluate(
     if bank is not None:
         raise UsageError(f"--bank is for features, and {name} is an encoder; leave it out")
     log, where = reporter_of(verbose), choose_device(device)
-    folder, config, images = _run_of(name, data, trust_remote_code=trust_remote_code)
+    folder, config, source = _run_of(name, data, trust_remote_code=trust_remote_code)
     if image_size != "auto" and folder.config.exists():
         raise UsageError("a run is measured at its own --image-size; leave the option out")
-    loaded = load_source(
+    loaded = load(
         name,
         backbone=backbone,
         image_size=image_size,
@@ -114,7 +112,7 @@ def evaluate(
         trust_remote_code=trust_remote_code,
     )
     tables = _tables(loaded, folder, features, log)
-    split, same = _opened(folder, config, source := images if data is None else data, log)
+    split, same = _opened(folder, config, source, log)
     values = column_of(ignore, split.images, config.labels, source) if ignore else None
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
@@ -125,7 +123,10 @@ def evaluate(
             )
         else:
             config = resolved(config, loaded, split.images)
-            computed = _in_one_go(config, tables, split.images, where, processes, log)
+            computed = {  # in one go, as a run does, so that numbers are the same
+                name: features_of(config, encoder, split.images, where, processes, log, name)
+                for name, encoder in tables.items()
+            }
         (table, measured), *compared = tables.items()
         evaluation, embeddings = evaluate_split(
             measured,
@@ -192,48 +193,23 @@ def _tables(
 
 def _run_of(
     encoder: str, data: Any, *, trust_remote_code: bool
-) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
-    """Return the run folder of an encoder, with its settings and the name of its images.
+) -> tuple[RunFolder, TrainConfig | EmbedConfig, Any]:
+    """Return the run folder of an encoder, with its settings and what its images are opened from.
 
     An encoder that is of no run has the default settings, and no images. Settings that name code
     to make images or views with are refused, unless it is trusted.
     """
-    folder, config, images = _stored(encoder, data, trust_remote_code=trust_remote_code)
-    if data is None and images == data_name(None) and not Path(images).exists():
-        raise UsageError(f"{encoder} keeps no images; give its images, too")
-    return folder, config, images
-
-
-def _stored(
-    encoder: str, data: Any, *, trust_remote_code: bool
-) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
     folder = RunFolder(Path(encoder))
     if is_own(encoder) and not folder.path.is_file():
         if not folder.path.exists():
             raise unknown(encoder)
-        config, images = folder.encoder_settings()
-        named = {"augment": config.augment, "data": images if data is None else ""}
-        check_trusted(named, folder.config, trust_remote_code)
-        return folder, replace(config, trust_remote_code=trust_remote_code), images
-    return folder, EmbedConfig(encoder=encoder), data_name(None)
-
-
-def _in_one_go(
-    config: EmbedConfig,
-    tables: Mapping[str, Encoder],
-    images: Images,
-    device: torch.device,
-    workers: int,
-    log: Reporter,
-) -> dict[str, Embeddings]:
-    """Compute features of all images in one go, as a run does, so that numbers are the same."""
-    computed = {}
-    for name, encoder in tables.items():
-        own = with_precision(config, encoder, images, device, workers, log)
-        by = prepared(own, encoder, len(images), device, log)
-        progress = under(name, log.progress)
-        computed[name] = embed_images(by, images, workers=workers, on_progress=progress)
-    return computed
+        config, _ = folder.encoder_settings()
+        trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        source = source_of(folder, data, augment=config.augment, **trust)
+        return folder, replace(config, **trust), source
+    if data is None:
+        raise UsageError(f"{encoder} keeps no images; give its images, too")
+    return folder, EmbedConfig(encoder=encoder), data
 
 
 def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 from uuid import uuid4
@@ -53,14 +53,9 @@ class Export(Result):
     checks: tuple[str, ...] = ()
 
     @override
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "path": str(self.path.resolve())}
-
-    @override
     def lines(self) -> list[str]:
         """Return lines on the comparison, and where it is."""
-        return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path.resolve()}"]
+        return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path}"]
 
 
 def export(
@@ -114,7 +109,7 @@ def export(
     _check_replaceable(path, is_file, overwrite)
     if format == "atlas":
         images = images_of(folder, data, trust_remote_code=trust)
-        return Export(path, f"{write_atlas(folder, images, path)} images")
+        return Export(path.resolve(), f"{write_atlas(folder, images, path)} images")
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
     encoder, classifier = load(name, backbone=backbone, trust_remote_code=trust), None
@@ -153,7 +148,7 @@ def export(
         if not is_file:
             card.write(partial, checks)
     what = f"{len(card.classes)} classes" if classifier else f"{encoder.num_features} features"
-    return Export(path, f"{what} as {format}", tuple(checks))
+    return Export(path.resolve(), f"{what} as {format}", tuple(checks))
 
 
 def _destination(

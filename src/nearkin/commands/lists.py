@@ -72,15 +72,6 @@ def list_methods() -> list[str]:
     return list(METHODS)
 
 
-def describe_method(method: str) -> str:
-    """Return all there is to say about a method, as Markdown: equation, options, paper.
-
-    Raises:
-        UsageError: If there is no such method.
-    """
-    return page(method)
-
-
 def list_names(what: Listed, name: str = "") -> list[str]:
     """List what there is, or show one thing.
 
@@ -113,7 +104,7 @@ def _described(method: str) -> list[str]:
     """All about a method, as a terminal shows it."""
     console = Console(highlight=False, color_system=None)
     with console.capture() as text:
-        console.print(Markdown(page(method)))
+        console.print(Markdown(describe_method(method)))
     return [line.rstrip() for line in text.get().splitlines()]
 
 
@@ -123,16 +114,24 @@ def _text_of(recipe: str) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines()
 
 
-def page(name: str, *more: str) -> str:
-    """Return all there is to say about a method, and further sections, as Markdown."""
-    cls = method_class(name)
+def describe_method(method: str, *more: str) -> str:
+    """Return all there is to say about a method, as Markdown: equation, options, paper.
+
+    Args:
+        method: Its name.
+        more: Sections to add.
+
+    Raises:
+        UsageError: If there is no such method.
+    """
+    cls = method_class(method)
     about = paper(cls)
     remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
     sections = [
-        f"# {about.title if about else label(name)}",
+        f"# {about.title if about else label(method)}",
         *(remark.replace("\n", " ") for remark in remarks),
         takes(cls),
-        f"    nearkin train DATA --method {name}" + (" --known A,B" if cls.uses_labels else ""),
+        f"    nearkin train DATA --method {method}" + (" --known A,B" if cls.uses_labels else ""),
     ]
     if about:
         sections += ["## Equation", about.equation, about.letters]
@@ -143,9 +142,9 @@ def page(name: str, *more: str) -> str:
         sections += ["## Paper", re.sub(r"arXiv:(\d+\.\d+)", link, about.source)]
     defaults = ", ".join(f"{key} {value}" for key, value in automatic(cls.defaults).items())
     sections += ["## Settings", f"`auto` is: {defaults}."]
-    if not more and name in METHODS:
+    if not more and method in METHODS:
         sections += [
-            f"Recipes and measured results are in docs/methods/{name}.md in the repository."
+            f"Recipes and measured results are in docs/methods/{method}.md in the repository."
         ]
     return "\n\n".join([*sections, *more]) + "\n"
 

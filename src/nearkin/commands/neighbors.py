@@ -12,14 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.commands.embed import load_source
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import VectorsLike, check_origin, images_of, table_of
 from nearkin.data.folders import list_files
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
 from nearkin.distributed import choose_device
-from nearkin.encoders.encoder import Encoder, is_own
+from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.index import shortlist
@@ -53,11 +52,6 @@ class Neighbors(Result):
     def records(self) -> list[Row]:
         """A row per neighbor."""
         return [{"image": self.image, **asdict(each)} for each in self.neighbors]
-
-    @override
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
     @override
     def lines(self) -> list[str]:
@@ -113,7 +107,7 @@ def neighbors(
     if vectors is None and image_size != "auto":
         raise UsageError("--image-size is of --vectors; those of a run have a size of their own")
     name = name_of(encoder)
-    loaded = load_source(
+    loaded = load(
         name,
         backbone=backbone,
         image_size=image_size,

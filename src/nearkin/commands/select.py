@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,6 @@ class Selection(Result):
         return [{"path": path} for path in self.paths]
 
     @override
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "output": self.output and str(self.output.resolve())}
-
-    @override
     def lines(self) -> list[str]:
         """Lines of text."""
         counts = (
@@ -58,7 +53,7 @@ class Selection(Result):
         )
         if self.output is None:
             return [counts, *self.paths]
-        return [counts, f"fill in the column label: {self.output.resolve()}"]
+        return [counts, f"fill in the column label: {self.output}"]
 
 
 def select(
@@ -137,7 +132,7 @@ def select(
         chosen = tuple(names[row] for row in order[:num].tolist())
     if output is not None:
         write_rows(Path(output), LABEL_COLUMNS, _table(chosen, assigned))
-    where = None if output is None else Path(output)
+    where = None if output is None else Path(output).resolve()
     return Selection(chosen, rule, num_unlabeled, int(has_label.sum()), where)
 
 

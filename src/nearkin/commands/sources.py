@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Int
 
 from nearkin.classification.data import open_labeled_data
-from nearkin.commands.embed import embed, load_source
+from nearkin.commands.embed import embed
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Either, Folder, Images, Source
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
-from nearkin.encoders.encoder import Encoder, is_own
+from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, open_table
@@ -56,11 +56,10 @@ def table_of(vectors: VectorsLike, log: Reporter) -> Iterator[EmbeddingTable]:
 
 @dataclass(frozen=True)
 class Vectors:
-    """A table of features, with the encoder and the images that they are from, where known."""
+    """A table of features, with the encoder that they are from, where known."""
 
     table: EmbeddingTable
     source: str  # What `load` takes; empty if only the table was given
-    data: Any = None  # Images, if they are not those of a run
     image_size: int | Auto = "auto"
     allow_partial: bool = False
     trust_remote_code: bool = False
@@ -76,7 +75,7 @@ class Vectors:
             return None
         if self.is_of_run:
             RunFolder(Path(self.source)).encoder_settings()  # a discovery has other features
-        encoder = load_source(
+        encoder = load(
             self.source,
             image_size=self.image_size,
             allow_partial=self.allow_partial,
@@ -84,14 +83,6 @@ class Vectors:
         )
         check_origin(self.table, encoder, self.source)
         return encoder
-
-    def images(self) -> Images | None:
-        """Open the images; None if none were given."""
-        if self.data is not None:
-            return open_images(self.data)
-        if not self.is_of_run:
-            return None
-        return images_of(RunFolder(Path(self.source)), trust_remote_code=self.trust_remote_code)
 
     def image_rows(self, images: Images) -> Int[np.ndarray, " rows"]:
         """Return the row among the images of each row of the table."""
@@ -141,7 +132,7 @@ def open_vectors(
         if vectors is not None:
             raise UsageError("these are features, and so is --vectors; give one of them")
         with table_of(source, log) as table:
-            yield Vectors(table, "", data)
+            yield Vectors(table, "")
         return
     name = name_of(source)
     if vectors is None and data is None:
@@ -155,7 +146,7 @@ def open_vectors(
         computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": log}
         vectors = embed(name, data, labels="none", **computing, **how)
     with table_of(vectors, log) as table:
-        yield Vectors(table, name, data, **how)
+        yield Vectors(table, name, **how)
 
 
 def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = False) -> Images:
@@ -172,20 +163,32 @@ def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = 
     folder.check_is_run()
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
-    config, stored = folder.any_settings()
-    if data is None and stored == data_name(None) and not Path(stored).exists():
-        raise UsageError(
-            f"{folder.path} was made from arrays, which are not stored; give the images, too"
-        )
-    named = {"labeled": getattr(config, "labeled", ""), "data": stored if data is None else ""}
-    check_trusted(named, folder.config, trust_remote_code)
-    source = stored if data is None else data
+    config, _ = folder.any_settings()
+    labeled = getattr(config, "labeled", "")
+    source = source_of(folder, data, trust_remote_code=trust_remote_code, labeled=labeled)
     if isinstance(config, DiscoverConfig):
         # The truth that it was scored by may be gone, like the run that it accepted.
         return open_discovery_data(source, replace(config, truth=""), resumed=folder).images
     if isinstance(config, ClassifyConfig):
         return open_labeled_data(source, config, resumed=folder).images
     return open_images(source, labels=config.labels)
+
+
+def source_of(folder: RunFolder, data: Any, *, trust_remote_code: bool, **settings: Any) -> Any:
+    """Return what the images of a run are opened from: `data`, or if None what it was made from.
+
+    Raises:
+        UsageError: If these were arrays, which are not stored, or if code is not trusted that the
+            run names there or in these of its settings.
+    """
+    if data is None:
+        data = settings["data"] = folder.any_settings()[1]
+        if data == data_name(None) and not Path(data).exists():
+            raise UsageError(
+                f"{folder.path} was made from arrays, which are not stored; give the images, too"
+            )
+    check_trusted(settings, folder.config, trust_remote_code)
+    return data
 
 
 def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from nearkin.discovery.clusters import class_silhouettes
 from nearkin.metrics.metric import Metric
-from nearkin.report.page.sections import Table
+from nearkin.report.page.blocks import Table
 
 
 @dataclass(frozen=True)

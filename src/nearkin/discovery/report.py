@@ -1,13 +1,16 @@
 """The files of a finished discovery: tables, page and summary."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import ceil
+from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
+from jaxtyping import Int
+from msgspec import structs
 
 from nearkin.classifier.report import (
     class_views,
@@ -35,9 +38,18 @@ from nearkin.discovery.trials import candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
-from nearkin.report.encoder_report import command, run_info, typed
-from nearkin.report.page.html import Chart
-from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table
+from nearkin.report.encoder_report import command, run_sections, typed
+from nearkin.report.page.blocks import (
+    Cards,
+    Chart,
+    ClassView,
+    Confusion,
+    Findings,
+    Page,
+    Paragraphs,
+    Table,
+    Tiles,
+)
 from nearkin.run.copies import file_names
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
@@ -49,6 +61,11 @@ from nearkin.types import UNLABELED
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
 ON_PAGE: Final = 20  # Of these on the page
 RANDOM: Final = 12  # Images of each class in its file, beside those of the page
+MAX_NAMED: Final = 12  # Known classes named in the first paragraph
+RELIABILITY: Final = (
+    "A reliable class is large, stable across seeds, well separated (silhouette), and its least "
+    "confident images still look like its most typical ones."
+)
 
 
 def write_outcome(outcome: Outcome, log: Logger) -> None:
@@ -68,7 +85,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         outcome.dataset.images,
         assignments,
         _embeddings(outcome),
-        build_report(outcome),
+        build_page(outcome),
         numbers,
         data=outcome.data,
         encoder="",
@@ -158,16 +175,54 @@ def _embeddings(outcome: Outcome) -> Embeddings:
     return replace(embedded, splits=dataset.parts.splits)
 
 
-def build_report(outcome: Outcome) -> DiscoveryReport:
-    """Return the values on the page."""
-    images, estimate = outcome.dataset.images, outcome.state.estimate
-    alternatives = outcome.alternatives
-    num_unlabeled = len(outcome.assignments.rows)
+def build_page(outcome: Outcome) -> Page:
+    """Return the content of the page."""
+    images, novel, known = outcome.dataset.images, *_views(outcome)
+    num_novel = count(len(novel), "novel class") if novel else "No novel class"
+    name, num_unlabeled = Path(outcome.data).name, len(outcome.assignments.rows)
+    unsure = label_first(outcome.assignments, outcome.task.rows)[:ON_PAGE]
+    none = () if novel else ("None: every image was assigned to a known class.",)
+    assigned = ("Unlabeled images that were assigned to a known class.",) if known else ()
+    return Page(
+        kicker="nearkin discover",
+        title=f"{num_novel} in {name}",
+        lead=lead(
+            outcome.config.mode,
+            outcome.dataset.classes,
+            len(images) - num_unlabeled,
+            num_unlabeled,
+            [view.size for view in novel],
+            sum(view.size for view in known),
+            _origin_of_number(outcome),
+        ),
+        sections=(
+            ("Findings", (Findings(tuple(finding.text for finding in outcome.findings)),)),
+            ("Novel classes", (Paragraphs(none), Cards("new", novel, num_unlabeled))),
+            ("Known classes", (Paragraphs(assigned), Cards("known", known, num_unlabeled))),
+            ("Images to look at", (_label_these(outcome, unsure),)),
+            ("Confidence", (Paragraphs((_confidence(outcome), RELIABILITY)),)),
+            ("Scores against the ground truth", (*_results(outcome), *_confusion(outcome))),
+            ("Number of classes", (*_estimate_charts(outcome), *_alternatives(outcome))),
+            ("Training curves", tuple(_training_charts(outcome))),
+            *run_sections(
+                outcome.folder,
+                outcome.data,
+                outcome.config,
+                _protocol(outcome),
+                _next_steps(outcome),
+            ),
+        ),
+        tiny=images.is_small,
+    )
+
+
+def _views(outcome: Outcome) -> tuple[tuple[ClassView, ...], tuple[ClassView, ...]]:
+    """Return what is shown of the novel classes, and of the known ones."""
     shown, views = class_views(outcome.assignments), dict[str, list[ClassView]](novel=[], known=[])
     for cluster in outcome.clusters:
         view = shown.get(cluster.number, ClassView(cluster.name, 0))
         views[cluster.kind].append(
-            replace(
+            structs.replace(
                 view,
                 seed_agreement=cluster.seed_agreement,
                 silhouette=cluster.silhouette,
@@ -176,39 +231,57 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
                 truth=_truth(outcome, cluster),
             )
         )
-    unsure = label_first(outcome.assignments, outcome.task.rows)[:ON_PAGE]
-    return DiscoveryReport(
-        run=run_info(
-            outcome.folder,
-            outcome.data,
-            outcome.config,
-            images,
-            protocol=tuple(_protocol(outcome)),
-            steps=tuple(_next_steps(outcome)),
-        ),
-        mode=outcome.config.mode,
-        known=outcome.dataset.classes,
-        num_labeled=len(images) - num_unlabeled,
-        num_unlabeled=num_unlabeled,
-        novel=tuple(views["novel"]),
-        assigned=tuple(views["known"]),
-        num_novel_source=_origin_of_number(outcome),
-        interval=None if estimate is None else (estimate.low, estimate.high),
-        score_meaning=_confidence(outcome),
-        unsure=tiles(outcome.assignments, unsure, with_class=True),
-        findings=tuple(finding.text for finding in outcome.findings),
-        results=tuple(_results(outcome)),
-        confusion=_confusion(outcome),
-        num_novel_curves=tuple(_estimate_charts(outcome)),
-        alternatives=table(alternatives, outcome.task.num_novel) if alternatives else None,
-        curves=tuple(_training_charts(outcome)),
+    return tuple(views["novel"]), tuple(views["known"])
+
+
+def lead(
+    mode: Literal["gcd", "ncd"],
+    known: Sequence[str],
+    num_labeled: int,
+    num_unlabeled: int,
+    novel: Sequence[int],
+    num_assigned: int,
+    number: str,
+) -> str:
+    """Return the first paragraph: what was asked, and what was found.
+
+    `novel` are the sizes of the novel classes, and `number` says how many were wanted and why.
+    """
+    num_novel, more = count(len(novel), "novel class"), len(known) - MAX_NAMED
+    names = ", ".join(known[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    result = f"All unlabeled images were assumed novel and clustered into {num_novel}."
+    if mode == "gcd":
+        result = (
+            f"Of these, {sum(novel):,} were clustered into {num_novel}, and {num_assigned:,} were "
+            "assigned to known classes."
+        )
+    return (
+        f"{count(num_labeled, 'image')} of {count(len(known), 'known class')} ({names}) came with "
+        f"a label; {num_unlabeled:,} came without. {result} The number of novel classes was "
+        f"{number}."
     )
+
+
+def _label_these(outcome: Outcome, rows: Int[np.ndarray, " rows"]) -> Tiles:
+    return Tiles(
+        "Label these first",
+        "The most typical image of each novel class; then the least certain one of each class, "
+        "and the next of each: their labels would teach the next round most. Below each, the "
+        "class that it was put in.",
+        tiles(outcome.assignments, rows, with_class=True),
+    )
+
+
+def _alternatives(outcome: Outcome) -> list[Table]:
+    found = outcome.alternatives
+    return [table(found, outcome.task.num_novel)] if found else []
 
 
 def _origin_of_number(outcome: Outcome) -> str:
     estimate = outcome.state.estimate
     if estimate is not None:
-        return f"estimated by {' and '.join(estimate.estimates)}"
+        by = " and ".join(estimate.estimates)
+        return f"estimated by {by}; the interval is {estimate.low} to {estimate.high}"
     given = "given with --classes"
     return f"{given}, or left of the round before" if outcome.config.accept else given
 
@@ -265,22 +338,20 @@ def _how(score: Metric) -> tuple[str, str]:
     return str(score.protocol["method"]), str(score.protocol["of"])
 
 
-def _confusion(outcome: Outcome) -> Confusion | None:
+def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
     """Count true classes against those of the result, over unlabeled training images."""
     task, mode, names = outcome.task, outcome.config.mode, outcome.dataset.names
     if outcome.dataset.truth is None or (outcome.dataset.truth[task.unlabeled] == UNLABELED).all():
-        return None
+        return ()
     truth = outcome.dataset.truth[task.unlabeled]
     predicted = outcome.clusterings[OURS].of(mode)[task.unlabeled]
     match = novel_match if mode == "ncd" else joint_match
     counts = confusion(truth, predicted, match(truth, predicted, task.num_known))
     filled = np.argwhere(counts.count)
-    return Confusion(
-        tuple(names[number] for number in counts.classes),
-        tuple(outcome.assignments.classes[number] for number in counts.clusters),
-        counts.num_matched,
-        tuple((row, column, int(counts.count[row, column])) for row, column in filled.tolist()),
-    )
+    cells = tuple((row, column, int(counts.count[row, column])) for row, column in filled.tolist())
+    true = tuple(names[number] for number in counts.classes)
+    found = tuple(outcome.assignments.classes[number] for number in counts.clusters)
+    return (Confusion(true, found, counts.num_matched, cells),)
 
 
 def _estimate_charts(outcome: Outcome) -> list[Chart]:

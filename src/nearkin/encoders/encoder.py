@@ -34,6 +34,7 @@ from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.networks.tokens import TokenFeatures, prefix_tokens
 from nearkin.run.folder import RunFolder
+from nearkin.schema import Auto
 from nearkin.version import __version__, check_format
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def load(
     source: str | os.PathLike[str],
     *,
     backbone: nn.Module | None = None,
-    image_size: int | None = None,
+    image_size: int | Auto = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
 ) -> Encoder:
@@ -264,7 +265,7 @@ def load(
             Hugging Face, or a checkpoint, `ARCHITECTURE@FILE`.
         backbone: The network the run was given from Python, untrained; not needed for networks
             that have a name.
-        image_size: Side of the images in pixels, if not that of the encoder.
+        image_size: Side of the images in pixels; `auto` is that of the encoder.
         allow_partial: Whether some weights of the network may be missing from a checkpoint, and
             some of the checkpoint may be left over.
         trust_remote_code: Whether to run the code that a run's file names as its network.
@@ -283,13 +284,15 @@ def load(
         encoder = _own(stored, backbone)
     else:
         return _of_library(name, image_size, allow_partial=allow_partial)
-    return encoder if image_size in (None, encoder.image_size) else resized(encoder, image_size)
+    fits = image_size in ("auto", encoder.image_size)
+    return encoder if fits else resized(encoder, int(image_size))
 
 
-def _of_library(name: str, image_size: int | None, *, allow_partial: bool) -> Encoder:
+def _of_library(name: str, image_size: int | Auto, *, allow_partial: bool) -> Encoder:
     """Return an encoder of another library, by its name or from a file."""
+    size = None if image_size == "auto" else image_size
     with torch.random.fork_rng(devices=[]):
-        found = sources.load(name, image_size=image_size, allow_partial=allow_partial)
+        found = sources.load(name, image_size=size, allow_partial=allow_partial)
     backbone, view = str(found.details["backbone"]), found.preprocessing
     check_patches(found.body, view.image_size, backbone)
     network = as_backbone(found.body, view.image_size, name=backbone)

@@ -55,10 +55,11 @@ class Embeddings(Result):
 
     @override
     def lines(self) -> list[str]:
-        """How many images and features there are."""
+        """How many images and features there are, and which images are left out."""
         count, dim = self.vectors.shape
         without = f", {self.removed} removed" if self.removed else ""
-        return [f"{count} images, {dim} features each{without}"]
+        left_out = (f"left out {name!r}: {reason}" for name, reason in self.bad.items())
+        return [f"{count} images, {dim} features each{without}", *left_out]
 
     @override
     def to_dict(self) -> dict[str, Any]:

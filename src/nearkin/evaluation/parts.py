@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -66,11 +66,6 @@ class ShardsWritten(Result):
     num_parts: int
     count: int = 0  # Images with features, once no part is missing
     bad: int = 0  # Unreadable images, once no part is missing
-
-    @override
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "path": str(self.path)}
 
     @override
     def lines(self) -> list[str]:

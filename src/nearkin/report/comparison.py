@@ -21,8 +21,8 @@ from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.report.encoder_report import training_curves
-from nearkin.report.page.html import BLOCKS, Chart, document, text
-from nearkin.report.page.sections import Table, line_charts
+from nearkin.report.page.blocks import Chart, Findings, Page, Table
+from nearkin.report.page.html import render, text
 from nearkin.result import Result, Row
 from nearkin.run.folder import RunFolder
 from nearkin.text import aligned
@@ -38,6 +38,8 @@ KINDS: Final = {
     "classification": CLASSIFICATIONS,
 }
 """What several runs of a kind are called."""
+OWN: Final = {TRAININGS: "encoder", DISCOVERIES: "nearkin", CLASSIFICATIONS: "classifier"}
+"""The table of a summary that is of the run itself, by what several runs are called."""
 SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
 WHAT: Final = ("encoder", "method", "backbone", "epochs")
@@ -74,10 +76,9 @@ def read_finished(run: Path) -> FinishedRun:
     """Read a run from its files."""
     folder = RunFolder(run)
     kind, (config, data) = KINDS[folder.kind], folder.any_settings()
-    read = {TRAININGS: _of_training, DISCOVERIES: _of_discovery}.get(kind, _of_classification)
     with usable(folder.summary, "finish the run anew"):
         summary = folder.read_evaluated()
-        metrics = dict(read(summary)) if summary else {}
+        metrics = dict(_metrics(kind, summary)) if summary else {}
     if not summary:
         raise UsageError(
             f"{folder.path} is not finished; finish it with --resume, or leave it out"
@@ -98,27 +99,18 @@ def read_finished(run: Path) -> FinishedRun:
     )
 
 
-def _of_training(summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
-    for name, entry in summary["metrics"]["encoder"].items():
-        yield name, Metric(**entry)
-    for table, title in TITLES.items():
-        for name in OF_BASELINES:
-            if name in (metrics := summary["metrics"].get(table, {})):
-                yield f"{title}: {name}", Metric(**metrics[name])
-
-
-def _of_discovery(summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
-    for approach, scores in summary["scores"].items():
-        for entry in scores:
-            prefix = "" if approach == "nearkin" else f"{approach}: "
-            name = f"{prefix}{entry['name']}"
-            yield name, Metric(**{**entry, "name": name})
-
-
-def _of_classification(summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
-    for approach, metrics in summary["metrics"].items():
-        for name, entry in metrics.items():
-            yield name if approach == "classifier" else f"{approach}: {name}", Metric(**entry)
+def _metrics(kind: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
+    """Yield all metrics of a run by name; those of what stands beside it say of what they are."""
+    tables = summary.get("metrics", {})
+    if kind == DISCOVERIES:
+        scores = summary["scores"].items()
+        tables = {approach: {each["name"]: each for each in of} for approach, of in scores}
+    for table, entries in tables.items():
+        for name, entry in entries.items():
+            if table == OWN[kind]:
+                yield name, Metric(**entry)
+            elif kind != TRAININGS or (table in TITLES and name in OF_BASELINES):
+                yield f"{TITLES.get(table, table)}: {name}", Metric(**entry)
 
 
 def _duration(log: Path) -> float | None:
@@ -241,18 +233,19 @@ class Comparison(Result):
         columns = ("", *self.names)
         metrics = tuple((name, *map(_marked, cells)) for name, *cells in self._metrics())
         title = "Metrics with 95 % confidence intervals"
-        rows = tuple((name, *values) for name, values in self._settings())
-        settings = BLOCKS.results(Table("Different settings", columns, rows))
-        return document(
-            title=f"{len(self.names)} {self.runs[0].kind} compared",
-            kicker="nearkin compare",
-            lead=", ".join(self.names),
-            sections=[
-                ("Findings", BLOCKS.findings(self.notes)),
-                ("Metrics", BLOCKS.results(Table(title, columns, metrics, NOTE))),
-                ("Settings", settings),
-                ("Training curves", line_charts(self._curves())),
-            ],
+        settings = tuple((name, *values) for name, values in self._settings())
+        return render(
+            Page(
+                kicker="nearkin compare",
+                title=f"{len(self.names)} {self.runs[0].kind} compared",
+                lead=", ".join(self.names),
+                sections=(
+                    ("Findings", (Findings(self.notes),)),
+                    ("Metrics", (Table(title, columns, metrics, NOTE),)),
+                    ("Settings", (Table("Different settings", columns, settings),)),
+                    ("Training curves", tuple(self._curves())),
+                ),
+            )
         )
 
     def _metrics(self) -> Iterator[list[str]]:

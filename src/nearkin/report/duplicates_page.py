@@ -1,19 +1,13 @@
 """The page of `nearkin duplicates`: pairs of images to look at."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from nearkin.data.images import Images
 from nearkin.evaluation.duplicates import Precision
-from nearkin.report.image_map import thumbnails
-from nearkin.report.page.html import BLOCKS, document
-from nearkin.report.page.sections import Table, Tile
-from nearkin.text import as_text
+from nearkin.report.page.blocks import Page, Pairs, Table, Tile
 
 MAX_PAIRS: Final = 24  # Pairs in each list
-SIDE: Final = 128
 
 
 class Pair(NamedTuple):
@@ -32,9 +26,8 @@ def duplicates_page(
     estimate: Precision | None,
     found: Sequence[Pair],
     others: Sequence[Pair],
-    workers: int,
-) -> str:
-    """Return the page.
+) -> Page:
+    """Return the page, whose images have no pixels yet.
 
     Args:
         images: Those of the pairs.
@@ -43,7 +36,6 @@ def duplicates_page(
         estimate: What the threshold on features does.
         found: Each image that is not kept, beside the one that is.
         others: Images beside the most similar ones below the threshold.
-        workers: Processes that decode photographs.
     """
     near = sorted(found, key=lambda pair: pair.similarity)
     rest = near[MAX_PAIRS:]
@@ -52,20 +44,23 @@ def duplicates_page(
         "Further duplicates": rest[:: len(rest) // MAX_PAIRS + 1],
         "No duplicates": sorted(others, key=lambda pair: -pair.similarity)[:MAX_PAIRS],
     }
-    rows = {row for pairs in lists.values() for pair in pairs for row in pair[:2]}
-    tiles = found_tiles(images, rows, workers)
-    blocks = {
-        title: BLOCKS.pairs(EXPLANATIONS[title], tiled(pairs, tiles))
-        for title, pairs in lists.items()
-        if pairs
-    }
-    return document(
-        title=f"Duplicates in {data}",
+    threshold = () if estimate is None else (_threshold(estimate),)
+    sections = ((title, (_pairs(images, title, pairs),)) for title, pairs in lists.items())
+    return Page(
         kicker="nearkin duplicates",
+        title=f"Duplicates in {data}",
         lead=lead,
-        sections=[*_threshold(estimate), *blocks.items()],
+        sections=(("Threshold", threshold), *sections),
         tiny=images.is_small,
     )
+
+
+def _pairs(images: Images, title: str, pairs: Sequence[Pair]) -> Pairs:
+    def tile(row: int) -> Tile:
+        return Tile(images.names[row], "", 0.0)
+
+    shown = ((tile(one), tile(two), f"{cosine:.4f}", note) for one, two, cosine, note in pairs)
+    return Pairs(EXPLANATIONS[title], tuple(shown))
 
 
 EXPLANATIONS: Final = {
@@ -77,28 +72,10 @@ EXPLANATIONS: Final = {
 }
 
 
-def found_tiles(images: Images, rows: Iterable[int], workers: int) -> dict[int, Tile]:
-    """Return thumbnails by row, of images that can be read."""
-    uris = thumbnails(images, np.array(sorted(rows), np.int64), SIDE, workers)
-    return {row: Tile(as_text(images.names[row]), uri, 0.0) for row, uri in uris.items()}
-
-
-def tiled(pairs: Iterable[Pair], tiles: Mapping[int, Tile]) -> list[tuple[Tile, Tile, str, str]]:
-    """Return pairs as they are drawn, where both images can be."""
-    return [
-        (tiles[one], tiles[two], f"{similarity:.4f}", note)
-        for one, two, similarity, note in pairs
-        if one in tiles and two in tiles
-    ]
-
-
-def _threshold(estimate: Precision | None) -> Iterator[tuple[str, str]]:
-    if estimate is None:
-        return
+def _threshold(estimate: Precision) -> Table:
     note = (
         f"Of {estimate.num} sampled images, each with an edited copy and with the most similar "
         "image that is no duplicate by its pixels; 95 % intervals. Precision is the share of "
         "copies among both above the threshold."
     )
-    title = f"Threshold {estimate.threshold:.4f}"
-    yield "Threshold", BLOCKS.results(Table(title, (), tuple(estimate.rows()), note))
+    return Table(f"Threshold {estimate.threshold:.4f}", (), tuple(estimate.rows()), note)

@@ -18,8 +18,19 @@ from nearkin.evaluation.metrics import KNN, knn_classes
 from nearkin.evaluation.verdict import RATIO_PROTOCOL, StartComparison
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
-from nearkin.report.page.html import Chart, Points
-from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
+from nearkin.report.page.blocks import (
+    Chart,
+    Command,
+    Confusion,
+    Facts,
+    Findings,
+    Listing,
+    Page,
+    Paragraphs,
+    Points,
+    Section,
+    Table,
+)
 from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.schema import as_typed, option
@@ -46,7 +57,6 @@ CURVES: Final = {
 HEADINGS: Final = {"encoder": "this encoder", "embedding": "its embedding", **TITLES}
 """What tables of features are called above the metrics."""
 BASELINES: Final = ("untrained", "pixels")
-LAST_EPOCH: Final = "The last epoch counts; nothing was chosen by the labels of held-out images."
 COLLAPSED: Final = "There are signs of a collapse: compare with the baselines before use."
 MAX_POINTS: Final = 300  # longer curves are thinned out
 
@@ -73,87 +83,95 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
     return charts
 
 
-def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
-    """Return the content of the report of a finished training."""
-    config, data = folder.settings()
-    summary = folder.read_evaluated()
-    metrics, evaluation = summary["metrics"], Evaluation.stored(summary)
-    comparison = evaluation.comparison
-    return TrainingReport(
-        run=run_info(
-            folder,
-            data,
-            config,
-            images,
-            protocol=(*protocols(summary), LAST_EPOCH),
-            steps=tuple(_steps(folder, data, comparison)),
-        ),
-        lead=_lead(config, summary, images),
-        verdict=f"Training {comparison.text}." if comparison else "",
-        health=f"The embedding is {summary['verdict']}.",
-        origin=tuple(_came_from(summary)),
-        findings=(
-            *license_findings(summary),
-            *(comparison.findings() if comparison else ()),
-            *([f"{evaluation.leaks}."] if evaluation.leaks else []),
-            *column_findings(evaluation),
-            *(f"The student {kept}." for kept in evaluation.kept),
-            *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
-            *baseline_findings(evaluation),
-        ),
-        results=results(metrics),
-        meanings=meanings(metrics["encoder"].values()),
-        confusion=confusion(embeddings),
-        curves=tuple(training_curves(folder).values()),
-    )
-
-
-def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
-    """Return the content of the report of a finished run of `nearkin embed`."""
+def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
+    """Return the page of a finished training, or of a run of `nearkin embed`, but for the map."""
     config, data = folder.encoder_settings()
-    summary = folder.read_evaluated()
-    metrics, health = summary["metrics"], summary["health"]
+    summary, name = folder.read_evaluated(), Path(data).name
     evaluation = Evaluation.stored(summary)
-    return TrainingReport(
-        run=run_info(
-            folder,
-            data,
-            config,
-            images,
-            protocol=(
-                *protocols(summary),
-                "Nothing was trained, and nothing was chosen by the labels of held-out images.",
-            ),
-            steps=tuple(_frozen_steps(folder.path, data)),
+    comparison = evaluation.comparison
+    if isinstance(config, EmbedConfig):
+        title, lead = f"{name}, embedded by a frozen encoder", _frozen_lead(summary, images)
+        state, facts = _use_of_directions(summary["health"]), _described(summary)
+        rule = "Nothing was trained, and nothing was chosen by the labels of held-out images."
+    else:
+        title, lead = f"Encoder trained on {name}", _lead(config, summary, images)
+        state, facts = f"The embedding is {summary['verdict']}.", tuple(_came_from(summary))
+        rule = "The last epoch counts; nothing was chosen by the labels of held-out images."
+    verdict = [f"Training {comparison.text}."] if comparison else []
+    findings, steps = tuple(_findings(summary, evaluation)), _steps(folder, data, comparison)
+    metrics = summary["metrics"]
+    meant = Facts("What the metrics mean", meanings(metrics["encoder"].values()))
+    origin = "Encoder" if folder.is_frozen else "Origin"
+    return Page(
+        kicker=f"nearkin {config.verb}",
+        title=title,
+        lead=lead,
+        sections=(
+            ("Summary", (Paragraphs((*verdict, state)), Findings(findings))),
+            (origin, (Facts("Encoder", facts, folded=False),)),
+            ("Evaluation", (results(metrics), meant)),
+            ("Confusion", confusion(embeddings)),
+            ("Training curves", tuple(training_curves(folder).values())),
+            *run_sections(folder, data, config, (*protocols(summary), rule), steps),
         ),
-        lead=_frozen_lead(summary, images),
-        health=(
-            f"The embeddings use {health['effective_rank']:.0f} of {health['directions']:.0f} "
-            f"directions (spread {health['feature_std']:.2f}, mean cosine "
-            f"{health['mean_cosine']:.2f})."
-        ),
-        frozen=True,
-        origin=_described(summary),
-        findings=(
-            *license_findings(summary),
-            *column_findings(evaluation),
-            *baseline_findings(evaluation),
-        ),
-        results=results(metrics),
-        meanings=meanings(metrics["encoder"].values()),
-        confusion=confusion(embeddings),
+        tiny=images.is_small,
     )
 
 
-def run_info(folder: RunFolder, data: str, config: Config, images: Images, **more: Any) -> RunInfo:
-    """Return the `RunInfo` of a run, with `more` of its fields."""
-    return RunInfo(
-        data=Path(data).name,
-        configuration=vars(config) | {"options": dict(getattr(config, "options", {}))},
-        versions=versions(),
-        command=command(data, config, folder.config),
-        tiny=images.is_small,
-        **more,
+def _findings(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[str]:
+    """Yield what to know before using an encoder, a sentence or two each."""
+    yield from license_findings(summary)
+    if comparison := evaluation.comparison:
+        yield from comparison.findings()
+    if evaluation.leaks:
+        yield f"{evaluation.leaks}."
+    yield from _of_column(evaluation)
+    yield from (f"The student {kept}." for kept in evaluation.kept)
+    if summary.get("verdict", "").startswith("collapsed"):
+        yield COLLAPSED
+    yield from baseline_findings(evaluation)
+
+
+def _of_column(evaluation: Evaluation) -> Iterator[str]:
+    """Yield a sentence on each question to the column that features are to ignore, if any."""
+    for line in evaluation.column.lines() if evaluation.column else ():
+        yield f"{line[0].upper()}{line[1:]}."
+
+
+def run_sections(
+    folder: RunFolder,
+    data: str,
+    config: Config,
+    protocol: Iterable[str],
+    steps: Iterable[tuple[str, str]],
+) -> tuple[Section, ...]:
+    """Return what the pages of all kinds of runs end with.
+
+    Args:
+        folder: The run.
+        data: Its images.
+        config: Its settings.
+        protocol: What was trained on what and scored on what, a sentence each.
+        steps: What to do next: a sentence, and its command or ''.
+    """
+    settings = vars(config) | {"options": dict(getattr(config, "options", {}))}
+    again = Command("This command repeats the run:", command(data, config, folder.config))
+    return (
+        ("Protocol", (Listing(tuple((sentence, "") for sentence in protocol)),)),
+        ("Settings", (again, _facts("All settings", settings), _facts("Versions", versions()))),
+        ("Next steps", (Listing(tuple(steps), ordered=True),)),
+    )
+
+
+def _facts(title: str, values: Mapping[str, Any]) -> Facts:
+    return Facts(title, tuple((name, str(value)) for name, value in values.items()))
+
+
+def _use_of_directions(health: Mapping[str, float]) -> str:
+    return (
+        f"The embeddings use {health['effective_rank']:.0f} of {health['directions']:.0f} "
+        f"directions (spread {health['feature_std']:.2f}, mean cosine "
+        f"{health['mean_cosine']:.2f})."
     )
 
 
@@ -232,12 +250,6 @@ def license_findings(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def column_findings(evaluation: Evaluation) -> list[str]:
-    """Return a sentence on each question to a column that features are to ignore, if one was."""
-    lines = evaluation.column.lines() if evaluation.column else []
-    return [f"{line[0].upper()}{line[1:]}." for line in lines]
-
-
 def baseline_findings(evaluation: Evaluation) -> list[str]:
     """Return a sentence for each baseline that an encoder is not clearly above, image by image."""
     return [
@@ -269,15 +281,16 @@ def results(metrics: Mapping[str, Any]) -> Table:
     return Table("Metrics beside their baselines", ("", *heading[1:]), shown, note)
 
 
-def confusion(embeddings: Embeddings) -> Confusion | None:
-    """Return the kNN predictions of held-out images; None without labels."""
+def confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
+    """Return the kNN predictions of held-out images; nothing without labels."""
     predictions = knn_classes(embeddings)
     queries = predictions != ""
     if not queries.any():
-        return None
+        return ()
     both = np.concatenate([embeddings.class_names[queries], predictions[queries]])
     names, numbers = np.unique(both, return_inverse=True)
-    return Confusion.of(names.tolist(), names.tolist(), len(names), numbers.reshape(2, -1).T)
+    pairs = numbers.reshape(2, -1).T
+    return (Confusion.of(names.tolist(), names.tolist(), len(names), pairs),)
 
 
 def protocols(summary: Mapping[str, Any]) -> list[str]:
@@ -301,49 +314,29 @@ def typed(verb: str, *words: object) -> str:
     return shlex.join(["nearkin", verb, *given])
 
 
-def _browsing_steps(run: Path) -> list[tuple[str, str]]:
-    """Return the next steps that only read a run."""
-    return [
-        ("Browse images at full size, and search by image.", typed("explore", run)),
-        ("Find the nearest neighbors of an image.", typed("neighbors", run, "IMAGE")),
-    ]
-
-
 def _steps(
     folder: RunFolder, data: str, comparison: StartComparison | None
-) -> list[tuple[str, str]]:
+) -> Iterator[tuple[str, str]]:
+    """Yield what to do next with an encoder: what only reads its run first."""
     run, to_file = folder.path, ("-o", "vectors.parquet")
-    start = (
-        "Use the encoder that training started from: it is the better one.",
-        typed("embed", folder.start, data, *to_file),
+    if comparison and comparison.verdict == "worse":
+        better = "Use the encoder that training started from: it is the better one."
+        yield better, typed("embed", folder.start, data, *to_file)
+    yield "Browse images at full size, and search by image.", typed("explore", run)
+    yield "Find the nearest neighbors of an image.", typed("neighbors", run, "IMAGE")
+    if folder.is_frozen:
+        on = "Continue to train it on these images, and see whether that helps."
+        yield on, typed("train", data, "--encoder", run)
+    else:
+        yield "Write embeddings for other programs.", typed("embed", run, data, *to_file)
+    yield (
+        "Label some classes, and discover the novel ones.",
+        typed("discover", data, "--known", "A,B", "--encoder", run),
     )
-    return [
-        *([start] if comparison and comparison.verdict == "worse" else []),
-        *_browsing_steps(run),
-        ("Write embeddings for other programs.", typed("embed", run, data, *to_file)),
-        (
-            "Label some classes, and discover the novel ones.",
-            typed("discover", data, "--known", "A,B", "--encoder", run),
-        ),
-    ]
-
-
-def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
-    return [
-        *_browsing_steps(run),
-        (
-            "Continue to train it on these images, and see whether that helps.",
-            typed("train", data, "--encoder", run),
-        ),
-        (
-            "Label some classes, and discover the novel ones.",
-            typed("discover", data, "--known", "A,B", "--encoder", run),
-        ),
-        (
-            "Label a few images of each class, and train a classifier.",
-            typed("classify", run, data, "--labels", "LABELS.csv"),
-        ),
-    ]
+    yield (
+        "Label a few images of each class, and train a classifier.",
+        typed("classify", run, data, "--labels", "LABELS.csv"),
+    )
 
 
 NEEDS = {"teacher_views": "teacher", "freeze_epochs": "encoder"}

@@ -2,15 +2,16 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 from jaxtyping import Float, Int
+from msgspec.structs import replace
 from torch import Tensor
 
 from nearkin.data.images import Images
@@ -23,26 +24,19 @@ from nearkin.evaluation.table import EmbeddingTable
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
-from nearkin.report.encoder_report import frozen_report, training_report
+from nearkin.report.encoder_report import encoder_page
 from nearkin.report.image_map import ONE_FILE, image_map, thumbnails
-from nearkin.report.page.html import document
-from nearkin.report.page.map import ImageMap, map_section, script, write_files
-from nearkin.report.page.sections import (
-    ClassificationReport,
-    ClassView,
-    DiscoveryReport,
-    Report,
-    Tile,
-    TrainingReport,
-    report_page,
-)
-from nearkin.report.plots import neighbor_sheet, write_figures
+from nearkin.report.page.blocks import Block, Cards, ClassView, Page, Pairs, Tile, Tiles
+from nearkin.report.page.html import render
+from nearkin.report.page.map import ImageMap, write_files
+from nearkin.report.plots import write_figures
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.run.named import display_name
 from nearkin.tables import read_csv
 
 FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192
+PAIR_SIDE: Final = 128
 SIDE: Final = 96
 
 
@@ -52,8 +46,8 @@ def served_page(
     """Return the report of a finished run for a server, and its map; its files are in `FILES`."""
     embeddings = read_embeddings(folder.embeddings, images)
     map_ = image_map(folder, embeddings, images, one_file=one_file)
-    report = report_of(folder, images, embeddings)
-    return report_page(report, map_, served=True, files=FILES), map_
+    page = page_of(folder, images, embeddings)
+    return render(page, map_, served=True, files=FILES), map_
 
 
 def write_page(
@@ -70,16 +64,14 @@ def write_page(
     """
     on_progress(0, 3, "page: embeddings")
     embeddings = read_embeddings(folder.embeddings, images)
-    report = report_of(folder, images, embeddings)
+    page = page_of(folder, images, embeddings)
     on_progress(1, 3, "page: map")
     map_ = image_map(folder, embeddings, images, early, one_file=one_file)
     on_progress(2, 3, "page: plots")
     if output is None:
-        write_figures(folder, report, map_, images)
-        if isinstance(report, TrainingReport):
-            neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
+        write_figures(folder, page, map_, images)
     path = output or folder.report
-    replace_text(path, report_page(report, map_, files=_files(map_, path)))
+    replace_text(path, render(page, map_, files=_files(map_, path)))
     on_progress(3, 3, "page: written")
 
 
@@ -115,16 +107,14 @@ def write_table_page(
     map_ = image_map(None, embeddings, images, read=read, one_file=one_file)
     if map_ is None:
         raise DataError(f"{table.path} has fewer than two images, which need no map")
-    page = document(
-        title=f"{count(len(rows), 'image')} of {table.path.name}",
+    page = Page(
         kicker="nearkin report",
+        title=f"{count(len(rows), 'image')} of {table.path.name}",
         lead="Features that nearkin embed has written"
         + (f", {table.removed} removed." if table.removed else "."),
-        sections=[("Map", map_section(map_, _files(map_, output)))],
-        script=script(),
-        files=bool(map_.per_file),
+        sections=(),
     )
-    replace_text(output, page)
+    replace_text(output, render(page, map_, files=_files(map_, output)))
 
 
 def _files(map_: ImageMap | None, page: Path) -> str:
@@ -135,65 +125,102 @@ def _files(map_: ImageMap | None, page: Path) -> str:
     return quote(os.fsencode(folder.name))
 
 
-def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Report:
+def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
     """Return the content of a finished run's page, but for the map."""
-    if folder.page.exists():
-        return _stored_report(folder, images)
-    report = frozen_report if folder.is_frozen else training_report
-    return report(folder, images, embeddings)
+    if not folder.page.exists():
+        return encoder_page(folder, images, embeddings)
+    with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
+        page = msgspec.convert(json.loads(folder.page.read_bytes()), Page)
+    names = dict[str, str]()
+    if folder.kind == "discovery":
+        names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
+    return with_thumbnails(_named(page, names), images, available_cpus(), on_map=True)
 
 
-def store_report(folder: RunFolder, report: DiscoveryReport | ClassificationReport) -> None:
-    """Store the content of a page whose thumbnails are made anew each time."""
+def store_page(folder: RunFolder, page: Page) -> None:
+    """Store the content of a page, whose thumbnails are made anew each time."""
     folder.page.parent.mkdir(parents=True, exist_ok=True)
     # Not by msgspec, which refuses names of files that are not UTF-8.
-    replace_text(folder.page, json.dumps(msgspec.to_builtins(report, enc_hook=str)))
+    replace_text(folder.page, json.dumps(msgspec.to_builtins(page)))
 
 
-def _stored_report(folder: RunFolder, images: Images) -> Report:
-    """Return the stored content, with thumbnails and the names that the user has given."""
-    kind = ClassificationReport if folder.kind == "classification" else DiscoveryReport
-    with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
-        report: Any = msgspec.convert(json.loads(folder.page.read_bytes()), kind)
-    groups = ("novel", "assigned") if kind is DiscoveryReport else ("classes",)
-    alone = ("unsure",) if kind is DiscoveryReport else ("unsure", "doubts")
-    views = [view for group in groups for view in getattr(report, group)]
-    tiles = [tile for view in views for tile in (*view.core, *view.border)]
-    tiles += [tile for group in alone for tile in getattr(report, group)]
-    small = _found(tiles, images, SIDE)
-    large = _found([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
-    names = dict[str, str]()
-    if kind is DiscoveryReport:
-        names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
+def _named(page: Page, names: Mapping[str, str]) -> Page:
+    """Let classes have the names that users have given to clusters, on the page and on the map."""
 
     def named(cluster: str) -> str:
         name = names.get(cluster, cluster)
         return name if name == cluster else f"{name} ({cluster})"
 
-    def completed(view: ClassView) -> ClassView:
-        return replace(
-            view,
-            name=named(view.name),
-            on_map=names.get(view.name, view.name),
-            merge=tuple(map(named, view.merge)),
-            medoid=next(iter(_completed([view.medoid] if view.medoid else [], large)), None),
-            core=_completed(view.core, small),
-            border=_completed(view.border, small),
-        )
+    def view(each: ClassView) -> ClassView:
+        merge, on_map = tuple(map(named, each.merge)), names.get(each.name, each.name)
+        return replace(each, name=named(each.name), merge=merge, on_map=on_map)
 
-    changed = {group: tuple(map(completed, getattr(report, group))) for group in groups}
-    lone = {group: _completed(getattr(report, group), small) for group in alone}
-    stored: Report = replace(report, **changed, **lone)
-    return stored
+    def block(each: Block) -> Block:
+        if isinstance(each, Cards):
+            return replace(each, classes=tuple(map(view, each.classes)))
+        return each
+
+    return _changed(page, block)
 
 
-def _found(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, dict[str, Any]]:
-    """Numbers and thumbnails by name, of images that are still there and readable."""
+def with_thumbnails(
+    page: Page, images: Images | None, workers: int, *, on_map: bool = False
+) -> Page:
+    """Return a page with the pixels of its images, without those that cannot be read.
+
+    Args:
+        page: Its images have names only.
+        images: Among which they are; without any, the page shows none.
+        workers: Processes that decode photographs.
+        on_map: Whether images lead to their places on the map of the page.
+    """
+    asked = defaultdict[int, set[str]](set)
+    _changed(page, _on_tiles(lambda tile, side: asked[side].add(tile.path)))
+    found = {side: _found(names, images, side, workers) for side, names in asked.items()}
+
+    def shown(tile: Tile, side: int) -> Tile | None:
+        row, uri = found[side].get(tile.path, (-1, ""))
+        return replace(tile, uri=uri, number=row if on_map else -1) if uri else None
+
+    return _changed(page, _on_tiles(shown))
+
+
+def _changed(page: Page, change: Callable[[Block], Block]) -> Page:
+    sections = ((title, tuple(map(change, blocks))) for title, blocks in page.sections)
+    return replace(page, sections=tuple(sections))
+
+
+def _on_tiles(change: Callable[[Tile, int], Tile | None]) -> Callable[[Block], Block]:
+    """Change each tile of a block, given its side in pixels; None leaves it out."""
+
+    def tiles(each: Iterable[Tile], side: int = SIDE) -> tuple[Tile, ...]:
+        return tuple(new for tile in each if (new := change(tile, side)))
+
+    def view(each: ClassView) -> ClassView:
+        medoid = next(iter(tiles([each.medoid] if each.medoid else [], MEDOID_SIDE)), None)
+        return replace(each, medoid=medoid, core=tiles(each.core), border=tiles(each.border))
+
+    def block(each: Block) -> Block:
+        match each:
+            case Tiles():
+                return replace(each, tiles=tiles(each.tiles))
+            case Pairs():
+                both = ((*tiles(pair[:2], PAIR_SIDE), *pair[2:]) for pair in each.pairs)
+                return replace(each, pairs=tuple(pair for pair in both if len(pair) == 4))
+            case Cards():
+                return replace(each, classes=tuple(map(view, each.classes)))
+        return each
+
+    return block
+
+
+def _found(
+    names: Iterable[str], images: Images | None, side: int, workers: int
+) -> dict[str, tuple[int, str]]:
+    """Rows and thumbnails by name, of images that are there and readable."""
+    if images is None:
+        return {}
     row = {name: number for number, name in enumerate(images.names)}
-    rows = np.array([row[tile.path] for tile in tiles if tile.path in row], np.int64)
-    uris = thumbnails(images, rows, side, available_cpus())
-    return {images.names[row]: {"number": row, "uri": uri} for row, uri in uris.items()}
-
-
-def _completed(tiles: Sequence[Tile], found: dict[str, dict[str, Any]]) -> tuple[Tile, ...]:
-    return tuple(replace(tile, **found[tile.path]) for tile in tiles if tile.path in found)
+    rows = np.array(sorted(row[name] for name in names if name in row), np.int64)
+    uris = thumbnails(images, rows, side, workers)
+    return {images.names[row]: (row, uri) for row, uri in uris.items()}

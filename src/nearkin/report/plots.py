@@ -1,7 +1,7 @@
 """Plots of a run for talks and papers: curves, map, confusion matrix, sheets of images."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,12 +15,8 @@ from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.errors import DataError, OutputError
-from nearkin.evaluation.embeddings import Embeddings
-from nearkin.metrics.neighbors import nearest
-from nearkin.report.encoder_report import training_curves
-from nearkin.report.page.html import Chart
+from nearkin.report.page.blocks import Cards, Chart, ClassView, Confusion, Page
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.sections import Confusion, DiscoveryReport, Report, TrainingReport
 from nearkin.run.folder import RunFolder
 from nearkin.run.sheets import COLUMNS, class_sheet, save_sheet, shortened
 from nearkin.text import as_text
@@ -51,6 +47,8 @@ STYLE: Final[dict[Any, Any]] = {
     "savefig.dpi": 150,
     "text.parse_math": False,  # a class may be called "$"
 }
+CURVES: Final = {"Training curves": "curves.png", "Number of classes": "class_count.png"}
+"""The plots of charts, by the sections of the page that have them."""
 MAX_DOTS: Final = 40  # a line of more points is drawn without dots
 MAX_LEGEND: Final = 12  # classes in a legend; the smallest of more classes share one color
 MAX_CLASSES: Final = 2_000  # a confusion matrix of more classes is not drawn
@@ -58,50 +56,32 @@ MAX_COUNTS: Final = 20  # a confusion matrix of more classes has no numbers
 MAX_TICKS: Final = 150  # a confusion matrix of more classes has no names
 MAX_NAME: Final = 24  # characters of a class name
 MAX_ROWS: Final = 40  # classes on the sheet of novel classes, the largest of more
-EXAMPLES: Final = 8
-NEIGHBORS: Final = 8
-NEIGHBOR_SIDE: Final = 80
-CONTACT_SIDE: Final = 112  # wider, since file names stand below
-CaptionedTile = tuple[int | bytes | None, Sequence[str]]
-"""The row of an image in the data, its file, or None if it is missing; and lines below it."""
+CONTACT_SIDE: Final = 112  # Wide enough for the file names below
 
 
 def write_figures(
-    folder: RunFolder,
-    report: Report,
-    image_map: ImageMap | None,
-    images: Images,
+    folder: RunFolder, page: Page, image_map: ImageMap | None, images: Images
 ) -> None:
     """Write the plots of a finished run into its folder."""
     plots = folder.plots
     plots.mkdir(exist_ok=True)
     if image_map is not None:
         map_plot(image_map, plots / "map.png")
-    if report.confusion is not None and len(report.confusion.true) <= MAX_CLASSES:
-        confusion_plot(report.confusion, plots / "confusion.png")
-    if isinstance(report, TrainingReport):
-        _training_plots(training_curves(folder), plots)
-        return
-    if isinstance(report, DiscoveryReport):
-        if report.curves:
-            curves(report.curves, plots / "curves.png")
-        for chart in report.num_novel_curves:
-            curves([chart], plots / "class_count.png")
-        _novel_sheet(report, images, plots / "clusters.png")
+    for title, blocks in page.sections:
+        charts = [block for block in blocks if isinstance(block, Chart)]
+        if charts and title in CURVES:
+            curves(charts, plots / CURVES[title])
+    for block in page.blocks:
+        if isinstance(block, Confusion) and len(block.true) <= MAX_CLASSES:
+            confusion_plot(block, plots / "confusion.png")
+        if isinstance(block, Cards) and block.kind == "new":
+            _novel_sheet(block.classes, images, plots / "clusters.png")
 
 
-def _training_plots(charts: Mapping[str, Chart], plots: Path) -> None:
-    """The curves of a training; a frozen encoder has none."""
-    if charts:
-        curves(list(charts.values()), plots / "curves.png")
-    if "knn" in charts:
-        curves([charts["knn"]], plots / "knn.png")
-
-
-def _novel_sheet(report: DiscoveryReport, images: Images, path: Path) -> None:
+def _novel_sheet(classes: Sequence[ClassView], images: Images, path: Path) -> None:
     """The most typical images of each novel class."""
     row = {name: number for number, name in enumerate(images.names)}
-    largest = sorted(report.novel, key=lambda view: -view.size)[:MAX_ROWS]
+    largest = sorted(classes, key=lambda view: -view.size)[:MAX_ROWS]
     groups = {
         f"{view.name}: {view.size:,}": np.array(
             [row[tile.path] for tile in view.core[:COLUMNS] if tile.path in row], np.int64
@@ -237,32 +217,6 @@ def confusion_plot(confusion: Confusion, path: Path) -> Path:
     return path
 
 
-def neighbor_sheet(embeddings: Embeddings, images: Images, path: Path) -> Path | None:
-    """Save a sheet of held-out images, one per row, beside their nearest training images.
-
-    Captions are labels, if there are any, and cosine similarities. Without held-out images,
-    nothing is saved.
-    """
-    train, test = (np.flatnonzero(embeddings.splits == split) for split in ("train", "test"))
-    if not len(train) or not len(test):
-        return None
-    test = test[np.linspace(0, len(test) - 1, min(EXAMPLES, len(test))).astype(int)]
-    bank, queries = (torch.from_numpy(embeddings.vectors[rows]) for rows in (train, test))
-    similarity, neighbors = nearest(bank, queries, NEIGHBORS)
-
-    def tile(row: int, line: str) -> CaptionedTile:
-        texts = str(embeddings.class_names[row]), line
-        return int(embeddings.rows[row]), [text for text in texts if text]
-
-    rows = [
-        [tile(query, "held out"), *map(tile, near, (f"{cosine:.3f}" for cosine in cosines))]
-        for query, near, cosines in zip(
-            test.tolist(), train[neighbors.numpy()].tolist(), similarity.tolist(), strict=True
-        )
-    ]
-    return _save_tiles(images, rows, NEIGHBOR_SIDE, path)
-
-
 def contact_sheet(
     results: Sequence[tuple[str, Sequence[tuple[str, float]]]], images: Images, path: Path
 ) -> Path:
@@ -270,31 +224,22 @@ def contact_sheet(
     row = {as_text(name): number for number, name in enumerate(images.names)}
     if not any(name in row for _, neighbors in results for name, _ in neighbors):
         raise DataError("none of the neighbors is among these images; give --data those of them")
-    rows = [
-        [
-            (Path(query).read_bytes(), (Path(query).name, "query")),
-            *((row.get(name), (name, f"{similarity:.3f}")) for name, similarity in neighbors),
-        ]
-        for query, neighbors in results
-    ]
+    # Images that are all smaller keep the size of the largest of them.
+    side = min(CONTACT_SIDE, int(images.sizes.min(axis=1).max()))
+    sheet, captions = [], []
     try:
-        return _save_tiles(images, rows, CONTACT_SIDE, path)
+        for query, neighbors in results:
+            sources = (Path(query).read_bytes(), *(row.get(name) for name, _ in neighbors))
+            sheet.append(torch.stack([_square(images, each, side) for each in sources]))
+            found = [(name, f"{similarity:.3f}") for name, similarity in neighbors]
+            captions.append([(Path(query).name, "query"), *found])
+        return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path} ({error}); give -o a name.png") from error
 
 
-def _save_tiles(
-    images: Images, rows: Sequence[Sequence[CaptionedTile]], largest: int, path: Path
-) -> Path:
-    # Images that are all smaller keep the size of the largest of them.
-    side = min(largest, int(images.sizes.min(axis=1).max()))
-    sheet = [torch.stack([_square(images, source, side) for source, _ in row]) for row in rows]
-    captions = [[caption for _, caption in row] for row in rows]
-    return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
-
-
 def _square(images: Images, source: int | bytes | None, side: int) -> Float[Tensor, "3 s s"]:
-    """The central square of an image; gray if it is missing or unreadable."""
+    """The central square of an image, by its row or its file; gray if missing or unreadable."""
     pixels = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
     with suppress(BadImage):
         if source is not None:

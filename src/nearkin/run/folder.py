@@ -41,7 +41,7 @@ KINDS: Final[Mapping[str, type[Config]]] = {
 """Kinds of runs and their settings, whose verbs name them in files."""
 PLOTS = (
     "augmentations.png", "class_count.png", "clusters.png", "confusion.png", "curves.png",
-    "knn.png", "map.png", "neighbors.png",
+    "map.png",
 )  # fmt: skip
 
 

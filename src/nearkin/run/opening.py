@@ -1,10 +1,10 @@
 """A run at work: its folder is locked, its settings are known, and its log is open."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 import torch
 
@@ -20,6 +20,9 @@ from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.toml import continued
 from nearkin.version import __version__
+
+TAKEN: Final = ("encoder", "teacher", "accept")
+"""Settings that name a run or a file to take something from."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,6 @@ def open_run(
     *,
     resume: bool,
     overwrite: bool,
-    encoders: Iterable[str] = (),
     reporter: Reporter | None = None,
     stage: bool = False,
 ) -> Iterator[OpenRun[Settings]]:
@@ -50,18 +52,17 @@ def open_run(
         config: Its settings; of a resumed run, those that it was started with are taken.
         resume: Whether it may have been begun.
         overwrite: Whether another run may be there, which the caller will clear away.
-        encoders: What it takes from elsewhere.
         reporter: Receives its log lines and its progress.
         stage: Whether it is a part of a run that has been logged already.
 
     Raises:
         OutputError: If the folder cannot be written, is in use, or is not empty and neither
             `resume` nor `overwrite` is set.
-        UsageError: If the run would replace one of `encoders`, or goes on with other settings.
+        UsageError: If the run would replace what it takes, or goes on with other settings.
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite contradict each other; give one")
-    for source in encoders:
+    for source in (getattr(config, name, "") for name in TAKEN):
         file = Path(split_source(source)[1])
         inside = file.exists() and file.resolve().is_relative_to(folder.path.resolve())
         if overwrite and source and inside:

@@ -1,10 +1,9 @@
-"""HTML from templates: escaping, whole documents with their policy, line charts as SVG."""
+"""A page as HTML, with its policy: a template per block, which escapes all values."""
 
 import base64
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -14,9 +13,34 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nearkin.pace import count
+from nearkin.report.page.blocks import (
+    Block,
+    Cards,
+    Chart,
+    ClassView,
+    Confusion,
+    Number,
+    Page,
+    Points,
+    Table,
+)
+from nearkin.report.page.map import ImageMap, map_data, script
 from nearkin.text import printable
 
 SHADES: Final = 10  # background shades of a table cell, besides none
+MAX_OPEN_CLASSES: Final = 20  # a confusion matrix of more classes is folded
+MAX_MATRIX: Final = 60  # of more classes, a table has the largest confusions
+NUM_CONFUSIONS: Final = 100  # in it
+DEFINITIONS: Final = {
+    "Images": "assigned to it, and their share of all that are assigned",
+    "Score": "mean confidence of the classifier over its images",
+    "Seed agreement": "overlap with the matching class of other seeds (Jaccard), from 0 to 1",
+    "Silhouette": "separation from other classes: 1 well separated, 0 touching, below 0 mixed",
+    "Nearest known class": "by cosine similarity of the class means",
+    "Merge candidates": "compare the images before you merge them",
+    "Ground truth": "by the labels that were hidden from training",
+}
+"""The rows of a class's table, each with its definition."""
 
 STYLE: Final = (files(__package__) / "style.css").read_text(encoding="utf-8") + "".join(
     f".shade{step} {{ background: rgb(var(--shade) / {0.07 * step:.2f}) }}\n"
@@ -54,36 +78,53 @@ TEMPLATES: Final = Environment(
 TEMPLATES.globals |= {"count": count, "decimal": decimal}
 TEMPLATES.filters["fragment"] = lambda name: quote(printable(name))  # of an address
 BLOCKS: Final[Any] = TEMPLATES.get_template("blocks.html").module
-"""What sections consist of: a function for each macro of the template."""
+"""A function for each macro of the template; that of a block is called as its class is."""
 
 
-def document(
+def render(
+    page: Page,
+    image_map: ImageMap | None = None,
     *,
-    title: str,
-    kicker: str,
-    lead: str,
-    sections: Iterable[tuple[str, str]],  # headings, each with its content
-    script: str = "",
-    tiny: bool = False,  # enlarge images without blur, since they are only a few pixels wide
-    served: bool = False,  # allow requests to the page's server
-    files: bool = False,  # allow scripts and images from files beside the page
+    served: bool = False,
+    files: str = "",
 ) -> str:
     """Return a whole page; sections without content are left out.
 
     A Content-Security-Policy in its head keeps browsers from loading, running or sending anything
     but the page's own script, in case some text is ever taken for markup.
+
+    Args:
+        page: Its content.
+        image_map: The map of its images, if there is one.
+        served: Whether to allow requests to the page's server.
+        files: The address of what `details` and the sheets are in, if the map has such.
     """
+    sections = [(title, Markup().join(map(drawn, blocks))) for title, blocks in page.sections]
+    if image_map is not None:
+        template = TEMPLATES.get_template("map.html")
+        content = template.render(map=image_map, data=Markup(map_data(image_map, files)))
+        sections.insert(1, ("Map", Markup(content)))
+    code, in_files = script() if image_map else "", bool(image_map and image_map.per_file)
     return TEMPLATES.get_template("page.html").render(
-        title=title,
-        kicker=kicker,
-        lead=lead,
-        sections={name: content for name, content in sections if content.strip()},
-        policy=policy(script, served=served, files=files),
+        page=page,
+        sections={title: content for title, content in sections if content.strip()},
+        policy=policy(code, served=served, files=in_files),
         style=Markup(STYLE),
-        script=Markup(script),
-        tiny=tiny,
+        script=Markup(code),
         served=served,
     )
+
+
+def drawn(block: Block) -> Markup:
+    """Return a block as HTML; empty if it has nothing to show."""
+    match block:
+        case Chart():
+            return _line_chart(block)
+        case Confusion():
+            return _confusion(block)
+        case Cards():
+            return _cards(block)
+    return Markup(getattr(BLOCKS, type(block).__name__)(block))
 
 
 def policy(script: str = "", *, served: bool = False, files: bool = False) -> str:
@@ -102,22 +143,52 @@ def _digest(content: str) -> str:
     return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
 
-Number = int | float
-Points = Sequence[tuple[Number, Number]]
+def _confusion(confusion: Confusion) -> Markup:
+    num_classes = max(len(confusion.true), len(confusion.predicted))
+    if num_classes > MAX_MATRIX:
+        return drawn(_largest_confusions(confusion))
+    rows, shades = [], []
+    for name, total, counts in zip(
+        confusion.true, confusion.sizes, confusion.dense().tolist(), strict=True
+    ):
+        rows.append((name, *(f"{n:,}" if n else "" for n in counts)))
+        # Rounded up, so that every count above 0 has a shade.
+        shades.append([math.ceil(n / max(1, total) * SHADES) for n in counts])
+    folded = num_classes > MAX_OPEN_CLASSES
+    return Markup(BLOCKS.Confusion(("", *confusion.predicted), rows, shades, folded))
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Lines over a common x axis."""
+def _largest_confusions(confusion: Confusion) -> Table:
+    sizes = confusion.sizes
+    rows = [
+        (confusion.true[true], confusion.predicted[predicted], f"{n:,}", f"{n / sizes[true]:.0%}")
+        for true, predicted, n in confusion.largest(NUM_CONFUSIONS)
+    ]
+    columns = ("True class", "Predicted class", "Images", "Share of the true class")
+    note = f"Of {len(confusion.true):,} true and {len(confusion.predicted):,} predicted classes."
+    return Table("Largest confusions", columns, tuple(rows), note)
 
-    title: str
-    x_label: str
-    y_label: str
-    series: Mapping[str, Points]
-    """The (x, y) points of each line by name; points that are not finite are left out."""
-    note: str = ""  # how to read it
-    chosen: Number | None = None  # an x to mark
-    interval: tuple[Number, Number] | None = None  # an uncertainty range of x to shade
+
+def _cards(cards: Cards) -> Markup:
+    anchors = {view.name: f"{cards.kind}-{n}" for n, view in enumerate(cards.classes, start=1)}
+    total = cards.num_images
+
+    def metrics(view: ClassView) -> list[tuple[str, str, str]]:
+        cells = {
+            "Images": f"{view.size:,} ({view.size / total:.0%})" if total else "0",
+            "Score": decimal(view.score),
+            "Seed agreement": decimal(view.seed_agreement),
+            "Silhouette": decimal(view.silhouette),
+            "Nearest known class": view.nearest_known if view.nearest_known != view.name else "",
+            "Merge candidates": BLOCKS.links(view.merge, anchors),
+            "Ground truth": view.truth,
+        }
+        return [(name, value, DEFINITIONS[name]) for name, value in cells.items() if value]
+
+    return Markup(BLOCKS.Cards(cards, anchors, metrics))
+
+
+# ---- charts ----
 
 
 LEFT, RIGHT, TOP, BOTTOM = AREA = 56, 624, 40, 248  # edges of the plot area
@@ -157,7 +228,7 @@ def round_ticks(values: Sequence[Number]) -> tuple[float, ...]:
     return tuple(round(number * step, 12) for number in range(first, last + 1))
 
 
-def line_chart(chart: Chart) -> Markup:
+def _line_chart(chart: Chart) -> Markup:
     """Return a chart with a legend if it has several lines, and its values as a folded table.
 
     A chart without finite points is empty.
@@ -174,7 +245,7 @@ def line_chart(chart: Chart) -> Markup:
         (f"{x:g}", *(f"{of[x]:.4g}" if x in of else "" for of in columns))
         for x in sorted({x for x, _ in places})
     ]
-    return Markup(BLOCKS.chart(chart, lines, x, y, values, AREA, MAX_DOTS))
+    return Markup(BLOCKS.Chart(chart, lines, x, y, values, AREA, MAX_DOTS))
 
 
 def _finite(points: Points) -> Points:

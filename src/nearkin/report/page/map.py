@@ -1,4 +1,4 @@
-"""The interactive map of images: its markup, and its data for the script."""
+"""The interactive map of images: its values, and its data for the script."""
 
 import base64
 import json
@@ -10,10 +10,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, Shaped
-from markupsafe import Markup
 
 from nearkin.files import write_whole
-from nearkin.report.page.html import TEMPLATES
 
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""
@@ -68,15 +66,6 @@ class ImageMap:
     per_file: int = 0  # images whose names and neighbors are in a file beside the page; 0 is none
 
 
-def map_section(image_map: ImageMap, files: str = "") -> Markup:
-    """Return the section of the map, with its data for the script.
-
-    `files` is the address of what `details` and the sheets are in, if the map has such.
-    """
-    template = TEMPLATES.get_template("map.html")
-    return Markup(template.render(map=image_map, data=_data(image_map, files)))
-
-
 def write_files(image_map: ImageMap, folder: Path) -> None:
     """Write what the page of a map loads when it is needed: N.js and N.webp, counted from 0.
 
@@ -112,7 +101,11 @@ def _details(image_map: ImageMap, start: int, count: int) -> dict[str, Any]:
     }
 
 
-def _data(image_map: ImageMap, files: str) -> Markup:
+def map_data(image_map: ImageMap, files: str = "") -> str:
+    """Return what the script reads: JSON that cannot be taken for markup.
+
+    `files` is the address of what `details` and the sheets are in, if the map has such.
+    """
     colorings = [
         {
             "name": one.name,
@@ -140,7 +133,7 @@ def _data(image_map: ImageMap, files: str) -> Markup:
     else:
         data["details"] = _details(image_map, 0, len(image_map.names))
         data["sheets"] = [_base64(sheet) for sheet in image_map.sheets]
-    return Markup(_json(data))
+    return _json(data)
 
 
 def _json(values: Mapping[str, Any]) -> str:
