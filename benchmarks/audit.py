@@ -27,13 +27,13 @@ from benchmarks.shared.datasets import as_jpeg
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.auditing.data import Audited
-from nearkin.auditing.labels import _Voters, check_labels
+from nearkin.auditing.labels import Voters, check_labels
 from nearkin.auditing.leaks import find_leaks
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.data.decode import as_image
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load
-from nearkin.evaluation.column import SURE, _told, column_test
+from nearkin.evaluation.column import SURE, column_accuracy, column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn
 from nearkin.metrics.metric import Difference, difference
@@ -186,7 +186,8 @@ def cameras(name: str, planted: Planted, options: Namespace) -> Iterator[Row]:
         values = np.array(["x", "y"])[rng.integers(0, 2, len(planted.labels))]
         cut, every = planted.num_test, labeled(planted, originals)
         train, test = every.subset(np.arange(cut, len(values))), every.subset(np.arange(cut))
-        false.append(_told("camera", train, test, values[cut:], values[:cut], case)[2] <= SURE)
+        _, by_chance = column_accuracy("camera", (train, test), (values[cut:], values[:cut]), case)
+        false.append(by_chance.p <= SURE)
     yield Row(f"{name} no camera", float(np.mean(false)), "found", more={"cases": options.cases})
     for share in (0.6, 0.8, 0.95):
         rng = np.random.default_rng(options.seed)
@@ -220,7 +221,7 @@ def wrong_labels(name: str, planted: Planted, options: Namespace, share: float) 
     more = figures("", found, wrong)
     more |= {"said precision": check.precision[0], "said recall": check.recall}
     if find_spec("cleanlab"):
-        votes = _Voters.of(every.tensor, own, own).votes(labels, num).astype(np.float64)
+        votes = Voters.of(every.tensor, own, own).votes(labels, num).astype(np.float64)
         issues: Any = import_module("cleanlab.filter").find_label_issues
         for by in ("prune_by_noise_rate", "confident_learning", "both"):
             found = issues(

@@ -27,7 +27,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import GroupedBatchSampler, RandomBatchSampler
-from nearkin.evaluation.column import _told
+from nearkin.evaluation.column import column_accuracy
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn
 from nearkin.methods import method_class
@@ -130,12 +130,13 @@ def scored(
     rng = np.random.default_rng(seed)
     coins = [rng.random(len(each)) < 0.5 for each in (train[0], test[0])]
     own, asked = (np.where(coin, "new", "old") for coin in coins)
-    told = _told("camera", mixed(train, coins[0]), mixed(test, coins[1]), own, asked, seed)[0]
+    both = mixed(train, coins[0]), mixed(test, coins[1])
+    accuracy_of_camera, _ = column_accuracy("camera", both, (own, asked), seed)
     return {
         "other camera": (accuracy[0, 1] + accuracy[1, 0]) / 2,
         "same camera": (accuracy[0, 0] + accuracy[1, 1]) / 2,
         "original": accuracy[0, 0],
-        "camera": told.value,
+        "camera": accuracy_of_camera.value,
     }
 
 

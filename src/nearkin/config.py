@@ -321,6 +321,8 @@ class EmbedConfig(RunConfig):
     """Whether weights may be missing from the encoder's checkpoint, or left over."""
     labels: str = "auto"
     """Labels, for evaluation only: auto, none, folders, or a table with columns path and label."""
+    ignore: str = ""
+    """Column of that table, or of DATA, such as camera, to remove from features that -o names."""
     val: HeldOut = 0.1
     """Fraction of the images held out for evaluation, where the data have no test part."""
     image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"

@@ -1,6 +1,7 @@
 """`nearkin audit`: one call on a folder, a table and vectors, and what it refuses."""
 
 import json
+import re
 
 import builders
 import numpy as np
@@ -113,8 +114,14 @@ def cameras(photos, tmp_path_factory):
     return table
 
 
-def test_columns_name_parts_and_what_is_to_be_ignored(cameras, encoder):
-    found = nearkin.audit(cameras, encoder=encoder, split="fold", ignore="camera", verbose=False)
+def test_columns_name_parts_and_what_is_to_be_ignored(cameras, encoder, tmp_path):
+    page, how = tmp_path / "audit.html", {"encoder": encoder, "split": "fold", "verbose": False}
+    found = nearkin.audit(cameras, **how, ignore="camera", page=page)
+    text = page.read_text(encoding="utf-8")
+    assert f"{found.column.sentence}." in text  # below the map, which has the cameras first
+    assert re.search(r'<option value="0"[^>]*>camera</option>', text)
+    nearkin.audit(cameras, **how, page=page, overwrite=True)
+    assert "map-coloring" not in page.read_text(encoding="utf-8")
     rows = list(read_csv(cameras))
     assert found.to_dict()["sizes"]["test"] == sum(row["fold"] == "test" for row in rows)
     assert found.column.column == "camera"

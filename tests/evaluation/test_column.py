@@ -1,10 +1,12 @@
 """Whether features follow a column, and what classes owe to it."""
 
+import json
+
 import numpy as np
 import pytest
 
 from nearkin.errors import UsageError
-from nearkin.evaluation.column import _told, column_test
+from nearkin.evaluation.column import ColumnTest, column_accuracy, column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import predict
 
@@ -44,13 +46,16 @@ def test_a_column_that_features_follow_is_found_and_what_classes_lose_by_it():
     assert metrics["kNN of camera, removed"] < metrics["kNN of camera"] - 0.03
     assert metrics["kNN top-1, other camera, camera removed"] > metrics["kNN top-1, other camera"]
     assert any("features follow it" in line for line in found.lines())
+    value, chance = 100 * found.metrics[0].value, 100 * found.chance
+    assert found.sentence == (
+        f"kNN predicts camera for {value:.1f} % of the test images ({chance:.1f} % by chance "
+        "within classes)"
+    )
+    assert ColumnTest.stored(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_what_is_not_there_is_seldom_found_though_classes_tell_the_column():
-    p = []
-    for seed in range(60):
-        (train, test), values = parts(seed, follow=0, n=500)
-        p.append(_told("x", train, test, *values, seed)[2])
+    p = [column_accuracy("x", *parts(s, follow=0, n=500), s)[1].p for s in range(60)]
     assert np.mean(np.array(p) <= 0.05) <= 0.1  # 3 of 60 are expected
 
 
@@ -67,7 +72,7 @@ def test_images_of_one_group_are_asked_once():
             Embeddings(x[rows], np.zeros(rows.sum(), np.int64), groups[rows]).unlabeled()
             for rows in (cut, ~cut)
         ]
-        p.append(_told("camera", *of, values[cut], values[~cut], 0)[2])
+        p.append(column_accuracy("camera", (of[0], of[1]), (values[cut], values[~cut]), 0)[1].p)
     assert np.mean(np.array(p) <= 0.05) <= 0.1
 
 

@@ -1,6 +1,7 @@
 """Batches of one camera, where the camera is to be ignored: noted in the run, and kept by it."""
 
 import csv
+import json
 import shutil
 
 import numpy as np
@@ -11,7 +12,11 @@ from kills import resumed_steps
 from nearkin_command import run
 from PIL import Image
 
+from nearkin.commands.run import Run
 from nearkin.data.opening import open_images
+from nearkin.evaluation.column import ColumnTest
+from nearkin.evaluation.vectors import read_embeddings
+from nearkin.report.image_map import colorings
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 from nearkin.training.session import build
@@ -69,6 +74,59 @@ def test_the_run_has_the_values_and_its_batches_have_one_each(ignoring, table):
         assert {"scanner"} in epoch
     pure = sum(len(each) == 1 for each in cameras[:3])
     assert f"ignore camera: {pure} of 3 batches of an epoch have one" in ignoring.log.read_text()
+
+
+def colored(folder, images):
+    """The coloring of the run's map by its column."""
+    embeddings = read_embeddings(folder.embeddings, images)
+    rows = np.arange(len(images))
+    return {each.name: each for each in colorings(folder, embeddings, rows)}.get("camera")
+
+
+def test_it_says_at_its_end_what_knn_predicts_of_the_column_as_evaluate_does(
+    ignoring, table, tmp_path, capsys
+):
+    """With numbers of its own for a column that it was not to ignore, which the report then has."""
+    folder = RunFolder(shutil.copytree(ignoring.path, tmp_path / "run"))
+    measured = folder.read_summary()["column"]
+    assert run("evaluate", folder.path, "--ignore", "camera", "--json", "-q") == 0
+    assert json.loads(capsys.readouterr().out)["column"] == measured
+    test = ColumnTest.stored(measured)
+    assert test.to_dict() == measured
+    line = test.lines()[0]
+    assert line.startswith("camera: ")
+    assert line in Run(folder).lines()
+
+    images = open_images(str(table))
+    coloring = colored(folder, images)
+    assert coloring.note == f"{test.sentence}."
+    assert f"kNN predicts camera for {100 * test.metrics[0].value:.1f} % of" in coloring.note
+    names = ["", *coloring.classes]
+    values = {row["path"]: row["camera"] for row in read_csv(table)}
+    assert [names[each + 1] for each in coloring.values] == [values[x] for x in images.names]
+    assert run("explore", folder.path, "--write", "-q") == 0
+    page = folder.report.read_text(encoding="utf-8")
+    assert coloring.note in page
+    assert f"C{line[1:]}." in page
+
+    assert run("evaluate", folder.path, "--ignore", "label", "-q") == 0
+    assert folder.read_evaluated()["column"]["column"] == "label"
+    assert colored(folder, images) is None
+    assert folder.read_summary()["column"] == measured
+
+
+def test_a_number_that_cannot_be_taken_is_missing_with_the_reason(table, tmp_path):
+    """No test image has a value: that is known after the training alone, and does not end it."""
+    rows = list(read_csv(table))
+    for row in rows:
+        row["camera"] = "" if row["split"] == "test" else row["camera"]
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    shutil.copytree(table.parent, tmp_path / "data")
+    (tmp_path / "data" / "images.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    folder = train(tmp_path / "data" / "images.csv", tmp_path / "run", "--ignore", "camera")
+    summary = folder.read_summary()
+    assert "column" not in summary
+    assert "0 among the test images" in summary["left_out"]["kNN of camera"]
 
 
 def test_two_processes_have_the_same_batches(ignoring, table, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int
 
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.data.images import Either, Images
@@ -21,6 +21,7 @@ from nearkin.data.tables import column_of
 from nearkin.data.union import union
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, UsageError
+from nearkin.evaluation.column import Values
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.objectives import unit
@@ -29,8 +30,6 @@ from nearkin.run.reporter import Reporter
 from nearkin.types import UNLABELED
 
 SECOND: Final = "test: "  # Before the names of the images of a second set
-
-Values = Shaped[np.ndarray, " _"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +134,10 @@ def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tupl
         CheckpointError: If two tables are of different encoders.
     """
     if len({each.encoder for each in tables} - {""}) > 1:
-        raise CheckpointError("the two tables are of different encoders; embed both by one")
+        raise CheckpointError(
+            "the two tables are of different encoders, or of one with a column removed from each; "
+            "embed both by one, at once"
+        )
 
     def column(name: str, *, needed: bool = False) -> Values:
         cells = [table.texts(name) for table in tables]
@@ -166,6 +168,7 @@ def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tupl
         paths=column("path").tolist(),
         classes=classes,
         splits=splits,
+        removed=tables[0].removed,
     )
     return Audited(embeddings.subset(used)), ignored[used]
 

@@ -89,7 +89,7 @@ def check_labels(
         return None
     voting = np.sort(np.random.default_rng(seed).permutation(len(rows))[:VOTERS])
     rng = np.random.default_rng(seed)
-    voters = _Voters.of(torch.from_numpy(embeddings.vectors[rows]), groups[rows], voting)
+    voters = Voters.of(torch.from_numpy(embeddings.vectors[rows]), groups[rows], voting)
     margin = _best_margin(*_planted(voters, labels, rng))
     wrong, planted_score = _planted(voters, labels, rng)
     now = planted_score >= margin
@@ -113,7 +113,7 @@ def check_labels(
 
 
 def _planted(
-    voters: "_Voters", labels: Int[np.ndarray, " n"], rng: np.random.Generator
+    voters: "Voters", labels: Int[np.ndarray, " n"], rng: np.random.Generator
 ) -> tuple[Bool[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Make some labels wrong; return which, and how doubtful all are then."""
     num, wrong = int(labels.max()) + 1, rng.random(len(labels)) < PLANTED
@@ -131,7 +131,7 @@ def _best_margin(wrong: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"]) 
 
 
 @dataclass(frozen=True, eq=False)
-class _Voters:
+class Voters:
     """The nearest images of each image, of other groups."""
 
     similarity: Float[Tensor, "n k"]  # Minus infinity for one that does not vote
@@ -143,7 +143,8 @@ class _Voters:
         vectors: Float[Tensor, "n dim"],
         groups: Int[np.ndarray, " n"],
         voting: Int[np.ndarray, " voters"],
-    ) -> "_Voters":
+    ) -> "Voters":
+        """Search the nearest images of each among those that vote."""
         rows, group = torch.from_numpy(voting), torch.from_numpy(groups)
         similarity, place = nearest(vectors[rows], vectors, K + SPARE + 1)
         index = rows[place]

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Shaped
 from typing_extensions import override
 
-from nearkin.auditing.data import Audited, Values
+from nearkin.auditing.data import Audited
 from nearkin.auditing.labels import Doubt, LabelCheck, check_labels
 from nearkin.auditing.leaks import Leaks, find_leaks
 from nearkin.auditing.price import FITTED, Price, price
 from nearkin.auditing.quality import BadQuality, find_bad
 from nearkin.auditing.sources import Proposal, find_sources
 from nearkin.data.duplicates import Groups, merged
-from nearkin.evaluation.column import ColumnTest, column_test
+from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.page.blocks import Page, Pairs, Paragraphs, Table, Tile, Tiles
 from nearkin.result import Result, Row
@@ -157,7 +157,8 @@ class Audit(Result):
         """What was found, by subject; first what the parts are."""
         audited, repaired = self.audited, self.repaired
         train, test = len(audited.train_rows), len(audited.test_rows)
-        yield "split", [f"{train:,} training images, {test:,} test images"]
+        without = f", {removed} removed" if (removed := audited.embeddings.removed) else ""
+        yield "split", [f"{train:,} training images, {test:,} test images{without}"]
         if self.price is not None and train > FITTED:
             yield "probe", [f"linear, fitted to {FITTED:,} training images, drawn at random"]
         yield "leaks", self.leaks.sentences(test)
@@ -202,10 +203,7 @@ def examine(
     embeddings = audited.embeddings
     column = None
     if ignored is not None:
-        rows = audited.train_rows, audited.test_rows
-        pair = embeddings.subset(rows[0]), embeddings.subset(rows[1])
-        values = ignored[rows[0]], ignored[rows[1]]
-        column = column_test(ignore, pair, values, seed=seed, device=device)
+        column = column_test(ignore, *divided(embeddings, ignored), seed=seed, device=device)
     leaks = find_leaks(audited, precision, seed, on_progress)
     proposals, sources = find_sources(audited, seed, on_progress)
     own = np.arange(len(audited))

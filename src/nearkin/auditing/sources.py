@@ -1,4 +1,4 @@
-"""Images of one source, such as a burst: proposed from their files, told apart from chance."""
+"""Images of one source, such as a burst: proposed from their files, tested against chance."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ from nearkin.data.duplicates import Groups, merged
 from nearkin.data.images import Images
 from nearkin.data.index import indexed
 from nearkin.metrics.neighbors import nearest
+from nearkin.metrics.permutation import PermutationTest, permutation_test
 from nearkin.pace import ProgressCallback, count
 from nearkin.types import UNLABELED
 
 BURST: Final = 60  # Seconds between images of one camera that may be of one burst
 PLACE: Final = 1e-4  # Degrees of a square in which images are of one place: 11 m of latitude
 RUN: Final = 10  # Images of a run of numbers, at the most
-PERMUTATIONS: Final = 999
 SURE: Final = 0.01  # The largest p, over the number of proposals, of a proposal that is kept
 LIFT: Final = 2.0  # How many times chance the neighbors of one group must be
 MOST: Final = 20_000  # Images that a proposal is tested on
@@ -54,7 +54,7 @@ class Proposal:
     def line(self) -> str:
         """One line."""
         what = f"{self.kind}: {count(self.num_groups, 'group')} of {self.num_images:,} images"
-        verdict = "one source each" if self.kept else "not told from chance"
+        verdict = "one source each" if self.kept else "no more than by chance"
         return (
             f"{what}; the nearest image of the class is of the group for {self.share:.1%}, "
             f"{self.chance:.1%} by chance (p {self.p:.3f}): {verdict}"
@@ -76,11 +76,11 @@ def find_sources(
         tested = _tested(audited, groups, seed)
         if tested is None:
             continue
-        share, chance, p = tested
         several = (size := np.bincount(groups))[size > 1]
-        kept = p <= SURE / len(candidates) and share >= LIFT * chance
+        sure = tested.p <= SURE / len(candidates)
+        kept = sure and tested.value >= LIFT * tested.chance
         counts = len(several), int(several.sum())
-        proposals.append(Proposal(kind, *counts, share, chance, p, kept))
+        proposals.append(Proposal(kind, *counts, tested.value, tested.chance, tested.p, kept))
         if kept:
             joined = merged(joined, np.stack([np.arange(len(groups)), groups], axis=1))
     return proposals, joined
@@ -183,8 +183,8 @@ def _bursts(capture: np.ndarray) -> Groups:
 # The test
 
 
-def _tested(audited: Audited, groups: Groups, seed: int) -> tuple[float, float, float] | None:
-    """Return the share of neighbors inside of the group, that by chance, and the p of the former.
+def _tested(audited: Audited, groups: Groups, seed: int) -> PermutationTest | None:
+    """Return the share of neighbors inside of the group, beside that by chance.
 
     None where too few images have others of their class inside and outside.
     """
@@ -198,16 +198,12 @@ def _tested(audited: Audited, groups: Groups, seed: int) -> tuple[float, float, 
     if asked.sum() < FEWEST:
         return None
     neighbor = _nearest_of_class(torch.from_numpy(audited.embeddings.vectors[rows]), classes)
-    share = float((member[neighbor] == member)[asked].mean())
-    by_class = np.argsort(classes, kind="stable")
-    chance = np.empty(PERMUTATIONS)
-    shuffled, shuffled_asked = np.empty_like(member), np.empty_like(asked)
-    for number in range(PERMUTATIONS):
-        order = np.lexsort((rng.random(len(rows)), classes))
-        shuffled[by_class], shuffled_asked[by_class] = member[order], asked[order]
-        chance[number] = (shuffled[neighbor] == shuffled)[shuffled_asked].mean()
-    p = (1 + int((chance >= share).sum())) / (1 + PERMUTATIONS)
-    return share, float(chance.mean()), p
+
+    def share_inside(order: Int[np.ndarray, " rows"]) -> float:
+        own = member[order]
+        return float((own[neighbor] == own)[asked[order]].mean())
+
+    return permutation_test(share_inside, classes, rng)
 
 
 def _drawn(

@@ -2,22 +2,27 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearkin.auditing.data import Audited, Values, of_images, of_tables, open_parts
+from nearkin.auditing.data import Audited, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import check_output, places, table_of, write_rows
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
+from nearkin.evaluation.column import Values
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.layout import landmark_rows
 from nearkin.evaluation.table import are_vectors
 from nearkin.files import replace_text, writing
+from nearkin.report.image_map import by_column, image_map
 from nearkin.report.page.html import render
+from nearkin.report.page.map import ImageMap
 from nearkin.report.pages import with_thumbnails
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
@@ -63,7 +68,8 @@ def audit(
         labels: The classes, as `nearkin train` takes them: auto, none, folders, or a table.
         ignore: A column of that table, or of DATA, that features are to ignore, such as camera.
         output: A .csv file for the repaired split, which other commands take as data.
-        page: A .html file, to look at what was found.
+        page: A .html file, to look at what was found; with --ignore, also at a map of the images,
+            colored by the column.
         overwrite: Replace these files.
         precision: The least share of duplicates among the leaks that features alone find.
         image_size: Side of the images in pixels that features are computed with.
@@ -88,7 +94,7 @@ def audit(
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         if encoder is None:
-            audited, ignored = _of_vectors(sets, split, ignore)
+            audited, ignored = _of_vectors(sets, split, ignore, log)
         else:
             loaded = load(
                 name_of(encoder),
@@ -111,11 +117,25 @@ def audit(
     if output is not None:
         _write_split(Path(output), found)
     if page is not None:
-        name = Path(data_name(sets[0])).name
+        name, map_ = Path(data_name(sets[0])).name, _colored(found, ignored)
         with writing(Path(page)):
             shown = with_thumbnails(found.page(name), audited.images, processes)
-            replace_text(Path(page), render(shown))
+            replace_text(Path(page), render(shown, map_))
     return found
+
+
+def _colored(found: Audit, ignored: Values) -> ImageMap | None:
+    """Return a map colored by the column to ignore, where there is one, and images.
+
+    Of more images than one file holds, it is of a sample.
+    """
+    embeddings, images = found.audited.embeddings, found.audited.images
+    if found.column is None or images is None:
+        return None
+    rows = landmark_rows(embeddings.class_names)
+    sample = replace(embeddings.subset(rows), rows=rows)
+    map_ = image_map(None, sample, images, first=[by_column(found.column, ignored[rows])])
+    return map_ and replace(map_, total=len(images))
 
 
 def _sets(data: Any, train: Any, test: Any, split: str) -> Sequence[Any]:
@@ -127,13 +147,15 @@ def _sets(data: Any, train: Any, test: Any, split: str) -> Sequence[Any]:
     return [train, test] if data is None else [data]
 
 
-def _of_vectors(sets: Sequence[Any], split: str, ignore: str) -> tuple[Audited, Values]:
+def _of_vectors(
+    sets: Sequence[Any], split: str, ignore: str, log: Reporter
+) -> tuple[Audited, Values]:
     """Read features; refuse images, which need an encoder."""
     for each in sets:
         if not (isinstance(each, Embeddings) or are_vectors(Path(str(each)))):
             raise UsageError(f"{data_name(each)}: these are images; give --encoder, too")
     with ExitStack() as stack:
-        tables = [stack.enter_context(table_of(each)) for each in sets]
+        tables = [stack.enter_context(table_of(each, log)) for each in sets]
         return of_tables(tables, split, ignore)
 
 

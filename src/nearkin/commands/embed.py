@@ -24,11 +24,13 @@ from nearkin.data.images import Images
 from nearkin.data.notes import lines, plain
 from nearkin.data.opening import open_images
 from nearkin.data.split import Split
+from nearkin.data.tables import column_of
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
 from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
 from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
+from nearkin.evaluation.column import check_values, remove_column
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.layout import EarlyMap
@@ -41,7 +43,7 @@ from nearkin.methods import METHODS
 from nearkin.pace import Pace, under
 from nearkin.report.pages import write_page
 from nearkin.run.auto import augment_for
-from nearkin.run.data import note_data, open_logged, write_bad_files
+from nearkin.run.data import hold_out, note_data, open_logged, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
@@ -54,8 +56,8 @@ RUN_SHARD: Final = {"cpu": 1_024, "cuda": 16_384}
 OTHER_FORMATS: Final = (".csv", ".tsv", ".json", ".txt", ".h5", ".pt", ".pkl", ".feather")
 """Endings of files that features are not written to, and no run folder has."""
 USED_ALONE: Final = (
-    "encoder", "allow_partial", TRUST, "labels", "image_size", "device", "precision", "batch_size",
-    "workers", "report",
+    "encoder", "allow_partial", TRUST, "labels", "ignore", "image_size", "device", "precision",
+    "batch_size", "workers", "report",
 )  # fmt: skip
 """Settings that have an effect without a run folder."""
 
@@ -87,7 +89,9 @@ def embed(
         settings: Fields of `nearkin.EmbedConfig`, other than those of a run folder.
 
     Returns:
-        Unit vectors, a row per readable image, in the order of the data.
+        Unit vectors, a row per readable image, in the order of the data. With `ignore`, LEACE
+        removes that column from them, fitted to these images, within classes where they have
+        labels; what kNN predicts of it before and after is logged.
 
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
@@ -182,14 +186,42 @@ def _check_alone(config: EmbedConfig, *, resume: bool, overwrite: bool = False) 
         raise UsageError(f"{unused[0]} is of run folders, and here are features alone; omit it")
 
 
+def _check_in_memory(config: EmbedConfig) -> None:
+    """Refuse to remove a column, which takes the features of all images at once, without a file.
+
+    A run folder would have features that its encoder does not make.
+    """
+    if config.ignore:
+        raise UsageError(
+            f"--ignore {config.ignore} removes a column from the features of one file; give -o "
+            "FILE.parquet, without shards. `nearkin evaluate --ignore` measures a run"
+        )
+
+
 # ---------------------------------------------------------------- features alone
 
 
 def _features(
     config: EmbedConfig, data: Any, network: nn.Module | None, log: Reporter
 ) -> Embeddings:
-    """Compute the unit features of all images in memory."""
+    """Compute the unit features of all images in memory, without the column to ignore."""
     encoder, images = _opened(config, data, network, log)
+    if not config.ignore:
+        return _unit_features(config, encoder, images, log)
+    split = hold_out(images, config, log.progress)
+    values = column_of(config.ignore, split.images, config.labels, data)
+    check_values(config.ignore, values[split.train_rows], values[split.test_rows])
+    embeddings = _unit_features(config, encoder, split.images, log)
+    of_each = values[embeddings.rows], split.held_out[embeddings.rows]
+    without, changes = remove_column(config.ignore, embeddings, *of_each, seed=config.seed)
+    for line in changes:
+        log.info(line)
+    return without
+
+
+def _unit_features(
+    config: EmbedConfig, encoder: Encoder, images: Images, log: Reporter
+) -> Embeddings:
     processes = available_cpus() if config.workers == "auto" else config.workers
     where = choose_device(config.device)
     with resource_errors():
@@ -304,6 +336,7 @@ def embed_shards(
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
     _check_alone(config, resume=False)
+    _check_in_memory(config)
     path = Path(output)
     shard_size = PartFolder.shard_size(path) if shard_size is None else shard_size
     if shard_size < 1:
@@ -439,6 +472,7 @@ def embed_run(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
+    _check_in_memory(config)
     config = replace(config, encoder=absolute_source(config.encoder))
     folder = run_folder(output, data, source_name(config.encoder), again=resume or overwrite)
     # First of all: an encoder that cannot be loaded leaves no folder behind.

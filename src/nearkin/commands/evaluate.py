@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import numpy as np
+import torch
 from torch import nn
 
 from nearkin.choices import Protocol
@@ -14,6 +14,7 @@ from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.sources import VectorsLike, is_table, source_of
 from nearkin.config import EmbedConfig, TrainConfig
+from nearkin.data.images import Images
 from nearkin.data.notes import lines
 from nearkin.data.split import Split
 from nearkin.data.tables import column_of
@@ -22,11 +23,11 @@ from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder
 from nearkin.encoders.sources import unknown
 from nearkin.errors import OutputError, UsageError
-from nearkin.evaluation.column import ColumnTest, column_test
+from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.protocols import chosen
-from nearkin.run.data import changed_data, open_split
+from nearkin.run.data import changed_data, note_column, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
@@ -68,7 +69,7 @@ def evaluate(
             retrieval (mAP, mAP@R and recall@1 of test images among training images); labelfree
             (what needs no labels: view retrieval and geometry); or full, which is all of them.
             Other than quick, the metrics of a run's own images are also stored in its
-            evaluation.json and shown in its report.
+            evaluation.json and shown in its report, as is what `ignore` finds.
         features: What is measured: those of the `backbone`, as everywhere; with `embedding` also
             the run's embedding, which its projector makes of them, in a table of its own.
         ignore: A column of the table of the images or of their labels, or of the features, that
@@ -140,22 +141,20 @@ def evaluate(
             protocol=protocol,
             on_progress=log.progress,
         )
-    evaluation = _named(evaluation, table, measured.num_features)
-    if data is None and same and ([*protocol] != ["quick"] or table == "embedding"):
-        _store(folder, evaluation, log)
-    column = _of_column(ignore, embeddings, values, config.seed)
-    return replace(evaluation, start=folder.start, column=column)
+        column = _of_column(ignore, embeddings, values, config.seed, where)
+    evaluation = replace(_named(evaluation, table, measured.num_features), column=column)
+    if data is None and same and (ignore or table == "embedding" or [*protocol] != ["quick"]):
+        _store(folder, evaluation, split.images, values, log)
+    return replace(evaluation, start=folder.start)
 
 
 def _of_column(
-    name: str, embeddings: Embeddings, values: np.ndarray | None, seed: int
+    name: str, embeddings: Embeddings, values: Values | None, seed: int, device: torch.device
 ) -> ColumnTest | None:
     if values is None:
         return None
-    rows = [np.flatnonzero(embeddings.splits == part) for part in ("train", "test")]
-    train, test = map(embeddings.subset, rows)
-    of = values[train.rows], values[test.rows]
-    return column_test(name, (train, test), of, seed=seed)
+    parts = divided(embeddings, values[embeddings.rows])
+    return column_test(name, *parts, seed=seed, device=device)
 
 
 def _opened(
@@ -221,10 +220,20 @@ def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:
     return replace(evaluation, metrics={**evaluation.metrics, table: column})
 
 
-def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
+def _store(
+    folder: RunFolder,
+    evaluation: Evaluation,
+    images: Images,
+    values: Values | None,
+    log: Reporter,
+) -> None:
     """Add the metrics to the run; where that is impossible, they are still shown."""
+    if "embedding" in evaluation.metrics:  # the report's map is of the features
+        evaluation = replace(evaluation, column=None)
     try:
         with folder.locked():
+            if evaluation.column and values is not None:
+                note_column(folder, evaluation.column.column, images, values)
             folder.add_metrics(evaluation.to_dict())
     except (OSError, OutputError) as error:
         log.info(f"warning: the metrics are not stored in {folder.evaluation}: {error}")

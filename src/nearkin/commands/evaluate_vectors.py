@@ -55,9 +55,9 @@ def evaluate_vectors(
     """
     entries, log = chosen(protocol), reporter_of(verbose)
     with ExitStack() as stack:
-        table = learned_from = stack.enter_context(table_of(vectors))
+        table = learned_from = stack.enter_context(table_of(vectors, log))
         if bank is not None:
-            learned_from = stack.enter_context(table_of(bank))
+            learned_from = stack.enter_context(table_of(bank, log))
         _check_one_encoder(table, learned_from)
         stack.enter_context(resource_errors())
         learned, scored = stack.enter_context(_mapped(table, learned_from))
@@ -84,7 +84,8 @@ def evaluate_vectors(
             pair, seed = (learned, scored), EmbedConfig().seed
             tested = column_test(ignore, pair, (train, test), seed=seed)
             evaluation = replace(evaluation, column=tested)
-    column = [metric.of("vectors of length one") for metric in evaluation.metrics["encoder"]]
+    kind = "vectors of length one" + (f", {table.removed} removed" if table.removed else "")
+    column = [metric.of(kind) for metric in evaluation.metrics["encoder"]]
     return replace(evaluation, metrics={"encoder": column})
 
 
@@ -92,7 +93,8 @@ def _check_one_encoder(table: EmbeddingTable, bank: EmbeddingTable) -> None:
     """Refuse features of different encoders, where both name theirs."""
     if "" not in (encoders := {table.encoder, bank.encoder}) and len(encoders) > 1:
         raise CheckpointError(
-            f"{table.path} and {bank.path} are of different encoders; embed all by one"
+            f"{table.path} and {bank.path} are of different encoders, or of one with a column "
+            "removed from each; embed all by one, at once"
         )
 
 

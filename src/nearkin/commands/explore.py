@@ -67,7 +67,7 @@ def explore(
     if output is not None:
         check_new(Path(output), overwrite=overwrite)
     if is_table(run):
-        return _write_map(run, data, output, one_file)
+        return _write_map(run, data, output, one_file, log)
     folder = RunFolder(Path(name_of(run)))
     if write or output is not None:
         images = images_of(folder, data, trust_remote_code=trust_remote_code)
@@ -105,12 +105,14 @@ def _check_url(url: str) -> None:
         raise UsageError(f"--url {url!r} is no address; give one such as https://HOST/PATH")
 
 
-def _write_map(vectors: VectorsLike, data: Any, output: PathLike | None, one_file: int) -> Path:
+def _write_map(
+    vectors: VectorsLike, data: Any, output: PathLike | None, one_file: int, log: Reporter
+) -> Path:
     """Write a page with the map of features."""
     if data is None or output is None:
         raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)
-    with table_of(vectors) as table, writing(path), resource_errors():
+    with table_of(vectors, log) as table, writing(path), resource_errors():
         rows = Vectors(table, "").image_rows(images)
         write_table_page(table, images, rows, path, one_file)
     return path

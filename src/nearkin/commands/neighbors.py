@@ -28,6 +28,7 @@ from nearkin.objectives import unit
 from nearkin.report.plots import contact_sheet
 from nearkin.result import Result, Row
 from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Silent
 from nearkin.schema import Auto
 
 
@@ -119,7 +120,8 @@ def neighbors(
             "writes"
         )
     files = [os.fspath(image) for image in images]
-    with table_of(RunFolder(Path(name)).embeddings if vectors is None else vectors) as table:
+    stored = RunFolder(Path(name)).embeddings if vectors is None else vectors
+    with table_of(stored, Silent()) as table:  # one without a column is refused
         check_origin(table, loaded, name)
         queries = _features(loaded, files, choose_device(device))
         likely = None if index is None else shortlist(Path(index), table, queries, top)

@@ -25,7 +25,7 @@ from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import check_trusted
 from nearkin.files import check_new, writing
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.reporter import Reporter
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Auto
 from nearkin.tables import write_csv
 from nearkin.text import as_text
@@ -42,15 +42,16 @@ def is_table(source: EncoderLike | Embeddings) -> TypeGuard[VectorsLike]:
 
 
 @contextmanager
-def table_of(vectors: VectorsLike) -> Iterator[EmbeddingTable]:
-    """Open a table of features; those in memory become a temporary file."""
-    if not isinstance(vectors, Embeddings):
-        yield open_table(Path(vectors))
-        return
+def table_of(vectors: VectorsLike, log: Reporter) -> Iterator[EmbeddingTable]:
+    """Open a table of features, and log which column is removed; those in memory become a file."""
     with TemporaryDirectory(prefix="nearkin-") as folder:
         path = Path(folder) / "embeddings.parquet"
-        write_embeddings(path, vectors, vectors.encoder)
-        yield open_table(path)
+        if isinstance(vectors, Embeddings):
+            write_embeddings(path, vectors, vectors.encoder)
+        table = open_table(path if isinstance(vectors, Embeddings) else Path(vectors))
+        if table.removed:
+            log.info(f"{table.path.name}: features without {table.removed}, which is removed")
+        yield table
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,11 @@ def open_vectors(
     """
     how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     how["trust_remote_code"] = trust_remote_code
+    log = reporter_of(verbose)
     if is_table(source):
         if vectors is not None:
             raise UsageError("these are features, and so is --vectors; give one of them")
-        with table_of(source) as table:
+        with table_of(source, log) as table:
             yield Vectors(table, "")
         return
     name = name_of(source)
@@ -141,9 +143,9 @@ def open_vectors(
         yield Vectors(table, name, trust_remote_code=trust_remote_code)
         return
     if vectors is None:
-        computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
+        computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": log}
         vectors = embed(name, data, labels="none", **computing, **how)
-    with table_of(vectors) as table:
+    with table_of(vectors, log) as table:
         yield Vectors(table, name, **how)
 
 
@@ -190,7 +192,16 @@ def source_of(folder: RunFolder, data: Any, *, trust_remote_code: bool, **settin
 
 
 def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) -> None:
-    """Refuse a table of another encoder, where it names its own."""
+    """Refuse a table of another encoder, where it names its own, or one that lacks a column.
+
+    The projection that has removed the column is not stored, and what an encoder makes of an image
+    has the column still.
+    """
+    if table.removed:
+        raise CheckpointError(
+            f"{table.path}: {table.removed} is removed from these features, and not from those of "
+            "other images; give features that nearkin embed makes without --ignore"
+        )
     if table.encoder not in ("", encoder.digest):
         raise CheckpointError(
             f"{table.path} is of another encoder than {source}, or of the same at another image "

@@ -1,20 +1,22 @@
 """What features know of a column, such as the camera, and what class accuracy owes to it."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Bool, Shaped
 
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import CPU, KNN, TEMPERATURE, K, knn, linear_probe, predict
-from nearkin.metrics.erasure import leace
+from nearkin.metrics.erasure import Eraser, leace
 from nearkin.metrics.metric import Difference, Metric, Protocol, difference, share
+from nearkin.metrics.permutation import PermutationTest, permutation_test
 from nearkin.types import UNLABELED
 
-PERMUTATIONS: Final = 999
 SURE: Final = 0.05  # The largest p with which a column counts as followed
 
 Values = Shaped[np.ndarray, " _"]
@@ -24,10 +26,10 @@ Pair = tuple[Embeddings, Embeddings]
 
 @dataclass(frozen=True)
 class ColumnTest:
-    """Whether neighbors tell a column, what classes lose without it, and with it removed."""
+    """Whether features follow a column, what classes lose by it, and with it removed."""
 
     column: str
-    chance: float  # Accuracy of kNN with values that are shuffled within each class
+    chance: float  # Accuracy of kNN for the column, with values shuffled within each class
     p: float  # How often that is as high as with the true values
     metrics: tuple[Metric, ...]
     """Accuracies; that of the column first, by all neighbors."""
@@ -35,10 +37,30 @@ class ColumnTest:
     """Of kNN top-1 by neighbors of other values, to kNN by as many of any; None without labels."""
     removal: tuple[Difference, ...]  # Of each metric of classes without the column, to with it
 
+    @classmethod
+    def stored(cls, plain: Mapping[str, Any]) -> "ColumnTest":
+        """Return what `to_dict` has made plain, without the outcomes of single images."""
+        return cls(
+            plain["column"],
+            plain["chance"],
+            plain["p"],
+            tuple(Metric(**each) for each in plain["metrics"].values()),
+            Difference(**plain["loss"]) if plain["loss"] else None,
+            tuple(Difference(**each) for each in plain["removal"]),
+        )
+
     @property
     def followed(self) -> bool:
-        """Whether the features tell the column better than chance does."""
+        """Whether kNN predicts the column better than by chance."""
         return self.p <= SURE
+
+    @property
+    def sentence(self) -> str:
+        """How well kNN predicts the column, without a period."""
+        return (
+            f"kNN predicts {self.column} for {100 * self.metrics[0].value:.1f} % of the test "
+            f"images ({100 * self.chance:.1f} % by chance within classes)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -54,10 +76,10 @@ class ColumnTest:
 
     def lines(self) -> list[str]:
         """A sentence on each question."""
-        verdict = "features follow it" if self.followed else "not told from chance"
+        verdict = "features follow it" if self.followed else "no more than by chance"
         lines = [
-            f"{self.column}: {verdict}; kNN is right for {self.metrics[0]} of the test images, "
-            f"and for {self.chance:.3f} by chance within classes (p {self.p:.3f})"
+            f"{self.column}: {verdict}; kNN predicts it for {self.metrics[0]} of the test images, "
+            f"by chance within classes for {self.chance:.3f} (p {self.p:.3f})"
         ]
         if self.loss is not None:
             lines.append(f"{KNN} by images of another {self.column}: {self.loss}")
@@ -89,22 +111,18 @@ def column_test(
         device: Where to compute.
 
     Raises:
-        UsageError: If the training images have less than two values, or no test image has one.
+        UsageError: As `check_values`.
     """
     known = [np.flatnonzero(each != "") for each in values]
     train, test = (part.subset(rows) for part, rows in zip(pair, known, strict=True))
     own, asked = (each[rows] for each, rows in zip(values, known, strict=True))
-    if len(np.unique(own)) < 2 or not len(asked):
-        raise UsageError(
-            f"column {column} has {len(np.unique(own))} values among the training images and "
-            f"{len(np.unique(asked))} among the test images; give one with two or more"
-        )
-    told, chance, p = _told(column, train, test, own, asked, seed)
+    check_values(column, own, asked)
+    accuracy, tested = column_accuracy(column, (train, test), (own, asked), seed)
     without = _without(train, test, own)
-    gone, _, _ = _told(column, *without, own, asked, seed)
-    metrics, removed = [told, replace(gone, name=f"{gone.name}, removed")], f"{column} removed"
-    if not ((train.labels != UNLABELED).any() and (test.labels != UNLABELED).any()):
-        return ColumnTest(column, chance, p, tuple(metrics), None, ())
+    left, _ = column_accuracy(column, without, (own, asked), seed)
+    metrics, removed = [accuracy, replace(left, name=f"{left.name}, removed")], f"{column} removed"
+    if not _are_labeled(train, test):
+        return ColumnTest(column, tested.chance, tested.p, tuple(metrics), None, ())
     other, any_value = _across(train, test, own, asked, seed)
     other_removed, _ = _across(*without, own, asked, seed)
     before, after = (_of_classes(*each, seed, device) for each in ((train, test), without))
@@ -115,13 +133,38 @@ def column_test(
         *(replace(each, name=f"{each.name}, {removed}") for each in after),
     ]
     removal = tuple(difference(new, old) for new, old in zip(after, before, strict=True))
-    return ColumnTest(column, chance, p, tuple(metrics), difference(other, any_value), removal)
+    loss = difference(other, any_value)
+    return ColumnTest(column, tested.chance, tested.p, tuple(metrics), loss, removal)
 
 
-def _told(
-    column: str, train: Embeddings, test: Embeddings, own: Values, asked: Values, seed: int
-) -> tuple[Metric, float, float]:
-    """Return how often kNN tells the column, how often by chance, and the p of the former."""
+def divided(embeddings: Embeddings, values: Values) -> tuple[Pair, tuple[Values, Values]]:
+    """Return the training and the test features, and the values of both, by `splits`."""
+    train, test = (np.flatnonzero(embeddings.splits == part) for part in ("train", "test"))
+    return (embeddings.subset(train), embeddings.subset(test)), (values[train], values[test])
+
+
+def check_values(column: str, own: Values, asked: Values) -> None:
+    """Refuse a column of which nothing can be learned, or nothing asked.
+
+    Raises:
+        UsageError: If the training images have less than two values, or no test image has one.
+    """
+    counts = [len(np.unique(each[each != ""])) for each in (own, asked)]
+    if counts[0] < 2 or not counts[1]:
+        raise UsageError(
+            f"column {column} has {counts[0]} values among the training images and {counts[1]} "
+            "among the test images; give one with two or more"
+        )
+
+
+def column_accuracy(
+    column: str, pair: Pair, values: tuple[Values, Values], seed: int
+) -> tuple[Metric, PermutationTest]:
+    """Return the accuracy of kNN for a column, of which all values are known, beside chance.
+
+    For the arguments see `column_test`.
+    """
+    (train, test), (own, asked) = pair, values
     if test.groups is not None:  # images of a group would all be right, or all be wrong
         first = np.unique(test.groups, return_index=True)[1]
         test, asked = test.subset(first), asked[first]
@@ -133,21 +176,83 @@ def _told(
         "training images": len(train),
         "of": "test images",
     }
-    told = share(f"kNN of {column}", predicted == asked, protocol)
-    rng = np.random.default_rng(seed)
-    by_class = np.argsort(test.labels, kind="stable")
-    shuffled = (
-        asked[np.lexsort((rng.random(len(asked)), test.labels))] for _ in range(PERMUTATIONS)
+    tested = permutation_test(
+        lambda order: float((predicted == asked[order]).mean()),
+        test.labels,
+        np.random.default_rng(seed),
     )
-    chance = np.array([(predicted[by_class] == each).mean() for each in shuffled])
-    p = (1 + int((chance >= told.value).sum())) / (1 + PERMUTATIONS)
-    return told, float(chance.mean()), p
+    return share(f"kNN of {column}", predicted == asked, protocol), tested
+
+
+def remove_column(
+    column: str,
+    embeddings: Embeddings,
+    values: Values,
+    held_out: Bool[np.ndarray, " n"],
+    *,
+    seed: int,
+) -> tuple[Embeddings, list[str]]:
+    """Remove a column from features by `leace`, and measure what kNN predicts then.
+
+    Args:
+        column: Its name.
+        embeddings: Unit features. The projection is fitted to all whose value is known.
+        values: The value of each image.
+        held_out: Whether each image is asked, rather than a neighbor of those that are.
+        seed: Decides what is drawn.
+
+    Returns:
+        Unit features of all images, as by another encoder: `encoder` is a digest of both the
+        encoder and the projection. And a line on the accuracy of kNN for the column, before and
+        after, with one on that for classes where there are labels.
+
+    Raises:
+        UsageError: As `check_values`.
+    """
+    check_values(column, values[~held_out], values[held_out])
+    known, parts = np.flatnonzero(values != ""), np.where(held_out, "test", "train")
+    erase = _eraser(embeddings.subset(known), values[known])
+    without = replace(
+        embeddings,
+        vectors=erase(embeddings.tensor).numpy(),
+        encoder=_digest(embeddings.encoder, erase),
+        removed=column,
+    ).normalized()
+    old, new = (
+        divided(replace(of, splits=parts).subset(known), values[known])
+        for of in (embeddings, without)
+    )
+    (before, tested), (after, _) = (column_accuracy(column, *each, seed) for each in (old, new))
+    lines = [
+        f"{column} removed: kNN predicts it for {after} of {after.n:,} held-out images, before "
+        f"for {before}, by chance within classes for {tested.chance:.3f}"
+    ]
+    if _are_labeled(*old[0]):
+        change = difference(knn(*new[0])[0], knn(*old[0])[0])
+        lines.append(f"{KNN} with {column} removed: {change}")
+    return without, lines
+
+
+def _are_labeled(train: Embeddings, test: Embeddings) -> bool:
+    return all(bool((part.labels != UNLABELED).any()) for part in (train, test))
+
+
+def _digest(encoder: str, erase: Eraser) -> str:
+    """Return the digest of an encoder that a projection follows."""
+    digest = hashlib.sha256(encoder.encode())
+    for each in (erase.mean, erase.colored, erase.whitened):
+        digest.update(each.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _eraser(train: Embeddings, own: Values) -> Eraser:
+    concept = torch.from_numpy(own[:, None] == np.unique(own)).float()
+    return leace(train.tensor, concept, train.labels)
 
 
 def _without(train: Embeddings, test: Embeddings, own: Values) -> Pair:
     """Return the features without the column, as the training images show it."""
-    concept = torch.from_numpy(own[:, None] == np.unique(own)).float()
-    erase = leace(train.tensor, concept, train.labels)
+    erase = _eraser(train, own)
     return (
         replace(train, vectors=erase(train.tensor).numpy()),
         replace(test, vectors=erase(test.tensor).numpy()),

@@ -48,6 +48,7 @@ class Embeddings(Result):
     second_view: "Embeddings | None" = None
     """Features of an augmented view of some of the images; its `rows` say which."""
     encoder: str = ""  # The digest of the encoder; empty where unknown
+    removed: str = ""  # The column, such as camera, that `embed` has removed; empty for none
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -56,14 +57,16 @@ class Embeddings(Result):
     def lines(self) -> list[str]:
         """How many images and features there are, and which images are left out."""
         count, dim = self.vectors.shape
+        without = f", {self.removed} removed" if self.removed else ""
         left_out = (f"left out {name!r}: {reason}" for name, reason in self.bad.items())
-        return [f"{count} images, {dim} features each", *left_out]
+        return [f"{count} images, {dim} features each{without}", *left_out]
 
     @override
     def to_dict(self) -> dict[str, Any]:
-        """The numbers of images and features, and the images that cannot be read."""
+        """The numbers of images and features, what is removed, and unreadable images."""
         count, dim = self.vectors.shape
-        return {"images": count, "features": dim, "bad": dict(self.bad)}
+        plain = {"images": count, "features": dim, "bad": dict(self.bad)}
+        return plain | {"removed": self.removed} if self.removed else plain
 
     @override
     def records(self) -> list[Row]:

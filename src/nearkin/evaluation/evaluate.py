@@ -53,7 +53,7 @@ class Evaluation(Result):
     collapsed: bool = False  # Whether the features have collapsed, those of a start being spread
     leaks: Leaks | None = None  # Of test images into the training part, if there are any
     start: Path | None = None  # The file of what the training started from, for the verdict
-    column: ColumnTest | None = None  # Of a column that features are to ignore; not stored
+    column: ColumnTest | None = None  # Of a column that features are to ignore
 
     @classmethod
     def stored(cls, summary: Mapping[str, Any], start: Path | None = None) -> "Evaluation":
@@ -70,6 +70,7 @@ class Evaluation(Result):
             summary.get("comparison", {}).get("collapsed", False),
             stored_leaks(summary),
             start,
+            ColumnTest.stored(summary["column"]) if "column" in summary else None,
         )
 
     @property

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.parts import NOTE, PartFolder
-from nearkin.evaluation.vectors import AGAIN, BLOCK_SIZE, COLUMNS, ENCODER, SUFFIX, unit_vectors
+from nearkin.evaluation.vectors import (
+    AGAIN,
+    BLOCK_SIZE,
+    COLUMNS,
+    ENCODER,
+    REMOVED,
+    SUFFIX,
+    unit_vectors,
+)
 from nearkin.files import sha256, usable
 
 Read = TypeVar("Read")
@@ -25,6 +33,7 @@ class EmbeddingTable:
     path: Path
     files: tuple[Path, ...]  # In the order of the images
     encoder: str = ""  # The digest of the encoder that they are from, if that is known
+    removed: str = ""  # The column that `embed` has removed from them; empty for none
 
     @property
     def fingerprint(self) -> str:
@@ -193,16 +202,16 @@ def open_table(path: Path) -> EmbeddingTable:
             f"{path} is no table of features; give a folder that nearkin embed has made, or a "
             f"file that ends in {SUFFIX}"
         )
-    return EmbeddingTable(path, (path,), _encoder_of(path))
+    return EmbeddingTable(path, (path,), *_noted(path, ENCODER, REMOVED))
 
 
-def _encoder_of(file: Path) -> str:
-    """Return the digest of the encoder that a file notes; empty if none, as of other tools."""
+def _noted(file: Path, *names: str) -> list[str]:
+    """Return what a file notes under these names; empty where nothing, as of other tools."""
     from pyarrow import parquet
 
     with usable(file, AGAIN), file.open("rb") as opened:
         noted = parquet.read_metadata(opened).metadata or {}
-        return str(noted.get(ENCODER.encode(), b""), "utf-8")
+        return [str(noted.get(name.encode(), b""), "utf-8") for name in names]
 
 
 def map_vectors(file: Path, dim: int) -> Float[np.ndarray, "rows dim"]:

@@ -30,6 +30,7 @@ FORMATS: Final = (SUFFIX, ".npz", ".npy")  # What `write_embeddings` writes
 COLUMNS: Final = ("path", "label", "vector")  # A table of another program needs no more
 BAD: Final = b"nearkin.bad"  # Where a file notes its bad images, so that both appear at once
 ENCODER: Final = "nearkin.encoder"  # Where a file notes the digest of the encoder that it is from
+REMOVED: Final = "nearkin.removed"  # Where a file notes the column that is removed from features
 BLOCK_SIZE: Final = 4_096  # Images that can be read from a file at once
 ROOM: Final = "make room, or choose another -o"
 AGAIN: Final = "write it again with nearkin embed"
@@ -38,7 +39,8 @@ AGAIN: Final = "write it again with nearkin embed"
 def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> None:
     """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
 
-    `encoder` is the digest of the encoder, which a .parquet and an .npz note.
+    `encoder` is the digest of the encoder, which a .parquet and an .npz note, with the column that
+    is removed.
     """
     check_format(path)
     with writing(path):
@@ -46,7 +48,7 @@ def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> N
         if path.suffix == SUFFIX:
             write_parquet(path, embeddings, encoder)
         elif path.suffix == ".npz":
-            columns = _text(embeddings) | {ENCODER: [encoder]}
+            columns = _text(embeddings) | {ENCODER: [encoder], REMOVED: [embeddings.removed]}
             np.savez(path, allow_pickle=False, **columns, vector=embeddings.vectors)
         else:
             np.save(path, embeddings.vectors)
@@ -88,7 +90,11 @@ def write_parquet(path: Path, embeddings: Embeddings, encoder: str) -> None:
     }
     table = pyarrow.table(
         columns | {"vector": _lists(embeddings.vectors)},
-        metadata={BAD: json.dumps(embeddings.bad), ENCODER: encoder},
+        metadata={
+            BAD: json.dumps(embeddings.bad),
+            ENCODER: encoder,
+            REMOVED: as_text(embeddings.removed),
+        },
     )
     repeated = ["split", "label"]  # of the others, hardly two cells are equal
     with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8

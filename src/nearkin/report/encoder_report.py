@@ -84,7 +84,7 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
 
 
 def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
-    """Return the page of a finished training, or of a run of `nearkin embed`, but for the map."""
+    """Return the report of a training, or of a run of `nearkin embed`, but for the map."""
     config, data = folder.encoder_settings()
     summary, name = folder.read_evaluated(), Path(data).name
     evaluation = Evaluation.stored(summary)
@@ -125,10 +125,17 @@ def _findings(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[st
         yield from comparison.findings()
     if evaluation.leaks:
         yield f"{evaluation.leaks}."
+    yield from _of_column(evaluation)
     yield from (f"The student {kept}." for kept in evaluation.kept)
     if summary.get("verdict", "").startswith("collapsed"):
         yield COLLAPSED
     yield from baseline_findings(evaluation)
+
+
+def _of_column(evaluation: Evaluation) -> Iterator[str]:
+    """Yield a sentence on each question to the column that features are to ignore, if any."""
+    for line in evaluation.column.lines() if evaluation.column else ():
+        yield f"{line[0].upper()}{line[1:]}."
 
 
 def run_sections(

@@ -18,6 +18,7 @@ from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus
+from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import (
     BLOCK,
@@ -36,6 +37,7 @@ from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.metrics.neighbors import nearest
 from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap, Role
+from nearkin.run.data import noted_column
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import display_name, written_labels
 from nearkin.tables import read_csv
@@ -52,6 +54,7 @@ def image_map(
     images: Images,
     early: EarlyMap | None = None,
     *,
+    first: Sequence[Coloring] = (),
     read: Read | None = None,
     landmarks: int = LANDMARKS,
     one_file: int = ONE_FILE,
@@ -61,8 +64,9 @@ def image_map(
     Coordinates of landmarks are stored in the run folder, so that a map stays the same for the
     same embeddings. `early` is on the way to store them. Of more than `one_file` images, those
     that are close on the map follow each other, so that files of some thousand hold what is in
-    view together; their sheets are made when they are asked for. `read` yields the features of
-    ascending rows block by block, where `embeddings` has none of them in memory.
+    view together; their sheets are made when they are asked for. `first` are colorings to show
+    before those that are known here. `read` yields the features of ascending rows block by block,
+    where `embeddings` has none of them in memory.
     """
     if len(embeddings.rows) < 2:
         return None
@@ -95,7 +99,7 @@ def image_map(
         xy=places.xy[order],
         neighbors=position[among[places.neighbors[order]]].astype(np.int32),
         similarity=places.similarity[order],
-        colorings=colorings(folder, embeddings, rows),
+        colorings=colorings(folder, embeddings, rows, first),
         regions=np.array([x for x, row in enumerate(shown.tolist()) if region(row)], np.int64),
         sheets=sheets or sheets_in_order(chosen, order, side, workers=available_cpus()),
         side=side,
@@ -111,7 +115,10 @@ def image_map(
 
 
 def colorings(
-    folder: RunFolder | None, embeddings: Embeddings, rows: Int[np.ndarray, " rows"]
+    folder: RunFolder | None,
+    embeddings: Embeddings,
+    rows: Int[np.ndarray, " rows"],
+    first: Sequence[Coloring] = (),
 ) -> tuple[Coloring, ...]:
     """Return the colorings of these rows, the most informative first, without constant ones."""
     if folder is None:
@@ -121,11 +128,11 @@ def colorings(
     elif folder.assignments.exists():
         candidates = _of_classification(folder, embeddings)
     else:
-        candidates = _of_training(embeddings)
+        candidates = _of_training(folder, embeddings)
     given = () if folder is None else (_given(folder, embeddings),)
     return tuple(
         replace(one, values=one.values[rows])
-        for one in (*candidates, *given)
+        for one in (*first, *candidates, *given)
         if (len(one.classes) != 1 or one.role == "label")
         and (one.values[rows] >= 0 if _is_named(one) else np.isfinite(one.values[rows])).any()
     )
@@ -149,13 +156,22 @@ def _of_table(embeddings: Embeddings) -> Iterator[Coloring]:
     yield by_name("Split", embeddings.splits, note="As your data name it.")
 
 
-def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
+def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
     yield by_name("Label", embeddings.class_names, note="The class in your data.", role="class")
     predicted = knn_classes(embeddings)
     correct = np.where(embeddings.class_names == predicted, "correct", "incorrect")
     correct[predicted == ""] = ""
     yield by_name("Correct", correct, note="Whether kNN predicts the class of a held-out image.")
     yield by_name("Split", embeddings.splits, note="Held-out images (test) were not trained on.")
+    if tested := folder.read_evaluated().get("column"):
+        test = ColumnTest.stored(tested)
+        values = noted_column(folder, test.column)
+        yield by_column(test, [values.get(as_text(name), "") for name in embeddings.paths])
+
+
+def by_column(test: ColumnTest, values: np.ndarray | Sequence[str]) -> Coloring:
+    """Return a coloring by a column; its note says how well kNN predicts it."""
+    return by_name(test.column, values, note=f"{test.sentence}.")
 
 
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:

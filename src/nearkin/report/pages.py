@@ -110,7 +110,8 @@ def write_table_page(
     page = Page(
         kicker="nearkin report",
         title=f"{count(len(rows), 'image')} of {table.path.name}",
-        lead="Features that nearkin embed has written.",
+        lead="Features that nearkin embed has written"
+        + (f", {table.removed} removed." if table.removed else "."),
         sections=(),
     )
     replace_text(output, render(page, map_, files=_files(map_, output)))

@@ -34,6 +34,7 @@ from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter
 from nearkin.tables import read_csv, write_csv
+from nearkin.text import as_text
 from nearkin.version import __version__
 
 NAMED: Final = 10  # Unreadable images that an error names
@@ -159,6 +160,20 @@ def noted_values(folder: RunFolder) -> tuple[Values, Bool[np.ndarray, " images"]
         rows = list(read_csv(folder.images))
         values = np.array([row[IGNORED] for row in rows], np.str_)
         return values, np.array([HELD_OUT[row["split"]] for row in rows], np.bool_)
+
+
+def note_column(folder: RunFolder, column: str, images: Images, values: Values) -> None:
+    """Note in a run folder what a tested column says of each image: the report colors by it."""
+    write_csv(folder.column, ("path", column), zip(images.names, values.tolist(), strict=True))
+
+
+def noted_column(folder: RunFolder, column: str) -> dict[str, str]:
+    """Return what `note_column` has noted, by path; empty if that was another column, or none."""
+    if not folder.column.exists():
+        return {}
+    with usable(folder.column, "remove it; `nearkin evaluate --ignore` writes it anew"):
+        rows = read_csv(folder.column)
+        return {as_text(row["path"]): row[column] for row in rows if column in row}
 
 
 def note_data(

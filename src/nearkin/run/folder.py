@@ -75,6 +75,7 @@ class RunFolder:
         # Measures and pages
         self.summary = path / "summary.json"  # The final metrics
         self.evaluation = path / "evaluation.json"  # Those of `nearkin evaluate --protocol`
+        self.column = path / "column.csv"  # What the column of `--ignore` says of each image
         self.embeddings = path / "embeddings.parquet"  # Features of every image of the data
         self.parts = stages / "parts"  # Folders of embeddings that are computed part by part
         self.plots = path / "plots"  # The folder of plots and image sheets
@@ -208,7 +209,10 @@ class RunFolder:
         )
 
     def add_metrics(self, evaluation: Mapping[str, Any]) -> None:
-        """Store further metrics of the run's own images; those of the same name are replaced."""
+        """Store further metrics of the run's own images; those of the same name are replaced.
+
+        So is the test of a column, of which there is one.
+        """
         stored = self._read_evaluation()
         metrics = {**stored.get("metrics", {})}
         for table, column in evaluation["metrics"].items():
@@ -216,11 +220,13 @@ class RunFolder:
         taken = {name for column in metrics.values() for name in column}
         left_out = {**stored.get("left_out", {}), **evaluation["left_out"]}
         missing = {name: why for name, why in left_out.items() if name not in taken}
-        text = json.dumps({"metrics": metrics, "left_out": missing}, indent=2)
-        replace_text(self.evaluation, text + "\n")
+        further = {"metrics": metrics, "left_out": missing}
+        if column := evaluation.get("column", stored.get("column")):
+            further["column"] = column
+        replace_text(self.evaluation, json.dumps(further, indent=2) + "\n")
 
     def read_evaluated(self) -> dict[str, Any]:
-        """The summary with the further metrics of `add_metrics` among its metrics."""
+        """The summary with what `add_metrics` has stored, which tests a column last."""
         summary, further = self.read_summary(), self._read_evaluation()
         if not further or "metrics" not in summary:
             return summary
@@ -229,7 +235,8 @@ class RunFolder:
             own = metrics.get(table, {})
             metrics[table] = own | column | own  # the training's own come first, and stay
         left_out = {**summary["left_out"], **further["left_out"]}
-        return {**summary, "metrics": metrics, "left_out": left_out}
+        column = {"column": further["column"]} if "column" in further else {}
+        return {**summary, "metrics": metrics, "left_out": left_out, **column}
 
     def _read_evaluation(self) -> dict[str, Any]:
         remedy = "remove it; `nearkin evaluate` measures anew"

@@ -26,10 +26,11 @@ from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
 from nearkin.encoders.origin import without_folder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.projector import write_projector
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.baselines import untrained
+from nearkin.evaluation.column import column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.evaluate import evaluate_split, label_free
+from nearkin.evaluation.evaluate import Evaluation, evaluate_split, label_free
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import label
 from nearkin.labels.known import labels_of
@@ -42,6 +43,7 @@ from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.auto import describe, length, shrunk, view_sides
 from nearkin.run.data import (
     Values,
+    note_column,
     note_data,
     noted_channels,
     noted_values,
@@ -396,6 +398,8 @@ def _evaluate(
         on_encoded=encoded,
         on_progress=log.progress,
     )
+    if config.ignore:
+        evaluation = _with_column(evaluation, folder, config, embeddings, split.images)
     bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
     bad_files |= embeddings.bad
     write_bad_files(folder.bad_files, split.images, bad_files)
@@ -413,3 +417,22 @@ def _evaluate(
         log.info(f"student {kept}")
     if evaluation.comparison:
         log.info(evaluation.comparison.line(folder.start))
+
+
+def _with_column(
+    evaluation: Evaluation,
+    folder: RunFolder,
+    config: TrainConfig,
+    embeddings: Embeddings,
+    images: Images,
+) -> Evaluation:
+    """Add how well features predict the column that the training was to ignore, or why not."""
+    values, _ = noted_values(folder)
+    parts = divided(embeddings, values[embeddings.rows])
+    try:
+        column = column_test(config.ignore, *parts, seed=config.seed)
+    except (UsageError, DataError) as error:  # after hours, for which a number is missing
+        left_out = {**evaluation.left_out, f"kNN of {config.ignore}": str(error)}
+        return replace(evaluation, left_out=left_out)
+    note_column(folder, config.ignore, images, values)
+    return replace(evaluation, column=column)
