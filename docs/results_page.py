@@ -285,7 +285,7 @@ def _listed(values: Iterable[str]) -> str:
 
 TIMED_INTRODUCTION: Final = """\
     python benchmarks/reproduce/times.py OUT --cifar10 cifar10.npz --caltech caltech99.tar \\
-        --fashion10k fashion10k.npz --omniglot omniglot/      # at the tag studies-1
+        --fashion10k fashion10k.npz --omniglot omniglot/      # at commit a40ae3c
 
 runs, among others,
 

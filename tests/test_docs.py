@@ -14,8 +14,8 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/nearkin
 BENCHMARKS = {"NAME", *names()}
 PATH = re.compile(r"(?<![\w/.-])((?:benchmarks|docs|examples|src|tests)/[\w./-]*\w)")
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
-STUDIES = ("studies-1", "7a60c5d")
-"""A tag and a commit that have the programs of finished studies."""
+STUDIES = ("a40ae3c", "7a60c5d")
+"""Commits that have the programs of finished studies."""
 
 
 def named(page):
@@ -29,7 +29,7 @@ def named(page):
 
 
 def files_of(study):
-    """The benchmarks at a tag or commit; none in a clone without it."""
+    """The benchmarks at a commit; none in a clone without it."""
     command = ["git", "ls-tree", "-r", "--name-only", study, "benchmarks"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return shown.stdout.split()
