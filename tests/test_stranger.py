@@ -34,7 +34,7 @@ PATH_OF_A_STRANGER = (
     "duplicates photos --encoder first",
     "select vectors.parquet --num 4",
     "explore first -o page.html",
-    "export first --format torchvision",
+    "export first --format torch-export",
     "list methods",
 )
 

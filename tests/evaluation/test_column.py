@@ -83,3 +83,13 @@ def test_a_column_of_one_value_is_refused_and_labels_are_not_needed():
     found = column_test("camera", (train.unlabeled(), test.unlabeled()), values, seed=0)
     assert found.followed
     assert (found.loss, found.removal, len(found.metrics)) == (None, (), 2)
+
+
+def test_classes_are_not_asked_across_values_where_labeled_images_have_one():
+    (train, test), values = parts()
+    labels = np.where(values[0] == "a", train.labels, -1)
+    pair = Embeddings(train.vectors, labels, classes=train.classes), test
+    found = column_test("camera", pair, values, seed=0)
+    assert found.loss is None
+    assert "by images of another camera: none, as all labeled" in found.lines()[1]
+    assert [each.name for each in found.removal] == ["kNN top-1", "linear probe"]

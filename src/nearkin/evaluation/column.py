@@ -34,7 +34,8 @@ class ColumnTest:
     metrics: tuple[Metric, ...]
     """Accuracies; that of the column first, by all neighbors."""
     loss: Difference | None
-    """Of kNN top-1 by neighbors of other values, to kNN by as many of any; None without labels."""
+    """Of kNN top-1 by neighbors of other values, to kNN by as many of any; None without labels, or
+    where all labeled training images have one value."""
     removal: tuple[Difference, ...]  # Of each metric of classes without the column, to with it
 
     @classmethod
@@ -81,8 +82,9 @@ class ColumnTest:
             f"{self.column}: {verdict}; kNN predicts it for {self.metrics[0]} of the test images, "
             f"by chance within classes for {self.chance:.3f} (p {self.p:.3f})"
         ]
-        if self.loss is not None:
-            lines.append(f"{KNN} by images of another {self.column}: {self.loss}")
+        if self.removal:  # there are labels
+            loss = self.loss or "none, as all labeled training images have one"
+            lines.append(f"{KNN} by images of another {self.column}: {loss}")
         return lines + [f"{each.name} with {self.column} removed: {each}" for each in self.removal]
 
 
@@ -123,17 +125,19 @@ def column_test(
     metrics, removed = [accuracy, replace(left, name=f"{left.name}, removed")], f"{column} removed"
     if not _are_labeled(train, test):
         return ColumnTest(column, tested.chance, tested.p, tuple(metrics), None, ())
-    other, any_value = _across(train, test, own, asked, seed)
-    other_removed, _ = _across(*without, own, asked, seed)
+    loss = None
+    if len(np.unique(own[train.labels != UNLABELED])) > 1:
+        other, any_value = _across(train, test, own, asked, seed)
+        other_removed, _ = _across(*without, own, asked, seed)
+        metrics += [
+            replace(other, name=f"{KNN}, other {column}"),
+            replace(any_value, name=f"{KNN}, as many of any {column}"),
+            replace(other_removed, name=f"{KNN}, other {column}, {removed}"),
+        ]
+        loss = difference(other, any_value)
     before, after = (_of_classes(*each, seed, device) for each in ((train, test), without))
-    metrics += [
-        replace(other, name=f"{KNN}, other {column}"),
-        replace(any_value, name=f"{KNN}, as many of any {column}"),
-        replace(other_removed, name=f"{KNN}, other {column}, {removed}"),
-        *(replace(each, name=f"{each.name}, {removed}") for each in after),
-    ]
+    metrics += [replace(each, name=f"{each.name}, {removed}") for each in after]
     removal = tuple(difference(new, old) for new, old in zip(after, before, strict=True))
-    loss = difference(other, any_value)
     return ColumnTest(column, tested.chance, tested.p, tuple(metrics), loss, removal)
 
 
