@@ -152,13 +152,13 @@ def scattered(method):
     return method
 
 
-def spawn(function, *args, processes=2, method="forkserver"):
+def spawn(function, *args, processes=2):
     """Call `function(rank, *args)` in real processes, and wait for them.
 
-    By default they are forks of one process that is started once and has imported what takes seconds.
+    They are forks of one process that is started once and has imported what takes seconds.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
-    start_processes(function, args, processes, start_method=method)
+    start_processes(function, args, processes, start_method="forkserver")
 
 
 def fork_workers(patch):

@@ -4,11 +4,13 @@ Real processes over gloo, in double precision. Gradients are those that an optim
 over processes by `gather`, and averaged by DDP.
 """
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import torch
-from small import Observed, in_group, of_two_processes, shares, small, spawn
+from small import Observed, of_two_processes, shares, small
 from torch import nn
 
 from nearkin.distributed import data_parallel, gather, gather_all, rows_of_rank
@@ -180,17 +182,26 @@ def test_two_processes_have_half_of_the_products_each(both):
             assert counts[name] == pytest.approx(alone / 2, rel=0.01), name
 
 
-def step_in_group(rank, file):
-    with in_group(rank, 2, file):
-        rows = nn.Parameter(torch.ones(2, 3))
-        gather(rows).sum().backward()
-        torch.optim.SGD([rows], lr=0.1).step()  # imports torch._dynamo, and with it much else
+GROUP = """
+import gc, sys, weakref
+import torch
+import torch.distributed as dist
+from nearkin.distributed import process_group
+
+weights = torch.nn.Parameter(torch.ones(3))
+with process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1):
+    group = weakref.ref(dist.group.WORLD)
+    weights.sum().backward()
+    torch.optim.SGD([weights], lr=0.1).step()  # imports torch._dynamo, and with it much else
+gc.collect()
+sys.exit(group() is not None)
+"""
+"""What trains in an interpreter that has imported nothing else before."""
 
 
 @pytest.mark.slow
 def test_nothing_of_a_group_outlives_it(tmp_path):
-    """`in_group` asserts it, in new interpreters: forks have imported all before they meet."""
-    spawn(step_in_group, str(tmp_path / "group"), method="spawn")
+    subprocess.run([sys.executable, "-c", GROUP, tmp_path / "group"], check=True)
 
 
 def test_one_process_computes_what_it_is_asked_for():
