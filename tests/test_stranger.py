@@ -20,7 +20,7 @@ from processes import environment
 from sklearn.datasets import load_sample_images
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("reports")]
 SURPRISING = re.compile(r"Traceback|Warning|docs/|\.md\b|NoneType|\bnan\b|<[\w.]+ object at")
 """What no line shows: what only a programmer reads, or that an installed package does not have."""
 PATH_OF_A_STRANGER = (
