@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 import nearkin
 from nearkin.data.images import BadFile
-from nearkin.data.opening import open_images
+from nearkin.data.opening import column_of, open_images
 from nearkin.data.union import union
 from nearkin.tables import read_csv
 
@@ -252,3 +252,17 @@ def test_images_of_other_channels_are_refused(tmp_path, refusal):
     tifffile.imwrite(tmp_path / "deep.tif", np.ones((5, 30, 34), np.uint16), **planes)
     said = refusal(3, "check", table(tmp_path / "t.csv", [("deep.tif", 0, 0, 9, 9, "a")]))
     assert "boxes are of RGB images" in said
+
+
+def test_a_column_of_a_table_of_boxes_is_read_by_box(photos, tmp_path):
+    boxed = photos / "cameras.csv"
+    rows = [(photos / "images" / "0.png", *box, "xy"[at]) for at, box in enumerate(BOXES[:2])]
+    with boxed.open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "x0", "y0", "x1", "y1", "camera"), *rows])
+    images = open_images(str(boxed))
+    found = dict(zip(images.names, column_of("camera", images, str(boxed)), strict=True))
+    assert found == {f"images/0.png#{','.join(map(str, box))}": c for box, c in zip(BOXES, "xy")}
+    labels = tmp_path / "cameras.csv"  # by the names of regions
+    with labels.open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "camera"), *((n, "z") for n in images.names)])
+    assert column_of("camera", images, str(labels)).tolist() == ["z", "z"]

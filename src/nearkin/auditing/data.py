@@ -15,9 +15,8 @@ from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.data.images import Either, Images
 from nearkin.data.labels import Annotations, numbered, split_of
 from nearkin.data.notes import lines
-from nearkin.data.opening import open_images
+from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import scored_part, trained_or_scored
-from nearkin.data.tables import column_of
 from nearkin.data.union import union
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, UsageError

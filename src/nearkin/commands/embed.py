@@ -22,9 +22,8 @@ from nearkin.config import TRUST, EmbedConfig, defaults
 from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.images import Images
 from nearkin.data.notes import lines, plain
-from nearkin.data.opening import open_images
+from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import Split
-from nearkin.data.tables import column_of
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
 from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder

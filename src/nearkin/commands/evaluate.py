@@ -16,8 +16,8 @@ from nearkin.commands.sources import VectorsLike, is_table, source_of
 from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.notes import lines
+from nearkin.data.opening import column_of
 from nearkin.data.split import Split
-from nearkin.data.tables import column_of
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder

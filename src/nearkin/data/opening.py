@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
 from nearkin.data.arrays import Part, from_name, is_name, list_arrays, list_npz
@@ -22,11 +23,11 @@ from nearkin.data.labels import (
 )
 from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import Note
-from nearkin.data.regions import cut, list_coco, list_regions
+from nearkin.data.regions import cut, list_coco, list_regions, rows_of_boxes
 from nearkin.data.remote import File, is_folder, is_url
 from nearkin.data.scan import scan
 from nearkin.data.stores import list_remote_table, list_store
-from nearkin.data.tables import TABLES, file_at, match, read_table
+from nearkin.data.tables import TABLES, file_at, is_table, match, read_table
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import is_reference, load_reference
 from nearkin.pace import ProgressCallback, ignore_progress
@@ -188,3 +189,27 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         classes=classes,
         notes=(*images.notes, *notes, *spellings(annotations.labels)),
     )
+
+
+def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, " images"]:
+    """What a column says of each image, as text; '' for nothing.
+
+    It is of the first of these places that is a table; images may lie in a folder beside it.
+
+    Raises:
+        UsageError: If none of them is a table.
+        DataError: If the table has no such column.
+    """
+    table = next((str(place) for place in places if is_table(str(place))), None)
+    if table is None:
+        raise UsageError(
+            f"column {column}: there is no table; give one with the columns path and {column}, "
+            "as the data or by --labels"
+        )
+    file, name = file_at(table), column.strip().lower()
+    rows = dict[str, Row]()
+    if isinstance(file, Path) and len(images) and images.source.region(0):
+        rows = rows_of_boxes(file, read_table(file, ("path", name), name))
+    rows = rows or match(file, images.names, images, name)[0]
+    absent = Row()
+    return np.array([rows.get(image, absent).label for image in images.names], np.str_)

@@ -83,6 +83,20 @@ def list_regions(table: Path, rows: Iterable[tuple[str, Row]]) -> Listing:
     return _of_files(table, root, found, notes)
 
 
+def rows_of_boxes(table: Path, rows: Iterable[tuple[str, Row]]) -> dict[str, Row]:
+    """What a table says of its boxes, by their names as images; nothing if it lists none.
+
+    Raises:
+        DataError: As `list_regions`.
+    """
+    boxed = [(path, row) for path, row in rows if row.box]
+    if not boxed:
+        return {}
+    listing = list_regions(table, boxed)
+    named = dict(zip(listing.written, listing.names, strict=True))
+    return {name: row for name, _, _, row in _in_order(listing.regions, named)}
+
+
 class _Image(msgspec.Struct):
     id: int | str
     file_name: str

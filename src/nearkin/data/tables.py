@@ -9,16 +9,13 @@ from posixpath import join, normpath, relpath, split
 from typing import Any, Final
 from unicodedata import normalize
 
-import numpy as np
-from jaxtyping import Shaped
-
 from nearkin.data.boxes import SIDES, Box
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import Row, split_of
 from nearkin.data.notes import Note, named, noted
 from nearkin.data.remote import File, is_url, remote_file
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import DataError
 from nearkin.places import user_path
 from nearkin.tables import csv_rows, in_utf8
 
@@ -241,26 +238,6 @@ def match(
         )
     text = f"of {len(rows)} rows of {table}, which belong to no usable image"
     return found, noted("left out", stray, text)
-
-
-def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, " images"]:
-    """What a column says of each image, as text; '' for nothing.
-
-    It is of the first of these places that is a table; images may lie in a folder beside it.
-
-    Raises:
-        UsageError: If none of them is a table.
-        DataError: If the table has no such column.
-    """
-    table = next((str(place) for place in places if is_table(str(place))), None)
-    if table is None:
-        raise UsageError(
-            f"column {column}: there is no table; give one with the columns path and {column}, "
-            "as the data or by --labels"
-        )
-    rows, _ = match(file_at(table), images.names, images, column.strip().lower())
-    absent = Row()
-    return np.array([rows.get(name, absent).label for name in images.names], np.str_)
 
 
 def files_of(table: Path, rows: Rows) -> tuple[Path, dict[str, Row]]:

@@ -18,7 +18,7 @@ from nearkin.data.channels import Channels
 from nearkin.data.images import Images, in_bytes
 from nearkin.data.labels import class_names
 from nearkin.data.notes import lines
-from nearkin.data.opening import open_images
+from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import (
     Split,
     StoredSplit,
@@ -26,7 +26,6 @@ from nearkin.data.split import (
     split_images,
     trained_or_scored,
 )
-from nearkin.data.tables import column_of
 from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.files import replace_text, usable
