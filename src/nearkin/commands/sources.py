@@ -1,7 +1,7 @@
 """What commands on features and their images take: a run, an encoder with images, or vectors."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,11 +44,14 @@ def is_table(source: EncoderLike | Embeddings) -> TypeGuard[VectorsLike]:
 @contextmanager
 def table_of(vectors: VectorsLike, log: Reporter) -> Iterator[EmbeddingTable]:
     """Open a table of features, and log which column is removed; those in memory become a file."""
-    with TemporaryDirectory(prefix="nearkin-") as folder:
-        path = Path(folder) / "embeddings.parquet"
+    with ExitStack() as stack:
         if isinstance(vectors, Embeddings):
+            folder = stack.enter_context(TemporaryDirectory(prefix="nearkin-"))
+            path = Path(folder) / "embeddings.parquet"
             write_embeddings(path, vectors, vectors.encoder)
-        table = open_table(path if isinstance(vectors, Embeddings) else Path(vectors))
+        else:
+            path = Path(vectors)
+        table = open_table(path)
         if table.removed:
             log.info(f"{table.path.name}: features without {table.removed}, which is removed")
         yield table

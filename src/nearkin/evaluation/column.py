@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool, Int, Shaped
 
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
@@ -121,7 +121,7 @@ def column_test(
     check_values(column, own, asked)
     accuracy, tested = column_accuracy(column, (train, test), (own, asked), seed)
     without = _without(train, test, own)
-    left, _ = column_accuracy(column, without, (own, asked), seed)
+    left, *_ = _accuracy(column, without, (own, asked))
     metrics, removed = [accuracy, replace(left, name=f"{left.name}, removed")], f"{column} removed"
     if not _are_labeled(train, test):
         return ColumnTest(column, tested.chance, tested.p, tuple(metrics), None, ())
@@ -168,6 +168,22 @@ def column_accuracy(
 
     For the arguments see `column_test`.
     """
+    accuracy, predicted, asked, labels = _accuracy(column, pair, values)
+    tested = permutation_test(
+        lambda order: float((predicted == asked[order]).mean()),
+        labels,
+        np.random.default_rng(seed),
+    )
+    return accuracy, tested
+
+
+def _accuracy(
+    column: str, pair: Pair, values: tuple[Values, Values]
+) -> tuple[Metric, Values, Values, Int[np.ndarray, " asked"]]:
+    """Return the accuracy, and what it is made of.
+
+    That is, of the images that are asked, the predicted value, the true one, and the class.
+    """
     (train, test), (own, asked) = pair, values
     if test.groups is not None:  # images of a group would all be right, or all be wrong
         first = np.unique(test.groups, return_index=True)[1]
@@ -180,12 +196,7 @@ def column_accuracy(
         "training images": len(train),
         "of": "test images",
     }
-    tested = permutation_test(
-        lambda order: float((predicted == asked[order]).mean()),
-        test.labels,
-        np.random.default_rng(seed),
-    )
-    return share(f"kNN of {column}", predicted == asked, protocol), tested
+    return share(f"kNN of {column}", predicted == asked, protocol), predicted, asked, test.labels
 
 
 def remove_column(
@@ -226,7 +237,8 @@ def remove_column(
         divided(replace(of, splits=parts).subset(known), values[known])
         for of in (embeddings, without)
     )
-    (before, tested), (after, _) = (column_accuracy(column, *each, seed) for each in (old, new))
+    before, tested = column_accuracy(column, *old, seed)
+    after, *_ = _accuracy(column, *new)
     lines = [
         f"{column} removed: kNN predicts it for {after} of {after.n:,} held-out images, before "
         f"for {before}, by chance within classes for {tested.chance:.3f}"

@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.named import display_name, written_labels
 from nearkin.tables import read_csv
 from nearkin.text import as_text
+
+Said = TypeVar("Said")
 
 ONE_FILE: Final = 50_000  # images of a page that is one file; of more, most is in files beside it
 
@@ -146,7 +148,7 @@ def _is_named(coloring: Coloring) -> bool:
 def _given(folder: RunFolder, embeddings: Embeddings) -> Coloring:
     """What people have labeled in the report."""
     labels = {as_text(path): label for path, label in written_labels(folder).items()}
-    own = [labels.get(as_text(name), "") for name in embeddings.paths]
+    own = _of_each(embeddings, labels, "")
     note = "Labels that you have given, as in to_label.csv of the run."
     return by_name("Your label", own, note=note, role="label")
 
@@ -166,7 +168,7 @@ def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring
     if tested := folder.read_evaluated().get("column"):
         test = ColumnTest.stored(tested)
         values = noted_column(folder, test.column)
-        yield by_column(test, [values.get(as_text(name), "") for name in embeddings.paths])
+        yield by_column(test, _of_each(embeddings, values, ""))
 
 
 def by_column(test: ColumnTest, values: np.ndarray | Sequence[str]) -> Coloring:
@@ -216,7 +218,12 @@ def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Co
 def _assigned(folder: RunFolder, embeddings: Embeddings) -> list[Mapping[str, str]]:
     """The row of assignments.csv of each image, empty where it has none."""
     by_path = {as_text(row["path"]): row for row in read_csv(folder.assignments)}
-    return [by_path.get(as_text(name), {}) for name in embeddings.paths]
+    return _of_each(embeddings, by_path, {})
+
+
+def _of_each(embeddings: Embeddings, said: Mapping[str, Said], otherwise: Said) -> list[Said]:
+    """What is said of each image, by paths as they are written."""
+    return [said.get(as_text(path), otherwise) for path in embeddings.paths]
 
 
 def _of_ground_truth(cluster: np.ndarray, labels: np.ndarray) -> Iterator[Coloring]:
