@@ -1,17 +1,20 @@
 """Plant known bugs, one at a time, and see that tests notice: `make planted`.
 
     python tests/planted.py [NAME...]
-    python tests/planted.py --all [NAME...]    # writes docs/planted.csv: many hours
+    python tests/planted.py --all [NAME...]    # writes docs/planted.csv: hours
 
 Each patch in tests/planted/ is a bug that a public implementation has had, or nearkin. Its first lines
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
 
-With `--all`, all tests that could notice are run: those of the room that is changed, of the rooms above
-it, and of no room. A row of the table says how many there were, and which failed. Stop it at any time:
-rows of this commit are kept. A test that catches no bug, or none alone, may be superfluous.
+With `--all`, all tests that could notice are run: the files of tests, of whatever room, in which a
+changed line runs, as coverage says of each file alone (build/planted has it). A row of the table says
+how many tests there were, and which failed. Stop it at any time: rows of this commit are kept. A test
+that catches no bug, or none alone, may be superfluous.
 """
 
+import ast
 import csv
+import json
 import os
 import re
 import shutil
@@ -20,10 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import coverage
 import pytest
 import scipy.optimize  # noqa: F401  (imported before forking, as are the next three)
 import sklearn.linear_model  # noqa: F401
@@ -33,6 +36,8 @@ import torchvision  # noqa: F401
 ROOT = Path(__file__).parents[1]
 PATCHES = ROOT / "tests" / "planted"
 TABLE = ROOT / "docs" / "planted.csv"
+LINES = ROOT / "build" / "planted"
+"""For each commit, the lines that each file of tests runs."""
 COLUMNS = ("bug", "room", "tests", "failed", "commit", "by")
 PATIENCE = 300
 """Seconds without a test that begins or ends: then one hangs."""
@@ -87,16 +92,17 @@ class Outcome:
     failed: list[str]
 
 
-def outcome(root: Path, *arguments: str) -> Outcome:
+def outcome(root: Path, *arguments: str, lines: Path | None = None) -> Outcome:
     """Give pytest these arguments in a copy, in a process of its own that has imported torch before.
 
-    A test that ends the process, or hangs, has failed.
+    A test that ends the process, or hangs, has failed. With `lines`, what this process and those that
+    it starts have run of the package is put there, as files of coverage.
     """
     log = root.with_name("outcome")
     log.write_bytes(b"")
     child = os.fork()
     if not child:
-        _run(root, list(arguments), Watcher(log))
+        _run(root, list(arguments), Watcher(log), lines)
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         time.sleep(0.05)
         if time.time() - log.stat().st_mtime > PATIENCE:
@@ -110,7 +116,7 @@ def outcome(root: Path, *arguments: str) -> Outcome:
     return Outcome(named["begun"], [*failed])
 
 
-def _run(root: Path, arguments: list[str], plugin: object) -> None:
+def _run(root: Path, arguments: list[str], plugin: object, lines: Path | None) -> None:
     os.setsid()
     os.chdir(root)
     sys.path[:1] = [str(root), str(root / "src")]  # in place of this file's folder
@@ -120,7 +126,13 @@ def _run(root: Path, arguments: list[str], plugin: object) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
+    if lines:
+        seen = coverage.Coverage(str(lines / "data"), data_suffix=True)
+        seen.start()
     code = pytest.main([*OPTIONS, *arguments], [plugin])
+    if lines:
+        seen.stop()
+        seen.save()
     os._exit(code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR))
 
 
@@ -170,25 +182,85 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def near(bug: Bug) -> list[str]:
-    """The tests of its room, of the rooms above it, and of no room."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    contracts = settings["tool"]["importlinter"]["contracts"]
-    layers = [layer.replace(" ", "").split("|") for layer in contracts[0]["layers"]]
-    own = next((number for number, layer in enumerate(layers) if bug.room in layer), len(layers))
-    far = {room for number, layer in enumerate(layers) for room in layer if number >= own}
-    tests = [*ROOT.glob("tests/[!_]*/"), *ROOT.glob("tests/test_*.py")]
-    names = {path: path.stem.removeprefix("test_") for path in tests}
-    return sorted(f"tests/{p.name}" for p, n in names.items() if n == bug.room or n not in far)
+def lines_of_tests(root: Path) -> dict[str, dict[str, list[int]]]:
+    """Of each file of tests, the lines of each file of the package that run in it: measured once."""
+    kept = LINES / f"{commit()}.json"
+    found = json.loads(kept.read_text()) if kept.exists() else {}
+    for path in sorted(root.glob("tests/**/test_*.py")):
+        name = str(path.relative_to(root))
+        if name in found:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            outcome(root, "-m", "not slow", name, lines=Path(folder))
+            found[name] = _lines(Path(folder), root)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found))
+    return found
 
 
-def write_row(bug: Bug, root: Path) -> None:
-    """Put into the table which tests notice a bug, unless it is there from this commit."""
+def _lines(folder: Path, root: Path) -> dict[str, list[int]]:
+    """What the files of coverage in a folder say together."""
+    lines: dict[str, set[int]] = {}
+    for path in folder.iterdir():
+        data = coverage.CoverageData(str(path))
+        data.read()
+        for file in data.measured_files():
+            name = str(Path(file).relative_to(root))
+            lines.setdefault(name, set()).update(data.lines(file) or ())
+    return {name: sorted(numbers) for name, numbers in lines.items()}
+
+
+def changed(bug: Bug) -> dict[str, set[int]]:
+    """The lines that a bug changes, or puts something beside: those of the statement, or function."""
+    places: dict[str, set[int]] = {}
+    for line in bug.path.read_text().splitlines():
+        if line.startswith("--- a/"):
+            numbers = places.setdefault(line.removeprefix("--- a/"), set())
+        elif line.startswith("@@"):
+            number = int(re.split("[-,]", line)[1])
+        elif places and not line.startswith("+++"):
+            if line.startswith("+"):
+                numbers.add(number - 1)
+            else:
+                numbers.update([number] * line.startswith("-"))
+                number += 1
+    return {
+        file: {line for number in numbers for line in _statement(ROOT / file, number)}
+        for file, numbers in places.items()
+    }
+
+
+def _statement(file: Path, number: int) -> range:
+    """The lines of the smallest statement around one; of a function, its body."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.stmt)]
+    around = [node for node in nodes if node.lineno <= number <= (node.end_lineno or 0)]
+    if not around:
+        return range(number, number + 1)
+    node = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    begin, end = node.lineno, (node.end_lineno or 0) + 1
+    if isinstance(node, ast.FunctionDef):
+        begin = node.body[0].lineno
+    elif body := getattr(node, "body", []):
+        end = body[0].lineno
+    return range(begin, end)
+
+
+def near(bug: Bug, lines: dict[str, dict[str, list[int]]]) -> list[str]:
+    """The files of tests in which a changed line runs, the one that the bug names, and docstrings."""
+    files = {bug.header("Test").partition("::")[0], *changed(bug)}
+    for name, run in lines.items():
+        if any(numbers.intersection(run.get(file, ())) for file, numbers in changed(bug).items()):
+            files.add(name)
+    return sorted(files)
+
+
+def write_row(bug: Bug, root: Path, tests: list[str]) -> None:
+    """Put into the table which of some tests notice a bug, unless it is there from this commit."""
     rows = list(csv.DictReader(TABLE.open(newline=""))) if TABLE.exists() else []
     if any((row["bug"], row["commit"]) == (bug.path.stem, commit()) for row in rows):
         return
     bug.apply(root)
-    found = outcome(root, "-m", "not slow", *near(bug))
+    found = outcome(root, "-m", "not slow", *tests)
     bug.apply(root, "--reverse")
     counts = len(found.begun), len(found.failed)
     values = (bug.path.stem, bug.room, *counts, commit(), " ".join(found.failed))
@@ -206,8 +278,9 @@ def main() -> int:
     if len(names) + 1 < len(sys.argv):
         with tempfile.TemporaryDirectory() as folder:
             root = copied(Path(folder))
+            lines = lines_of_tests(root)
             for bug in bugs:
-                write_row(bug, root)
+                write_row(bug, root, near(bug, lines))
         rows = csv.DictReader(TABLE.open(newline=""))
         return int(any(row["failed"] == "0" for row in rows))
     missed = 0
