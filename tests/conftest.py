@@ -78,16 +78,18 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def usual_steps():
-    """Let linear probes choose after a fifth of the steps; gives the usual number of them.
+    """Let runs of few images make fewer steps; gives the usual number for the choice of a probe.
 
-    Choosing the regularization is otherwise most of what a run computes of few images. Tests of
-    probes have all steps.
+    Choosing the regularization of linear probes, and 200 epochs of known classes in a discovery,
+    are otherwise most of what such a run computes. Tests of probes have all steps.
     """
-    from nearkin.metrics import probe  # see nearkin_command.py
+    from nearkin.discovery import stages  # see nearkin_command.py
+    from nearkin.metrics import probe
 
     with pytest.MonkeyPatch.context() as patch:
         usual = probe.CHOICE_STEPS
         patch.setattr(probe, "CHOICE_STEPS", usual // 5)
+        patch.setattr(stages, "MAX_EPOCHS", stages.MAX_EPOCHS // 5)
         yield usual
 
 
