@@ -219,14 +219,16 @@ class OpenPage:
         self.page.mouse.click(*self.spot(image_map, row))
         self.settle()
 
-    def pixels(self):
-        """The window."""
-        return np.asarray(Image.open(io.BytesIO(self.page.screenshot())).convert("RGB"))
+    def pixels(self, **options):
+        """The window, or a part of it."""
+        shot = self.page.screenshot(**options)
+        return np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"))
 
     def color(self, x, y):
         self.page.mouse.move(2, 2)
         self.settle()
-        return tuple(self.pixels()[round(y), round(x)].tolist())
+        one = {"x": round(x), "y": round(y), "width": 1, "height": 1}
+        return tuple(self.pixels(clip=one)[0, 0].tolist())
 
     def turns(self, at, color):
         """Wait until a place has a color, nearly: thumbnails are stored with loss."""

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import resource
-import subprocess
 import sys
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ from pathlib import Path
 
 import builders
 import jaxtyping
+import pytest
 import torch
 from processes import fork
 from safetensors.torch import save
+from sources import offline
 
 import nearkin
 from nearkin.networks.backbone import build_backbone
@@ -94,7 +95,6 @@ def run_of(config, data="images", fingerprint="0", **header):
 
 WATCHED = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn",
            "socket.connect", "socket.getaddrinfo", "pickle.find_class"}  # fmt: skip
-PROGRAM = "import json, sys, hostile; hostile.run_all(*json.load(sys.stdin))"
 
 
 def peak():
@@ -154,30 +154,22 @@ that it may have, and words of its one line."""
 REFUSED = range(2, 6)
 
 
-def _answer(environment, place, commands):
-    os.environ.update(environment)
+def _answer(place, commands):
     jaxtyping.config.update("jaxtyping_disable", True)  # types are not the point
-    run_all(place, commands)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        offline(patch, place)
+        run_all(place, commands)
 
 
-def answers_to(place, cases, *, anew=False):
-    """Give all commands to one process: a fork, or a new one, which takes longer to load torch."""
+def answers_to(place, cases):
+    """Give all commands to one process, a fork of this one."""
     commands = {}
     for number, (what, files, command, _, _) in enumerate(cases):
         assert what not in commands
         folder_of(place / f"case{number}", files)
         commands[what] = [word.replace("HERE", f"case{number}") for word in command.split()]
-    homes = {"XDG_CACHE_HOME": "cache", "TORCH_HOME": "torch", "HF_HOME": "hf"}
-    told = {name: str(place / home) for name, home in homes.items()} | {"HF_HUB_OFFLINE": "1"}
-    if anew:
-        paths = os.pathsep.join(map(str, (PACKAGE.parent, Path(__file__).parent)))
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], input=json.dumps([str(place), commands]), text=True,
-            env=os.environ | told | {"PYTHONPATH": paths}, timeout=500,
-        )  # fmt: skip
-        assert done.returncode == 0
-    else:
-        assert os.waitpid(fork(partial(_answer, told, place, commands)), 0)[1] == 0
+    assert os.waitpid(fork(partial(_answer, place, commands)), 0)[1] == 0
     lines = (place / "answers.jsonl").read_text().splitlines()
     answers = {name: Answer(*rest) for name, *rest in map(json.loads, lines)}
     assert answers.keys() == commands.keys()

@@ -51,7 +51,7 @@ def sources(place):
         timm.get_pretrained_cfg("gcvit_xxtiny.in1k").url,
     )
     folder_of(place / "torch" / "hub" / "checkpoints", {Path(url).name: flat for url in urls})
-    hub = place / "hf" / "hub" / "models--timm--resnet18.a1_in1k"
+    hub = place / "hub" / "models--timm--resnet18.a1_in1k"
     folder_of(hub, {"refs/main": "0123abc", "snapshots/0123abc/pytorch_model.bin": flat})
     for name in ("torchvision:resnet18", "timm:gcvit_xxtiny.in1k", "timm:resnet18.a1_in1k"):
         says = NOT_OF_ITS_NAME if name == "torchvision:resnet18" else "error: "
@@ -117,9 +117,9 @@ def data(place):
     suffixes = ("npz", "npy", "csv", "parquet", "arrow", "zip", "tar", "tar.gz", "tgz", "png")
     folder_of(place / "data", {f"pickle.{suffix}": PICKLE for suffix in suffixes})
     info = json.dumps({"builder_name": "theirs", "features": {"image": {"_type": "theirs.Net"}}})
-    folder_of(place / "hub", {"hub.py": f"{THEIRS}\nimport datasets\n", "dataset_info.json": info,
+    folder_of(place / "set", {"set.py": f"{THEIRS}\nimport datasets\n", "dataset_info.json": info,
                               "state.json": info, "data-00000-of-00001.arrow": PICKLE})  # fmt: skip
-    named = ["objects.npz", "labels.npz", "hub", *(f"data/pickle.{each}" for each in suffixes)]
+    named = ["objects.npz", "labels.npz", "set", *(f"data/pickle.{each}" for each in suffixes)]
     commands = [
         f"{verb} {name}" for name in named for verb in ("check", "train images -o z --labels")
     ]
@@ -134,7 +134,7 @@ def test_no_file_is_unpickled(tmp_path):
     place = work_place(tmp_path)
     cases = [("warm", {}, "embed good images -o x.npz --overwrite", {0}, "")]
     cases += [*runs(place), *sources(place), *data(place)]
-    answers = answers_to(place, cases, anew=True)  # since the hub's home is read once
+    answers = answers_to(place, cases)
     assert_harmless(place, cases, answers)
     assert "downloaded again" not in answers["weights: timm-new"].line
 
