@@ -9,7 +9,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache, partial
 from types import UnionType
 from typing import (
@@ -222,10 +222,13 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {own[close[0]]}?" if close else ""
 
 
-def parameter_docs(described: Any) -> dict[str, str]:
+@cache
+def parameter_docs(described: Any) -> Mapping[str, str]:
     """What docstrings say of a function's parameters, or of a class's fields, by name."""
-    from docstring_parser import parse_from_object
+    from docstring_parser import parse, parse_from_object
 
     sources = reversed(described.__mro__[:-1]) if isinstance(described, type) else [described]
-    parameters = [each for source in sources for each in parse_from_object(source).params]
+    # Sentences below the fields of a class are in its source, which takes long to parse.
+    texts = [parse_from_object(x) if is_dataclass(x) else parse(x.__doc__ or "") for x in sources]
+    parameters = [each for text in texts for each in text.params]
     return {each.arg_name: " ".join((each.description or "").split()) for each in parameters}

@@ -5,9 +5,10 @@ import re
 
 import builders
 import numpy as np
+import pyarrow as pa
 import pytest
 from nearkin_command import run
-from PIL import Image
+from pyarrow import parquet
 
 import nearkin
 from nearkin.data.opening import open_images
@@ -37,6 +38,12 @@ def encoder(tmp_path_factory):
     return builders.write_network(tmp_path_factory.mktemp("e") / "e.safetensors", size=32)
 
 
+@pytest.fixture(scope="module")
+def whole(photos, encoder):
+    """What is found in them."""
+    return nearkin.audit(photos, encoder=encoder, verbose=False)
+
+
 def test_the_repaired_split_is_data_with_no_group_on_both_sides(photos, encoder, tmp_path):
     table, page = tmp_path / "repaired.csv", tmp_path / "audit.html"
     words = ["--encoder", encoder, "-o", table, "--page", page, "-q"]
@@ -58,22 +65,20 @@ def test_the_repaired_split_is_data_with_no_group_on_both_sides(photos, encoder,
     assert again.price.owed == ()
 
 
-def test_json_and_python_say_the_same(photos, encoder, capsys):
+def test_json_and_python_say_the_same(photos, encoder, whole, capsys):
     assert run("audit", photos, "--encoder", encoder, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
-    found = nearkin.audit(photos, encoder=encoder, verbose=False)
-    assert printed == json.loads(json.dumps(found.to_dict()))
-    leaks = [row for row in found.records() if row["finding"] == "leak: same bytes"]
+    assert printed == json.loads(json.dumps(whole.to_dict()))
+    leaks = [row for row in whole.records() if row["finding"] == "leak: same bytes"]
     names = [(row["path"].rpartition("-")[2], row["of"][-7:]) for row in leaks]
     assert sorted(names) == [(f"{n:03}.png", f"{7 * n:03}.png") for n in (0, 1, 4, 5)]
     assert printed["sizes"] == {"train": 60, "test": 24}
-    assert found.lines()[1].startswith("leaks  4 of 24 test images (16.7%)")
+    assert whole.lines()[1].startswith("leaks  4 of 24 test images (16.7%)")
 
 
-def test_two_folders_are_two_parts(photos, encoder):
+def test_two_folders_are_two_parts(photos, encoder, whole):
     sets = {"train": photos / "train", "test": photos / "test"}
     found = nearkin.audit(**sets, encoder=encoder, verbose=False)
-    whole = nearkin.audit(photos, encoder=encoder, verbose=False)
     assert len(found.leaks.found) == len(whole.leaks.found) == 4
     assert found.price.every[0].value == whole.price.every[0].value
 
@@ -130,10 +135,8 @@ def test_columns_name_parts_and_what_is_to_be_ignored(cameras, encoder, tmp_path
 
 
 def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    evaluation = nearkin.evaluate(encoder, str(cameras), ignore="camera", verbose=False)
+    how = {"ignore": "camera", "protocol": ["knn"], "verbose": False}
+    evaluation = nearkin.evaluate(encoder, str(cameras), **how)
     plain = evaluation.to_dict()["column"]
     assert plain["metrics"]["kNN of camera"]["n"] == evaluation.sizes["test"]
     assert any(line.startswith("camera: ") for line in evaluation.lines())
@@ -141,7 +144,7 @@ def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
     table = parquet.read_table(tmp_path / "v.parquet")
     column = pa.array(["xy"[row % 3 % 2] for row in range(200)])
     parquet.write_table(table.append_column("camera", column), tmp_path / "c.parquet")
-    of_vectors = nearkin.evaluate(tmp_path / "c.parquet", ignore="camera", verbose=False)
+    of_vectors = nearkin.evaluate(tmp_path / "c.parquet", **how)
     assert of_vectors.column.metrics[0].n == 50
     assert nearkin.audit(tmp_path / "c.parquet", ignore="camera", verbose=False).column.chance > 0
 
@@ -150,18 +153,11 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
     photos, cameras, encoder, tmp_path, refuses
 ):
     one = tmp_path / "one"
-    for part in ("train", "test"):
-        (one / part / "a").mkdir(parents=True)
-        for number in range(3):
-            Image.fromarray(builders.noise(number + 9 * (part == "test"))).save(
-                one / part / "a" / f"{number}.png"
-            )
-    same = tmp_path / "same"
+    builders.fill(one, *(f"{part}/a/{n}.png" for part in ("train", "test") for n in range(3)))
+    same, old, whole = tmp_path / "same", tmp_path / "old.csv", photos / "train"
     for part in ("train", "test"):
         builders.fill(same / part, *(f"{c}/{n}.png" for c in "ab" for n in range(12)))
-    (tmp_path / "old.csv").write_text("mine")
-    old = tmp_path / "old.csv"
-    whole = photos / "train"
+    old.write_text("mine")
     table = (
         ("audit", 2, "give DATA, or --train and --test"),
         ("audit PHOTOS --train PHOTOS --encoder E", 2, "give DATA, or --train and --test"),
