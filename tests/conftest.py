@@ -78,19 +78,27 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def usual_steps():
-    """Let runs of few images make fewer steps; gives the usual number for the choice of a probe.
+    """Let linear probes choose after a fifth of the steps; gives the usual number of them.
 
-    Choosing the regularization of linear probes, and 200 epochs of known classes in a discovery,
-    are otherwise most of what such a run computes. Tests of probes have all steps.
+    Choosing the regularization is otherwise most of what a run computes of few images. Tests of
+    probes have all steps.
     """
-    from nearkin.discovery import stages  # see nearkin_command.py
-    from nearkin.metrics import probe
+    from nearkin.metrics import probe  # see nearkin_command.py
 
     with pytest.MonkeyPatch.context() as patch:
         usual = probe.CHOICE_STEPS
         patch.setattr(probe, "CHOICE_STEPS", usual // 5)
-        patch.setattr(stages, "MAX_EPOCHS", stages.MAX_EPOCHS // 5)
         yield usual
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_known_stage():
+    """Let a discovery learn the known classes for 40 epochs of few images, where it takes 200."""
+    from nearkin.discovery import stages  # see nearkin_command.py
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "MAX_EPOCHS", 40)
+        yield
 
 
 class Lines:
