@@ -1,4 +1,4 @@
-"""Warnings of a discovery: each where there is cause, and none where there is not."""
+"""What the page of a discovery says first; warnings where there is cause, and none elsewhere."""
 
 import re
 
@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 from nearkin.discovery import findings as module
 from nearkin.discovery.findings import early_findings, late_findings
+from nearkin.discovery.report import lead
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.types import UNLABELED
@@ -210,3 +211,17 @@ def test_only_ncd_warns_of_hidden_classes():
         "unlabeled-known"
     ]
     assert early_findings(*inputs, num_novel=1, mode="gcd") == []
+
+
+def test_the_first_paragraph_says_what_was_asked_and_found():
+    known = [f"k{number}" for number in range(14)]
+    number = "estimated by silhouette; the interval is 2 to 4"
+    assert lead("gcd", known, 1, 1200, [700, 450], 50, number) == (
+        "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
+        "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
+        "classes, and 50 were assigned to known classes. The number of novel classes was "
+        "estimated by silhouette; the interval is 2 to 4."
+    )
+    disjoint = lead("ncd", ["dog"], 9, 1, [1], 0, "given")
+    assert "All unlabeled images were assumed novel and clustered into 1 novel class." in disjoint
+    assert "assigned to known" not in disjoint

@@ -307,7 +307,7 @@ def test_filters_of_text_of_numbers_and_of_classes_hold_together(opened):
     assert page.text("#map-count") == "90 of 300 images"
 
 
-def test_the_grid_pages_through_all_that_is_shown_and_selects_by_mouse_and_by_keyboard(opened):
+def test_the_grid_pages_through_all_that_is_shown_by_mouse_and_by_keyboard(opened):
     page = opened()
     page.find("#map-show-grid").click()
     assert page.text("#map-grid h3") == "Visible images: 300"
@@ -333,14 +333,27 @@ def test_the_grid_pages_through_all_that_is_shown_and_selects_by_mouse_and_by_ke
     press("PageDown")
     page.until(f"{focused} === 'animals/098.jpg'")
     assert tiles.count() == 100
+
+
+def test_the_grid_shows_what_is_selected_in_it(opened):
+    page = opened()
+    page.find("#map-show-grid").click()
+    tiles = page.find(".map-images button")
+    page.find("#map-grid select").select_option(label="Score")
+    page.find("#map-grid").get_by_label("Reverse the order").click()
+    tiles.nth(1).click()
+    page.page.keyboard.press("Space")
+    page.page.keyboard.press("PageDown")
+    page.until("document.activeElement.title === 'animals/098.jpg'")
     page.page.keyboard.down("Shift")
     tiles.nth(4).click()
     page.page.keyboard.up("Shift")
-    assert page.text("#map-selection h3") == "5 images selected"
+    assert page.text("#map-selection h3") == "5 images selected"  # 298, and 98 to 95
     page.find("#map-selection").get_by_text("Show in grid").click()
     assert page.text("#map-grid h3") == "Selected images: 5"
-    selected = [tile.get_attribute("title")[8:11] for tile in tiles.all()]
-    assert selected == ["298", "098", "097", "096", "095"]
+    assert [tile.get_attribute("title")[8:11] for tile in tiles.all()] == [
+        "298", "098", "097", "096", "095",
+    ]  # fmt: skip
     page.find("#map-filter").fill("/29")
     page.until("document.querySelectorAll('.map-images button').length === 1")
     page.find("#map-grid").get_by_text("Show all visible").click()

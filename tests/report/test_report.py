@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 import json
 import re
 import shutil
@@ -13,7 +12,6 @@ import pytest
 from builders import save_digits
 from discoveries import rows, write_rows
 from nearkin_command import run as call
-from PIL import Image
 
 from nearkin.commands.explore import explore
 from nearkin.commands.sources import images_of
@@ -22,7 +20,7 @@ from nearkin.evaluation.layout import balanced
 from nearkin.evaluation.metrics import knn_classes
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.metrics.metric import Metric
-from nearkin.report.image_map import COLUMNS, PER_SHEET, image_map, tiles
+from nearkin.report.image_map import image_map
 from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
 
@@ -49,10 +47,13 @@ def packed(page):
     return json.loads(content)
 
 
-def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained_run, trained, tmp_path):
+def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(
+    trained_run, trained, tmp_path, capsys
+):
     left = (trained_run / "report.html").read_bytes()
     assert explore(trained_run, output=tmp_path / "page.html").read_bytes() == left
-    assert explore(trained.path, write=True) == trained.report
+    assert call("explore", trained.path, "--write") == 0
+    assert capsys.readouterr().out.strip() == str(trained.report.resolve())
     page = trained.report.read_bytes()
     trained.map.unlink()
     explore(trained.path, write=True)
@@ -111,18 +112,6 @@ def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
     right = float((answers[answered] == embeddings.class_names[answered]).mean())
     measured = trained.read_summary()["metrics"]["encoder"]["kNN top-1"]["value"]
     assert right == pytest.approx(measured, abs=1e-12)
-
-
-def test_tiles_are_the_images_in_their_order(trained):
-    images = images_of(trained)
-    sheets = tiles(images, 8)
-    assert len(sheets) == 1
-    sheet = np.asarray(Image.open(io.BytesIO(sheets[0])))
-    assert PER_SHEET == COLUMNS**2
-    for row in (0, 17, 199):
-        top, left = 8 * (row // COLUMNS), 8 * (row % COLUMNS)
-        tile = sheet[top : top + 8, left : left + 8]
-        np.testing.assert_array_equal(tile, images.read(row))
 
 
 def test_a_sample_has_as_many_of_every_class_as_it_can():
@@ -188,13 +177,6 @@ def test_images_that_are_gone_are_left_out_of_the_map(trained):
     layout = image_map(trained, read_embeddings(trained.embeddings, few), few)
     assert layout.names == tuple(few.names)
     assert layout.number.tolist() == list(range(len(few)))
-
-
-def test_the_command_prints_where_the_page_is_in_which_pixels_stand(trained, capsys):
-    assert call("explore", trained.path, "--write") == 0
-    assert capsys.readouterr().out.strip() == str(trained.report.resolve())
-    (sheet,) = packed(trained.report.read_text())["sheets"]
-    assert base64.b64decode(sheet)[8:12] == b"WEBP"
 
 
 def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
