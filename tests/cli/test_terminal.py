@@ -290,9 +290,20 @@ def test_an_interrupt_during_an_evaluation_clears_the_line():
     assert not [row for row in rows if "━" in row]
 
 
+IMPORTS = """
+import os
+before = {**os.environ}
+import nearkin
+nearkin.train, nearkin.load, nearkin.View
+import torch
+assert {**os.environ} == before
+"""
+
+
 def test_waiting_threads_leave_their_cores_to_other_work_unless_told_otherwise():
+    """And no variable of the process is changed for it."""
     usual = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    command = [sys.executable, "-c", "import nearkin, torch"]
+    command = [sys.executable, "-c", IMPORTS]
     for asked, policy in ({}, b"PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, b"ACTIVE"):
         env = usual | {"OMP_DISPLAY_ENV": "true"} | asked
         done = subprocess.run(command, capture_output=True, env=env, check=True)

@@ -160,7 +160,10 @@ LOADERS = {"load", "open_memmap", "read_array"}
 def unsafe(call):
     """What a call could run, or unpickle."""
     name = ast.unparse(call.func)
-    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    told = [
+        keyword for keyword in call.keywords if keyword.arg in ("allow_pickle", "weights_only")
+    ]
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in told}
     if name in CALLS or re.match(r"os\.(exec|spawn|posix_spawn|system)|.*\.extractall$", name):
         yield name
     if given.get("allow_pickle", "False") != "False":
