@@ -104,7 +104,7 @@ def test_planted_copies_and_nothing_else_are_found_without_an_encoder(planted):
     assert (found.threshold, found.estimate) == (None, None)
 
 
-def test_features_find_more_than_pixels_do_and_are_told_apart(planted, tmp_path, vectors):
+def test_features_find_more_than_pixels_do_and_are_told_apart(planted, vectors):
     found = nearkin.duplicates(planted[0], vectors=vectors, threshold=0.99)
     pixels = {(each.path, each.of) for each in nearkin.duplicates(planted[0]).dropped}
     more = {(each.path, each.of) for each in found.dropped if each.why == "similar features"}

@@ -85,7 +85,7 @@ def test_images_like_no_class_are_flagged(discovery, tmp_path):
 
 
 def test_new_images_of_known_classes_are_found_after_a_discovery_of_novel_ones_alone(
-    flat, labels, encoder, pixels, tmp_path
+    labels, encoder, pixels, tmp_path
 ):
     """That unlabeled images are of novel classes is true of the images of the run, not of others."""
     out = tmp_path / "run"

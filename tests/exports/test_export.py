@@ -287,7 +287,7 @@ def heads(kind: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("kind", "format"), [("linear", "onnx"), ("cosine", "torch-export")])
-def test_a_classifier_gives_the_probabilities_of_assign(run_of, data, tmp_path, kind, format):
+def test_a_classifier_gives_the_probabilities_of_assign(data, tmp_path, kind, format):
     run = classified(tmp_path / "run", data, heads(kind))
     exported = nearkin.export(run, data, output=tmp_path / "out", format=format)
     assert exported.what == f"5 classes as {format}"

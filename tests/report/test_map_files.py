@@ -72,7 +72,7 @@ def test_zoomed_in_points_become_images_of_their_sheets(page):
     assert "2.webp" in asked_for(page)
 
 
-def test_names_are_found_and_sorted_and_saved(page, tmp_path):
+def test_names_are_found_and_sorted(page):
     page.find("#map-filter").fill("animals/29")
     page.until("document.getElementById('map-count').textContent === '10 of 300 images'")
     assert asked_for(page) == [f"{number}.js" for number in range(5)]
