@@ -26,6 +26,7 @@ from nearkin.discovery.clusters import CLUSTER_COLUMNS
 from nearkin.discovery.rounds import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.metrics import attentive
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, write_csv
 
@@ -368,16 +369,11 @@ def classified(tmp_path_factory, data, trained):
     write_encoder(folder / "encoder.safetensors", encoder.backbone, encoder.details, view)
     rows = [[f"{number:02d}.png", "odd" if number % 2 else HOSTILE] for number in range(12)]
     write_csv(folder / "labels.csv", ("path", "label"), rows)
-    nearkin.classify(
-        folder / "encoder.safetensors",
-        str(data),
-        output=folder / "run",
-        labels=folder / "labels.csv",
-        train_layers="attentive",
-        baselines=False,
-        workers=0,
-        report=False,
-    )
+    how = {"labels": folder / "labels.csv", "train_layers": "attentive", "output": folder / "run"}
+    how |= {"baselines": False, "workers": 0, "report": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attentive, "STEPS", 15)  # it is looked at, whatever it has learned
+        nearkin.classify(folder / "encoder.safetensors", str(data), **how)
     return folder / "run"
 
 
