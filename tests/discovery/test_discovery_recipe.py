@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -28,28 +29,21 @@ from nearkin.training.loop import steps
 
 HOME = Path(nearkin.__file__).parent / "recipes"
 RECIPES = sorted(HOME.glob("discovery/*.toml"))
-PER_CLASS = {
-    "cifar10": 5000, "cub": 30, "stanford_cars": 41, "cifar100": 500, "imagenet100": 1300,
-    "herbarium19": 50,
+
+
+class Sizes(NamedTuple):
+    """Of the data set that a recipe is called after."""
+
+    per_class: int  # Training images of each class
+    known: int  # Known classes, where a table of labeled images names them
+    labeled: int  # Labeled training images (Vaze et al. 2022, table 1)
+
+
+SIZES = {
+    "cifar10": Sizes(5000, 0, 25_000), "cub": Sizes(30, 100, 1500),
+    "stanford_cars": Sizes(41, 98, 2000), "cifar100": Sizes(500, 80, 20_000),
+    "imagenet100": Sizes(1300, 50, 31_900), "herbarium19": Sizes(50, 341, 8900),
 }  # fmt: skip
-"""Training images of each class, by the data set that a recipe is called after."""
-NUM_KNOWN = {
-    "cub": 100,
-    "stanford_cars": 98,
-    "cifar100": 80,
-    "imagenet100": 50,
-    "herbarium19": 341,
-}
-"""Known classes, where a table of labeled images names them."""
-LABELED = {
-    "cifar10": 25_000,
-    "cub": 1500,
-    "stanford_cars": 2000,
-    "cifar100": 20_000,
-    "imagenet100": 31_900,
-    "herbarium19": 8900,
-}
-"""Labeled training images (Vaze et al. 2022, table 1)."""
 SIDE, EACH, CPU = 32, 2, torch.device("cpu")
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -58,7 +52,7 @@ each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.ste
 def classes_of(path):
     """Known classes, and how many more there are."""
     settings = read_toml(path, DiscoverConfig)
-    numbered = [f"known {number}" for number in range(NUM_KNOWN.get(path.stem, 0))]
+    numbered = [f"known {number}" for number in range(SIZES[path.stem].known)]
     return numbered or settings["known"], settings["classes"]
 
 
@@ -78,22 +72,15 @@ def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it():
 def test_a_recipe_leaves_nothing_to_chance_and_fits_its_data_set_also_with_classes_hidden(path):
     settings, (known, _) = read_toml(path, DiscoverConfig), classes_of(path)
     config, options = DiscoverConfig(**settings), settings["options"]
-    decided = [
-        "classes",
-        "mode",
-        "train_layers",
-        "epochs",
-        "batch_size",
-        "augment",
-    ]
-    decided += ["known"] if path.stem not in NUM_KNOWN else []
+    decided = ["classes", "mode", "train_layers", "epochs", "batch_size", "augment"]
+    decided += [] if SIZES[path.stem].known else ["known"]
     assert all(settings[name] != "auto" for name in decided)
     assert candidates(config) == [Candidate(config.mode)], "trials would choose"
     method = MODE_METHODS[config.mode]
     assert checked_options(method, config.options) == options
     hidden = {len(fold) for fold in folds(len(known), settings["classes"], seed=0)}
     for count in {settings["classes"], *hidden}:
-        sizes = count * PER_CLASS[path.stem], settings["batch_size"] // 2
+        sizes = count * SIZES[path.stem].per_class, settings["batch_size"] // 2
         assert options.items() <= method_options(method, options, *sizes).items()
 
 
@@ -111,8 +98,8 @@ def small(path):
 def test_a_recipe_is_as_long_as_its_source(path):
     """200 epochs of all images, 128 at a time, the last ones of an epoch left out."""
     settings, (known, novel) = read_toml(path, DiscoverConfig), classes_of(path)
-    labeled, count = LABELED[path.stem], (len(known) + novel) * PER_CLASS[path.stem]
-    rows = np.split(np.arange(count), [labeled])
+    count = (len(known) + novel) * SIZES[path.stem].per_class
+    rows = np.split(np.arange(count), [SIZES[path.stem].labeled])
     sampler = TwoStreamBatchSampler(
         rows[0], rows[0] % len(known), rows[1], settings["batch_size"], seed=0
     )

@@ -59,9 +59,6 @@ def test_only_what_is_looked_at_is_loaded(page):
     assert [name for name in names if name.startswith("animals")] == [
         label for label in labels if label.startswith("animals")
     ]
-
-
-def test_zoomed_in_points_become_images_of_their_sheets(page):
     at = page.spot(MANY, 149)
     page.page.mouse.move(*at)
     page.find("#map-canvas").focus()
