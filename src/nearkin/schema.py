@@ -222,13 +222,18 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {own[close[0]]}?" if close else ""
 
 
-@cache
-def parameter_docs(described: Any) -> Mapping[str, str]:
+def parameter_docs(described: Any) -> dict[str, str]:
     """What docstrings say of a function's parameters, or of a class's fields, by name."""
+    sources = reversed(described.__mro__[:-1]) if isinstance(described, type) else [described]
+    parameters = [each for source in sources for each in _documented(source)]
+    return {each.arg_name: " ".join((each.description or "").split()) for each in parameters}
+
+
+@cache
+def _documented(source: Any) -> Any:
+    """The parameters in one docstring, or the fields of one class."""
     from docstring_parser import parse, parse_from_object
 
-    sources = reversed(described.__mro__[:-1]) if isinstance(described, type) else [described]
-    # Sentences below the fields of a class are in its source, which takes long to parse.
-    texts = [parse_from_object(x) if is_dataclass(x) else parse(x.__doc__ or "") for x in sources]
-    parameters = [each for text in texts for each in text.params]
-    return {each.arg_name: " ".join((each.description or "").split()) for each in parameters}
+    # Sentences below fields are in the source of a class alone, which takes long to parse.
+    found = parse_from_object(source) if is_dataclass(source) else parse(source.__doc__ or "")
+    return found.params
