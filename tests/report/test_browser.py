@@ -97,11 +97,6 @@ def test_zoomed_in_points_become_images_and_dragging_moves_the_map(opened):
     page.turns(at, tile_color(149))
     page.find("#map-fit").click()
     page.turns(at, OCHRE)
-    for keys in (("+", "-"), (*"++++", "Home")):
-        page.find("#map-canvas").focus()
-        for key in keys:
-            page.page.keyboard.press(key)
-        page.turns(at, OCHRE)
     x, y = at
     page.page.mouse.move(x, y)
     page.page.mouse.down()
@@ -401,6 +396,19 @@ def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
     press("Space")
     assert page.live_text == "1 image selected."
     assert page.find("#map-selection .map-tiles button").get_attribute("title") == expected(row)[0]
+
+
+def test_keys_zoom(opened):
+    page = opened()
+    page.find("#map-canvas").focus()
+    at = page.spot(SMALL, 21)
+    page.page.keyboard.press("+")
+    assert page.color(*at) != BLUE
+    page.page.keyboard.press("-")
+    assert page.color(*at) == BLUE
+    for key in (*"++++", "Home"):
+        page.page.keyboard.press(key)
+    page.turns(at, BLUE)
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
