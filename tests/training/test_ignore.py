@@ -11,7 +11,9 @@ from builders import noise
 from kills import resumed_steps
 from nearkin_command import run
 from PIL import Image
+from small import fork_workers
 
+import nearkin
 from nearkin.commands.run import Run
 from nearkin.data.opening import open_images
 from nearkin.evaluation.column import ColumnTest
@@ -123,13 +125,15 @@ def test_a_number_that_cannot_be_taken_is_missing_with_the_reason(table, tmp_pat
     lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
     shutil.copytree(table.parent, tmp_path / "data")
     (tmp_path / "data" / "images.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    folder = train(tmp_path / "data" / "images.csv", tmp_path / "run", "--ignore", "camera")
-    summary = folder.read_summary()
+    how = dict(backbone="tiny", batch_size=16, epochs=1, evaluate_every=0, ignore="camera")
+    run = nearkin.train(tmp_path / "data" / "images.csv", output=tmp_path / "run", **how)
+    summary = run.folder.read_summary()
     assert "column" not in summary
     assert "0 among the test images" in summary["left_out"]["kNN of camera"]
 
 
-def test_two_processes_have_the_same_batches(ignoring, table, tmp_path):
+def test_two_processes_have_the_same_batches(ignoring, table, tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     both = train(table, tmp_path / "both", "--ignore", "camera", "--devices", 2)
     assert losses(both) == pytest.approx(losses(ignoring), rel=1e-3)
 
