@@ -197,14 +197,6 @@ def test_each_layer_learns_at_a_share_of_the_rate_of_the_one_above(architecture)
     assert not targets & rates.keys()
 
 
-def test_without_layers_and_frozen_epochs_the_groups_are_as_ever():
-    method = started("simclr", "resnet", adapt=False)
-    for name in ("sgd", "lars", "adamw"):
-        groups = build_optimizer(method, name=name, lr=0.1, weight_decay=0.1).param_groups
-        assert len(groups) == 1 + (name == "adamw")
-        assert all("backbone" not in group for group in groups)
-
-
 def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own():
     method = started("simclr", "resnet", adapt=False)
     optimizer = build_optimizer(
