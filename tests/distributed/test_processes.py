@@ -1,6 +1,5 @@
 """A training by several real processes, however they were started, and what becomes of it."""
 
-import csv
 import gc
 import json
 import os
@@ -30,6 +29,7 @@ from nearkin.distributed.launch import process_group
 from nearkin.distributed.ranks import RankInfo, num_processes, rank_info, slurm_env
 from nearkin.errors import UsageError
 from nearkin.run.folder import RunFolder
+from nearkin.tables import read_numbers
 from nearkin.training import checkpoint, session
 
 pytestmark = pytest.mark.skipif(
@@ -119,8 +119,7 @@ def signal_to_worker(number: signal.Signals, out: Path, steps: int) -> Iterator[
 
 
 def losses(run: RunFolder) -> list[float]:
-    with run.metrics.open(newline="") as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+    return [row["loss"] for row in read_numbers(run.metrics)]
 
 
 def same_bits(a: RunFolder, b: RunFolder) -> bool:

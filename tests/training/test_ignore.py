@@ -1,6 +1,5 @@
 """Batches of one camera, where the camera is to be ignored: noted in the run, and kept by it."""
 
-import csv
 import json
 import shutil
 
@@ -20,7 +19,7 @@ from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.report.image_map import colorings
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_csv
+from nearkin.tables import read_csv, read_numbers
 from nearkin.training.session import build
 
 SETTINGS = (
@@ -51,8 +50,7 @@ def train(data, out, *more) -> RunFolder:
 
 
 def losses(folder) -> list[float]:
-    with folder.metrics.open(newline="") as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+    return [row["loss"] for row in read_numbers(folder.metrics)]
 
 
 @pytest.fixture(scope="module")
