@@ -6,10 +6,10 @@
 Each patch in tests/planted/ is a bug that a public implementation has had, or nearkin. Its first lines
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
 
-With `--all`, all tests that could notice are run: the files of tests, of whatever room, in which a
-changed line runs, as coverage says of each file alone (build/planted has it). A row of the table says
-how many tests there were, and which failed. Stop it at any time: rows of this commit are kept. A test
-that catches no bug, or none alone, may be superfluous.
+With `--all`, the tests of whatever room are run that run a changed line, by what coverage has seen of
+them without a bug: those of a few seconds, and the one that the bug names. A row of the table says how
+many there were, and which failed. Stop it at any time: what is of this commit is kept. A test that
+catches no bug, or none alone, may be superfluous.
 """
 
 import ast
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import coverage
@@ -36,11 +37,13 @@ import torchvision  # noqa: F401
 ROOT = Path(__file__).parents[1]
 PATCHES = ROOT / "tests" / "planted"
 TABLE = ROOT / "docs" / "planted.csv"
-LINES = ROOT / "build" / "planted"
-"""For each commit, the lines that each file of tests runs."""
+REACHED = ROOT / "build" / "planted"
+"""For each commit, the tests that run a line which a bug changes."""
 COLUMNS = ("bug", "room", "tests", "failed", "commit", "by")
 PATIENCE = 300
 """Seconds without a test that begins or ends: then one hangs."""
+QUICK = 5
+"""Seconds of a test, under coverage. Those that take longer are whole runs, and left out."""
 OPTIONS = (
     *("-q", "--continue-on-collection-errors"),
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
@@ -62,17 +65,26 @@ def copied(folder: Path) -> Path:
 
 
 class Watcher:
-    """A plugin of pytest that notes which tests begin, end and fail."""
+    """A plugin of pytest that notes which tests begin, end and fail.
 
-    def __init__(self, log: Path) -> None:
-        self.log = log
+    With `seen`, coverage is told which test runs; of a fixture that tests share, which file.
+    """
+
+    def __init__(self, log: Path, seen: coverage.Coverage | None = None) -> None:
+        self.log, self.seen, self.test = log, seen, ""
 
     def note(self, kind: str, name: str) -> None:
         with self.log.open("a") as file:
-            file.write(f"{kind}\t{name}\n")
+            file.write(f"{kind}\t{time.time():.2f}\t{name}\n")
+
+    def attribute(self, lines_to: str) -> None:
+        if self.seen:
+            self.seen.switch_context(lines_to)
 
     def pytest_runtest_logstart(self, nodeid):
+        self.test = nodeid
         self.note("begun", nodeid)
+        self.attribute(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid):
         self.note("ended", nodeid)
@@ -83,6 +95,14 @@ class Watcher:
 
     pytest_collectreport = pytest_runtest_logreport
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        if fixturedef.scope != "function":
+            self.attribute("")
+        value = yield
+        self.attribute(self.test)
+        return value
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -90,33 +110,36 @@ class Outcome:
 
     begun: list[str]
     failed: list[str]
+    seconds: dict[str, float]
 
 
-def outcome(root: Path, *arguments: str, lines: Path | None = None) -> Outcome:
+def outcome(root: Path, *arguments: str, lines: coverage.Coverage | None = None) -> Outcome:
     """Give pytest these arguments in a copy, in a process of its own that has imported torch before.
 
-    A test that ends the process, or hangs, has failed. With `lines`, what this process and those that
-    it starts have run of the package is put there, as files of coverage.
+    A test that ends the process, or hangs, has failed. `lines` is to note what it runs.
     """
     log = root.with_name("outcome")
     log.write_bytes(b"")
     child = os.fork()
     if not child:
-        _run(root, list(arguments), Watcher(log), lines)
+        _run(root, list(arguments), Watcher(log, lines))
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         time.sleep(0.05)
         if time.time() - log.stat().st_mtime > PATIENCE:
             os.killpg(child, signal.SIGKILL)
-    notes = [line.split("\t", 1) for line in log.read_text().splitlines()]
-    named = {kind: [name for each, name in notes if each == kind] for kind in ("begun", "failed")}
-    done = {name for kind, name in notes if kind == "ended"}
-    failed = dict.fromkeys([*named["failed"], *(n for n in named["begun"] if n not in done)])
+    times: dict[str, dict[str, float]] = {"begun": {}, "ended": {}, "failed": {}}
+    for line in log.read_text().splitlines():
+        kind, moment, name = line.split("\t", 2)
+        times[kind][name] = float(moment)
+    begun, done = times["begun"], times["ended"]
+    failed = [*times["failed"], *(name for name in begun if name not in done)]
     if os.waitstatus_to_exitcode(ended[1]) and not failed:
-        failed = {"all": None}  # there is no package that tests could import
-    return Outcome(named["begun"], [*failed])
+        failed = ["all"]  # there is no package that tests could import
+    seconds = {name: moment - begun[name] for name, moment in done.items()}
+    return Outcome([*begun], failed, seconds)
 
 
-def _run(root: Path, arguments: list[str], plugin: object, lines: Path | None) -> None:
+def _run(root: Path, arguments: list[str], watcher: Watcher) -> None:
     os.setsid()
     os.chdir(root)
     sys.path[:1] = [str(root), str(root / "src")]  # in place of this file's folder
@@ -126,13 +149,12 @@ def _run(root: Path, arguments: list[str], plugin: object, lines: Path | None) -
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    if lines:
-        seen = coverage.Coverage(str(lines / "data"), data_suffix=True)
-        seen.start()
-    code = pytest.main([*OPTIONS, *arguments], [plugin])
-    if lines:
-        seen.stop()
-        seen.save()
+    if watcher.seen:
+        watcher.seen.start()
+    code = pytest.main([*OPTIONS, *arguments], [watcher])
+    if watcher.seen:
+        watcher.seen.stop()
+        watcher.seen.save()
     os._exit(code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR))
 
 
@@ -182,34 +204,51 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def lines_of_tests(root: Path) -> dict[str, dict[str, list[int]]]:
-    """Of each file of tests, the lines of each file of the package that run in it: measured once."""
-    kept = LINES / f"{commit()}.json"
+def reached(root: Path, bugs: list[Bug]) -> dict[str, list[str]]:
+    """Of each bug, the quick tests that run a line which it changes: found once for a commit."""
+    kept = REACHED / f"{commit()}.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
     for path in sorted(root.glob("tests/**/test_*.py")):
         name = str(path.relative_to(root))
         if name in found:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            outcome(root, "-m", "not slow", name, lines=Path(folder))
-            found[name] = _lines(Path(folder), root)
+            seen = coverage.Coverage(f"{folder}/data", data_suffix=True, branch=False)
+            done = outcome(root, "-m", "not slow", name, lines=seen)
+            quick = {test for test, seconds in done.seconds.items() if seconds < QUICK}
+            found[name] = _reaching(Path(folder), root, bugs, quick)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(found))
-    return found
+    return {
+        bug.path.stem: sorted(
+            {
+                bug.header("Test"),
+                *(test for tests in found.values() for test in tests[bug.path.stem]),
+            }
+        )
+        for bug in bugs
+    }
 
 
-def _lines(folder: Path, root: Path) -> dict[str, list[int]]:
-    """What the files of coverage in a folder say together."""
-    lines: dict[str, set[int]] = {}
+def _reaching(folder: Path, root: Path, bugs: list[Bug], tests: set[str]) -> dict[str, list[str]]:
+    """Of each bug, which tests of a file run its lines, by the files of coverage in a folder.
+
+    Lines that no test alone has run, as those of fixtures and other processes, are run by all.
+    """
+    by_bug: dict[str, set[str]] = {bug.path.stem: set() for bug in bugs}
     for path in folder.iterdir():
         data = coverage.CoverageData(str(path))
         data.read()
-        for file in data.measured_files():
-            name = str(Path(file).relative_to(root))
-            lines.setdefault(name, set()).update(data.lines(file) or ())
-    return {name: sorted(numbers) for name, numbers in lines.items()}
+        for bug in bugs:
+            for file, numbers in changed(bug).items():
+                by_line = data.contexts_by_lineno(str(root / file))
+                for number in numbers & by_line.keys():
+                    for test in by_line[number]:
+                        by_bug[bug.path.stem] |= {test} & tests if test else tests
+    return {name: sorted(each) for name, each in by_bug.items()}
 
 
+@cache
 def changed(bug: Bug) -> dict[str, set[int]]:
     """The lines that a bug changes, or puts something beside: those of the statement, or function."""
     places: dict[str, set[int]] = {}
@@ -227,6 +266,7 @@ def changed(bug: Bug) -> dict[str, set[int]]:
     return {
         file: {line for number in numbers for line in _statement(ROOT / file, number)}
         for file, numbers in places.items()
+        if file.endswith(".py")
     }
 
 
@@ -245,22 +285,13 @@ def _statement(file: Path, number: int) -> range:
     return range(begin, end)
 
 
-def near(bug: Bug, lines: dict[str, dict[str, list[int]]]) -> list[str]:
-    """The files of tests in which a changed line runs, the one that the bug names, and docstrings."""
-    files = {bug.header("Test").partition("::")[0], *changed(bug)}
-    for name, run in lines.items():
-        if any(numbers.intersection(run.get(file, ())) for file, numbers in changed(bug).items()):
-            files.add(name)
-    return sorted(files)
-
-
 def write_row(bug: Bug, root: Path, tests: list[str]) -> None:
-    """Put into the table which of some tests notice a bug, unless it is there from this commit."""
+    """Put into the table which tests notice a bug, unless it is there from this commit."""
     rows = list(csv.DictReader(TABLE.open(newline=""))) if TABLE.exists() else []
     if any((row["bug"], row["commit"]) == (bug.path.stem, commit()) for row in rows):
         return
     bug.apply(root)
-    found = outcome(root, "-m", "not slow", *tests)
+    found = outcome(root, *tests)
     bug.apply(root, "--reverse")
     counts = len(found.begun), len(found.failed)
     values = (bug.path.stem, bug.room, *counts, commit(), " ".join(found.failed))
@@ -278,9 +309,9 @@ def main() -> int:
     if len(names) + 1 < len(sys.argv):
         with tempfile.TemporaryDirectory() as folder:
             root = copied(Path(folder))
-            lines = lines_of_tests(root)
+            tests = reached(root, planted([]))
             for bug in bugs:
-                write_row(bug, root, near(bug, lines))
+                write_row(bug, root, tests[bug.path.stem])
         rows = csv.DictReader(TABLE.open(newline=""))
         return int(any(row["failed"] == "0" for row in rows))
     missed = 0

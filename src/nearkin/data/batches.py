@@ -4,7 +4,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import cycle, islice
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -65,7 +65,8 @@ class ViewDataset(Dataset[Crops]):
     multiple: int = 1  # Of all sides in pixels
     cache: Cache | None = None
     shown_sizes: Sequence[int] = ()
-    """Other sides of the views in pixels, which show the same of their images."""
+    """Other sides of the views in pixels, which show the same of their images; of all views once
+    more after those of all views."""
     by_content: bool = False
     part: slice = field(default_factory=partial(slice, None))  # Of each batch
 
@@ -101,11 +102,11 @@ class ViewDataset(Dataset[Crops]):
             num_channels=self.images.num_channels,
         )
         own_sizes = self.sizes_at(self.image_size)
-        scales = [size / own for size, own in zip(self.sizes, own_sizes, strict=True)]
+        own = zip(cycle(sampled), cycle(own_sizes), self.sizes, strict=False)
         # The blur is in pixels of the view.
         return [
-            params if scale == 1 else replace(params, sigma=params.sigma * np.float32(scale))
-            for params, scale in zip(sampled, scales, strict=True)
+            replace(params, sigma=params.sigma * np.float32(size / own_size))
+            for params, own_size, size in own
         ]
 
     def candidates(self, epoch: int, row: int) -> Iterator[int]:
@@ -296,6 +297,14 @@ class Batches:
         dataset = replace(self.dataset, shown_sizes=sizes, sampler=sampler, cache=None)
         return replace(self, dataset=dataset)
 
+    def shown_again(self, side: int) -> "Batches":
+        """The same views, and all of them once more, of one side, after them.
+
+        A photograph is decoded once for both; not from a cache, whose images may be too small.
+        """
+        sizes = [*self.sizes, *[side] * len(self.sizes)]
+        return replace(self, dataset=replace(self.dataset, shown_sizes=sizes, cache=None))
+
     def views(self, epoch: int, rows: np.ndarray) -> Views:
         """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
         if self.pixels is None:
@@ -329,7 +338,7 @@ class Batches:
         shown, sampled = zip(*plans, strict=True)
         images = pixels[to_device(torch.from_numpy(np.concatenate(shown)), self.device)]
         joined = map(ViewParams.joined, zip(*sampled, strict=True))
-        views = zip(self.dataset.views, self.sizes, joined, strict=True)
+        views = zip(cycle(self.dataset.views), self.sizes, joined, strict=False)
         made = [
             augment(crop(images, params.box, size, view.interpolation), params)
             for view, size, params in views

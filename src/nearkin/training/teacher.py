@@ -9,7 +9,7 @@ runs in every step.
 import hashlib
 import json
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,19 +107,12 @@ class LiveTeacher:
 
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        side, own = self.teacher.image_size, self.batches.load(start, stop)
-        pairs: Iterable[tuple[Batch, Batch]] = ((batch, batch) for batch in own)
-        if any(size != side for size in self.batches.sizes):
-            enlarged = self.batches.enlarged(side, self.sampler)
-            pairs = zip(own, enlarged.load(start, stop), strict=True)
-        for batch, large in pairs:
-            if not torch.equal(batch.index, large.index):  # a file may be gone since it was cached
-                raise DataError(
-                    "an image can no longer be read, and the teacher would see another in its "
-                    "place; put the images back, and give the same command with --resume"
-                )
-            features = tuple(_features(self.teacher, view) for view in large.views)
-            yield replace(batch, teacher=features)
+        count, side = len(self.batches.sizes), self.teacher.image_size
+        same = all(size == side for size in self.batches.sizes)
+        batches = self.batches if same else self.batches.shown_again(side)
+        for batch in batches.load(start, stop):
+            features = tuple(_features(self.teacher, view) for view in batch.views[-count:])
+            yield replace(batch, views=batch.views[:count], teacher=features)
 
 
 @dataclass(frozen=True, eq=False)
