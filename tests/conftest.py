@@ -76,18 +76,21 @@ def pytest_runtest_call(item):
     repeatable(item.nodeid)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def usual_steps():
-    """Let linear probes choose after a fifth of the steps; gives the usual number of them.
+QUICK_PROBES = {"CHOICE_STEPS": 20, "ENOUGH": 1}
 
-    Choosing the regularization is otherwise most of what a run computes of few images. Tests of
-    probes have all steps.
+
+@pytest.fixture(scope="session", autouse=True)
+def usual_probes():
+    """Let probes choose their regularization in few steps and by one fold; gives the usual values.
+
+    That is otherwise most of what a run computes of few images. Tests of probes have the usual.
     """
     from nearkin.metrics import probe  # see nearkin_command.py
 
     with pytest.MonkeyPatch.context() as patch:
-        usual = probe.CHOICE_STEPS
-        patch.setattr(probe, "CHOICE_STEPS", usual // 5)
+        usual = {name: getattr(probe, name) for name in QUICK_PROBES}
+        for name, quick in QUICK_PROBES.items():
+            patch.setattr(probe, name, quick)
         yield usual
 
 

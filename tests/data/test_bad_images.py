@@ -380,6 +380,7 @@ def test_a_full_scan_admits_every_format_and_refuses_what_is_bad(odd):
     assert bad == {name: reason for name, (_, reason) in BAD.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.needs("shared")
 @pytest.mark.parametrize("odd", [collected], indirect=True)
 def test_a_full_scan_admits_or_refuses_every_odd_file_as_it_decodes(odd):

@@ -62,9 +62,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("side", [28, 32, 64, 300])
 @pytest.mark.parametrize(
-    "images", ["crops", pytest.param("caltech", marks=pytest.mark.needs("shared"))]
+    ("images", "side"),
+    [
+        *(("crops", side) for side in (28, 64, 300)),
+        *(pytest.param("caltech", side, marks=pytest.mark.needs("shared")) for side in (28, 300)),
+    ],
 )
 def test_copies_of_photographs_of_any_size_are_found(images, side, request, tmp_path):
     photographs = request.getfixturevalue(images)
@@ -86,6 +89,7 @@ def test_copies_of_photographs_of_any_size_are_found(images, side, request, tmp_
     assert (found.num_exact, found.num_near) == (20, 20 * len(CHANGES) - lost)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("shared")
 def test_different_photographs_and_characters_are_not_merged(caltech):
     found = duplicates(caltech)

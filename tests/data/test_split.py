@@ -55,12 +55,13 @@ def test_labels_have_no_say(labels, other, share, seed):
 
 
 def test_a_group_that_is_larger_than_what_is_held_out_trains_if_another_can_be_held_out():
+    one_large = samples(1000, groups=[0] * 900 + list(range(900, 1000)))
+    both_large = samples(100, groups=[0] * 60 + [60] * 40)
     for seed in range(10):
-        groups = [0] * 900 + list(range(900, 1000))
-        train, test = split_rows(samples(1000, groups=groups), 0.2, seed)
+        train, test = split_rows(one_large, 0.2, seed)
         assert set(range(900)) <= set(train)
         assert 1 <= len(test) < 50  # of the 100 others, .2 with a deviation of .04
-        train, test = split_rows(samples(100, groups=[0] * 60 + [60] * 40), 0.1, seed)
+        train, test = split_rows(both_large, 0.1, seed)
         assert (len(train), len(test)) == (60, 40)  # the smaller of two that are too large
 
 
@@ -74,10 +75,14 @@ def test_the_seed_decides_and_nothing_else():
     assert abs(len(test) - 800) < 126  # five deviations of a binomial of mean 800
 
 
+@pytest.fixture(scope="module")
+def images():
+    return samples(100)
+
+
 @settings(max_examples=30)
-@given(st.sets(st.integers(0, 299), min_size=150), st.integers(0, 99))
-def test_a_image_stays_on_its_side_when_others_come_or_go(subset, seed):
-    images = samples(300)
+@given(subset=st.sets(st.integers(0, 99), min_size=50), seed=st.integers(0, 99))
+def test_a_image_stays_on_its_side_when_others_come_or_go(images, subset, seed):
     rows = np.array(sorted(subset))
     _, test = split_rows(images, 0.3, seed)
     _, fewer = split_rows(images.subset(rows), 0.3, seed)

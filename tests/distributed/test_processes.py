@@ -1,6 +1,5 @@
 """A training by several real processes, however they were started, and what becomes of it."""
 
-import csv
 import gc
 import json
 import os
@@ -11,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import active_children
 from pathlib import Path
 from threading import Event, Thread
 
@@ -21,6 +21,7 @@ from builders import pixels
 from nearkin_command import run
 from processes import SECONDS, children, ended, environment, fork, free_port, srun, wait_until
 from safetensors.torch import load_file
+from small import fork_workers
 
 from nearkin import files
 from nearkin.distributed import all_reduce_max, available_cpus, training_group
@@ -28,6 +29,7 @@ from nearkin.distributed.launch import process_group
 from nearkin.distributed.ranks import RankInfo, num_processes, rank_info, slurm_env
 from nearkin.errors import UsageError
 from nearkin.run.folder import RunFolder
+from nearkin.tables import read_numbers
 from nearkin.training import checkpoint, session
 
 pytestmark = pytest.mark.skipif(
@@ -38,6 +40,12 @@ SETTINGS = [
     "--batch-size", "16", "--epochs", "3", "--precision", "fp32", "--val", "0",
     "--evaluate-every", "0", "--save-every", "1", "--device", "cpu", "--optimizer", "sgd",
 ]  # fmt: skip
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    """Let the workers of runs be forks, which start sooner than anew."""
+    fork_workers(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +106,7 @@ def signal_to_worker(number: signal.Signals, out: Path, steps: int) -> Iterator[
         while saved_steps(out) < steps:
             if ended.wait(0.01):
                 return
-        workers.extend(children(os.getpid()))
+        workers.extend(child.pid for child in active_children())
         os.kill(workers[0], number)
 
     thread = Thread(target=send)
@@ -111,8 +119,7 @@ def signal_to_worker(number: signal.Signals, out: Path, steps: int) -> Iterator[
 
 
 def losses(run: RunFolder) -> list[float]:
-    with run.metrics.open(newline="") as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+    return [row["loss"] for row in read_numbers(run.metrics)]
 
 
 def same_bits(a: RunFolder, b: RunFolder) -> bool:
@@ -179,6 +186,7 @@ def test_srun_starts_the_same_training(data, both, tmp_path):
     assert same_bits(RunFolder(tmp_path / "run"), both)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_signal_to_one_process_stops_all_after_the_same_step(data, both, tmp_path, capsys):
     """To the second: the first has to hear of it."""
     out = tmp_path / "run"
@@ -206,6 +214,7 @@ def test_another_number_of_processes_goes_on_from_the_same_step(data, alone, tmp
     assert difference(RunFolder(out), alone) < 1e-3
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, tmp_path, capsys):
     out = tmp_path / "run"
     with signal_to_worker(signal.SIGKILL, out, 5):
@@ -260,6 +269,7 @@ def test_a_process_that_hangs_ends_the_run(data, tmp_path):
     assert not Path(f"/proc/{helper}").exists()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_failure_of_another_process_is_told(data, tmp_path, monkeypatch, capsys):
     """The first has read its images before they vanish."""
     copy = Path(shutil.copy(data, tmp_path / "images.npz"))
@@ -271,6 +281,7 @@ def test_a_failure_of_another_process_is_told(data, tmp_path, monkeypatch, capsy
     assert "no such file" in last
 
 
+@pytest.mark.usefixtures("forks")
 def test_what_diverges_in_all_processes_is_one_error(data, tmp_path, capfd):
     too_fast = ["--lr", "1e9", "--warmup", "0"]
     assert train(data, tmp_path / "run", "--devices", "2", *too_fast) == 6

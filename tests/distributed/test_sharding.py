@@ -25,7 +25,7 @@ from nearkin.training import checkpoint
 from nearkin.training.fit import evaluating
 from nearkin.training.optimizer import build_optimizer
 
-STEPS, HALF = 8, 4
+STEPS, HALF = 4, 2
 SGD = ("sgd", 0.05)
 CASES = {"simclr": ("lars", 1.0), "moco": SGD, "byol": ("adamw", 1e-3), "swav": SGD}
 CLOSE = 1e-9

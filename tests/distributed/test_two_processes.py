@@ -18,7 +18,9 @@ from nearkin.memory import Queue
 from nearkin.methods import METHODS
 from nearkin.training import checkpoint
 
-STEPS, HALF = 8, 4
+STEPS, HALF = 4, 2
+CONTROLLED = 3
+"""Steps after which a control shows in memories as well."""
 CLOSE = 1e-9
 """Relative difference allowed over the parameters and memories of a method, as one vector."""
 
@@ -72,7 +74,7 @@ def train_on_rank(rank: int, folder: Path) -> dict:
         with pytest.MonkeyPatch.context() as monkey:
             sabotage(monkey)
             method = small(name)
-            train(method, name, rank, 2, until=5)
+            train(method, name, rank, 2, until=CONTROLLED)
             outcomes[control] = method.state_dict()
     return outcomes
 
@@ -124,7 +126,7 @@ def test_either_goes_on_from_where_the_other_stopped(name, folder, alone, both):
 def test_what_makes_processes_differ_is_noticed(control, both):
     name = CONTROLS[control][1]
     alone = small(name)
-    train(alone, name, until=5)
+    train(alone, name, until=CONTROLLED)
     assert difference(both[0][control], alone.state_dict()) > 1e3 * CLOSE
 
 

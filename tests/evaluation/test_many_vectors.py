@@ -39,6 +39,12 @@ def write_parts(path, of, encoder="e"):
     return path
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Fewer draws of few-shot classifiers than there are, since each costs the same again."""
+    monkeypatch.setattr(metrics, "DRAWS", 2)
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vectors")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from types_checked import unchecked
 
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
@@ -160,6 +161,7 @@ def test_baselines_and_teachers_are_compared_image_by_image_too():
     assert kept(replace(teacher[0], ratio_low=None)) == ""
 
 
+@unchecked()
 def test_equal_classifiers_are_called_different_as_rarely_as_the_level_says():
     """By comparing one's interval with the other's value it was 7.2 % on each side."""
     rng, clear = np.random.default_rng(0), []
@@ -201,6 +203,7 @@ def test_refits_are_those_of_banks_without_a_whole_group():
     assert {*refits.mean(axis=1).tolist()} == {knn(bank, test)[0].value for bank in rest}
 
 
+@unchecked()
 def test_the_interval_holds_the_truth_about_other_banks_too():
     """Small banks, each drawn anew: without their variance the interval is far too short."""
     repeats, covered, variances = 80, np.zeros(2), []

@@ -41,6 +41,11 @@ def run_at(step, name="moco", optimizer="lars", **options):
     return method, built
 
 
+def plain_at(step):
+    """One with little to write."""
+    return run_at(step, "simclr", "sgd")
+
+
 def memory_of(run):
     method, optimizer = run
     return copy.deepcopy({"method": method.state_dict(), "optimizer": optimizer.state_dict()})
@@ -280,11 +285,11 @@ def die_at_line(number):
 
 
 def kill_at_every_line(_, folder):
-    outcomes, run = [], run_at(0)
-    save(folder, 1, *run_at(1))
+    outcomes, run = [], plain_at(0)
+    save(folder, 1, *plain_at(1))
     for line in itertools.count(1):
         before = load(folder, *run).step
-        new = run_at(before + 1)
+        new = plain_at(before + 1)
 
         def work(line=line, before=before, new=new):
             die_at_line(line)
@@ -296,7 +301,7 @@ def kill_at_every_line(_, folder):
         half_written = any(files.PARTIAL in name for name in names(folder))
         after = load(folder, *run)
         assert not after.damaged, line
-        assert same(memory_of(run), memory_of(run_at(after.step))), line
+        assert same(memory_of(run), memory_of(plain_at(after.step))), line
         outcomes.append((after.step - before, half_written))
     assert os.WEXITSTATUS(status) == 0
     assert len(names(folder)) == 3  # the first save that lived to its end has tidied up
@@ -314,9 +319,9 @@ def test_a_kill_at_any_line_leaves_the_newest_or_the_one_before(tmp_path):
 def fill_the_disk(_, folder):
     """Let files grow to ever more bytes, and no further."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    size = save(folder, 1, *run_at(1)).stat().st_size
+    size = save(folder, 1, *plain_at(1)).stat().st_size
     says = r"cannot write the checkpoint \S+ckpt-00000002\.pt of [\d,]+ bytes.*File too large"
-    run = run_at(2)
+    run = plain_at(2)
     limits = range(0, size, size // 40)
     assert len(limits) >= 40
     for limit in limits:
@@ -324,10 +329,10 @@ def fill_the_disk(_, folder):
         with pytest.raises(ResourceError, match=says):
             save(folder, 2, *run)
         assert names(folder) == ["ckpt-00000001.pt"]
-        assert load(folder, *run_at(0)).step == 1
+        assert load(folder, *plain_at(0)).step == 1
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     save(folder, 2, *run)  # there is room again
-    assert load(folder, *run_at(0)).step == 2
+    assert load(folder, *plain_at(0)).step == 2
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path):

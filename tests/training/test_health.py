@@ -111,7 +111,7 @@ def test_a_spread_that_rises_is_no_collapse_but_one_that_fluctuates_or_a_rank_th
 def collapsing(out, **settings):
     """A run whose weights decay to nothing."""
     config = TrainConfig(
-        backbone="tiny", image_size=16, batch_size=16, epochs=12, evaluate_every=1, lr=0.05,
+        backbone="tiny", image_size=16, batch_size=16, epochs=7, evaluate_every=1, lr=0.05,
         optimizer="adamw", weight_decay=19.0, save_every=1000, report=False, **settings,
     )  # fmt: skip
     return train(pixels(64), config, output=out)

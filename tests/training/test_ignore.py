@@ -1,6 +1,5 @@
 """Batches of one camera, where the camera is to be ignored: noted in the run, and kept by it."""
 
-import csv
 import json
 import shutil
 
@@ -11,14 +10,16 @@ from builders import noise
 from kills import resumed_steps
 from nearkin_command import run
 from PIL import Image
+from small import fork_workers
 
+import nearkin
 from nearkin.commands.run import Run
 from nearkin.data.opening import open_images
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.report.image_map import colorings
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_csv
+from nearkin.tables import read_csv, read_numbers
 from nearkin.training.session import build
 
 SETTINGS = (
@@ -49,8 +50,7 @@ def train(data, out, *more) -> RunFolder:
 
 
 def losses(folder) -> list[float]:
-    with folder.metrics.open(newline="") as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+    return [row["loss"] for row in read_numbers(folder.metrics)]
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +123,15 @@ def test_a_number_that_cannot_be_taken_is_missing_with_the_reason(table, tmp_pat
     lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
     shutil.copytree(table.parent, tmp_path / "data")
     (tmp_path / "data" / "images.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    folder = train(tmp_path / "data" / "images.csv", tmp_path / "run", "--ignore", "camera")
-    summary = folder.read_summary()
+    how = dict(backbone="tiny", batch_size=16, epochs=1, evaluate_every=0, ignore="camera")
+    run = nearkin.train(tmp_path / "data" / "images.csv", output=tmp_path / "run", **how)
+    summary = run.folder.read_summary()
     assert "column" not in summary
     assert "0 among the test images" in summary["left_out"]["kNN of camera"]
 
 
-def test_two_processes_have_the_same_batches(ignoring, table, tmp_path):
+def test_two_processes_have_the_same_batches(ignoring, table, tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     both = train(table, tmp_path / "both", "--ignore", "camera", "--devices", 2)
     assert losses(both) == pytest.approx(losses(ignoring), rel=1e-3)
 

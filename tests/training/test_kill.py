@@ -12,7 +12,7 @@ METHODS = ("moco", "ncl", "seed")
 """With a queue and a target; with labels and two queues; with a teacher."""
 MORE = ("instdisc", "swav")
 """With a bank; with phases."""
-PERIOD = 4
+PERIOD = 8
 """One kill of so many comes at random."""
 
 

@@ -61,8 +61,8 @@ class LabelCheck:
         return [
             f"{len(self.doubts):,} of {self.num_labels:,} contradict their neighbors{among} or "
             f"({pairs:,}) a duplicate",
-            f"of {count(self.planted, 'label')} made wrong, a share of {self.recall:.3f} is found, "
-            f"with precision {value:.3f} [{low:.3f}, {high:.3f}]",
+            f"of {count(self.planted, 'label')} made wrong, a share of {self.recall:.3f} is "
+            f"found, with precision {value:.3f} [{low:.3f}, {high:.3f}]",
         ]
 
 

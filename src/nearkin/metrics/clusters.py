@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -68,23 +68,30 @@ def right(labels: Labels, clusters: Labels, mapping: Mapping[int, int]) -> Bool[
 # As two labelings
 
 
-def contingency(labels: Labels, clusters: Labels) -> Any:
-    """Return how many images each class and each cluster share, as a sparse array of scipy."""
+class Contingency(NamedTuple):
+    """How many images each class and each cluster share, and how many each has."""
+
+    joint: Float[np.ndarray, " cells"]
+    of_class: Float[np.ndarray, " classes"]
+    of_cluster: Float[np.ndarray, " clusters"]
+
+
+def contingency(labels: Labels, clusters: Labels) -> Contingency:
+    """Return the contingency table of two labelings."""
     pairs = _Pairs.of(labels, clusters)
-    return pairs.table(np.bincount(pairs.cell))
+    return pairs.contingency(np.bincount(pairs.cell), pairs.row, pairs.column)
 
 
-def normalized_mutual_information(table: Any) -> float:
+def normalized_mutual_information(table: Contingency) -> float:
     """Mutual information of a contingency table over the mean of both entropies, from 0 to 1."""
-    shares = (table.data, table.sum(axis=1), table.sum(axis=0))
-    joint, of_class, of_cluster = (_entropy(counts / table.sum()) for counts in shares)
+    joint, of_class, of_cluster = (_entropy(counts / table.joint.sum()) for counts in table)
     both = of_class + of_cluster
     return max(0.0, 2 * (both - joint) / both) if both > 0 else 1.0
 
 
-def adjusted_rand_index(table: Any) -> float:
+def adjusted_rand_index(table: Contingency) -> float:
     """Adjusted Rand index of a contingency table (Hubert & Arabie 1985), from -.5 to 1."""
-    counts = (table.data, table.sum(axis=1), table.sum(axis=0), table.sum())
+    counts = (*table, table.joint.sum())
     together, of_class, of_cluster, pairs = (float((x * (x - 1.0)).sum()) for x in counts)
     if of_class == of_cluster == together:
         return 1.0
@@ -92,7 +99,7 @@ def adjusted_rand_index(table: Any) -> float:
     return (together - expected) / ((of_class + of_cluster) / 2 - expected)
 
 
-LOWEST: Final[Mapping[Callable[[Any], float], float]] = {
+LOWEST: Final[Mapping[Callable[[Contingency], float], float]] = {
     normalized_mutual_information: 0.0,
     adjusted_rand_index: -0.5,
 }
@@ -100,7 +107,7 @@ LOWEST: Final[Mapping[Callable[[Any], float], float]] = {
 
 
 def agreement(
-    statistic: Callable[[Any], float],
+    statistic: Callable[[Contingency], float],
     labels: Labels,
     clusters: Labels,
     groups: Groups = None,
@@ -147,33 +154,41 @@ class _Pairs:
         return cls(classes, names, *np.divmod(cells, max(len(names), 1)), cell)
 
     def table(self, count: Int[np.ndarray, " cells"] | Float[np.ndarray, " cells"]) -> Any:
-        """Return the table of so many images of each cell."""
-        return self._table(count, self.row, self.column)
+        """Return a sparse array of scipy, of so many images of each cell."""
+        from scipy.sparse import coo_array
+
+        shape = len(self.classes), len(self.clusters)
+        return coo_array((count, (self.row, self.column)), shape=shape).tocsr()
 
     def shuffled(
         self,
         count: Int[np.ndarray, " cells"],
         all_images: Int[np.ndarray, " cells"],
         generator: np.random.Generator,
-    ) -> Any:
+    ) -> Contingency:
         """Return the table of so many of each cell, some of which go to another one's cluster."""
         total = int(count.sum())
         moved = generator.choice(total, min(generator.poisson(UNSEEN), total), replace=False)
         left = np.searchsorted(count.cumsum(), moved, side="right")
         entered = generator.choice(len(self.column), len(left), p=all_images / all_images.sum())
         one = np.ones(len(left), np.int64)
-        return self._table(
+        return self.contingency(
             np.concatenate([count, -one, one]),
             np.concatenate([self.row, self.row[left], self.row[left]]),
             np.concatenate([self.column, self.column[left], self.column[entered]]),
         )
 
-    def _table(self, count: np.ndarray, row: np.ndarray, column: np.ndarray) -> Any:
-        from scipy.sparse import coo_array
-
-        shape = len(self.classes), len(self.clusters)
-        # Counts of one cell are added here, but not by `csr_array` of scipy 1.13.
-        return coo_array((count, (row, column)), shape=shape).tocsr()
+    def contingency(
+        self,
+        count: Int[np.ndarray, " parts"],
+        row: Int[np.ndarray, " parts"],
+        column: Int[np.ndarray, " parts"],
+    ) -> Contingency:
+        """Return the table of counts of cells, of which one may be listed in several parts."""
+        width = max(len(self.clusters), 1)
+        cells, cell = np.unique(row * width + column, return_inverse=True)
+        joint = np.bincount(cell, count)
+        return Contingency(joint, *(np.bincount(x, joint) for x in np.divmod(cells, width)))
 
 
 def _entropy(shares: Float[np.ndarray, "*counts"]) -> float:
