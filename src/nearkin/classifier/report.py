@@ -79,12 +79,12 @@ def score_meaning(calibration: Calibration | None, images: str) -> str:
     if calibration.temperature == 1:
         return (
             "Scores are probabilities as the classifier gives them: no temperature predicts "
-            f"{calibration.num_images} {images} clearly better. There, the calibration error is "
+            f"{calibration.num_images:,} {images} clearly better. There, the calibration error is "
             f"{calibration.error_before:.1%}."
         )
     return (
         f"Scores are calibrated probabilities: temperature {calibration.temperature:.2f}, fitted "
-        f"to {calibration.num_images} {images.rstrip(',')}. There, the calibration error is "
+        f"to {calibration.num_images:,} {images.rstrip(',')}. There, the calibration error is "
         f"{calibration.error_after:.1%} ({calibration.error_before:.1%} before)."
     )
 

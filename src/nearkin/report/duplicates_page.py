@@ -65,7 +65,7 @@ def _pairs(images: Images, title: str, pairs: Sequence[Pair]) -> Pairs:
 
 EXPLANATIONS: Final = {
     "Least similar": "On the left the image that is kept, on the right its duplicate, from the "
-    "least similar pair on. Similar features are no duplicates? Raise the threshold.",
+    "least similar pair on.",
     "Further duplicates": "Evenly drawn from all other pairs.",
     "No duplicates": "Sampled images beside the most similar image below the threshold, closest "
     "first. If some are duplicates, lower it.",
@@ -76,6 +76,7 @@ def _threshold(estimate: Precision) -> Table:
     note = (
         f"Of {estimate.num} sampled images, each with an edited copy and with the most similar "
         "image that is no duplicate by its pixels; 95 % intervals. Precision is the share of "
-        "copies among both above the threshold."
+        "copies among both above the threshold. If the least similar pairs are no duplicates, "
+        "raise it."
     )
     return Table(f"Threshold {estimate.threshold:.4f}", (), tuple(estimate.rows()), note)
