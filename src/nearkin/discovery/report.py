@@ -282,8 +282,7 @@ def _origin_of_number(outcome: Outcome) -> str:
     if estimate is not None:
         by = " and ".join(estimate.estimates)
         return f"estimated by {by}; the interval is {estimate.low} to {estimate.high}"
-    given = "given with --classes"
-    return f"{given}, or left of the round before" if outcome.config.accept else given
+    return "given, or left of the round before" if outcome.config.accept else "given"
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
