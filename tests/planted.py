@@ -238,7 +238,10 @@ def _reaching(folder: Path, root: Path, bugs: list[Bug], tests: set[str]) -> dic
     by_bug: dict[str, set[str]] = {bug.path.stem: set() for bug in bugs}
     for path in folder.iterdir():
         data = coverage.CoverageData(str(path))
-        data.read()
+        try:
+            data.read()
+        except coverage.exceptions.DataError:
+            continue  # of a process that a test has killed
         for bug in bugs:
             for file, numbers in changed(bug).items():
                 by_line = data.contexts_by_lineno(str(root / file))
