@@ -19,7 +19,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import CUSTOM, load, write_encoder
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.metrics import geometry_rows
@@ -313,3 +313,23 @@ def test_weights_fit_a_network_of_the_same_architecture_and_no_other(run):
     says = r"weights of tiny for 16 px, [^\n]* fit (small|Sequential)[^\n]*$"
     with pytest.raises(UsageError, match=says):
         load(run, backbone=build_backbone("small", 32).body)
+
+
+def test_an_encoder_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch):
+    path = tmp_path / "encoder.safetensors"
+    with pytest.raises(UsageError, match="does not exist"):
+        load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"encoder\.safetensors cannot be used"):
+        load(path)
+    write_encoder(path, load(run).backbone, {"backbone": "tiny", "image_size": 16})
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_encoder(path, build_backbone("small", 32), {"backbone": "small", "image_size": 32})
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before

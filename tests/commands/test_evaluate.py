@@ -49,7 +49,7 @@ def test_further_measures_are_stored_and_on_the_page(run, usual):
     run.evaluation.unlink(missing_ok=True)  # other tests may have been first
     summary = run.summary.read_bytes()
     first = evaluate(run.path, protocol=["retrieval"])
-    second = evaluate(run.path, protocol=["knn"])
+    second = evaluate(run.path, protocol=["knn", "linear"])
     stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["metrics"]
     names = [m.name for m in (*first.metrics["encoder"], *second.metrics["encoder"])]
     assert list(stored["encoder"]) == names

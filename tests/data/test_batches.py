@@ -254,8 +254,9 @@ def test_sizes_of_no_whole_number_of_patches_are_refused(tmp_path):
         )
 
 
-def test_a_run_whose_views_grow_resumes_exactly(tmp_path):
-    settings = {"method": "sigreg", "num_views": 4, "view_sizes": [8, 12, 16]}
+@pytest.mark.parametrize(("method", "num_views"), [("moco", 2), ("sigreg", 4)])
+def test_a_run_whose_views_grow_resumes_exactly(tmp_path, method, num_views):
+    settings = {"method": method, "num_views": num_views, "view_sizes": [8, 12, 16]}
     settings |= {"batch_size": 16, "backbone": "tiny", "epochs": 3, "save_every": 5}
     settings |= {"evaluate_every": 0, "val": 0.0}
     made = nearkin.train(

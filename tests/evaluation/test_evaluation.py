@@ -179,6 +179,12 @@ def test_k_does_not_depend_on_how_many_images_there_are_and_a_long_tail_keeps_it
     assert (headline.value, many.value) == (1, 0)
 
 
+def test_digits_are_recognized_from_raw_pixels_by_a_linear_classifier(digits):
+    measure = linear_probe(*digits, seed=0)
+    assert 0.93 < measure.value < 0.99
+    assert measure.low < measure.value < measure.high
+
+
 def test_the_labels_of_the_test_images_decide_nothing_but_the_score(table):
     bank, labels, queries, truth = table[0][:200], table[1][:200], *table[2:]
     shuffled = np.random.default_rng(0).permutation(truth)

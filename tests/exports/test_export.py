@@ -442,7 +442,7 @@ def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monke
 
     monkeypatch.setattr(command, "write_native", other_weight)
     monkeypatch.setattr(command, "write_graph", other_features)
-    for name, format in (("resnet18", "torchvision"), ("tiny", "torch-export")):
+    for name, format in (("resnet18", "torchvision"), ("tiny", "onnx"), ("tiny", "torch-export")):
         with pytest.raises(CheckpointError, match=r"computes other features .* nothing was kept"):
             nearkin.export(run_of(name), output=tmp_path / "out", format=format)
         assert list(tmp_path.iterdir()) == [], format

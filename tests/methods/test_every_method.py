@@ -4,7 +4,7 @@ import pkgutil
 
 import pytest
 import torch
-from small import SMALL, batch_at, batch_for, run, small
+from small import NUM_IMAGES, SMALL, batch_at, batch_for, run, small
 
 import nearkin.methods
 from nearkin.methods import METHODS
@@ -84,3 +84,7 @@ def test_it_learns_what_labels_say(name):
     with torch.no_grad():  # known classes come first
         predicted = head(method.eval().backbone(batch.views[0]))[:, :3].argmax(1)
     assert (predicted == batch.label)[known].float().mean() > 0.8
+
+
+def test_memories_hold_the_images_of_the_data():
+    assert len(small("moco_memory_bank").bank.keys) == NUM_IMAGES

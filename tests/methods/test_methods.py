@@ -52,6 +52,13 @@ def test_barlow_twins_sums_over_the_correlation_of_both_views():
     assert method(batch, 0.5).loss.item() == pytest.approx(0.024 * expected)
 
 
+def test_vicreg_adds_what_the_views_lack_in_agreement_spread_and_independence():
+    weights = dict(invariance=2.0, variance=3.0, covariance=5.0)
+    method, batch = small("vicreg", **weights).double().eval(), double_at(0)
+    expected = restated.vicreg(*lists(embeddings(method, batch)), **weights)
+    assert method(batch, 0.5).loss.item() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -37,6 +37,16 @@ def test_the_momentum_rises_to_one_along_half_a_cosine(name):
 # BYOL
 
 
+def byol_loss(method, batch):
+    """Equation 2, summed over both directions, with a target that is a constant."""
+    total = 0.0
+    for view, other in ((0, 1), (1, 0)):
+        p = method.predictor(method.online(batch.views[view]))
+        z = method.target(batch.views[other]).detach()
+        total = total + (F.normalize(p) - F.normalize(z)).square().sum(dim=1).mean()
+    return total
+
+
 def test_byol_predicts_the_targets_of_both_large_views_from_every_other_view():
     method, batch = scattered(small("byol").double()), double_at(0, num_views=4)
     distances = []
@@ -46,6 +56,13 @@ def test_byol_predicts_the_targets_of_both_large_views_from_every_other_view():
         distances.append((p - z).square().sum(dim=1).mean())
     expected = 2 * sum(distances) / 6
     assert_same_gradient(method(batch, 0.5).loss, expected, method)
+
+
+def test_byol_sums_the_squared_distances_of_both_directions():
+    method, batch = scattered(small("byol").double()), double_at(0)
+    result, expected = method(batch, 0.5).loss, byol_loss(method, batch)
+    assert 0 < result < 8
+    assert_same_gradient(result, expected, method)
 
 
 def test_the_batch_statistics_of_a_target_are_its_own():

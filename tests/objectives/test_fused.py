@@ -128,6 +128,12 @@ def test_a_queue_leaves_digits_where_the_positive_wins_by_far(t):
     alike(result, exact, 1e-5)
 
 
+def test_equal_keys_cost_the_logarithm_of_their_number():
+    (key,) = units(1, dim=8)
+    loss = info_nce(key.expand(16, 8), key.expand(16, 8), key.expand(65536, 8), 0.07)
+    assert loss.item() == pytest.approx(11.0903701476, rel=1e-6)
+
+
 def test_an_entry_of_ones_own_that_is_nearest_by_far_is_left_out_without_a_trace():
     """It outweighs all others by e^200: subtracted from their sum it would leave nothing."""
     (query,) = units(64)
@@ -139,6 +145,14 @@ def test_an_entry_of_ones_own_that_is_nearest_by_far_is_left_out_without_a_trace
         lambda q: plain_info_nce(q, -query.double(), queue.double(), 0.01, same), query.double()
     )
     alike(result, exact, 1e-4)
+
+
+def test_queries_whose_whole_queue_is_their_own_have_nothing_to_learn():
+    query, key, queue = units(64, 64, 8192)
+    result = outcomes(
+        lambda q: info_nce(q, key, queue, 0.1, torch.ones(64, 8192, dtype=torch.bool)), query
+    )
+    assert all(torch.equal(x, torch.zeros_like(x)) for x in result)
 
 
 SHAPES = [(1, 1, 1), (1, 5, 3), (64, 1, 7), (33, 128, 17), (200, 37, 1)]
@@ -215,6 +229,12 @@ def test_views_of_a_large_batch_are_told_apart_as_by_their_logits(device):
         in_reach = fused.in_reach(pair[0], t)
         assert in_reach == (device == "cpu" and (t >= 0.05 or dtype == DOUBLE))
         compare(nt_xent, plain_nt_xent, pair, t)
+
+
+def test_views_that_are_all_alike_cost_the_logarithm_of_their_number():
+    z = vectors(1, 8).float().expand(300, 8)
+    assert nt_xent(z, z, 0.1).item() == pytest.approx(6.3952615981, rel=1e-6)
+    assert in_batch(z, z, 0.1).item() == pytest.approx(5.7037824747, rel=1e-6)
 
 
 def test_views_too_long_for_exponentials_are_told_apart_plainly():

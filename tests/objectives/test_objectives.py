@@ -268,6 +268,18 @@ def test_half_precision_inputs_are_computed_in_single_precision(name):
 
 
 @every_objective
+def test_autocast_changes_nothing_in_single_precision(name):
+    fast, _, inputs = FAMILY[name](6)[name]
+    outcomes = []
+    for enabled in (False, True):
+        leaves = [x.float().requires_grad_() for x in inputs]
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            value = fast(*leaves)
+        outcomes.append([value, *torch.autograd.grad(value.square().sum(), leaves)])
+    assert all(map(torch.equal, *outcomes))
+
+
+@every_objective
 def test_a_batch_of_one_image_many_times_is_finite(name):
     fast, _, inputs = FAMILY[name](2)[name]
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -178,6 +178,15 @@ def test_lars_takes_the_steps_worked_out_by_hand():
         np.testing.assert_allclose(stepped, expected, rtol=1e-7, err_msg=str(options))
 
 
+def test_lars_remembers_its_velocity_in_its_state():
+    straight, resumed = net(), net()
+    expected = train(straight, LARS(straight.parameters(), 0.3), range(6), cosine)
+    first, second = (LARS(resumed.parameters(), 0.3) for _ in range(2))
+    train(resumed, first, range(3), cosine)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(train(resumed, second, range(3, 6), cosine), expected)
+
+
 def test_lars_leaves_gradients_as_they_are_and_what_has_none():
     for clip in (False, True):
         model, left = net(), nn.Parameter(torch.ones(2, 2))
