@@ -216,6 +216,7 @@ def reached(root: Path, bugs: list[Bug]) -> dict[str, list[str]]:
             seen = coverage.Coverage(f"{folder}/data", data_suffix=True, branch=False)
             done = outcome(root, "-m", "not slow", name, lines=seen)
             quick = {test for test, seconds in done.seconds.items() if seconds < QUICK}
+            quick -= {*done.failed}  # which need the checkout itself
             found[name] = _reaching(Path(folder), root, bugs, quick)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(found))

@@ -1,6 +1,7 @@
 """`nearkin check`: what it says of images before any training."""
 
 import json
+import tomllib
 
 from builders import fill
 from nearkin_command import run
@@ -39,5 +40,26 @@ def test_the_parts_that_folders_name_are_said_with_what_leaks_from_one_to_the_ot
     assert "parts       8 to train on, 4 to score, by the data's own names" in lines
     leak = "            1 of 4 test images have a near-duplicate among the training images"
     assert leak in lines
-    assert run("check", data / "Training") == 0
-    assert "parts       none in the data; --val holds some out" in capsys.readouterr().out
+    assert any(" batch 8 (global)," in line for line in lines)
+
+
+def test_settings_are_proposed_for_the_images_that_a_training_trains_on(tmp_path, capsys):
+    """Those to score count neither for the batch nor for the length."""
+    data = fill(tmp_path / "data", *(f"{n}.png" for n in range(30)))
+    assert run("train", data, "--epochs", 1, "-o", tmp_path / "run", "--backbone", "tiny") == 0
+    noted = json.loads((tmp_path / "run/data.json").read_text())
+    batch = tomllib.loads((tmp_path / "run/config.toml").read_text())["batch_size"]
+    assert batch == noted["train"] < 30
+    capsys.readouterr()
+    assert run("check", data) == 0
+    text = capsys.readouterr().out
+    parts = f"{noted['train']} to train on, {noted['test']} to score, as by --val 0.1"
+    assert f"parts       {parts}\n" in text
+    assert f" batch {batch} (global)," in text
+
+
+def test_images_that_cannot_be_divided_are_checked_all_the_same(tmp_path, capsys):
+    assert run("check", fill(tmp_path, "0.png")) == 0
+    text = capsys.readouterr().out
+    assert "parts       the images cannot be divided\n" in text
+    assert "proposal    none: 1 image cannot be divided in two parts" in text

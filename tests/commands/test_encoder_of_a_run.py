@@ -93,7 +93,7 @@ def measured(run, parts):
 def _evaluated(run, parts, config):
     encoder = load(run)
     settings = dict(seed=config.seed, workers=int(config.workers), augment=config.augment)
-    random = encoders_beside(encoder, RunFolder(run), config, parts.train, CPU, 0, None)
+    random = encoders_beside(encoder, RunFolder(run), config, parts, CPU, 0, None)
     return evaluate_split(encoder, parts, beside=random, device=CPU, **settings)
 
 

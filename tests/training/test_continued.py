@@ -18,6 +18,7 @@ from torchvision.models import vit_b_16
 import nearkin
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.data.split import split_images
 from nearkin.distributed import sharding
 from nearkin.encoders.encoder import Encoder, load, rescaled, resized, untrained_like
 from nearkin.encoders.preprocessing import Preprocessing
@@ -306,7 +307,8 @@ def test_the_untrained_baseline_takes_images_as_the_trained_encoder_does(tmp_pat
     write_start(folder, start)
     trained = resized(start, 48)
     images = open_images(np.zeros((4, 48, 48, 3), np.uint8))
-    kept = encoders_beside(trained, folder, config, images, torch.device("cpu"), 0, None)
+    split = split_images(images, share=0, seed=0)
+    kept = encoders_beside(trained, folder, config, split, torch.device("cpu"), 0, None)
     other = kept["untrained"]
     assert kept["start"].digest == start.digest
     assert other.preprocessing == trained.preprocessing == view.resized(48)

@@ -16,7 +16,7 @@ from nearkin.errors import DataError
 from nearkin.labels.held_out import keep_few
 from nearkin.labels.known import label_images
 from nearkin.pace import ProgressCallback, count, ignore_progress
-from nearkin.run.data import hold_out, open_usable
+from nearkin.run.data import hold_out, learnable, open_usable
 from nearkin.run.folder import RunFolder
 from nearkin.types import UNLABELED
 
@@ -114,7 +114,7 @@ def open_labeled_data(
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
-    return _numbered(keep_few(hold_out(images, config, on_progress, resumed)))
+    return _numbered(keep_few(learnable(hold_out(images, config, on_progress, resumed))))
 
 
 def _numbered(split: Split) -> LabeledData:

@@ -12,7 +12,12 @@ from nearkin.data import notes
 from nearkin.data.duplicates import duplicates, leaks
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.data.split import duplicate_warnings, has_test_split, trained_or_scored
+from nearkin.data.split import (
+    duplicate_warnings,
+    has_test_split,
+    split_images,
+    trained_or_scored,
+)
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.augmentation import augmentation_warnings
@@ -32,6 +37,8 @@ class DataReport(Result):
     exact: int
     near: int
     leaks: Leaks  # Of the test part that the data name
+    parts: dict[str, int]
+    """Images that a training has to train on and to score; none if they cannot be divided."""
     warnings: tuple[str, ...]
     proposal: str  # The settings of `auto`, or why there are none, if training is impossible
     cost: Cost | None  # Of that training
@@ -53,7 +60,7 @@ class DataReport(Result):
             "classes": {name: counts[label] for label, name in enumerate(self.images.classes)},
             "width": _range(self.images.sizes[:, 0]),
             "height": _range(self.images.sizes[:, 1]),
-            "parts": self.parts(),
+            "parts": self.parts,
             "bad": [{"path": bad.name, "reason": bad.reason} for bad in self.images.bad],
             "exact_duplicates": self.exact,
             "near_duplicates": self.near,
@@ -75,7 +82,7 @@ class DataReport(Result):
             f"width       {low} to {high} px, median {middle}",
             f"height      {least} to {most} px, median {median}",
             f"labels      {_summary(values['classes'])}",
-            f"parts       {_parts(values['parts'])}",
+            f"parts       {self._parts()}",
             f"duplicates  {self.exact} exact, {self.near} near",
             *_block("", [str(self.leaks)] if self.leaks.leaked else []),
             f"unreadable  {len(self.images.bad)}",
@@ -87,12 +94,12 @@ class DataReport(Result):
         cost = self.cost.lines() if self.cost else []
         return [*lines, *(f"            {line}" for line in cost)]
 
-    def parts(self) -> dict[str, int]:
-        """Count the images of each part that the data name; empty if `--val` decides."""
-        if not has_test_split(self.images):
-            return {}
-        test = int((self.images.splits == "test").sum())
-        return {"train": len(self.images) - test, "test": test}
+    def _parts(self) -> str:
+        if not self.parts:
+            return "the images cannot be divided"
+        named = has_test_split(self.images)
+        why = "by the data's own names" if named else f"as by --val {TrainConfig.val}"
+        return f"{self.parts['train']} to train on, {self.parts['test']} to score, {why}"
 
 
 def _block(name: str, entries: list[str]) -> list[str]:
@@ -109,12 +116,6 @@ def _summary(classes: dict[str, int]) -> str:
     least, most = min(classes.values()), max(classes.values())
     each = f"{least}" if least == most else f"{least} to {most}"
     return f"{count(len(classes), 'class')} of {each} images, for scoring only"
-
-
-def _parts(parts: dict[str, int]) -> str:
-    if not parts:
-        return "none in the data; --val holds some out"
-    return f"{parts['train']} to train on, {parts['test']} to score, by the data's own names"
 
 
 def check(
@@ -138,12 +139,15 @@ def check(
     found = duplicates(images, on_progress)
     warnings = duplicate_warnings(found.num_exact, "exact", images)
     warnings += duplicate_warnings(found.num_near, "near", images)
-    estimate = None
+    estimate, parts = None, dict[str, int]()
     try:
-        device = choose_device("auto")
-        config = resolve(TrainConfig(), images, device)
-        estimate = cost(config, images, device)
-        warnings += augmentation_warnings(images, config.augment)
+        config, device = TrainConfig(), choose_device("auto")
+        split = split_images(images, config.val, config.seed, on_progress, found=found)
+        images, train = split.images, split.train
+        parts = {"train": len(train), "test": len(split.test)}
+        config = resolve(config, train, device)
+        estimate = cost(config, train, device)
+        warnings += augmentation_warnings(train, config.augment)
         proposal = describe(replace(config, epochs=estimate.epochs))
     except NearkinError as error:
         proposal = f"none: {error}"
@@ -152,6 +156,7 @@ def check(
         found.num_exact,
         found.num_near,
         Leaks(len(leaks(found.groups, images.splits)), int((images.splits == "test").sum())),
+        parts,
         tuple(warnings),
         proposal,
         estimate,

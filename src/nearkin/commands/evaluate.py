@@ -118,9 +118,7 @@ def evaluate(
     with resource_errors():
         computed = None
         if isinstance(config, TrainConfig):
-            tables |= encoders_beside(
-                loaded, folder, config, split.train, where, processes, backbone
-            )
+            tables |= encoders_beside(loaded, folder, config, split, where, processes, backbone)
         else:
             config = resolved(config, loaded, split.images)
             computed = {  # in one go, as a run does, so that numbers are the same

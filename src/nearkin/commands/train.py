@@ -14,7 +14,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.layout import EarlyMap
 from nearkin.extensions import label
 from nearkin.report.pages import write_page
-from nearkin.run.data import ignored_values, open_logged
+from nearkin.run.data import ignored_values, learnable, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, run_folder
 from nearkin.run.opening import open_run, self_contained
@@ -67,7 +67,7 @@ def train(
     ) as run:
         config, device, log = run.config, run.device, run.log
         start = read_start(folder, config, network, device, log)
-        split = open_logged(folder, data, config, log, resume=resume)
+        split = learnable(open_logged(folder, data, config, log, resume=resume))
         # Settings that do not fit are refused before anything is overwritten.
         config = resolved_settings(config, split.train, device, start)
         ignored = ignored_values(data, config, split)

@@ -145,6 +145,7 @@ def split_images(
     seed: int,
     on_progress: ProgressCallback = ignore_progress,
     stored: StoredSplit | None = None,
+    found: Duplicates | None = None,
 ) -> Split:
     """Hold a share of the images out, or the test images that the data themselves name.
 
@@ -153,7 +154,8 @@ def split_images(
     of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
     searched for, which the images' notes say. Images of a `stored` split stay where they were, and
     new ones join those that they are near-duplicates of. Parts that the data name are kept even if
-    near-duplicates are on both sides; see `Split.leaked`.
+    near-duplicates are on both sides; see `Split.leaked`. `found` are the duplicates, if they are
+    known already.
     """
     declared = has_test_split(images)
     part = np.full(len(images), NEW)
@@ -166,7 +168,7 @@ def split_images(
         text = f"the search for duplicates, which may be held out: over {MAX_COMPARED:,} images"
         images = images.noted(Note("left out", text, len(images)))
     else:
-        found = duplicates(images, on_progress)
+        found = found or duplicates(images, on_progress)
         num_exact, grouped = found.num_exact, replace(images, groups=found.groups)
         images = grouped if declared else _without_chains(grouped, found, share)
     if (part == NEW).all():

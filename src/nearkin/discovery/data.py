@@ -20,7 +20,7 @@ from nearkin.labels.known import label_images, own_images
 from nearkin.labels.truth import check_disjoint, truth_labels
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.auto import check_batch
-from nearkin.run.data import hold_out, open_usable
+from nearkin.run.data import hold_out, learnable, open_usable
 from nearkin.run.folder import RunFolder
 from nearkin.types import UNLABELED
 
@@ -113,7 +113,7 @@ def open_discovery_data(
     """
     opened = open_usable(data, config, on_progress, on_open)
     images = label_images(opened, config.labeled, config.known)
-    parts = keep_few(hold_out(images, config, on_progress, resumed))
+    parts = keep_few(learnable(hold_out(images, config, on_progress, resumed)))
     given = Accepted()
     if resumed is not None and resumed.excluded.exists():
         given = Accepted.read(resumed)

@@ -22,10 +22,7 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
     images are not recognized. Without labels there are no warnings.
     """
     view = views_of(augment, ("strong",))[0]
-    train = images.splits != "test"
-    sample = (images.subset(np.flatnonzero(train)) if train.any() else images).spread(
-        MAX_THUMBNAILS
-    )
+    sample = images.spread(MAX_THUMBNAILS)
     small = from_zero_to_one(torch.cat(list(CenterCrops(sample, 16))))
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
     known = sample.labels[sample.labels >= 0]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ PIECE: Final = 1024  # Images whose features are checked at once
 
 Pair = tuple[Embeddings, Embeddings]
 """Training and test embeddings."""
+Part = TypeVar("Part", Images, Embeddings)
 
 
 # What is measured
@@ -255,7 +256,8 @@ def evaluate_split(
         The metrics, and the encoder's embeddings of all images, normalized, in their order.
     """
     chosen(protocol)  # a wrong name is refused before anything is computed
-    parts = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
+    parts = {"train": split.train, "test": split.test}
+    parts = {name: part for name, part in parts.items() if len(part)}
     rows = {"train": split.train_rows, "test": split.test_rows}
     study, computed = _Study(parts, seed, workers, augment, device), features or {}
     of_table = under(TITLES.get(table, table), on_progress)
@@ -282,7 +284,8 @@ def evaluate_split(
         device=device,
         on_progress=on_progress,
     )
-    sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
+    # There is no test where none is held out.
+    sizes = {"train": 0} | {name: len(part) for name, part in encoded.items()}
     leaked = split.leaked[encoded["test"].rows] if "test" in encoded else np.zeros(0, np.bool_)
     leaks = find_leaks(leaked, evaluation.metrics[table])
     return replace(evaluation, sizes=sizes, leaks=leaks), embeddings
@@ -352,7 +355,9 @@ class _Study:
 
     def pixels(self, on_progress: ProgressCallback) -> dict[str, Embeddings]:
         """Raw pixels of each part; of many training images, those of some."""
-        parts = {**self.parts, "train": self.parts["train"].spread(PIXEL_BANK)}
+        parts = dict(self.parts)
+        if "train" in parts:
+            parts["train"] = parts["train"].spread(PIXEL_BANK)
         features = pixel_features(parts.values(), self.workers, on_progress)
         return {
             name: embeddings_of(part, pixels.numpy())
@@ -361,8 +366,7 @@ class _Study:
 
     def views(self, encoder: Encoder, on_progress: ProgressCallback) -> ImageViews:
         """The images with their encoder."""
-        train = self.parts["train"]
-        test = self.parts.get("test", train)
+        train, test = _both(self.parts)
         return ImageViews(encoder, train, test, self.workers, self.device, on_progress)
 
 
@@ -378,7 +382,15 @@ def _chosen(
 
 def _train_and_test(parts: Mapping[str, Embeddings]) -> Pair:
     """Where nothing is held out, training images are a test of nothing but geometry."""
-    return parts["train"], parts.get("test", parts["train"].unlabeled())
+    train, test = _both(parts)
+    return train, test if "test" in parts else train.unlabeled()
+
+
+def _both(parts: Mapping[str, Part]) -> tuple[Part, Part]:
+    """Return the training images and what is scored; all are scored if they are of one part."""
+    scored = parts.get("test", parts.get("train"))
+    assert scored is not None
+    return parts.get("train", scored.subset(np.zeros(0, np.int64))), scored
 
 
 def _joined(split: Split, encoded: Mapping[str, Embeddings]) -> Embeddings:

@@ -297,6 +297,20 @@ def hold_out(
     return replace(split, stored=stored)
 
 
+def learnable(split: Split) -> Split:
+    """Return the same split, which has images to learn from.
+
+    Raises:
+        DataError: If the run of the encoder has held all of them out.
+    """
+    if len(split.train_rows):
+        return split
+    raise DataError(
+        f"the run of the encoder held all {count(len(split.images), 'image')} out, and they stay "
+        "held out, so none is left to learn from; give other images, or another encoder"
+    )
+
+
 def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
     """Return the share of the images to hold out: that of the encoder's run on the same data.
 

@@ -272,7 +272,7 @@ def encoders_beside(
     encoder: Encoder,
     folder: RunFolder,
     config: TrainConfig,
-    train: Images,
+    split: Split,
     device: torch.device,
     workers: int,
     network: nn.Module | None,
@@ -280,7 +280,8 @@ def encoders_beside(
     """Return the encoders that a training's result stands beside, by the name of their table.
 
     The teacher and the frozen start, if training had one, and the encoder's own architecture and
-    preprocessing with the random weights of the seed.
+    preprocessing with the random weights of the seed. The split may be one of other images, all
+    of which are held out.
     """
     trust, start = config.trust_remote_code, dict[str, Encoder]()
     teacher = {"teacher": load(folder.teacher, trust_remote_code=trust)} if config.teacher else {}
@@ -288,7 +289,7 @@ def encoders_beside(
         start["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
     random = untrained(
         encoder,
-        train,
+        split.train if len(split.train_rows) else split.test,
         seed=config.seed,
         device=device,
         workers=workers,
@@ -389,7 +390,7 @@ def _evaluate(
         encoder,
         split,
         beside=encoders_beside(
-            encoder, folder, config, split.train, batches.device, int(config.workers), network
+            encoder, folder, config, split, batches.device, int(config.workers), network
         ),
         seed=config.seed,
         workers=int(config.workers),
