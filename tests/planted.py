@@ -7,9 +7,10 @@ Each patch in tests/planted/ is a bug that a public implementation has had, or n
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
 
 With `--all`, the tests of whatever room are run that run a changed line, by what coverage has seen of
-them without a bug: those of a few seconds, and the one that the bug names. A row of the table says how
-many there were, and which failed. Stop it at any time: what is of this commit is kept. A test that
-catches no bug, or none alone, may be superfluous.
+them without a bug: those of a few seconds, and the one that the bug names. Of a line that runs on
+import, they are those of the room. A row of the table says how many there were, and which failed. Stop
+it at any time: what is of this commit is kept. A test that catches no bug, or none alone, may be
+superfluous.
 """
 
 import ast
@@ -42,7 +43,7 @@ REACHED = ROOT / "build" / "planted"
 COLUMNS = ("bug", "room", "tests", "failed", "commit", "by")
 PATIENCE = 300
 """Seconds without a test that begins or ends: then one hangs."""
-QUICK = 5
+QUICK = 3
 """Seconds of a test, under coverage. Those that take longer are whole runs, and left out."""
 OPTIONS = (
     *("-q", "--continue-on-collection-errors"),
@@ -67,22 +68,22 @@ def copied(folder: Path) -> Path:
 class Watcher:
     """A plugin of pytest that notes which tests begin, end and fail.
 
-    With `seen`, coverage is told which test runs; of a fixture that tests share, which file.
+    With `seen`, coverage is told which test runs, or which fixture that tests share.
     """
 
     def __init__(self, log: Path, seen: coverage.Coverage | None = None) -> None:
-        self.log, self.seen, self.test = log, seen, ""
+        self.log, self.seen, self.running = log, seen, ""
 
     def note(self, kind: str, name: str) -> None:
         with self.log.open("a") as file:
-            file.write(f"{kind}\t{time.time():.2f}\t{name}\n")
+            file.write(f"{kind}\t{time.time():.3f}\t{name}\n")
 
     def attribute(self, lines_to: str) -> None:
+        self.running = lines_to
         if self.seen:
             self.seen.switch_context(lines_to)
 
     def pytest_runtest_logstart(self, nodeid):
-        self.test = nodeid
         self.note("begun", nodeid)
         self.attribute(nodeid)
 
@@ -95,22 +96,67 @@ class Watcher:
 
     pytest_collectreport = pytest_runtest_logreport
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        for name in item.fixturenames if self.seen else ():
+            self.note("takes", f"{name}\t{item.nodeid}")
+
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef):
-        if fixturedef.scope != "function":
-            self.attribute("")
+        if not self.seen or fixturedef.scope == "function":
+            return (yield)
+        outside = self.running
+        self.note("begun", fixturedef.argname)
+        self.attribute(fixturedef.argname)
         value = yield
-        self.attribute(self.test)
+        self.note("ended", fixturedef.argname)
+        self.attribute(outside)
         return value
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of tests against a changed copy, by their names."""
+    """Of tests against a changed copy, by their names, and of the fixtures that they share."""
 
-    begun: list[str]
+    spans: dict[str, list[float]]  # When each began and, unless it did not, ended
     failed: list[str]
-    seconds: dict[str, float]
+    takes: dict[str, set[str]]  # The tests that take a fixture
+
+    @classmethod
+    def read(cls, log: Path) -> "Outcome":
+        """What a watcher has noted. A test that did not end has failed."""
+        spans, takes, failed = dict[str, list[float]](), dict[str, set[str]](), list[str]()
+        for line in log.read_text().splitlines():
+            kind, moment, name = line.split("\t", 2)
+            if kind == "begun":
+                spans[name] = [float(moment)]
+            elif kind == "ended":
+                spans[name].append(float(moment))
+            elif kind == "takes":
+                fixture, test = name.split("\t")
+                takes.setdefault(fixture, set()).add(test)
+            else:
+                failed.append(name)
+        failed += [name for name, span in spans.items() if "::" in name and len(span) < 2]
+        return cls(spans, [*dict.fromkeys(failed)], takes)
+
+    @property
+    def begun(self) -> list[str]:
+        """The tests."""
+        return [name for name in self.spans if "::" in name]
+
+    def during(self, moment: float) -> set[str]:
+        """The tests that something is of that ended at a moment."""
+        running = [
+            name
+            for name, (begun, *ended) in self.spans.items()
+            if begun <= moment <= max(ended, default=0)
+        ]
+        return self.of(max(running, key=lambda name: self.spans[name][0])) if running else set()
+
+    def of(self, name: str) -> set[str]:
+        """The test of this name, or those that take the fixture."""
+        return self.takes.get(name, {name})
 
 
 def outcome(root: Path, *arguments: str, lines: coverage.Coverage | None = None) -> Outcome:
@@ -127,16 +173,10 @@ def outcome(root: Path, *arguments: str, lines: coverage.Coverage | None = None)
         time.sleep(0.05)
         if time.time() - log.stat().st_mtime > PATIENCE:
             os.killpg(child, signal.SIGKILL)
-    times: dict[str, dict[str, float]] = {"begun": {}, "ended": {}, "failed": {}}
-    for line in log.read_text().splitlines():
-        kind, moment, name = line.split("\t", 2)
-        times[kind][name] = float(moment)
-    begun, done = times["begun"], times["ended"]
-    failed = [*times["failed"], *(name for name in begun if name not in done)]
-    if os.waitstatus_to_exitcode(ended[1]) and not failed:
-        failed = ["all"]  # there is no package that tests could import
-    seconds = {name: moment - begun[name] for name, moment in done.items()}
-    return Outcome([*begun], failed, seconds)
+    found = Outcome.read(log)
+    if os.waitstatus_to_exitcode(ended[1]) and not found.failed:
+        found.failed.append("all")  # there is no package that tests could import
+    return found
 
 
 def _run(root: Path, arguments: list[str], watcher: Watcher) -> None:
@@ -208,16 +248,14 @@ def reached(root: Path, bugs: list[Bug]) -> dict[str, list[str]]:
     """Of each bug, the quick tests that run a line which it changes: found once for a commit."""
     kept = REACHED / f"{commit()}.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
-    for path in sorted(root.glob("tests/**/test_*.py")):
+    for path in sorted((root / "tests").glob("*")):
         name = str(path.relative_to(root))
-        if name in found:
+        if name in found or not (path.is_dir() or path.match("test_*.py")):
             continue
         with tempfile.TemporaryDirectory() as folder:
             seen = coverage.Coverage(f"{folder}/data", data_suffix=True, branch=False)
             done = outcome(root, "-m", "not slow", name, lines=seen)
-            quick = {test for test, seconds in done.seconds.items() if seconds < QUICK}
-            quick -= {*done.failed}  # which need the checkout itself
-            found[name] = _reaching(Path(folder), root, bugs, quick)
+            found[name] = _reaching(Path(folder), root, bugs, done)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(found))
     return {
@@ -231,11 +269,13 @@ def reached(root: Path, bugs: list[Bug]) -> dict[str, list[str]]:
     }
 
 
-def _reaching(folder: Path, root: Path, bugs: list[Bug], tests: set[str]) -> dict[str, list[str]]:
-    """Of each bug, which tests of a file run its lines, by the files of coverage in a folder.
+def _reaching(folder: Path, root: Path, bugs: list[Bug], done: Outcome) -> dict[str, list[str]]:
+    """Of each bug, which quick tests run its lines, by the files of coverage in a folder.
 
-    Lines that no test alone has run, as those of fixtures and other processes, are run by all.
+    A process that a test has started knows none: its lines are of the test during which it ended.
     """
+    spans = {test: done.spans[test] for test in done.begun if test not in done.failed}
+    quick = {test for test, (begun, ended) in spans.items() if ended - begun < QUICK}
     by_bug: dict[str, set[str]] = {bug.path.stem: set() for bug in bugs}
     for path in folder.iterdir():
         data = coverage.CoverageData(str(path))
@@ -243,43 +283,59 @@ def _reaching(folder: Path, root: Path, bugs: list[Bug], tests: set[str]) -> dic
             data.read()
         except coverage.exceptions.DataError:
             continue  # of a process that a test has killed
+        of_process = done.during(path.stat().st_mtime)
         for bug in bugs:
             for file, numbers in changed(bug).items():
                 by_line = data.contexts_by_lineno(str(root / file))
-                for number in numbers & by_line.keys():
-                    for test in by_line[number]:
-                        by_bug[bug.path.stem] |= {test} & tests if test else tests
-    return {name: sorted(each) for name, each in by_bug.items()}
+                for context in {name for number in numbers for name in by_line.get(number, [])}:
+                    by_bug[bug.path.stem] |= done.of(context) if context else of_process
+    for bug in bugs:
+        if not any(changed(bug).values()):
+            of_room = f"tests/{bug.room}/"
+            by_bug[bug.path.stem] = {test for test in quick if test.startswith(of_room)}
+    return {name: sorted(tests & quick) for name, tests in by_bug.items()}
 
 
 @cache
 def changed(bug: Bug) -> dict[str, set[int]]:
-    """The lines that a bug changes, or puts something beside: those of the statement, or function."""
+    """The lines that a bug changes, or puts something beside: those of the statement in a function.
+
+    Where a patch says that they are may be where they were before other changes.
+    """
     places: dict[str, set[int]] = {}
-    for line in bug.path.read_text().splitlines():
-        if line.startswith("--- a/"):
-            numbers = places.setdefault(line.removeprefix("--- a/"), set())
-        elif line.startswith("@@"):
-            number = int(re.split("[-,]", line)[1])
-        elif places and not line.startswith("+++"):
-            if line.startswith("+"):
-                numbers.add(number - 1)
-            else:
-                numbers.update([number] * line.startswith("-"))
-                number += 1
-    return {
-        file: {line for number in numbers for line in _statement(ROOT / file, number)}
-        for file, numbers in places.items()
-        if file.endswith(".py")
-    }
+    for part in re.split("^--- a/", bug.path.read_text(), flags=re.MULTILINE)[1:]:
+        name, *hunks = re.split("^@@ -", part, flags=re.MULTILINE)
+        file = ROOT / name.split("\n")[0]
+        if file.suffix == ".py":
+            numbers = {line for hunk in hunks for line in _changed_by(hunk, file)}
+            statements = (_statement(file, number) for number in numbers)
+            places[str(file.relative_to(ROOT))] = {line for lines in statements for line in lines}
+    return places
+
+
+def _changed_by(hunk: str, file: Path) -> set[int]:
+    """The lines of a file that a hunk of a patch removes or, of what it adds, the ones before."""
+    head, *rows = hunk.rstrip("\n").split("\n")
+    before = [row[1:] for row in rows if not row.startswith("+")]
+    lines = file.read_text().splitlines()
+    starts = [at for at in range(len(lines)) if lines[at : at + len(before)] == before]
+    number = min(starts, key=lambda at: abs(at + 1 - int(re.split("[-,]", head)[0]))) + 1
+    changed = set[int]()
+    for row in rows:
+        if row.startswith("+"):
+            changed.add(number - 1)
+        else:
+            changed.update([number] * row.startswith("-"))
+            number += 1
+    return changed
 
 
 def _statement(file: Path, number: int) -> range:
-    """The lines of the smallest statement around one; of a function, its body."""
+    """The lines of the smallest statement around one; of a function, its body; none outside."""
     nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.stmt)]
     around = [node for node in nodes if node.lineno <= number <= (node.end_lineno or 0)]
-    if not around:
-        return range(number, number + 1)
+    if not any(isinstance(node, ast.FunctionDef) for node in around):
+        return range(0)
     node = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
     begin, end = node.lineno, (node.end_lineno or 0) + 1
     if isinstance(node, ast.FunctionDef):
