@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -173,6 +174,8 @@ def outcome(root: Path, *arguments: str, lines: coverage.Coverage | None = None)
         time.sleep(0.05)
         if time.time() - log.stat().st_mtime > PATIENCE:
             os.killpg(child, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what tests have left behind
     found = Outcome.read(log)
     if os.waitstatus_to_exitcode(ended[1]) and not found.failed:
         found.failed.append("all")  # there is no package that tests could import
@@ -278,12 +281,12 @@ def _reaching(folder: Path, root: Path, bugs: list[Bug], done: Outcome) -> dict[
     quick = {test for test, (begun, ended) in spans.items() if ended - begun < QUICK}
     by_bug: dict[str, set[str]] = {bug.path.stem: set() for bug in bugs}
     for path in folder.iterdir():
+        of_process = done.during(path.stat().st_mtime)
         data = coverage.CoverageData(str(path))
         try:
             data.read()
         except coverage.exceptions.DataError:
             continue  # of a process that a test has killed
-        of_process = done.during(path.stat().st_mtime)
         for bug in bugs:
             for file, numbers in changed(bug).items():
                 by_line = data.contexts_by_lineno(str(root / file))

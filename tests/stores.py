@@ -141,6 +141,7 @@ def shards():
 
 FORMS = {
     "photos/": {f"photos/{name}": content for name, content in IMAGES.items()},
+    "photos/cat/00.jpg": {f"photos/{name}": content for name, content in IMAGES.items()},
     "photos.tar": {"photos.tar": tar(IMAGES.items())},
     "shards/": {f"shards/{name}": content for name, content in shards().items()},
     "shards/{000000..000001}.tar": {

@@ -157,7 +157,12 @@ UNLISTED = {
     "discover digits --config recipe:cifar10/simlcr": (NO_RECIPE, "mean cifar10/simclr,"),
     "embed --config recipe:cifar10/moco.toml": (NO_RECIPE, "Did you mean cifar10/moco,"),
     "embed a b c": ("too many arguments: 'c'; a name with spaces takes quotes; `nearkin embed",),
-    "classify a --encoder b": ("--encoder; `nearkin classify --help` shows",),
+    "classify a --encoder b": (
+        "--encoder: ENCODER stands alone, without a name before it;",
+        "`nearkin classify --help` shows",
+    ),
+    "duplicates a --treshold=0.3": ("unknown option --treshold. Did you mean threshold?; `",),
+    "select a --budget 3": ("unknown option --budget; `nearkin select --help` shows",),
     "list recipes recipe:/etc/passwd": (NO_RECIPE, "`nearkin list recipes` lists them"),
     "train digits --config recipe:../recipes/cifar10/moco": (NO_RECIPE, "list recipes` lists"),
 }

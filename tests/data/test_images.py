@@ -148,6 +148,20 @@ def test_a_folder_without_images_says_what_it_holds(tmp_path):
     (tmp_path / "a.docx").touch()
     with pytest.raises(DataError, match="not a kind of data"):
         open_images(tmp_path / "a.docx")
+    with pytest.raises(DataError, match=r"none of 1 .* 'a\.png' \(empty file\)"):
+        open_images(tmp_path / "a.png")
+
+
+def test_one_image_is_data_as_if_it_lay_alone_in_a_folder(tmp_path):
+    alone = open_images(fill(tmp_path / "alone", "a.png"))
+    fill(tmp_path / "others/cat", "b.png", "c.png")
+    (tmp_path / "others/cat/a.png").write_bytes((tmp_path / "alone/a.png").read_bytes())
+    one = open_images(tmp_path / "others/cat/a.png")
+    assert one.names == alone.names == ("a.png",)
+    assert one.classes == alone.classes == ()
+    assert one.fingerprint == alone.fingerprint
+    assert one.read(0) == alone.read(0)
+    assert one.notes == alone.notes == ()
 
 
 def test_a_second_start_reads_no_header_but_of_what_has_changed(tmp_path):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from cyclopts import CycloptsError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 from cyclopts.help.formatters import DefaultFormatter
 from rich.console import Console
 
@@ -21,6 +21,7 @@ from nearkin.cli.app import COMPLETION, application, method_options
 from nearkin.cli.terminal import err
 from nearkin.errors import TOGETHER, NearkinError, UsageError, as_typed_words
 from nearkin.places import system_error
+from nearkin.schema import suggestion
 from nearkin.text import printable
 
 EVERYTHING = "--help-all"  # Help with all options, not only the common ones
@@ -73,8 +74,21 @@ def _misread(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         extra = " ".join(map(repr, error.unused_tokens or []))
         text = f"too many arguments: {extra}; a name with spaces takes quotes"
+    elif isinstance(error, UnknownOptionError):
+        text = _unknown(error)
     verb = " ".join(error.command_chain or ())
     return f"{text.rstrip('.')}; `nearkin {verb} --help` shows what it takes" if verb else text
+
+
+def _unknown(error: UnknownOptionError) -> str:
+    """Say which option may be meant; cyclopts compares the dashes, too. Arguments have no dashes."""
+    typed = (error.token.keyword or error.token.value).partition("=")[0]
+    name = typed.lstrip("-")
+    names = [each for argument in error.argument_collection for each in argument.names]
+    if name.upper() in names:
+        return f"unknown option {typed}: {name.upper()} stands alone, without a name before it"
+    known = [each.removeprefix("--") for each in names if each.startswith("--")]
+    return f"unknown option {typed}.{suggestion(name, known)}"
 
 
 def _is_worker() -> bool:

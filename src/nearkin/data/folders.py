@@ -115,6 +115,11 @@ def list_table(path: Path, written: Sequence[tuple[str, Row]]) -> Listing:
     return replace(listing, key=str(path.resolve()), folders=False, notes=notes)
 
 
+def list_file(path: Path) -> Listing:
+    """One image in a file of its own, as if it lay alone in its folder."""
+    return replace(list_files(path.parent, [path.name]), key=str(path.resolve()))
+
+
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
     """These files below a folder, also those that no walk comes to, and what is said of them."""
     found, states, bad = _sorted_out((name, _state(f"{root}/{name}", name)) for name in names)

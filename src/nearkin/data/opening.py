@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
 from nearkin.data.arrays import Part, from_name, is_name, list_arrays, list_npz
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
-from nearkin.data.folders import list_folder, list_table
+from nearkin.data.folders import list_file, list_folder, list_table
 from nearkin.data.images import CustomSource, Images, ImageSource
 from nearkin.data.labels import (
     Row,
@@ -21,7 +21,7 @@ from nearkin.data.labels import (
     spellings,
     split_of,
 )
-from nearkin.data.listing import Listing, listed
+from nearkin.data.listing import Listing, is_image, listed
 from nearkin.data.notes import Note
 from nearkin.data.regions import cut, list_coco, list_regions, rows_of_boxes
 from nearkin.data.remote import File, is_folder, is_url
@@ -134,8 +134,11 @@ def _list_file(file: File) -> Listing:
         return list_coco(file)
     if suffix == ".npz":
         return list_npz(file)
+    if is_image(file.name):
+        alone = [(file.name, Row())]
+        return list_file(file) if isinstance(file, Path) else list_remote_table(file, alone)
     kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz", ".json"))
-    raise DataError(f"{file}: not a kind of data that is known; give a folder, or a {kinds}")
+    raise DataError(f"{file}: not a kind of data that is known; give a folder, an image, or a {kinds}")
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:
