@@ -81,3 +81,8 @@ def test_typical_rows_are_each_there_once_of_equal_ones_too_and_the_same_again()
     assert sorted(order.tolist()) == sorted({*range(60)} - {*labeled.tolist()})
     every = typical(torch.ones(7, 2), np.zeros(0, np.int64), 7, seed=0)
     assert sorted(every.tolist()) == list(range(7))
+
+
+def test_of_a_single_row_that_one_is_typical():
+    one = torch.randn(1, 100, generator=torch.Generator().manual_seed(0))
+    assert typical(one, np.zeros(0, np.int64), 1, seed=0).tolist() == [0]

@@ -81,7 +81,7 @@ def _misread(error: CycloptsError) -> str:
 
 
 def _unknown(error: UnknownOptionError) -> str:
-    """Say which option may be meant; cyclopts compares the dashes, too. Arguments have no dashes."""
+    """Say which option may be meant, or which argument; cyclopts compares the dashes, too."""
     typed = (error.token.keyword or error.token.value).partition("=")[0]
     name = typed.lstrip("-")
     names = [each for argument in error.argument_collection for each in argument.names]

@@ -138,7 +138,9 @@ def _list_file(file: File) -> Listing:
         alone = [(file.name, Row())]
         return list_file(file) if isinstance(file, Path) else list_remote_table(file, alone)
     kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz", ".json"))
-    raise DataError(f"{file}: not a kind of data that is known; give a folder, an image, or a {kinds}")
+    raise DataError(
+        f"{file}: not a kind of data that is known; give a folder, an image, or a {kinds}"
+    )
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:

@@ -17,7 +17,7 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference, encode_pixels, inference
 from nearkin.errors import DataError
 from nearkin.objectives import unit
-from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.pace import ProgressCallback, count, ignore_progress, tracked
 from nearkin.result import Result, Row
 from nearkin.types import UNLABELED
 
@@ -56,16 +56,16 @@ class Embeddings(Result):
     @override
     def lines(self) -> list[str]:
         """How many images and features there are, and which images are left out."""
-        count, dim = self.vectors.shape
+        images, dim = self.vectors.shape
         without = f", {self.removed} removed" if self.removed else ""
         left_out = (f"left out {name!r}: {reason}" for name, reason in self.bad.items())
-        return [f"{count} images, {dim} features each{without}", *left_out]
+        return [f"{count(images, 'image')}, {dim} features each{without}", *left_out]
 
     @override
     def to_dict(self) -> dict[str, Any]:
         """The numbers of images and features, what is removed, and unreadable images."""
-        count, dim = self.vectors.shape
-        plain = {"images": count, "features": dim, "bad": dict(self.bad)}
+        images, dim = self.vectors.shape
+        plain = {"images": images, "features": dim, "bad": dict(self.bad)}
         return plain | {"removed": self.removed} if self.removed else plain
 
     @override

@@ -57,7 +57,7 @@ def _reduction(
     from sklearn.decomposition import PCA
 
     n, dim = features.shape
-    if dim <= WIDEST:
+    if dim <= WIDEST or n < 2:  # one row has no components
         return lambda x: unit(x.float()).cpu().numpy()
     sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
     solver = "covariance_eigh" if len(sample) >= dim else "full"
