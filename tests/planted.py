@@ -7,7 +7,7 @@ Each patch in tests/planted/ is a bug that a public implementation has had, or n
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
 
 With `--all`, the tests of whatever room are run that run a changed line, by what coverage has seen of
-them without a bug: those of a few seconds, and the one that the bug names. Of a line that runs on
+them without a bug: those of a second at most, and the one that the bug names. Of a line that runs on
 import, they are those of the room. A row of the table says how many there were, and which failed. Stop
 it at any time: what is of this commit is kept. A test that catches no bug, or none alone, may be
 superfluous.
@@ -44,8 +44,8 @@ REACHED = ROOT / "build" / "planted"
 COLUMNS = ("bug", "room", "tests", "failed", "commit", "by")
 PATIENCE = 300
 """Seconds without a test that begins or ends: then one hangs."""
-QUICK = 3
-"""Seconds of a test, under coverage. Those that take longer are whole runs, and left out."""
+QUICK = 1
+"""Seconds of a test, under coverage. Whole runs take longer, and are left out."""
 OPTIONS = (
     *("-q", "--continue-on-collection-errors"),
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
