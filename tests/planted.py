@@ -169,7 +169,10 @@ def outcome(root: Path, *arguments: str, lines: coverage.Coverage | None = None)
     log.write_bytes(b"")
     child = os.fork()
     if not child:
-        _run(root, list(arguments), Watcher(log, lines))
+        try:
+            _run(root, list(arguments), Watcher(log, lines))
+        finally:
+            os._exit(1)
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         time.sleep(0.05)
         if time.time() - log.stat().st_mtime > PATIENCE:
