@@ -7,15 +7,15 @@ Each patch in tests/planted/ is a bug that a public implementation has had, or n
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
 
 With `--all`, the tests of whatever room are run that run a changed line, by what coverage has seen of
-them without a bug: those of a second at most, and the one that the bug names. Of a line that runs on
-import, they are those of the room. A row of the table says how many there were, and which failed. Stop
-it at any time: what is of this commit is kept. A test that catches no bug, or none alone, may be
-superfluous.
+them without a bug: the quick ones, and the one that the bug names. Of a line that runs on import, they
+are those of the room. A row of the table says how many there were, and which failed. Stop it at any
+time: what is of this commit is kept.
 """
 
 import ast
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -44,8 +44,8 @@ REACHED = ROOT / "build" / "planted"
 COLUMNS = ("bug", "room", "tests", "failed", "commit", "by")
 PATIENCE = 300
 """Seconds without a test that begins or ends: then one hangs."""
-QUICK = 1
-"""Seconds of a test, under coverage. Whole runs take longer, and are left out."""
+QUICK = 2
+"""Seconds of a test, under coverage, and of the fixtures that it shares: whole runs take longer."""
 OPTIONS = (
     *("-q", "--continue-on-collection-errors"),
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
@@ -145,6 +145,16 @@ class Outcome:
     def begun(self) -> list[str]:
         """The tests."""
         return [name for name in self.spans if "::" in name]
+
+    def seconds(self, test: str) -> float:
+        """What a test takes, with the fixtures that it shares."""
+        fixtures = {
+            name for name, tests in self.takes.items() if test in tests
+        } & self.spans.keys()
+        return sum(
+            max(self.spans[name][1:], default=math.inf) - self.spans[name][0]
+            for name in {test, *fixtures}
+        )
 
     def during(self, moment: float) -> set[str]:
         """The tests that something is of that ended at a moment."""
@@ -280,8 +290,7 @@ def _reaching(folder: Path, root: Path, bugs: list[Bug], done: Outcome) -> dict[
 
     A process that a test has started knows none: its lines are of the test during which it ended.
     """
-    spans = {test: done.spans[test] for test in done.begun if test not in done.failed}
-    quick = {test for test, (begun, ended) in spans.items() if ended - begun < QUICK}
+    quick = {test for test in done.begun if done.seconds(test) < QUICK} - {*done.failed}
     by_bug: dict[str, set[str]] = {bug.path.stem: set() for bug in bugs}
     for path in folder.iterdir():
         of_process = done.during(path.stat().st_mtime)
