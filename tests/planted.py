@@ -7,9 +7,9 @@ Each patch in tests/planted/ is a bug that a public implementation has had, or n
 say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
 
 With `--all`, the tests of whatever room are run that run a changed line, by what coverage has seen of
-them without a bug: the quick ones, and the one that the bug names. Of a line that runs on import, they
-are those of the room. A row of the table says how many there were, and which failed. Stop it at any
-time: what is of this commit is kept.
+them without a bug: the quick ones, and the one that the bug names. Of a line that most run, they are
+those of its room. A row of the table says how many there were, and which failed. Stop it at any time:
+what is of this commit is kept.
 """
 
 import ast
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -46,6 +47,8 @@ PATIENCE = 300
 """Seconds without a test that begins or ends: then one hangs."""
 QUICK = 2
 """Seconds of a test, under coverage, and of the fixtures that it shares: whole runs take longer."""
+MANY = 120
+"""Tests that run a line, at most, for all of them to be run with a bug there."""
 OPTIONS = (
     *("-q", "--continue-on-collection-errors"),
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"),
@@ -274,15 +277,15 @@ def reached(root: Path, bugs: list[Bug]) -> dict[str, list[str]]:
             found[name] = _reaching(Path(folder), root, bugs, done)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(found))
-    return {
-        bug.path.stem: sorted(
-            {
-                bug.header("Test"),
-                *(test for tests in found.values() for test in tests[bug.path.stem]),
-            }
-        )
-        for bug in bugs
-    }
+    return {bug.path.stem: _to_run(bug, found.values()) for bug in bugs}
+
+
+def _to_run(bug: Bug, found: Iterable[dict[str, list[str]]]) -> list[str]:
+    """The tests that run a bug's lines or, where these are many, those of its room."""
+    tests = {test for by_bug in found for test in by_bug[bug.path.stem]}
+    if len(tests) > MANY:
+        tests = {test for test in tests if bug.room in Path(test.partition("::")[0]).parts[1]}
+    return sorted({bug.header("Test"), *tests})
 
 
 def _reaching(folder: Path, root: Path, bugs: list[Bug], done: Outcome) -> dict[str, list[str]]:
@@ -305,9 +308,8 @@ def _reaching(folder: Path, root: Path, bugs: list[Bug], done: Outcome) -> dict[
                 for context in {name for number in numbers for name in by_line.get(number, [])}:
                     by_bug[bug.path.stem] |= done.of(context) if context else of_process
     for bug in bugs:
-        if not any(changed(bug).values()):
-            of_room = f"tests/{bug.room}/"
-            by_bug[bug.path.stem] = {test for test in quick if test.startswith(of_room)}
+        if not any(changed(bug).values()):  # a line that runs on import
+            by_bug[bug.path.stem] = set(done.begun)
     return {name: sorted(tests & quick) for name, tests in by_bug.items()}
 
 
