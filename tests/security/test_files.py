@@ -364,7 +364,7 @@ def test_kept_features_of_other_images_or_hostilely_described_are_none_and_folde
 
 
 def test_what_other_decoders_would_open_is_no_image(answers, place):
-    assert answers["formats"].out.startswith("1 images")
+    assert answers["formats"].out.startswith("1 image,")
     images = open_images(place / "formats", cache=False)
     assert images.names == ("good.png",)
     others = {"not-an-image", "text, not an image", "HTML page, not an image"}
@@ -373,7 +373,7 @@ def test_what_other_decoders_would_open_is_no_image(answers, place):
 
 
 def test_what_is_no_regular_file_is_not_opened(answers, place, monkeypatch):
-    assert answers["special"].out.startswith("1 images")
+    assert answers["special"].out.startswith("1 image,")
     images = open_images(place / "special", cache=False)
     links, others = ("environ", "mem"), ("pipe", "socket", "stdin", "to_pipe", "zero")
     inside = {bad.name.removesuffix(".jpg") for bad in images.bad}
