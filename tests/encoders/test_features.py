@@ -23,8 +23,8 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
 
 CLOSE = 1e-5
-FOLDED = {"efficientnet_b0.ra_in1k": 1e-4}
-"""A random EfficientNet's features change by 5e-5 with the rounding of folded batch norms."""
+FOLDED = {"efficientnet_b0.ra_in1k": 3e-4}
+"""A random EfficientNet's features change by 5e-5, on some CPUs by 1e-4, with folded batch norms."""
 
 
 @pytest.fixture(scope="module")
