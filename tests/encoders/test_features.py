@@ -5,6 +5,7 @@ All weights are random and seeded, saved in the library's own format and loaded 
 
 import hashlib
 import json
+from copy import deepcopy
 
 import pytest
 import timm
@@ -23,8 +24,8 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
 
 CLOSE = 1e-5
-FOLDED = {"efficientnet_b0.ra_in1k": 3e-4}
-"""A random EfficientNet's features change by 5e-5, on some CPUs by 1e-4, with folded batch norms."""
+FOLDED = {"efficientnet_b0.ra_in1k": 1e-4}
+"""Rounding changes a random EfficientNet's features by 5e-5, and those of timm's own by 1.4e-4."""
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +61,10 @@ def assert_equal_features(encoder, folder, expected, tmp_path, close=CLOSE):
 
 def of_timm(network, folder):
     transform = create_transform(**resolve_model_data_config(network), is_training=False)
-    # In the order of numbers that features are computed in: that alone changes those of a random
-    # EfficientNet by 5e-5, which is the rounding of float32.
-    network = network.eval().to(memory_format=torch.channels_last)
+    # In float64, or the difference would be the library's rounding, which depends on the CPU.
+    images = torch.stack([transform(image) for image in opened(folder)]).double()
     with torch.no_grad():
-        return network(torch.stack([transform(image) for image in opened(folder)]))
+        return deepcopy(network).eval().double()(images)
 
 
 @pytest.mark.parametrize(
