@@ -284,7 +284,8 @@ def _to_run(bug: Bug, found: Iterable[dict[str, list[str]]]) -> list[str]:
     """The tests that run a bug's lines or, where these are many, those of its room."""
     tests = {test for by_bug in found for test in by_bug[bug.path.stem]}
     if len(tests) > MANY:
-        tests = {test for test in tests if bug.room in Path(test.partition("::")[0]).parts[1]}
+        of_room = (f"tests/{bug.room}/", f"tests/test_{bug.room}.py")
+        tests = {test for test in tests if test.startswith(of_room)}
     return sorted({bug.header("Test"), *tests})
 
 
@@ -308,7 +309,7 @@ def _reaching(folder: Path, root: Path, bugs: list[Bug], done: Outcome) -> dict[
                 for context in {name for number in numbers for name in by_line.get(number, [])}:
                     by_bug[bug.path.stem] |= done.of(context) if context else of_process
     for bug in bugs:
-        if not any(changed(bug).values()):  # a line that runs on import
+        if not any(changed(bug).values()):  # it runs on import: by all, which are too many
             by_bug[bug.path.stem] = set(done.begun)
     return {name: sorted(tests & quick) for name, tests in by_bug.items()}
 

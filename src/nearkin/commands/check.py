@@ -144,7 +144,7 @@ def check(
         config, device = TrainConfig(), choose_device("auto")
         split = split_images(images, config.val, config.seed, on_progress, found=found)
         images, train = split.images, split.train
-        parts = {"train": len(train), "test": len(split.test)}
+        parts = {"train": len(train), "test": len(split.test_rows)}
         config = resolve(config, train, device)
         estimate = cost(config, train, device)
         warnings += augmentation_warnings(train, config.augment)

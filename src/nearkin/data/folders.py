@@ -117,7 +117,7 @@ def list_table(path: Path, written: Sequence[tuple[str, Row]]) -> Listing:
 
 def list_file(path: Path) -> Listing:
     """One image in a file of its own, as if it lay alone in its folder."""
-    return replace(list_files(path.parent, [path.name]), key=str(path.resolve()))
+    return replace(list_files(path.parent.resolve(), [path.name]), key=str(path.resolve()))
 
 
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:

@@ -355,9 +355,10 @@ class _Study:
 
     def pixels(self, on_progress: ProgressCallback) -> dict[str, Embeddings]:
         """Raw pixels of each part; of many training images, those of some."""
-        parts = dict(self.parts)
-        if "train" in parts:
-            parts["train"] = parts["train"].spread(PIXEL_BANK)
+        parts = {
+            name: part.spread(PIXEL_BANK) if name == "train" else part
+            for name, part in self.parts.items()
+        }
         features = pixel_features(parts.values(), self.workers, on_progress)
         return {
             name: embeddings_of(part, pixels.numpy())
@@ -388,8 +389,7 @@ def _train_and_test(parts: Mapping[str, Embeddings]) -> Pair:
 
 def _both(parts: Mapping[str, Part]) -> tuple[Part, Part]:
     """Return the training images and what is scored; all are scored if they are of one part."""
-    scored = parts.get("test", parts.get("train"))
-    assert scored is not None
+    scored = list(parts.values())[-1]
     return parts.get("train", scored.subset(np.zeros(0, np.int64))), scored
 
 
