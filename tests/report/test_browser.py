@@ -804,6 +804,30 @@ def test_a_neighbors_number_shows_where_two_images_are_alike(browser, how):
         page.end(f"http://127.0.0.1:{server.port}/")
 
 
+def test_an_edit_of_classes_leaves_the_panel_as_it_was_but_for_them(served):
+    page, site = served
+    page.page.evaluate("location.hash = '#image=104'")
+    number = page.find("#map-panel .map-where").nth(1)
+    number.click()
+    page.find("#map-likeness img").nth(1).wait_for()
+    page.page.evaluate("window.before = document.querySelectorAll('#map-panel .map-where')[1]")
+    cluster = page.text("#map-values dd >> nth=0")
+    name(page, cluster, "violins")
+    page.find("#map-values").get_by_text("violins").wait_for()
+    page.find("#map-same-class").get_by_text("More of violins").wait_for()
+    assert page.find("#map-likeness img").count() == 2
+    assert page.page.evaluate(
+        "window.before === document.querySelectorAll('#map-panel .map-where')[1]"
+    )
+    site.found = {"xy": None, "neighbors": []}
+    file = {"name": "mine.webp", "mimeType": "image/webp", "buffer": site.gray}
+    page.find(".map-bar input[type=file]").set_input_files(file)
+    page.find("#map-panel").get_by_text("Your image").wait_for()
+    name(page, "new-2", "violas")
+    page.find("#map-legend").get_by_text("violas").wait_for()
+    assert page.text("#map-panel h3") == "Your image"
+
+
 def test_a_region_is_shown_in_its_image(served):
     page, site = served
     page.page.evaluate("location.hash = '#image=308'")

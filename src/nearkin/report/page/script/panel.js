@@ -26,17 +26,29 @@ async function showPanel() {
     $("panel").replaceChildren(note("Click a point to see its image and its nearest neighbors."));
     return;
   }
-  const members = classMembers(i);
   await loaded([i]);
-  await loaded([...neighbors(i), ...members.slice(0, GALLERY)]);
+  await loaded(neighbors(i));
   if (state.open !== i) return; // another one meanwhile
   fillPanel(
     make("bdi", {}, name(i)),
     make("div", { className: served ? "map-large" : "map-about" }, largeImage(i), values(i)),
     ...wholeImage(i),
     ...nearestNeighbors(i),
-    ...sameClass(i, members),
+    make("div", { id: "map-same-class" }),
   );
+  await updatePanel();
+}
+
+/* Shows what depends on the classes. The rest stays, with the focus and what was compared. */
+async function updatePanel() {
+  const [i, classes] = [state.open, runClasses];
+  if (i < 0) return;
+  const members = classMembers(i);
+  await loaded(members.slice(0, GALLERY));
+  const shown = $("values");
+  if (runClasses !== classes || state.open !== i || Number(shown?.dataset.image) !== i) return;
+  shown.replaceWith(values(i));
+  $("same-class").replaceChildren(...sameClass(i, members));
 }
 
 function largeImage(i) {
@@ -61,7 +73,9 @@ function values(i) {
   const pairs = data.colorings.map((coloring) => [coloring.name, value(coloring, i)]);
   pairs.push(["Number", String(data.number[i])]);
   const cells = ([key, text]) => [make("dt", {}, key), make("dd", {}, text)];
-  return make("dl", {}, ...pairs.flatMap(cells));
+  const list = make("dl", { id: "map-values" }, ...pairs.flatMap(cells));
+  list.dataset.image = i;
+  return list;
 }
 
 function nearestNeighbors(i) {

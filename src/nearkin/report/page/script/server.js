@@ -141,7 +141,7 @@ function updateClasses(answer) {
   showLabels(runClasses.labels);
   setColoring(state.coloring);
   updateVisible();
-  showPanel();
+  updatePanel();
   showSelection();
   showClasses();
 }
