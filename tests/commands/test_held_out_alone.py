@@ -33,3 +33,13 @@ def test_nothing_is_learned_from_them(command, trained_run, held_out, tmp_path, 
     given = [trained_run, held_out] if verb == "classify" else [held_out, "--encoder", trained_run]
     line = refusal(3, verb, *given, *settings, "-o", tmp_path / "run")
     assert "held all 40 images out" in line
+
+
+def test_their_page_names_no_step_that_is_refused(reports, trained_run, held_out, tmp_path):
+    assert run("embed", trained_run, held_out, "-o", tmp_path / "run") == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    steps = page[page.index("Next steps") :]
+    assert "nearkin neighbors" in steps
+    assert not [verb for verb in ("train", "discover", "classify") if f"nearkin {verb}" in steps]
+    assert "kNN top-1: not measured" in page
+    assert "Confusion: kNN predictions" not in page

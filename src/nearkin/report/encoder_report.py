@@ -15,7 +15,7 @@ from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, metric_rows
 from nearkin.evaluation.metrics import KNN, knn_classes
-from nearkin.evaluation.verdict import RATIO_PROTOCOL, StartComparison
+from nearkin.evaluation.verdict import RATIO_PROTOCOL
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.page.blocks import (
@@ -98,7 +98,7 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
         state, facts = f"The embedding is {summary['verdict']}.", tuple(_came_from(summary))
         rule = "The last epoch counts; nothing was chosen by the labels of held-out images."
     verdict = [f"Training {comparison.text}."] if comparison else []
-    findings, steps = tuple(_findings(summary, evaluation)), _steps(folder, data, comparison)
+    findings, steps = tuple(_findings(summary, evaluation)), _steps(folder, data, evaluation)
     metrics = summary["metrics"]
     meant = Facts("What the metrics mean", meanings(metrics["encoder"].values()))
     origin = "Encoder" if folder.is_frozen else "Origin"
@@ -305,7 +305,9 @@ def protocols(summary: Mapping[str, Any]) -> list[str]:
         measured.append(f"verdict: {rule}.")
     if "teacher" in summary.get("differences", {}):
         measured.append(f"share of the teacher: {RATIO_PROTOCOL}.")
-    return [*measured, *missing, "Confusion: kNN predictions of held-out images."]
+    if KNN in summary["metrics"]["encoder"]:
+        measured.append("Confusion: kNN predictions of held-out images.")
+    return [*measured, *missing]
 
 
 def typed(verb: str, *words: object) -> str:
@@ -314,16 +316,16 @@ def typed(verb: str, *words: object) -> str:
     return shlex.join(["nearkin", verb, *given])
 
 
-def _steps(
-    folder: RunFolder, data: str, comparison: StartComparison | None
-) -> Iterator[tuple[str, str]]:
+def _steps(folder: RunFolder, data: str, evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     """Yield what to do next with an encoder: what only reads its run first."""
-    run, to_file = folder.path, ("-o", "vectors.parquet")
+    run, to_file, comparison = folder.path, ("-o", "vectors.parquet"), evaluation.comparison
     if comparison and comparison.verdict == "worse":
         better = "Use the encoder that training started from: it is the better one."
         yield better, typed("embed", folder.start, data, *to_file)
     yield "Browse images at full size, and search by image.", typed("explore", run)
     yield "Find the nearest neighbors of an image.", typed("neighbors", run, "IMAGE")
+    if not evaluation.sizes["train"]:  # all are held out, and nothing learns from them
+        return
     if folder.is_frozen:
         on = "Continue to train it on these images, and see whether that helps."
         yield on, typed("train", data, "--encoder", run)
