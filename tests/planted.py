@@ -204,7 +204,6 @@ def _run(root: Path, arguments: list[str], watcher: Watcher) -> None:
     sys.path[:1] = [str(root), str(root / "src")]  # in place of this file's folder
     os.environ["PYTHONPATH"] = str(root / "src")  # of processes that tests start
     del sys.modules["__main__"].__file__  # interpreters that tests start do not import it
-    sys.dont_write_bytecode = True  # a change may come within the second of the last one
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
