@@ -828,6 +828,69 @@ def test_an_edit_of_classes_leaves_the_panel_as_it_was_but_for_them(served):
     assert page.text("#map-panel h3") == "Your image"
 
 
+def test_a_label_that_is_refused_is_of_no_key_and_is_not_undone(served):
+    page, site = served
+    box, status = page.find("#map-labels input"), page.find("#map-status")
+    keys = page.texts("#map-labels button bdi")
+    box.fill("cat")
+    page.page.keyboard.press("Enter")
+    status.get_by_text("Select unlabeled images, or move to one, first.").wait_for()
+    assert site.requests == []
+    page.find("#map-show-grid").click()
+    page.find(".map-images button").nth(3).click()
+    site.refusal = "the disk is full"
+    box.fill("cat")
+    page.page.keyboard.press("Enter")
+    status.get_by_text("the disk is full").wait_for()
+    assert page.complaints.pop().startswith("Failed to load resource")
+    assert page.texts("#map-labels button bdi") == keys
+    assert page.find("#map-labels button").last.is_disabled()
+    site.refusal = None
+    page.find(".map-images button").nth(3).focus()
+    page.page.keyboard.press("0")  # of no class
+    page.page.keyboard.press("u")
+    status.get_by_text("Nothing to undo.").wait_for()
+    assert site.labels == {}
+
+
+def test_edits_leave_the_place_in_lists_what_is_ticked_and_what_is_typed(served):
+    page, site = served
+    page.find("#map-show-grid").click()
+    for section in ("#map-grid", "#map-table"):
+        if section == "#map-table":
+            page.find(f"{section} summary").click()
+        page.find(section).get_by_text("Next").click()
+        page.find(section).get_by_text("Page 2 of").wait_for()
+    page.find(".map-images button").nth(3).click(modifiers=["Shift"])
+    folder = page.find("#map-selection input[placeholder='Name of a new folder']")
+    folder.fill("half")
+    page.page.evaluate("document.querySelector('#map-grid').scrollTop = 40")
+    for tick in page.find("#map-classes input[type=checkbox]").all():
+        tick.check()
+    merged = page.find("#map-classes input[placeholder='Name of the merged class']")
+    merged.fill("new-2")
+    site.refusal = "new-2 is another class"
+    page.find("#map-classes").get_by_text("Merge selected classes").click()
+    page.find("#map-status").get_by_text("new-2 is another class").wait_for()
+    assert page.complaints.pop().startswith("Failed to load resource")
+    assert page.find("#map-classes input:checked").count() == 2
+    assert merged.input_value() == "new-2"
+    site.refusal = None
+    name(page, "new-1", "violins")
+    page.find("#map-grid span").get_by_text("violins").first.wait_for()
+    page.find("#map-table td").get_by_text("violins").first.wait_for()
+    for section in ("#map-grid", "#map-table"):
+        page.find(section).get_by_text("Page 2 of").wait_for()
+    assert page.page.evaluate("document.querySelector('#map-grid').scrollTop") == 40
+    assert folder.input_value() == "half"
+    assert page.find("#map-classes input:checked").count() == 2
+    merged.fill("violas")
+    page.find("#map-classes").get_by_text("Merge selected classes").click()
+    page.find("#map-status").get_by_text("are now violas").wait_for()
+    assert page.find("#map-classes input:checked").count() == 0
+    assert merged.input_value() == ""
+
+
 def test_a_region_is_shown_in_its_image(served):
     page, site = served
     page.page.evaluate("location.hash = '#image=308'")

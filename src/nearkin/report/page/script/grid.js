@@ -30,9 +30,13 @@ async function showGrid() {
   const asked = grid.asked = {};
   const members = grid.listed ? grid.listed.members().filter((i) => state.visible[i]) : visibleRows();
   const rows = await sorted(members);
+  const pages = Math.max(1, Math.ceil(rows.length / GRID_PAGE));
+  grid.page = Math.min(grid.page, pages - 1);
   const shown = rows.slice(grid.page * GRID_PAGE, (grid.page + 1) * GRID_PAGE);
   await loaded(shown);
   if (grid.asked !== asked) return; // another page meanwhile
+  const same = shown.length && [...grid.tiles.keys()].join() === shown.join();
+  const top = same ? $("grid").scrollTop : 0;
   grid.rows = rows;
   grid.tiles = new Map(shown.map((i) => [i, button(tile(i), null, { title: name(i) })]));
   for (const [i, item] of grid.tiles) {
@@ -40,14 +44,14 @@ async function showGrid() {
     item.append(make("span"));
   }
   const focused = $("grid").contains(document.activeElement);
-  $("grid").replaceChildren(gridHead(), make("div", { className: "map-images", role: "group",
+  $("grid").replaceChildren(gridHead(pages), make("div", { className: "map-images", role: "group",
     ariaLabel: "Images", onclick: clickTile, onkeydown: keydownGrid }, ...grid.tiles.values()));
-  $("grid").scrollTop = 0;
+  $("grid").scrollTop = top;
   markTiles();
   if (focused) grid.tiles.get(state.cursor)?.focus();
 }
 
-function gridHead() {
+function gridHead(pages) {
   const { rows, listed } = grid;
   const { by, descending } = state.sort;
   const orders = [["number", "Number"], ["name", "Name"],
@@ -56,7 +60,7 @@ function gridHead() {
     const { value: chosen } = event.target;
     setSort(chosen in data.colorings ? Number(chosen) : chosen, descending);
   } }, ...orders.map(([value, label]) => make("option", { value, selected: value === by }, label)));
-  const all = button("Show all visible", () => { grid.listed = null; showLists(); });
+  const all = button("Show all visible", () => { grid.listed = null; grid.page = 0; showGrid(); });
   const turn = (to) => { grid.page = to; return showGrid(); };
   return make("div", { className: "map-grid-head" },
     make("h3", {}, `${listed?.title ?? "Visible images"}: ${rows.length.toLocaleString("en")}`),
@@ -65,7 +69,7 @@ function gridHead() {
       "Sort by", order,
       button(descending ? "▾" : "▴", () => setSort(by, !descending), { ariaLabel: "Reverse the order" }),
       button("Select all", (event) => select(grid.rows, selectionMode(event))),
-      pager($("grid"), grid.page, Math.max(1, Math.ceil(rows.length / GRID_PAGE)), turn)));
+      pager($("grid"), grid.page, pages, turn)));
 }
 
 /* What changes on tiles: whether they are selected, their labels, and which one Tab leads to. */

@@ -49,7 +49,7 @@ function showLabels(byNumber) {
 /* The images that a label is for: the selected ones, or that of the cursor. Those that came to a
    discovery with a class keep it. */
 function rowsToLabel() {
-  const members = state.selected.size ? [...state.selected] : [state.cursor];
+  const members = state.selected.size ? [...state.selected] : [state.cursor].filter((i) => i >= 0);
   return members.filter((i) => !runClasses.editable || data.number[i] in runClasses.cluster_of);
 }
 
@@ -57,12 +57,13 @@ function rowsToLabel() {
 async function giveLabel(text) {
   const rows = rowsToLabel();
   if (!rows.length) throw new Error("Select unlabeled images, or move to one, first.");
-  const before = Map.groupBy(rows, rawLabel);
-  if (text && !labels.keys.includes(text)) labels.keys.splice(9, 1, text);
   if (grid.on && !state.selected.size) goTo(grid.rows.indexOf(state.cursor) + 1);
-  labels.undo.push(before); // before it is saved, as "u" may be pressed meanwhile
-  await saveLabels(new Map([[text, rows]]));
-  showLabelBar();
+  await inTurn(async () => {
+    const before = Map.groupBy(rows, rawLabel);
+    await saveLabels(new Map([[text, rows]]));
+    labels.undo.push(before);
+    if (text && !labels.keys.includes(text)) labels.keys.splice(9, 1, text);
+  });
   return `${count(rows.length, "image")} ${text ? `labeled ${text}` : "without a label now"}.`;
 }
 
@@ -72,21 +73,26 @@ function rawLabel(i) {
 }
 
 async function undoLabel() {
-  const before = labels.undo.pop();
-  if (!before) throw new Error("Nothing to undo.");
-  await saveLabels(before);
+  await inTurn(async () => {
+    const before = labels.undo.at(-1);
+    if (!before) throw new Error("Nothing to undo.");
+    await saveLabels(before);
+    labels.undo.pop();
+  });
   return "The last label is undone.";
 }
 
-function saveLabels(changes) {
-  const save = async () => {
-    for (const [text, rows] of changes) {
-      const numbers = rows.map((i) => data.number[i]);
-      const answer = await request("label", { numbers, name: text });
-      showLabels(answer.labels);
-    }
-  };
-  return labels.saving = labels.saving.catch(() => {}).then(save);
+/* Each change sees what those before it have saved: keys are pressed faster than a server answers. */
+function inTurn(change) {
+  return labels.saving = labels.saving.catch(() => {}).then(change).finally(showLabelBar);
+}
+
+async function saveLabels(changes) {
+  for (const [text, rows] of changes) {
+    const numbers = rows.map((i) => data.number[i]);
+    const answer = await request("label", { numbers, name: text });
+    showLabels(answer.labels);
+  }
 }
 
 /* What a key does, if it labels. */

@@ -16,7 +16,8 @@ function shows(coloring, i) {
   return coloring.values[i] >= low && coloring.values[i] <= high;
 }
 
-/* All filters together: the text, and what is hidden in each coloring. */
+/* All filters together: the text, and what is hidden in each coloring. Where that changes nothing,
+   lists stay on their pages. */
 async function updateVisible() {
   const text = state.filter.trim().toLowerCase();
   if (text && !searchTexts) {
@@ -26,15 +27,16 @@ async function updateVisible() {
     searchTexts ??= allRows().map(searchText);
   }
   const filtering = data.colorings.filter(filters);
-  let total = 0;
+  const before = state.visible.slice();
   for (let i = 0; i < data.count; i++) {
     const matches = !text || searchTexts[i].includes(text);
     state.visible[i] = matches && filtering.every((coloring) => shows(coloring, i));
-    total += state.visible[i];
   }
+  const total = visibleRows().length;
   const all = count(data.count, "image");
   $("count").textContent = total === data.count ? all : `${total.toLocaleString("en")} of ${all}`;
   showFilters(filtering);
+  if (before.some((each, i) => each !== state.visible[i])) turnToFirst();
   showLists();
   restyle();
 }

@@ -27,7 +27,7 @@ function showStatus(text = "") {
   $("status").textContent = escapeInvisible(text);
 }
 
-/* A line of text with a button that submits it. */
+/* A line of text with a button that submits it. What was typed stays until that has succeeded. */
 function textForm(label, verb, action, { text = "", optional = false, suggest = false } = {}) {
   const input = make("input", {
     type: "text", value: text, placeholder: label, maxLength: 100, required: !optional,
@@ -36,7 +36,11 @@ function textForm(label, verb, action, { text = "", optional = false, suggest = 
   if (suggest) input.setAttribute("list", "map-names");
   const onsubmit = (event) => {
     event.preventDefault();
-    attempt(() => action(input.value.trim()));
+    attempt(async () => {
+      const done = await action(input.value.trim());
+      input.value = text;
+      return done;
+    });
   };
   return make("form", { className: "map-buttons", onsubmit }, input, make("button", {}, verb));
 }
@@ -118,6 +122,7 @@ async function edit(path, change, done) {
 
 /* Clusters of one name are one class. Labeled images keep the class they came with. */
 function updateClasses(answer) {
+  const isFirst = !runClasses;
   runClasses = answer;
   const coloring = withRole("class");
   if (runClasses.editable && coloring) {
@@ -142,7 +147,7 @@ function updateClasses(answer) {
   setColoring(state.coloring);
   updateVisible();
   updatePanel();
-  showSelection();
+  if (isFirst) showSelection(); // which has forms only now
   showClasses();
 }
 
@@ -165,22 +170,29 @@ function showClasses() {
   const { cluster: focused } = document.activeElement.closest("#map-classes li")?.dataset ?? {};
   const novel = runClasses.classes.filter((each) => each.kind === "novel");
   const rows = classRows(novel, section);
-  const ticked = () => novel.filter((_, at) => rows[at].querySelector("input").checked);
-  const merge = textForm("Name of the merged class", "Merge selected classes", (text) => {
-    const clusters = ticked().map((each) => each.cluster);
+  section.querySelector("ul").replaceChildren(...rows);
+  rows[novel.findIndex((each) => each.cluster === focused)]?.querySelector("form input").focus();
+}
+
+function classSection() {
+  const rows = make("ul", { className: "map-classes" });
+  const ticks = () => [...rows.querySelectorAll("li > :checked")];
+  const merge = textForm("Name of the merged class", "Merge selected classes", async (text) => {
+    const clusters = ticks().map((tick) => tick.parentElement.dataset.cluster);
     if (clusters.length < 2) throw new Error("Select two or more classes first.");
-    for (const row of rows) row.querySelector("input").checked = false;
-    return edit("name", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
+    const answer = await request("name", { clusters, name: text });
+    for (const tick of ticks()) tick.checked = false;
+    updateClasses(answer);
+    return `${clusters.join(", ")} are now ${text}.`;
   }, { suggest: true });
-  section.replaceChildren(
+  return make("details", { id: "map-classes", hidden: true },
     make("summary", {}, "Name, merge and export classes"),
     note("Saved in the run at once. Classes with the same name are one class; give a novel class "
       + "the name of a known one if they are the same. To split a class, select images on the map."),
-    make("ul", { className: "map-classes" }, ...rows),
+    rows,
     merge,
     exportForm("Copy all images by class", null),
   );
-  rows[novel.findIndex((each) => each.cluster === focused)]?.querySelector("form input").focus();
 }
 
 function classRow({ cluster, name: text, size }) {
@@ -219,7 +231,7 @@ function selectionForms(members) {
 
 function connect() {
   $("count").before(searchBox());
-  $("served").append(make("details", { id: "map-classes", hidden: true }));
+  $("served").append(classSection());
   $("view").append(make("p", { id: "map-status", role: "status" }));
   const coloring = withRole("class");
   firstClasses = coloring ? Array.from(coloring.values, (value) => coloring.classes[value]) : [];

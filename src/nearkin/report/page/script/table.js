@@ -28,14 +28,15 @@ async function sorted(members) {
 
 function setSort(by, descending) {
   state.sort = { by, descending };
+  turnToFirst();
   return showLists();
 }
 
-/* The grid and the table from their first pages on. */
-function showLists() {
+function turnToFirst() {
   grid.page = table.page = 0;
-  return Promise.all([showGrid(), showTable()]);
 }
+
+const showLists = () => Promise.all([showGrid(), showTable()]);
 
 /* Buttons that turn pages: `turn` shows another one, after which the focus is where it was. */
 function pager(section, at, pages, turn) {
@@ -77,12 +78,13 @@ async function showTable() {
   if (!$("table").open) return;
   const asked = table.asked = {};
   const members = await sorted(visibleRows());
+  const pages = Math.max(1, Math.ceil(members.length / TABLE_PAGE));
+  table.page = Math.min(table.page, pages - 1);
   const shown = members.slice(table.page * TABLE_PAGE, (table.page + 1) * TABLE_PAGE);
   await loaded(shown);
   if (table.asked !== asked) return; // another page meanwhile
   const head = make("tr", {}, tableHeading("Number", "number"), tableHeading("Name", "name"),
     ...data.colorings.map((coloring, at) => tableHeading(coloring.name, at)));
-  const pages = Math.max(1, Math.ceil(members.length / TABLE_PAGE));
   const turn = (to) => { table.page = to; return showTable(); };
   $("table").querySelector(".wide").replaceChildren(
     make("table", {}, make("caption", {}, "The visible images of the map"),
