@@ -853,18 +853,29 @@ def test_a_label_that_is_refused_is_of_no_key_and_is_not_undone(served):
     assert site.labels == {}
 
 
-def test_edits_leave_the_place_in_lists_what_is_ticked_and_what_is_typed(served):
-    page, site = served
+def test_edits_leave_the_place_in_lists_and_what_is_typed(served):
+    page, _ = served
     page.find("#map-show-grid").click()
+    page.find("#map-table summary").click()
     for section in ("#map-grid", "#map-table"):
-        if section == "#map-table":
-            page.find(f"{section} summary").click()
         page.find(section).get_by_text("Next").click()
         page.find(section).get_by_text("Page 2 of").wait_for()
     page.find(".map-images button").nth(3).click(modifiers=["Shift"])
     folder = page.find("#map-selection input[placeholder='Name of a new folder']")
     folder.fill("half")
     page.page.evaluate("document.querySelector('#map-grid').scrollTop = 40")
+    name(page, "new-1", "violins")
+    page.find("#map-grid span").get_by_text("violins").first.wait_for()
+    page.find("#map-table td").get_by_text("violins").first.wait_for()
+    for section in ("#map-grid", "#map-table"):
+        page.find(section).get_by_text("Page 2 of").wait_for()
+    assert page.page.evaluate("document.querySelector('#map-grid').scrollTop") == 40
+    assert folder.input_value() == "half"
+
+
+def test_classes_stay_ticked_until_they_are_merged(served):
+    page, site = served
+    ticked = page.find("#map-classes input:checked")
     for tick in page.find("#map-classes input[type=checkbox]").all():
         tick.check()
     merged = page.find("#map-classes input[placeholder='Name of the merged class']")
@@ -873,21 +884,16 @@ def test_edits_leave_the_place_in_lists_what_is_ticked_and_what_is_typed(served)
     page.find("#map-classes").get_by_text("Merge selected classes").click()
     page.find("#map-status").get_by_text("new-2 is another class").wait_for()
     assert page.complaints.pop().startswith("Failed to load resource")
-    assert page.find("#map-classes input:checked").count() == 2
+    assert ticked.count() == 2
     assert merged.input_value() == "new-2"
     site.refusal = None
     name(page, "new-1", "violins")
-    page.find("#map-grid span").get_by_text("violins").first.wait_for()
-    page.find("#map-table td").get_by_text("violins").first.wait_for()
-    for section in ("#map-grid", "#map-table"):
-        page.find(section).get_by_text("Page 2 of").wait_for()
-    assert page.page.evaluate("document.querySelector('#map-grid').scrollTop") == 40
-    assert folder.input_value() == "half"
-    assert page.find("#map-classes input:checked").count() == 2
+    page.find("#map-legend").get_by_text("violins").wait_for()
+    assert ticked.count() == 2
     merged.fill("violas")
     page.find("#map-classes").get_by_text("Merge selected classes").click()
     page.find("#map-status").get_by_text("are now violas").wait_for()
-    assert page.find("#map-classes input:checked").count() == 0
+    assert ticked.count() == 0
     assert merged.input_value() == ""
 
 
