@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from builders import write_network
-from discoveries import rows, strict_json
+from discoveries import rows, save, strict_json
 from kills import Aim
 from nearkin_command import run
 from safetensors.torch import load_file
@@ -257,6 +257,30 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     assert read_classifier(out / "classifier.safetensors").calibration is None
     assert "the default" in strict_json(out / "summary.json")["protocol"]
     assert "10 classes with one training image" in (out / "train.log").read_text()
+
+
+def test_images_that_turn_out_unreadable_are_noted_and_count_as_bad(encoder, tmp_path, refusal):
+    """Their headers are whole, so only decoding finds them."""
+    pixels, labels = builders.digits(12, 2)
+    named = {f"{label}/{row:02d}.png": p for row, (p, label) in enumerate(zip(pixels, labels))}
+    data = save(tmp_path / "data", named)
+    cut = sorted(named)[:3]
+    for name in cut:
+        content = (data / name).read_bytes()
+        (data / name).write_bytes(content[: content.index(b"IDAT") + 8])
+    command, out = ["classify", encoder, data, *QUICK], tmp_path / "run"
+    line = refusal(3, *command, "-o", out)
+    assert f"3 of 24 images are unreadable: '{cut[0]}' (" in line
+    assert [row["path"] for row in rows(out / "bad_files.csv")] == cut
+    assert run(*command, "-o", out, "--resume", "--max-bad", "0.2") == 0
+    note = {"decision": "left out", "text": "3 images that cannot be decoded (bad_files.csv)"}
+    assert {**note, "count": 3, "examples": cut} in strict_json(out / "summary.json")["notes"]
+    assert f"left out: {note['text']}, such as " in (out / "train.log").read_text()
+    frozen = ["embed", encoder, data, "-o", tmp_path / "frozen", "-q"]
+    assert "3 of 24 images are unreadable" in refusal(3, *frozen)
+    assert run(*frozen, "--resume", "--max-bad", "0.2") == 0
+    notes = strict_json(tmp_path / "frozen" / "summary.json")["notes"]
+    assert notes == [{**note, "count": 3, "examples": cut}]
 
 
 FROM = ("ENCODER", "DATA")

@@ -42,7 +42,7 @@ from nearkin.methods import METHODS
 from nearkin.pace import Pace, under
 from nearkin.report.pages import write_page
 from nearkin.run.auto import augment_for
-from nearkin.run.data import hold_out, note_data, open_logged, write_bad_files
+from nearkin.run.data import hold_out, note_data, note_undecodable, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
@@ -557,6 +557,8 @@ def _measure(
     """Write the embeddings and the metrics of an encoder, from parts that survive a kill."""
     folder, config, device, log = run.folder, run.config, run.device, run.log
     features = {"encoder": _in_parts(run, encoder, split.images)}
+    bad = features["encoder"].bad
+    notes = note_undecodable(folder, split.images, bad, log, config.max_bad)
     every = Extraction(encoder, split.images, UNTOUCHED, device, int(config.workers), log)
     if config.precision == "fp32":  # as a classification would compute them
         every.keep(features["encoder"])
@@ -578,9 +580,6 @@ def _measure(
         on_encoded=encoded,
         on_progress=log.progress,
     )
-    write_bad_files(folder.bad_files, split.images, embeddings.bad)
-    if embeddings.bad:
-        log.info(f"warning: {len(embeddings.bad)} images cannot be decoded, see bad_files.csv")
     summary = {
         **encoder.details,
         "encoder": config.encoder,
@@ -590,7 +589,7 @@ def _measure(
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "health": health(embeddings.tensor),
-        "notes": plain(split.images.notes),
+        "notes": plain((*split.images.notes, *notes)),
     }
     # Last: a run without a summary is evaluated again.
     folder.write_summary({**summary, **evaluation.to_dict()})

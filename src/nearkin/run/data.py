@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from nearkin.config import ClassifyConfig, Config, DiscoverConfig, EmbedConfig, 
 from nearkin.data.channels import Channels
 from nearkin.data.images import Images, in_bytes
 from nearkin.data.labels import class_names
-from nearkin.data.notes import lines
+from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import (
     Split,
@@ -64,15 +65,45 @@ def open_usable(
         labels = "none"
     images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
     on_open(images)
-    bad, every = len(images.bad), len(images) + len(images.bad)
-    if bad > config.max_bad * every:
-        first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
+    _check_bad(images, {}, config.max_bad)
+    return trained_or_scored(images)
+
+
+def _check_bad(images: Images, undecodable: Mapping[str, str], max_bad: float) -> None:
+    """Refuse more unreadable images, of the scan and of decoding, than the settings allow."""
+    reasons = {file.name: file.reason for file in images.bad} | {**undecodable}
+    bad, every = len(reasons), len(images) + len(images.bad)
+    if bad > max_bad * every:
+        first = ", ".join(f"{name!r} ({why})" for name, why in islice(reasons.items(), NAMED))
         more = f" and {bad - NAMED} more" if bad > NAMED else ""
         raise DataError(
             f"{bad} of {every} images are unreadable: {first}{more}; remove them, or allow more "
             "with --max-bad"
         )
-    return trained_or_scored(images)
+
+
+def note_undecodable(
+    folder: RunFolder,
+    images: Images,
+    undecodable: Mapping[str, str],
+    log: Reporter,
+    max_bad: float = 1.0,
+) -> list[Note]:
+    """List the images that turned out unreadable when they were decoded, and log their number.
+
+    `undecodable` is the reason of each, by name. Returns the note on them.
+
+    Raises:
+        DataError: If more than `max_bad` of all images cannot be read, naming some of them.
+    """
+    write_bad_files(folder.bad_files, images, undecodable)
+    _check_bad(images, undecodable, max_bad)
+    if not undecodable:
+        return []
+    text = f"{count(len(undecodable), 'image')} that cannot be decoded (bad_files.csv)"
+    note = Note("left out", text, len(undecodable), tuple(sorted(undecodable)[:3]))
+    log.info(str(note))
+    return [note]
 
 
 def open_split(

@@ -45,10 +45,10 @@ from nearkin.run.data import (
     Values,
     note_column,
     note_data,
+    note_undecodable,
     noted_channels,
     noted_values,
     open_usable,
-    write_bad_files,
 )
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
@@ -403,13 +403,11 @@ def _evaluate(
         evaluation = _with_column(evaluation, folder, config, embeddings, split.images)
     bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
     bad_files |= embeddings.bad
-    write_bad_files(folder.bad_files, split.images, bad_files)
-    if bad_files:
-        log.info(f"warning: {len(bad_files)} images cannot be decoded, see bad_files.csv")
+    notes = note_undecodable(folder, split.images, bad_files, log)  # no end after hours
     # Last: a run without a summary is evaluated again.
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
-    details["notes"] = plain(split.images.notes)
+    details["notes"] = plain((*split.images.notes, *notes))
     folder.write_summary({**details, **evaluation.to_dict()})
     log.debug("\n".join(replace(evaluation, differences={}, leaks=None).lines()))
     if evaluation.leaks:
