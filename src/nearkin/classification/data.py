@@ -11,7 +11,7 @@ from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import class_names, numbered
 from nearkin.data.notes import Note, lines, named
-from nearkin.data.split import Split
+from nearkin.data.split import Split, trained_or_scored
 from nearkin.errors import DataError
 from nearkin.labels.held_out import keep_few
 from nearkin.labels.known import label_images
@@ -114,6 +114,7 @@ def open_labeled_data(
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
+    images = trained_or_scored(images)
     return _numbered(keep_few(learnable(hold_out(images, config, on_progress, resumed))))
 
 

@@ -12,7 +12,7 @@ from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import spellings
 from nearkin.data.notes import Note, lines, named
-from nearkin.data.split import Split
+from nearkin.data.split import Split, trained_or_scored
 from nearkin.discovery.rounds import Accepted, accept, accepted
 from nearkin.errors import DataError
 from nearkin.labels.held_out import keep_few
@@ -112,7 +112,7 @@ def open_discovery_data(
     holds out: names may have been changed since, and the runs that it started from may be gone.
     """
     opened = open_usable(data, config, on_progress, on_open)
-    images = label_images(opened, config.labeled, config.known)
+    images = trained_or_scored(label_images(opened, config.labeled, config.known))
     parts = keep_few(learnable(hold_out(images, config, on_progress, resumed)))
     given = Accepted()
     if resumed is not None and resumed.excluded.exists():

@@ -53,7 +53,7 @@ def open_usable(
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], object] = lambda _: None,
 ) -> Images:
-    """Open the images to train on and to score; `on_open` gets them before any are refused.
+    """Open the images; `on_open` gets them before any are refused.
 
     Their labels are those of the data; none, where a classification has others.
 
@@ -66,7 +66,7 @@ def open_usable(
     images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
     on_open(images)
     _check_bad(images, {}, config.max_bad)
-    return trained_or_scored(images)
+    return images
 
 
 def _check_bad(images: Images, undecodable: Mapping[str, str], max_bad: float) -> None:
@@ -114,7 +114,7 @@ def open_split(
     resumed: RunFolder | None = None,
 ) -> Split:
     """Open the data and hold images out; see `open_usable` and `hold_out`."""
-    images = open_usable(data, config, on_progress, on_open)
+    images = trained_or_scored(open_usable(data, config, on_progress, on_open))
     return hold_out(images, config, on_progress, resumed)
 
 
