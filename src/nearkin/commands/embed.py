@@ -45,7 +45,7 @@ from nearkin.run.auto import augment_for
 from nearkin.run.data import hold_out, note_data, note_undecodable, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
-from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
+from nearkin.run.opening import OpenRun, kept_copy, open_run, self_contained, split_source
 from nearkin.run.reporter import Reporter, Silent, reporter_of
 from nearkin.schema import option
 from nearkin.training.health import health
@@ -472,7 +472,7 @@ def embed_run(
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
     _check_in_memory(config)
-    config = replace(config, encoder=absolute_source(config.encoder))
+    config = self_contained(config)
     folder = run_folder(output, data, source_name(config.encoder), again=resume or overwrite)
     # First of all: an encoder that cannot be loaded leaves no folder behind.
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
@@ -617,12 +617,6 @@ def _in_parts(run: OpenRun[EmbedConfig], encoder: Encoder, images: Images) -> Em
 
 def _by_device(numbers: Mapping[str, int], device: torch.device) -> int:
     return numbers.get(device.type, numbers["cuda"])
-
-
-def absolute_source(source: str) -> str:
-    """Return the source of an encoder as it holds from any working directory."""
-    head, file = split_source(source)
-    return head + str(Path(file).resolve()) if file and Path(file).exists() else source
 
 
 def source_name(source: str) -> str:
