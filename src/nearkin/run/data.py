@@ -44,6 +44,7 @@ IGNORED: Final = "ignore"  # One more: what the column of `--ignore` says of the
 HELD_OUT: Final = {"train": False, "test": True}
 Values = Shaped[np.ndarray, " images"]
 """What a column says of each image, as text; '' for nothing."""
+_ORIGINS: Final = dict[str, Path | None]()  # Of encoders in memory; see `note_origin`
 ANEW: Final = "start anew with --encoder this run"
 
 
@@ -324,6 +325,9 @@ def hold_out(
     """
     runs = (run for run in (resumed, _origin(config)) if run)
     stored = next(filter(None, map(stored_split, runs)), None)
+    if stored is None and (run := _ORIGINS.get(_encoder_of(config))):
+        text = f"a new split: {run}, which the encoder was loaded from, is gone with its own"
+        images = images.noted(Note("substituted", text, len(images)))
     split = split_images(images, _share(config), config.seed, on_progress, stored)
     return replace(split, stored=stored)
 
@@ -369,10 +373,22 @@ def _share(config: Config) -> float:
 def _origin(config: Config) -> RunFolder | None:
     """Return the run that has held images out before: the one accepted, or that of the encoder."""
     encoder = _encoder_of(config)
+    found = _ORIGINS.get(encoder) or origin_of(encoder)
+    return RunFolder(found) if found else None
+
+
+def origin_of(encoder: str) -> Path | None:
+    """Return the folder of the run that an encoder is of, by its path, if it held images out."""
     path = Path(encoder)
     run = RunFolder(path.parent if path.is_file() else path)
     named = path in (run.path, run.encoder) and encoder
-    return run if named and run.data.exists() else None  # other folders may have such files, too
+    # Other folders may have such files, too.
+    return run.path.resolve() if named and run.data.exists() else None
+
+
+def note_origin(encoder: str, run: Path | None) -> None:
+    """Note which run an encoder in memory is of, under the name that stands for it in settings."""
+    _ORIGINS[encoder] = run
 
 
 def _encoder_of(config: Config) -> str:
