@@ -1,15 +1,21 @@
 """From Python: encoders, runs and features are taken as objects, and results can be looked at."""
 
 import logging
+import shutil
 
+import builders
 import numpy as np
 import pytest
 import torch
 from builders import fill
 
 import nearkin
+from nearkin.commands.settings import name_of
+from nearkin.config import EmbedConfig
 from nearkin.errors import NearkinError, UsageError, as_typed_words, worded
 from nearkin.result import Table
+from nearkin.run.data import open_split, stored_split
+from nearkin.run.folder import RunFolder
 
 QUIET = {"workers": 0, "verbose": False}
 
@@ -85,6 +91,37 @@ def test_a_run_goes_on_with_the_encoder_that_it_began_with(encoder, classified, 
         next(changed.parameters()).mul_(2)
     with pytest.raises(UsageError, match=r"encoder object:tiny-[0-9a-f]+ became object:tiny-"):
         nearkin.classify(changed, digits_file, output=classified.path, **how)
+
+
+def test_what_the_run_of_an_encoder_held_out_is_held_out_again(tmp_path):
+    """Also by the encoder itself, whatever became of it; without the folder, a note says so."""
+    data = builders.save_digits(tmp_path / "digits.npz", 60)
+    weights = builders.write_network(tmp_path / "e.safetensors", size=8)
+    nearkin.embed_run(weights, data, output=tmp_path / "run", report=False, val=0.25, **QUIET)
+    expected = stored_split(RunFolder(tmp_path / "run"))
+    changed = nearkin.load(tmp_path / "run" / "encoder.safetensors")
+    with torch.no_grad():
+        next(changed.parameters()).mul_(2)
+    resized = nearkin.load(tmp_path / "run", image_size=16)
+
+    def split(encoder):
+        config = EmbedConfig(encoder=name_of(encoder), seed=5)
+        return open_split(str(data), config)
+
+    for encoder in (nearkin.load(tmp_path / "run"), changed, resized):
+        assert (split(encoder).held_out == expected.held_out).all()
+        assert split(encoder).images.notes == ()
+    assert not (split(nearkin.load(weights)).held_out == expected.held_out).all()
+    how = {"baselines": False, "report": False, "seed": 5, **QUIET}
+    classified = nearkin.classify(changed, data, output=tmp_path / "classified", **how)
+    again = stored_split(RunFolder(classified.path))
+    assert (again.held_out == expected.held_out).all()
+    with pytest.raises(UsageError, match=r"val 0\.1, but .* was made with val 0\.25"):
+        nearkin.classify(changed, data, output=tmp_path / "other", val=0.1, **how)
+    shutil.rmtree(tmp_path / "run")
+    (note,) = split(changed).images.notes
+    assert (note.decision, note.count) == ("substituted", 60)
+    assert f"{tmp_path}/run, which the encoder was loaded from, is gone" in note.text
 
 
 def test_results_are_tables_of_text_of_html_and_of_pandas(features, classified):

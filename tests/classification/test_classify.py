@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from builders import write_network
-from discoveries import rows, strict_json
+from discoveries import rows, save, strict_json, table
 from kills import Aim
 from nearkin_command import run
 from safetensors.torch import load_file
@@ -24,11 +24,13 @@ import nearkin
 from nearkin.classification.data import open_labeled_data
 from nearkin.classification.report import lines
 from nearkin.classifier.classifier import read_classifier
-from nearkin.config import ClassifyConfig
+from nearkin.commands.sources import images_of
+from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig
 from nearkin.data.opening import open_images
 from nearkin.evaluation.vectors import read_all
 from nearkin.metrics import attentive, probe
 from nearkin.run.folder import RunFolder
+from nearkin.run.opening import self_contained
 
 TRAININGS = ("linear", "attentive", "last:1", "all")
 RESULT = ("classifier.safetensors", "encoder.safetensors", "assignments.csv")
@@ -257,6 +259,58 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     assert read_classifier(out / "classifier.safetensors").calibration is None
     assert "the default" in strict_json(out / "summary.json")["protocol"]
     assert "10 classes with one training image" in (out / "train.log").read_text()
+
+
+def test_images_that_turn_out_unreadable_are_noted_and_count_as_bad(encoder, tmp_path, refusal):
+    """Their headers are whole, so only decoding finds them."""
+    pixels, labels = builders.digits(12, 2)
+    named = {f"{label}/{row:02d}.png": p for row, (p, label) in enumerate(zip(pixels, labels))}
+    data = save(tmp_path / "data", named)
+    cut = sorted(named)[:3]
+    for name in cut:
+        content = (data / name).read_bytes()
+        (data / name).write_bytes(content[: content.index(b"IDAT") + 8])
+    command, out = ["classify", encoder, data, *QUICK], tmp_path / "run"
+    line = refusal(3, *command, "-o", out)
+    assert f"3 of 24 images are unreadable: '{cut[0]}' (" in line
+    assert [row["path"] for row in rows(out / "bad_files.csv")] == cut
+    assert run(*command, "-o", out, "--resume", "--max-bad", "0.2") == 0
+    note = {"decision": "left out", "text": "3 images that cannot be decoded (bad_files.csv)"}
+    assert {**note, "count": 3, "examples": cut} in strict_json(out / "summary.json")["notes"]
+    assert f"left out: {note['text']}, such as " in (out / "train.log").read_text()
+    frozen = ["embed", encoder, data, "-o", tmp_path / "frozen", "-q"]
+    assert "3 of 24 images are unreadable" in refusal(3, *frozen)
+    assert run(*frozen, "--resume", "--max-bad", "0.2") == 0
+    notes = strict_json(tmp_path / "frozen" / "summary.json")["notes"]
+    assert notes == [{**note, "count": 3, "examples": cut}]
+
+
+def test_settings_that_are_paths_hold_from_any_working_directory(encoder, tmp_path, monkeypatch):
+    """Whatever files of the same names are there."""
+    pixels, labels = builders.digits(12, 2)
+    save(tmp_path / "data", {f"{row:02d}.png": image for row, image in enumerate(pixels)})
+    written = [(f"{row:02d}.png", f"d{label}") for row, label in enumerate(labels)]
+    for folder, rows_of in (("", written), ("sub", [(name, "d0") for name, _ in written])):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        table(tmp_path / folder / "t.csv", rows_of)
+    shutil.copy(encoder, tmp_path / "e.safetensors")
+    monkeypatch.chdir(tmp_path)
+    assert run("classify", "e.safetensors", "data", "--labeled", "t.csv", "-o", "run", *QUICK) == 0
+    monkeypatch.chdir(tmp_path / "sub")
+    images = images_of(RunFolder(Path("../run")))
+    assert [images.classes[label] for label in images.labels] == [label for _, label in written]
+    again = ["../e.safetensors", "../data", "--labeled", "../t.csv", "-o", "../run", *QUICK]
+    assert run("classify", *again, "--resume") == 0
+    (tmp_path / "sub" / "data").mkdir()
+    named = {"labeled": "t.csv", "truth": "data", "encoder": "auto", "accept": "../run"}
+    absolute = named | {"labeled": f"{tmp_path}/sub/t.csv", "accept": f"{tmp_path}/run"}
+    stored = self_contained(DiscoverConfig(**named))
+    assert {name: getattr(stored, name) for name in named} == absolute
+    for labels in ("auto", "none", "folders", "../t.csv"):
+        Path(labels).with_suffix("").mkdir(exist_ok=True)
+        stored = self_contained(EmbedConfig(labels=labels, encoder="timm:x@../e.safetensors"))
+        assert stored.labels == (f"{tmp_path}/t.csv" if "." in labels else labels)
+        assert stored.encoder == f"timm:x@{tmp_path}/e.safetensors"
 
 
 FROM = ("ENCODER", "DATA")

@@ -29,6 +29,7 @@ from nearkin.data.images import Folder
 from nearkin.data.listing import is_image
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
+from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Silent
 from nearkin.tables import read_csv
 
@@ -229,6 +230,8 @@ def test_images_that_turn_bad_while_training_are_listed_counted_and_have_no_feat
     assert len(paths) == COUNT - 2
     assert not {empty, gone} & set(paths)
     assert any("2 " in line and "bad_files.csv" in line for line in vandal.lines)
+    (note,) = RunFolder(run).read_summary()["notes"]
+    assert (note["decision"], note["examples"]) == ("left out", sorted((empty, gone)))
 
 
 def test_held_out_images_that_cannot_be_decoded_are_listed(tmp_path):

@@ -77,10 +77,16 @@ def test_images_that_cannot_be_read_are_listed_and_not_assigned(
     assert {row["path"] for row in rows(out / "bad_files.csv")} == {"cut.png", "text.png"}
     labeled = {row["path"] for row in rows(labels)}
     assert names(out) == {path.name for path in flat.iterdir()} - labeled
+    note = "left out: 1 image that cannot be decoded (bad_files.csv), such as 'cut.png'"
+    assert note in (out / "train.log").read_text()
+    noted = [note["examples"] for note in strict_json(out / "summary.json")["notes"]]
+    assert noted == [["cut.png"]]
     # Headers promise enough; the pixels of a whole known class cannot be decoded.
     for path in data.glob("2-0[0-7].png"):
         content = path.read_bytes()
         path.write_bytes(content[: content.index(b"IDAT") + 8])
+    line = refusal(3, *settings, "-o", tmp_path / "strict")
+    assert "10 of 82 images are unreadable" in line
     out = tmp_path / "other"
     line = refusal(3, *settings, "-o", out, "--max-bad", "0.2")
     assert "all labeled images of 1 known class are held out ('digit 2') or cannot be read" in line

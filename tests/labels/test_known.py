@@ -442,6 +442,47 @@ def test_files_of_other_folders_that_are_called_as_those_of_a_run_are_none(tmp_p
         assert len(parts.train_rows) == 18 - len(parts.test_rows)
 
 
+def test_a_table_of_labels_also_says_groups_and_splits(tmp_path):
+    """As it does by --labels; of images beside the data too, and of copies of those."""
+    files = [f"{row:02d}.png" for row in range(24)]
+    data = fill(tmp_path / "data", *files)
+    fill(tmp_path / "more", "a.png", "b.png", seed=50)
+    (tmp_path / "more/copy.png").write_bytes((data / "23.png").read_bytes())
+    side = ("train", "test", "val")
+    written = [
+        (f"{row:02d}.png", f"c{row % 2}" if row < 20 else "", f"g{row // 2}", side[row // 2 % 3])
+        for row in range(22)
+    ]
+    beside = [("more/a.png", "c0", "g0", "test"), ("more/copy.png", "c1", "", "test")]
+
+    def by(name, rows):
+        text = "\n".join(",".join(row) for row in [("path", "label", "group", "split"), *rows])
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    same, other = by("same.csv", written), by("other.csv", [*written, *beside])
+    for settings in ({"labels": same}, {"labeled": same}, {"labeled": other}):
+        parts = open_labeled_data(str(data), ClassifyConfig(**settings)).parts
+        held = {parts.images.names[row] for row in parts.test_rows}
+        added = {f"{tmp_path}/more/a.png", "23.png"} if settings == {"labeled": other} else set()
+        assert held == {path for path, *_, split in written if split == "test"} | added, settings
+        assert len(parts.images) == 24 - sum(row[3] == "val" for row in written) + len(added) // 2
+    parts = open_discovery_data(str(data), DiscoverConfig(labeled=other)).parts
+    assert {parts.images.names[row] for row in parts.test_rows} == held
+    grouped = [row[:3] for row in written]
+    (tmp_path / "t.csv").write_text(
+        "\n".join(",".join(row) for row in [("path", "label", "group"), *grouped])
+    )
+    for seed in range(5):
+        config = DiscoverConfig(labeled=str(tmp_path / "t.csv"), val=0.3, seed=seed)
+        parts = open_discovery_data(str(data), config).parts
+        rows = [parts.images.names.index(path) for path, *_ in written]
+        held_out, groups = parts.held_out[rows], parts.images.groups[rows]
+        assert 0 < held_out.sum() < 22
+        assert (held_out[::2] == held_out[1::2]).all()
+        assert (groups[::2] == groups[1::2]).all()
+
+
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path, classed):
     images, labeled = classed
     data = str(tmp_path / "beasts")

@@ -1,6 +1,6 @@
 """What a classification is about: images, the classes of some of them, and what is held out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,8 @@ from jaxtyping import Int64
 from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import class_names, numbered
-from nearkin.data.notes import lines, named
-from nearkin.data.split import Split
+from nearkin.data.notes import Note, lines, named
+from nearkin.data.split import Split, trained_or_scored
 from nearkin.errors import DataError
 from nearkin.labels.held_out import keep_few
 from nearkin.labels.known import label_images
@@ -88,9 +88,9 @@ class LabeledData:
                 f"image, such as {named(unseen)}: they count as wrong"
             )
 
-    def without(self, bad_rows: set[int]) -> "LabeledData":
-        """Return the same images less those that turned out unreadable."""
-        return _numbered(self.parts.without(bad_rows)) if bad_rows else self
+    def without(self, bad_rows: Collection[int], notes: Iterable[Note]) -> "LabeledData":
+        """Return the same images less those that turned out unreadable, with notes on them."""
+        return _numbered(self.parts.without(bad_rows, notes)) if bad_rows else self
 
 
 def open_labeled_data(
@@ -114,6 +114,7 @@ def open_labeled_data(
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
         )
+    images = trained_or_scored(images)
     return _numbered(keep_few(learnable(hold_out(images, config, on_progress, resumed))))
 
 

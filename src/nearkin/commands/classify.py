@@ -29,7 +29,7 @@ from nearkin.data.cache import cache_for, free_disk
 from nearkin.distributed import available_cpus, free_memory, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import UsageError
-from nearkin.run.data import held_share, note_labels, write_bad_files
+from nearkin.run.data import held_share, note_labels, note_undecodable, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
@@ -192,10 +192,11 @@ def _features(
     images = dataset.images
     run.log.info(f"features of {len(images)} images")
     extracted = _extraction(run, encoder, dataset).compute()
-    write_bad_files(run.folder.bad_files, images, extracted.reasons(images))
+    max_bad = run.config.max_bad
+    notes = note_undecodable(run.folder, images, extracted.reasons(images), run.log, max_bad)
     cached, _ = extracted.readable(images)
     encoder.backbone.cpu()
-    return cached.center, dataset.without(set(extracted.bad))
+    return cached.center, dataset.without(extracted.bad, notes)
 
 
 def _extraction(

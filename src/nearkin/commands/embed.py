@@ -42,10 +42,10 @@ from nearkin.methods import METHODS
 from nearkin.pace import Pace, under
 from nearkin.report.pages import write_page
 from nearkin.run.auto import augment_for
-from nearkin.run.data import hold_out, note_data, open_logged, write_bad_files
+from nearkin.run.data import hold_out, note_data, note_undecodable, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
-from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
+from nearkin.run.opening import OpenRun, kept_copy, open_run, self_contained, split_source
 from nearkin.run.reporter import Reporter, Silent, reporter_of
 from nearkin.schema import option
 from nearkin.training.health import health
@@ -472,7 +472,7 @@ def embed_run(
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
     _check_in_memory(config)
-    config = replace(config, encoder=absolute_source(config.encoder))
+    config = self_contained(config)
     folder = run_folder(output, data, source_name(config.encoder), again=resume or overwrite)
     # First of all: an encoder that cannot be loaded leaves no folder behind.
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
@@ -557,6 +557,8 @@ def _measure(
     """Write the embeddings and the metrics of an encoder, from parts that survive a kill."""
     folder, config, device, log = run.folder, run.config, run.device, run.log
     features = {"encoder": _in_parts(run, encoder, split.images)}
+    bad = features["encoder"].bad
+    notes = note_undecodable(folder, split.images, bad, log, config.max_bad)
     every = Extraction(encoder, split.images, UNTOUCHED, device, int(config.workers), log)
     if config.precision == "fp32":  # as a classification would compute them
         every.keep(features["encoder"])
@@ -578,9 +580,6 @@ def _measure(
         on_encoded=encoded,
         on_progress=log.progress,
     )
-    write_bad_files(folder.bad_files, split.images, embeddings.bad)
-    if embeddings.bad:
-        log.info(f"warning: {len(embeddings.bad)} images cannot be decoded, see bad_files.csv")
     summary = {
         **encoder.details,
         "encoder": config.encoder,
@@ -590,7 +589,7 @@ def _measure(
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "health": health(embeddings.tensor),
-        "notes": plain(split.images.notes),
+        "notes": plain((*split.images.notes, *notes)),
     }
     # Last: a run without a summary is evaluated again.
     folder.write_summary({**summary, **evaluation.to_dict()})
@@ -618,12 +617,6 @@ def _in_parts(run: OpenRun[EmbedConfig], encoder: Encoder, images: Images) -> Em
 
 def _by_device(numbers: Mapping[str, int], device: torch.device) -> int:
     return numbers.get(device.type, numbers["cuda"])
-
-
-def absolute_source(source: str) -> str:
-    """Return the source of an encoder as it holds from any working directory."""
-    head, file = split_source(source)
-    return head + str(Path(file).resolve()) if file and Path(file).exists() else source
 
 
 def source_name(source: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,6 +28,7 @@ from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.evaluation.protocols import chosen
+from nearkin.pace import count
 from nearkin.run.data import changed_data, note_column, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
@@ -137,6 +139,7 @@ def evaluate(
             features=computed,
             table=table,
             protocol=protocol,
+            on_encoded=partial(_log_bad, log),
             on_progress=log.progress,
         )
         column = _of_column(ignore, embeddings, values, config.seed, where)
@@ -144,6 +147,11 @@ def evaluate(
     if data is None and same and (ignore or table == "embedding" or [*protocol] != ["quick"]):
         _store(folder, evaluation, split.images, values, log)
     return replace(evaluation, start=folder.start)
+
+
+def _log_bad(log: Reporter, embeddings: Embeddings) -> None:
+    if embeddings.bad:
+        log.info(f"left out: {count(len(embeddings.bad), 'image')} that cannot be read")
 
 
 def _of_column(

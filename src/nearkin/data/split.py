@@ -1,7 +1,7 @@
 """Holding images out: what is scored is never trained on."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -89,13 +89,14 @@ class Split:
         """Whether each held-out image has a near-duplicate among those that are trained on."""
         return np.isin(self.test_rows, leaks(self.images.groups, self.splits))
 
-    def without(self, bad_rows: Collection[int]) -> "Split":
-        """The same images less those that turned out unreadable."""
+    def without(self, bad_rows: Collection[int], notes: Iterable[Note] = ()) -> "Split":
+        """The same images less those that turned out unreadable, with notes on them."""
         keep = np.setdiff1d(np.arange(len(self.images)), sorted(bad_rows))
         train, test = (
             np.flatnonzero(np.isin(keep, rows)) for rows in (self.train_rows, self.test_rows)
         )
-        return replace(self, images=self.images.subset(keep), train_rows=train, test_rows=test)
+        images = self.images.subset(keep).noted(*notes)
+        return replace(self, images=images, train_rows=train, test_rows=test)
 
     def describe(self) -> str:
         """Describe the data in one line."""

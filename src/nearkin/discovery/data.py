@@ -1,6 +1,6 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +11,8 @@ from jaxtyping import Bool, Int64
 from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import spellings
-from nearkin.data.notes import lines, named
-from nearkin.data.split import Split
+from nearkin.data.notes import Note, lines, named
+from nearkin.data.split import Split, trained_or_scored
 from nearkin.discovery.rounds import Accepted, accept, accepted
 from nearkin.errors import DataError
 from nearkin.labels.held_out import keep_few
@@ -90,12 +90,12 @@ class DiscoveryData:
         outside = np.flatnonzero(~own_images(unlabeled))
         return replace(self.parts, images=unlabeled).without(outside.tolist())
 
-    def without(self, bad_rows: set[int]) -> "DiscoveryData":
-        """Return the same images less those that turned out unreadable."""
+    def without(self, bad_rows: Collection[int], notes: Iterable[Note]) -> "DiscoveryData":
+        """Return the same images less those that turned out unreadable, with notes on them."""
         if not bad_rows:
             return self
         truth = None if self.truth is None else np.delete(self.truth, sorted(bad_rows))
-        return replace(self, parts=self.parts.without(bad_rows), truth=truth)
+        return replace(self, parts=self.parts.without(bad_rows, notes), truth=truth)
 
 
 def open_discovery_data(
@@ -112,7 +112,7 @@ def open_discovery_data(
     holds out: names may have been changed since, and the runs that it started from may be gone.
     """
     opened = open_usable(data, config, on_progress, on_open)
-    images = label_images(opened, config.labeled, config.known)
+    images = trained_or_scored(label_images(opened, config.labeled, config.known))
     parts = keep_few(learnable(hold_out(images, config, on_progress, resumed)))
     given = Accepted()
     if resumed is not None and resumed.excluded.exists():

@@ -34,7 +34,7 @@ from nearkin.method import Method
 from nearkin.metrics.kmeans import COPIES, WIDEST
 from nearkin.report.pages import write_page
 from nearkin.run.auto import precision_of, resolve
-from nearkin.run.data import write_bad_files
+from nearkin.run.data import note_undecodable
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import open_run
@@ -224,10 +224,11 @@ class Pipeline:
         drawn = ViewSettings(base.augment, NUM_VIEWS, base.seed)
         where = self.device, int(base.workers), self.log, self.folder.kept_features
         extracted = Extraction(pretrained, images, drawn, *where).compute()
-        write_bad_files(self.folder.bad_files, images, extracted.reasons(images))
+        reasons, max_bad = extracted.reasons(images), self.config.max_bad
+        notes = note_undecodable(self.folder, images, reasons, self.log, max_bad)
         cached, _ = extracted.readable(images)
         if extracted.bad:  # decoding may leave too few, where headers promised enough
-            dataset = dataset.without(set(extracted.bad))
+            dataset = dataset.without(extracted.bad, notes)
             check_sizes(dataset, self.config)
         return cached, dataset
 

@@ -33,6 +33,7 @@ from nearkin.networks.backbone import NATIVE, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.networks.tokens import TokenFeatures, prefix_tokens
+from nearkin.run.data import note_origin, origin_of
 from nearkin.run.folder import RunFolder
 from nearkin.schema import Auto
 from nearkin.version import __version__, check_format
@@ -72,6 +73,7 @@ class Encoder(nn.Module):
         self.preprocessing = Preprocessing(view) if isinstance(view, int) else view
         self.backbone = rescaled(backbone, self.preprocessing)
         self.details = details
+        self.run: Path | None = None  # The folder that it was loaded from, if that held images out
         self.eval()
 
     @property
@@ -239,6 +241,7 @@ def object_name(encoder: Encoder) -> str:
     backbone = re.sub(r"[^\w.-]+", "-", str(encoder.details["backbone"]))
     name = f"{OBJECT}{backbone}-{encoder.digest[:12]}"
     _OBJECTS[name] = encoder
+    note_origin(name, encoder.run)
     return name
 
 
@@ -313,7 +316,9 @@ def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
             _check_described(stored)
             network = untrained(stored.details, stored.image_size)
             network.body.load_state_dict(stored.state)
-    return Encoder(network, stored.preprocessing, stored.details)
+    encoder = Encoder(network, stored.preprocessing, stored.details)
+    encoder.run = origin_of(str(stored.path))
+    return encoder
 
 
 def resized(encoder: Encoder, image_size: int) -> Encoder:
@@ -341,7 +346,9 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     plain = as_backbone(network.body, image_size, name=name)  # which tries it
     view = encoder.preprocessing.resized(image_size)
     details = {**encoder.details, "backbone": name, "image_size": image_size}
-    return Encoder(plain, view, details)
+    changed = Encoder(plain, view, details)
+    changed.run = encoder.run
+    return changed
 
 
 def _shapes(network: Backbone) -> dict[str, torch.Size]:

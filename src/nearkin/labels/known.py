@@ -1,7 +1,8 @@
 """Known classes: images of the data are labeled by path or as exact copies, others are added."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ from nearkin.data.arrays import is_name
 from nearkin.data.folders import list_files
 from nearkin.data.images import Arrays, Either, Folder, Images
 from nearkin.data.labels import (
+    Annotations,
+    Row,
     annotations_from_folders,
+    annotations_from_rows,
     class_names,
     class_of,
     composed,
@@ -99,6 +103,7 @@ def _labeled(
         first = next((row for row in group if own[row]), group[0])
         spare.update(row for row in group if row != first and not own[row])
     keep = np.setdiff1d(np.arange(len(everything)), sorted(spare))
+    said = _said(everything, recognized, groups)
     classes, numbers = numbered([merged[row] for row in keep])
     if len(classes) < 2:
         raise DataError(
@@ -119,7 +124,33 @@ def _labeled(
         notes.append(Note("guessed", text, spread))
     outside = len(recognized.outside) + len(recognized.outside.bad)
     used = everything.subset(keep) if outside else images
-    return replace(used.noted(*notes), labels=numbers, classes=classes)
+    return replace(
+        used.noted(*notes),
+        labels=numbers,
+        groups=said.grouped()[keep],
+        splits=np.array(said.splits, np.str_)[keep],
+        classes=classes,
+    )
+
+
+def _said(
+    everything: Images, recognized: "Recognized", duplicates: Sequence[Sequence[int]]
+) -> Annotations:
+    """Return groups and splits: those of the table, or else those that the images have.
+
+    Exact copies share them like their label, where only one of them has some.
+    """
+    several = np.bincount(everything.groups)[everything.groups] > 1
+    numbers = zip(everything.groups.tolist(), several.tolist(), strict=True)
+    groups = [f"\0{number}" if shared else "" for number, shared in numbers]
+    own = Annotations([""] * len(everything), groups, everything.splits.tolist())
+    table, _ = annotations_from_rows(recognized.rows, everything.names)
+    said = [list(column) for column in table.or_else(own)]
+    for rows, column in product(duplicates, said):
+        given = next((column[row] for row in rows if column[row]), "")
+        for row in rows:
+            column[row] = column[row] or given
+    return Annotations(*said)
 
 
 def with_copies(images: Images, labels: Sequence[str]) -> tuple[list[str], list[list[int]]]:
@@ -151,6 +182,7 @@ class Recognized:
     classes: dict[str, str]  # The class of each by its name in the union of the data and `outside`
     outside: Images
     prefix: str  # Of the names of `outside` in that union
+    rows: Mapping[str, Row] = field(default_factory=dict)  # Of a table, with groups and splits
     notes: tuple[Note, ...] = ()
 
 
@@ -159,7 +191,7 @@ def recognize(images: Images, labeled: str) -> Recognized:
 
     `labeled` are class folders, an archive of them, or arrays with labels; or a table with the
     columns path and label, whose paths are names in the data, absolute, or relative to the table.
-    Rows with an empty label are ignored.
+    Rows with an empty label count for groups and splits alone.
     """
     names = [*images.names, *(bad.name for bad in images.bad)]
     table = file_at(labeled) if is_table(labeled) else Path(labeled)
@@ -170,8 +202,14 @@ def recognize(images: Images, labeled: str) -> Recognized:
 def _by_table(data: Resolver) -> Recognized:
     path = data.table
     table = read_table(path, ("path", "label"))
-    labeled = [(written, row) for written, row in table if row.label or row.unusable]
-    rows, missing = by_name(path, labeled, data.find)
+    labeled = {written for written, row in table if row.label or row.unusable}
+    telling = [
+        (written, row)
+        for written, row in table
+        if row.label or row.unusable or row.group or row.split
+    ]
+    rows, stray = by_name(path, telling, data.find)
+    missing = [written for written in stray if written in labeled]
     labels, notes = class_of(rows)
     classes = {name: label for name, label in labels.items() if label}
     if not (classes or missing):
@@ -184,7 +222,7 @@ def _by_table(data: Resolver) -> Recognized:
         )
     outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
     listing = replace(list_files(Path("/"), outside), key=f"{path}\0labeled")
-    return Recognized(classes, scan(listing), "/", tuple(notes))
+    return Recognized(classes, scan(listing), "/", rows, tuple(notes))
 
 
 def _by_folders(data: Resolver, labeled: str) -> Recognized:

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from nearkin.config import ClassifyConfig, Config, DiscoverConfig, EmbedConfig, 
 from nearkin.data.channels import Channels
 from nearkin.data.images import Images, in_bytes
 from nearkin.data.labels import class_names
-from nearkin.data.notes import lines
+from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import (
     Split,
@@ -43,6 +44,7 @@ IGNORED: Final = "ignore"  # One more: what the column of `--ignore` says of the
 HELD_OUT: Final = {"train": False, "test": True}
 Values = Shaped[np.ndarray, " images"]
 """What a column says of each image, as text; '' for nothing."""
+_ORIGINS: Final = dict[str, Path | None]()  # Of encoders in memory; see `note_origin`
 ANEW: Final = "start anew with --encoder this run"
 
 
@@ -52,7 +54,7 @@ def open_usable(
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], object] = lambda _: None,
 ) -> Images:
-    """Open the images to train on and to score; `on_open` gets them before any are refused.
+    """Open the images; `on_open` gets them before any are refused.
 
     Their labels are those of the data; none, where a classification has others.
 
@@ -64,15 +66,45 @@ def open_usable(
         labels = "none"
     images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
     on_open(images)
-    bad, every = len(images.bad), len(images) + len(images.bad)
-    if bad > config.max_bad * every:
-        first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
+    _check_bad(images, {}, config.max_bad)
+    return images
+
+
+def _check_bad(images: Images, undecodable: Mapping[str, str], max_bad: float) -> None:
+    """Refuse more unreadable images, of the scan and of decoding, than the settings allow."""
+    reasons = {file.name: file.reason for file in images.bad} | {**undecodable}
+    bad, every = len(reasons), len(images) + len(images.bad)
+    if bad > max_bad * every:
+        first = ", ".join(f"{name!r} ({why})" for name, why in islice(reasons.items(), NAMED))
         more = f" and {bad - NAMED} more" if bad > NAMED else ""
         raise DataError(
             f"{bad} of {every} images are unreadable: {first}{more}; remove them, or allow more "
             "with --max-bad"
         )
-    return trained_or_scored(images)
+
+
+def note_undecodable(
+    folder: RunFolder,
+    images: Images,
+    undecodable: Mapping[str, str],
+    log: Reporter,
+    max_bad: float = 1.0,
+) -> list[Note]:
+    """List the images that turned out unreadable when they were decoded, and log their number.
+
+    `undecodable` is the reason of each, by name. Returns the note on them.
+
+    Raises:
+        DataError: If more than `max_bad` of all images cannot be read, naming some of them.
+    """
+    write_bad_files(folder.bad_files, images, undecodable)
+    _check_bad(images, undecodable, max_bad)
+    if not undecodable:
+        return []
+    text = f"{count(len(undecodable), 'image')} that cannot be decoded (bad_files.csv)"
+    note = Note("left out", text, len(undecodable), tuple(sorted(undecodable)[:3]))
+    log.info(str(note))
+    return [note]
 
 
 def open_split(
@@ -83,7 +115,7 @@ def open_split(
     resumed: RunFolder | None = None,
 ) -> Split:
     """Open the data and hold images out; see `open_usable` and `hold_out`."""
-    images = open_usable(data, config, on_progress, on_open)
+    images = trained_or_scored(open_usable(data, config, on_progress, on_open))
     return hold_out(images, config, on_progress, resumed)
 
 
@@ -293,6 +325,9 @@ def hold_out(
     """
     runs = (run for run in (resumed, _origin(config)) if run)
     stored = next(filter(None, map(stored_split, runs)), None)
+    if stored is None and (run := _ORIGINS.get(_encoder_of(config))):
+        text = f"a new split: {run}, which the encoder was loaded from, is gone with its own"
+        images = images.noted(Note("substituted", text, len(images)))
     split = split_images(images, _share(config), config.seed, on_progress, stored)
     return replace(split, stored=stored)
 
@@ -338,10 +373,22 @@ def _share(config: Config) -> float:
 def _origin(config: Config) -> RunFolder | None:
     """Return the run that has held images out before: the one accepted, or that of the encoder."""
     encoder = _encoder_of(config)
+    found = _ORIGINS.get(encoder) or origin_of(encoder)
+    return RunFolder(found) if found else None
+
+
+def origin_of(encoder: str) -> Path | None:
+    """Return the folder of the run that an encoder is of, by its path, if it held images out."""
     path = Path(encoder)
     run = RunFolder(path.parent if path.is_file() else path)
     named = path in (run.path, run.encoder) and encoder
-    return run if named and run.data.exists() else None  # other folders may have such files, too
+    # Other folders may have such files, too.
+    return run.path.resolve() if named and run.data.exists() else None
+
+
+def note_origin(encoder: str, run: Path | None) -> None:
+    """Note which run an encoder in memory is of, under the name that stands for it in settings."""
+    _ORIGINS[encoder] = run
 
 
 def _encoder_of(config: Config) -> str:

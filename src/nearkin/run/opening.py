@@ -23,6 +23,9 @@ from nearkin.version import __version__
 
 TAKEN: Final = ("encoder", "teacher", "accept")
 """Settings that name a run or a file to take something from."""
+UNSET: Final = ("", "auto")
+WORDS: Final = {"labeled": (), "labels": ("auto", "none", "folders"), "truth": ("data",)}
+"""Settings that name labels, and what is no path there, whatever file has that name."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,8 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
     if folder.config.exists():
         if KINDS[folder.kind] is not type(config):
             raise UsageError(f"{folder.path} is a {folder.kind}; choose another -o")
-        goes_on = continued(config, folder.settings_of(type(config))[0])
+        stored, _ = folder.settings_of(type(config))
+        goes_on = continued(config, replace(stored, **_absolute_paths(stored)))
         own = vars(config)
         taken = {name: value for name, value in vars(goes_on).items() if value != own[name]}
         check_trusted(taken, folder.config, config.trust_remote_code)
@@ -171,19 +175,33 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
 def self_contained(config: Settings) -> Settings:
     """Make the settings hold from any working directory and without other files.
 
-    Paths of Python files become absolute, and an augmentation from a file becomes its views.
+    Paths become absolute, those of Python files too, and an augmentation from a file becomes its
+    views.
     """
-    changed = dict[str, Any]()
+    changed = _absolute_paths(config)
     if isinstance(config, TrainConfig | DiscoverConfig) and config.method != "auto":
         method_class(config.method)
         changed["method"] = absolute(config.method)
     changed["augment"] = stored_views(config.augment)
     if isinstance(config, TrainConfig):
         changed["backbone"] = absolute(config.backbone)
-        changed["teacher"] = config.teacher
-        if config.teacher and Path(config.teacher).exists():
-            changed["teacher"] = str(Path(config.teacher).resolve())
     return replace(config, **changed)
+
+
+def _absolute_paths(config: Settings) -> dict[str, Any]:
+    """Return the settings that name runs, encoders and labels, as they hold from anywhere."""
+    named = {name: getattr(config, name, "") for name in (*TAKEN, *WORDS)}
+    changed = {name: absolute_source(named[name]) for name in TAKEN if named[name] not in UNSET}
+    for name, words in WORDS.items():
+        if named[name] and named[name] not in words:
+            changed[name] = data_name(named[name])
+    return {name: value for name, value in changed.items() if value != named[name]}
+
+
+def absolute_source(source: str) -> str:
+    """Return the source of an encoder as it holds from any working directory."""
+    head, file = ("", source) if Path(source).exists() else split_source(source)
+    return head + str(Path(file).resolve()) if file and Path(file).exists() else source
 
 
 def sources_of(config: TrainConfig) -> dict[str, dict[str, str]]:

@@ -20,7 +20,7 @@ from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler, GroupedBatchSampler, RandomBatchSampler
-from nearkin.data.split import Split
+from nearkin.data.split import Split, trained_or_scored
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
 from nearkin.encoders.origin import without_folder
@@ -45,10 +45,10 @@ from nearkin.run.data import (
     Values,
     note_column,
     note_data,
+    note_undecodable,
     noted_channels,
     noted_values,
     open_usable,
-    write_bad_files,
 )
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
@@ -158,7 +158,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         settings, path, fingerprint, rows = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         folder = RunFolder(Path(path))
-        images = noted_channels(folder, open_usable(data, config))
+        images = noted_channels(folder, trained_or_scored(open_usable(data, config)))
         check_same_images(images, fingerprint)
         teacher = open_teacher(folder, config)
         device = choose_device(config.device)
@@ -403,13 +403,11 @@ def _evaluate(
         evaluation = _with_column(evaluation, folder, config, embeddings, split.images)
     bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
     bad_files |= embeddings.bad
-    write_bad_files(folder.bad_files, split.images, bad_files)
-    if bad_files:
-        log.info(f"warning: {len(bad_files)} images cannot be decoded, see bad_files.csv")
+    notes = note_undecodable(folder, split.images, bad_files, log)  # no end after hours
     # Last: a run without a summary is evaluated again.
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
-    details["notes"] = plain(split.images.notes)
+    details["notes"] = plain((*split.images.notes, *notes))
     folder.write_summary({**details, **evaluation.to_dict()})
     log.debug("\n".join(replace(evaluation, differences={}, leaks=None).lines()))
     if evaluation.leaks:
