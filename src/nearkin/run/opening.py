@@ -15,14 +15,17 @@ from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
 from nearkin.files import remove_partial, writing
 from nearkin.methods import method_class
+from nearkin.places import user_path
 from nearkin.run.copies import check_destination
-from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, data_name
+from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, cleared, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.toml import continued
 from nearkin.version import __version__
 
 TAKEN: Final = ("encoder", "teacher", "accept")
 """Settings that name a run or a file to take something from."""
+READ: Final = ("labels", "labeled", "truth")
+"""Settings that may name a table or a folder."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class OpenRun(Generic[Settings]):
 def open_run(
     folder: RunFolder,
     config: Settings,
+    data: Any,
     *,
     resume: bool,
     overwrite: bool,
@@ -50,6 +54,7 @@ def open_run(
     Args:
         folder: Where it is written, or goes on.
         config: Its settings; of a resumed run, those that it was started with are taken.
+        data: What its images are opened from.
         resume: Whether it may have been begun.
         overwrite: Whether another run may be there, which the caller will clear away.
         reporter: Receives its log lines and its progress.
@@ -62,11 +67,8 @@ def open_run(
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite contradict each other; give one")
-    for source in (getattr(config, name, "") for name in TAKEN):
-        file = Path(split_source(source)[1])
-        inside = file.exists() and file.resolve().is_relative_to(folder.path.resolve())
-        if overwrite and source and inside:
-            raise UsageError(f"--overwrite would remove {source}; choose another -o")
+    if overwrite:
+        _check_spared(folder, config, data)
     with writing(folder.path, "choose another -o"):
         folder.path.mkdir(parents=True, exist_ok=True)
         if not folder.marker.exists():  # which would be left there, and hide a folder of images
@@ -90,6 +92,20 @@ def open_run(
             yield OpenRun(folder, config, device, log)
             if not stage:
                 log.info(f"done   {folder.path.resolve()}")
+
+
+def _check_spared(folder: RunFolder, config: Settings, data: Any) -> None:
+    """Refuse to remove files in the folder that the run is to read."""
+    taken = [getattr(config, name, "") for name in TAKEN]
+    read = [data, *(getattr(config, name, "") for name in READ)]
+    files = {source: split_source(source)[1] for source in taken}
+    files |= {source: str(source) for source in read if isinstance(source, str | Path)}
+    removed = [file.resolve() for file in cleared(folder)]
+    for source, file in files.items():
+        place = user_path(file).resolve()
+        inside = place.is_relative_to(folder.path.resolve())
+        if source and inside and any(each.is_relative_to(place) for each in removed):
+            raise UsageError(f"--overwrite would remove {source}; choose another -o")
 
 
 @contextmanager
