@@ -67,6 +67,13 @@ def test_a_table_of_the_run_folder_that_a_command_reads_is_not_overwritten(
     assert "'cat'" in refusal(3, *mine, "--overwrite", "-q")  # one class only, after it was read
 
 
+def test_a_folder_of_images_is_no_run_to_resume(tmp_path, photos, refusal):
+    before = contents(photos)
+    line = refusal(4, "train", "digits", "-o", photos, "--resume", "-q")
+    assert f"{photos} is no run, so --resume spares it; empty it or choose another -o" in line
+    assert contents(photos) == before
+
+
 def test_a_run_folder_is_called_like_the_folder_of_its_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for data, name in (("photos.v1.2", "photos.v1.2"), (".cache", "cache"), ("a.tar.gz", "a")):

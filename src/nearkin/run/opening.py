@@ -126,9 +126,11 @@ def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise OutputError(
             f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
         )
-    if folder.is_occupied and overwrite and not folder.data.exists():
+    begun = folder.data.exists() if overwrite else folder.marker.exists() or folder.config.exists()
+    if folder.is_occupied and not begun:
+        option = "--overwrite" if overwrite else "--resume"
         raise OutputError(
-            f"{path} is no run, so --overwrite spares it; empty it or choose another -o"
+            f"{path} is no run, so {option} spares it; empty it or choose another -o"
         )
 
 
