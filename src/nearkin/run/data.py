@@ -174,8 +174,8 @@ def noted_column(folder: RunFolder, column: str) -> dict[str, str]:
     if not folder.column.exists():
         return {}
     with usable(folder.column, "remove it; `nearkin evaluate --ignore` writes it anew"):
-        rows = read_csv(folder.column)
-        return {as_text(row["path"]): row[column] for row in rows if column in row}
+        rows, name = read_csv(folder.column), column.strip().lower()  # as they are read
+        return {as_text(row["path"]): row[name] for row in rows if name in row}
 
 
 def note_data(
