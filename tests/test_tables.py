@@ -10,10 +10,11 @@ from nearkin.tables import read_csv, write_csv
 def test_names_of_files_are_cells_not_formulas(tmp_path):
     path = tmp_path / "bad_files.csv"
     names = ["=cmd|' /C calc'!A0", "@x", "-1", 'two\nlines, "quoted"', "plain.jpg", "'-1", "'a'"]
+    names += ["a\rb.png"]
     write_csv(path, ("path", "bytes"), [(name, -5) for name in names])
     with path.open(newline="", encoding="utf-8") as file:
         cells = [row["path"] for row in csv.DictReader(file)]
-    guarded = [True, True, True, False, False, True, False]
+    guarded = [True, True, True, False, False, True, False, False]
     assert cells == [f"'{name}" if mark else name for name, mark in zip(names, guarded)]
     assert [row["path"] for row in read_csv(path)] == names
     assert all(row["bytes"] == "-5" for row in read_csv(path))

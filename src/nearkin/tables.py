@@ -25,9 +25,14 @@ def write_csv(
     """
     encoding = "utf-8-sig" if to_edit else "utf-8"
     with path.open("w", newline="", encoding=encoding, errors="surrogateescape") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+        plain = csv.writer(file, lineterminator="\n")
+        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        plain.writerow(columns)
+        for row in rows:
+            cells = [_cell(value) for value in row]
+            # A line may end there to readers, but the writer quotes its own end of a line alone.
+            breaks = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+            (quoted if breaks else plain).writerow(cells)
 
 
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:

@@ -1,5 +1,7 @@
 """No command replaces a file of the user: it is refused before anything is read or computed."""
 
+import shutil
+
 import pytest
 from builders import contents, fill
 from nearkin_command import run
@@ -44,6 +46,32 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
     assert error.count("\n") == 1
     assert ("replace it with --overwrite" if code == 4 else "which is read") in error
     assert contents(tmp_path) == before
+
+
+def test_a_table_of_the_run_folder_that_a_command_reads_is_not_overwritten(
+    tmp_path, trained_run, photos, refusal
+):
+    """What the user has put there stays, so that it may be read."""
+    out = shutil.copytree(trained_run, tmp_path / "run")
+    (out / "mine.csv").write_text((tmp_path / "photos.csv").read_text())
+    shutil.copy(tmp_path / "photos.csv", out / "to_label.csv")
+    before = contents(out)
+    for option in ("--labels", "--labeled"):
+        command = ["classify", trained_run, photos, option, out / "to_label.csv", "-o", out]
+        line = refusal(2, *command, "--overwrite", "-q")
+        assert f"--overwrite would remove {out}/to_label.csv; choose another -o" in line
+    line = refusal(2, "embed", trained_run, out / "to_label.csv", "-o", out, "--overwrite", "-q")
+    assert f"--overwrite would remove {out}/to_label.csv" in line
+    assert contents(out) == before
+    mine = ["classify", trained_run, photos, "--labels", out / "mine.csv", "-o", out]
+    assert "'cat'" in refusal(3, *mine, "--overwrite", "-q")  # one class only, after it was read
+
+
+def test_a_folder_of_images_is_no_run_to_resume(tmp_path, photos, refusal):
+    before = contents(photos)
+    line = refusal(4, "train", "digits", "-o", photos, "--resume", "-q")
+    assert f"{photos} is no run, so --resume spares it; empty it or choose another -o" in line
+    assert contents(photos) == before
 
 
 def test_a_run_folder_is_called_like_the_folder_of_its_images(tmp_path, monkeypatch):

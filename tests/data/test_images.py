@@ -308,6 +308,8 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
             open_images(wrong)
     np.savez(tmp_path / "keys.npz", pixels=x)
     np.savez(tmp_path / "names.npz", x=x, y=[0, 1, 2, 3], class_names=["a", "b"])
+    np.savez(tmp_path / "images.npz", x_train_1=x, x_test=x, x_train_2=x)
+    np.savez(tmp_path / "labels.npz", x=x, y=[0, 1, 2, 3], labels=[0, 1, 2, 3])
     for wrong, says in (
         ((x, np.zeros(3, int)), "4 images but 3 labels"),
         (
@@ -317,6 +319,8 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
         (iter(x), "a iterator is not read; give an array of images"),
         (tmp_path / "keys.npz", "keys are pixels"),
         (tmp_path / "names.npz", "labels from 0 to 3 for 2 classes"),
+        (tmp_path / "images.npz", "x_train_1 and x_train_2 are both images of one part; keep one"),
+        (tmp_path / "labels.npz", "y and labels are both labels of one part; keep one"),
     ):
         with pytest.raises(DataError, match=says):
             open_images(wrong)

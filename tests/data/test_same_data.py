@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from PIL import Image
 from nearkin.commands.embed import embed_run
 from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
-from nearkin.config import TrainConfig
-from nearkin.errors import CheckpointError
-from nearkin.run.data import open_split, stored_split
+from nearkin.config import ClassifyConfig, EmbedConfig, TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.errors import CheckpointError, DataError
+from nearkin.run.data import hold_out, note_data, open_split, stored_split
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 
@@ -49,7 +51,7 @@ def resume(run):
     return (run / "run" / "train.log").read_text()
 
 
-def hold_out(data):
+def move_to_parts(data):
     (data / "test").mkdir()
     (data / "train").mkdir()
     for path in sorted(data.glob("*.bmp")):
@@ -66,7 +68,7 @@ CHANGES = {
     r"1 added \('zz\.bmp'\), 1 removed \('07\.bmp'\)": rename,
     r"1 of other contents \('03\.bmp'\)": lambda data: write_files(data, {"03.bmp": bmp(3, 14)}),
     r"1 of other contents \('04\.bmp'\)": lambda data: write_files(data, {"04.bmp": bmp(99)}),
-    r"20 added \('test/00\.bmp'\), 20 removed": hold_out,
+    r"20 added \('test/00\.bmp'\), 20 removed": move_to_parts,
 }
 """What is done to the data, by what is said of it."""
 
@@ -164,3 +166,65 @@ def test_what_an_encoder_was_trained_on_is_not_scored_whatever_goes_on_with_it(r
         assert stored.held_out.tolist() == sides.held_out.tolist(), name
     train(run / "data", CONFIG, **{**more, "output": run / "all"}, val=0.0)
     assert not stored_split(RunFolder(run / "all")).held_out.any()  # nothing is scored
+
+
+def divided(run, *test_names):
+    """A table that names these images of a run to be scored, and all others to train on."""
+    table, names = run / "split.csv", stored_split(RunFolder(run / "run")).names
+    cells = ((n, n in test_names) for n in names if n != ODD_NAME)
+    lines = [f"data/{n},{'ab'[int(n[1]) % 2]},{'test' if test else 'train'}" for n, test in cells]
+    table.write_text("\n".join(["path,label,split", *lines]) + "\n")
+    return table
+
+
+def test_a_test_part_that_the_data_name_is_scored_less_what_the_encoder_was_trained_on(
+    run, tmp_path, log
+):
+    """Nothing that a run of an encoder from elsewhere has of the images was trained on."""
+    noted = stored_split(RunFolder(run / "run"))
+    held_out = sorted(np.array(noted.names)[noted.held_out].tolist())
+    seen = sorted({*noted.names} - {*held_out, ODD_NAME})[:5]
+    table, embedded = divided(run, *held_out, *seen), run / "embedded"
+    embed_run(run / "run", table, output=embedded, verbose=log)
+    said = (
+        f"substituted: 5 of {5 + len(held_out)} test images, which an earlier run has trained on"
+    )
+    assert any(text.startswith(said) for text in log.texts)
+    embed_run(run / "run", table, output=embedded, resume=True)
+    weights = shutil.copy(run / "run/encoder.safetensors", run / "weights.safetensors")
+    elsewhere = embed_run(weights, run / "data", output=run / "elsewhere").folder
+    for encoder in (run / "run", embedded):
+        split = open_split(table, EmbedConfig(encoder=str(encoder)))
+        scored = {name.removeprefix("data/") for name in split.test.names}
+        assert scored == {*held_out}
+        assert len(split.images) == 19
+    own = open_split(table, EmbedConfig(encoder=str(elsewhere.path)), resumed=elsewhere)
+    assert len(own.test) == 5 + len(held_out)
+    assert not own.images.notes
+    all_seen = open_images(str(divided(run, *seen)))
+    for settings in (ClassifyConfig(encoder=str(run / "run")), CONFIG):
+        if settings is CONFIG:
+            settings = replace(CONFIG, encoder=str(run / "run"), val=0.0)
+        with pytest.raises(DataError, match=r"trained on all test images.*; give other test"):
+            hold_out(all_seen, settings)
+
+
+def test_what_the_runs_of_encoder_and_teacher_were_trained_on_is_not_scored(tmp_path):
+    """Nor what a run was trained on that one of them has started from."""
+    files = {f"{number:03d}.bmp": bmp(number) for number in range(120)}
+    images = open_images(str(write_files(tmp_path / "data", files)))
+    whole, trained = TrainConfig(val=0.3), set[str]()
+    given = dict[str, str]()
+    for number, role in enumerate(("", "encoder", "teacher")):
+        folder = RunFolder(tmp_path / str(number))
+        folder.path.mkdir()
+        before = {"encoder": given["encoder"]} if role == "encoder" else {}
+        config = replace(whole, seed=number, **before)
+        split = hold_out(images.subset(np.arange(number, 120, 3)), config)
+        note_data(folder, split)
+        folder.write_settings(config, "data")
+        given[role or "encoder"] = str(folder.path)
+        trained |= {*split.train.names}
+    scored = {*hold_out(images, replace(whole, seed=9, **given)).test.names}
+    assert scored
+    assert not scored & trained

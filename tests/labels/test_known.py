@@ -246,6 +246,29 @@ def test_arrays_may_be_labeled_by_a_table_of_their_numbers_or_by_arrays_that_are
     assert np.array_equal(labeled.read(labeled.names.index("4")), x[4])
 
 
+def test_names_that_a_system_has_decomposed_are_those_of_the_table(tmp_path, data):
+    folder = fill(tmp_path / "lab", *(f"e\u0301{i}.png" for i in range(4)), seed=9)
+    rows = [(f"e\u0301{i}.png", "ab"[i % 2]) for i in range(4)]
+    labeled = label(data, discoveries.table(folder / "t.csv", rows))
+    assert labels_of(labeled) == {f"{folder}/\u00e9{i}.png": "ab"[i % 2] for i in range(4)}
+    assert [note.decision for note in labeled.notes] == ["renamed"]
+
+
+def test_a_table_of_boxes_labels_these_boxes_and_no_whole_images(tmp_path, data):
+    boxes = [f"{name},{corner},0,{corner + 8},8" for name in FLAT[:3] for corner in (0, 4)]
+    rows = [f"{box},{'ab'[row % 2]}" for row, box in enumerate(boxes)]
+    for name, lines in (("all", rows), ("some", rows[:4])):
+        (data / f"{name}.csv").write_text("\n".join(["path,x0,y0,x1,y1,label", *lines]) + "\n")
+    images, some = str(data / "all.csv"), str(data / "some.csv")
+    expected = {f"{box.replace(',', '#', 1)}": "ab"[row % 2] for row, box in enumerate(boxes[:4])}
+    labeled = label(images, some)
+    assert labels_of(labeled) == labels_of(open_images(images, labels=some)) == expected
+    assert own_images(labeled).all()
+    assert len(labeled) == 6
+    assert "exist neither in the data" in refused(label, data, some)
+    assert "but the images are called '1.png'" in refused(lambda: open_images(data, labels=some))
+
+
 def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data, table):
     by = table(*((f"data/{name}", {"1": "a", "2": "b"}.get(name[0], "")) for name in FLAT[:4]))
     labeled = label(by, by)

@@ -18,6 +18,7 @@ from nearkin.data.opening import open_images
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.vectors import read_embeddings
 from nearkin.report.image_map import colorings
+from nearkin.run.data import note_column, noted_column
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, read_numbers
 from nearkin.training.session import build
@@ -113,6 +114,13 @@ def test_it_says_at_its_end_what_knn_predicts_of_the_column_as_evaluate_does(
     assert folder.read_evaluated()["column"]["column"] == "label"
     assert colored(folder, images) is None
     assert folder.read_summary()["column"] == measured
+
+
+def test_a_column_is_noted_by_the_name_that_the_user_writes(table, tmp_path):
+    folder, images = RunFolder(tmp_path), open_images(str(table))
+    note_column(folder, "Camera", images, np.array(CAMERAS))
+    assert list(noted_column(folder, "Camera").values()) == CAMERAS
+    assert not noted_column(folder, "site")
 
 
 def test_a_number_that_cannot_be_taken_is_missing_with_the_reason(table, tmp_path):

@@ -79,7 +79,7 @@ def classify(
     held_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
-        folder, config, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
+        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         for line in start.lines():
             run.log.info(line)

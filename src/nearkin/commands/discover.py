@@ -80,7 +80,7 @@ def discover(
     held_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
-        folder, config, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
+        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         config, log = replace(run.config, val=held_share(data, run.config)), run.log
         list_bad = partial(write_bad_files, folder.bad_files)

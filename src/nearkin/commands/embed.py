@@ -478,7 +478,7 @@ def embed_run(
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
     frozen = _loaded(source, config, backbone)
     with open_run(
-        folder, config, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
+        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         for line in frozen.lines():
             run.log.info(line)

@@ -63,7 +63,7 @@ def train(
     config = _checked(config, network)
     folder = run_folder(output, data, label(config.method), again=resume or overwrite)
     with open_run(
-        folder, config, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
+        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         config, device, log = run.config, run.device, run.log
         start = read_start(folder, config, network, device, log)

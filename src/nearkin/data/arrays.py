@@ -112,7 +112,13 @@ def list_npz(path: File) -> Listing:
         raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
     names = arrays.get("class_names")
     classes = None if names is None else tuple(map(text_of, names))
-    roles = {(split_of(key), _role(key)): array for key, array in arrays.items()}
+    key_of = dict[tuple[str, tuple[str, ...]], str]()
+    for key in filter(_role, arrays):
+        first = key_of.setdefault((split_of(key), _role(key)), key)
+        if first != key:
+            both = "images" if _role(key) == IMAGES else "labels"
+            raise DataError(f"{path}: {first} and {key} are both {both} of one part; keep one")
+    roles = {place: arrays[key] for place, key in key_of.items()}
     parts = [
         Part(split, pixels, roles.get((split, LABELS)), classes)
         for (split, role), pixels in roles.items()

@@ -57,3 +57,12 @@ class Box(NamedTuple):
             max(0, self.left), max(0, self.top), min(width, self.right), min(height, self.bottom)
         )
         return inside if min(inside.size) > 0 else None
+
+
+def region(path: str, box: Box) -> str:
+    """What a box of an image is called.
+
+    >>> region("cats/1.jpg", Box(10, 20, 110, 220))
+    'cats/1.jpg#10,20,110,220'
+    """
+    return f"{path}#{','.join(map(str, box))}"

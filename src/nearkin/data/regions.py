@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from nearkin.data.boxes import Box
+from nearkin.data.boxes import Box, region
 from nearkin.data.decode import MIN_SIDE, decode
 from nearkin.data.folders import list_files
 from nearkin.data.images import BadFile, Images, Region, Rows, Source, in_bytes
@@ -173,15 +173,6 @@ def _around(path: Path, first: str) -> list[str]:
         with suppress(OSError):
             folders += sorted(each for each in folder.iterdir() if each.is_dir())
     return sorted(map(str, folders), key=lambda folder: not Path(folder, first).is_file())
-
-
-def region(path: str, box: Box) -> str:
-    """What a box of an image is called.
-
-    >>> region("cats/1.jpg", Box(10, 20, 110, 220))
-    'cats/1.jpg#10,20,110,220'
-    """
-    return f"{path}#{','.join(map(str, box))}"
 
 
 def _of_files(path: Path, root: Path, found: Mapping[str, Row], notes: list[Note]) -> Listing:

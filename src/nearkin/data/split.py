@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64, Shaped, UInt64
 
 from nearkin.data.duplicates import Duplicates, divided, duplicates, leaks
 from nearkin.data.images import Images
-from nearkin.data.notes import Note
+from nearkin.data.notes import Note, noted
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
 
@@ -48,6 +48,15 @@ class StoredSplit:
         return np.array([by_both.get(key, by_content.get(key[1], NEW)) for key in keys], np.int64)
 
 
+def stored_parts(
+    splits: Iterable[StoredSplit | None], images: Images
+) -> Int64[np.ndarray, " images"]:
+    """Return the part of each image by several splits: what one has trained on, all have."""
+    of_each = [np.full(len(images), NEW), *(each.parts(images) for each in splits if each)]
+    parts = np.stack(of_each)
+    return np.where((parts == 0).any(axis=0), 0, parts.max(axis=0))
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """All images of the data, and which of them are trained on and held out."""
@@ -56,7 +65,9 @@ class Split:
     train_rows: np.ndarray
     test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
-    stored: StoredSplit | None = None  # By which images stayed in their part
+    stored: StoredSplit | None = (
+        None  # That of the run that goes on, or of the nearest earlier one
+    )
 
     @cached_property
     def train(self) -> Images:
@@ -145,7 +156,7 @@ def split_images(
     share: float,
     seed: int,
     on_progress: ProgressCallback = ignore_progress,
-    stored: StoredSplit | None = None,
+    stored: Int64[np.ndarray, " images"] | None = None,
     found: Duplicates | None = None,
 ) -> Split:
     """Hold a share of the images out, or the test images that the data themselves name.
@@ -153,15 +164,15 @@ def split_images(
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
     would find itself again, and inflate the score. Larger groups are divided where they are most
     of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
-    searched for, which the images' notes say. Images of a `stored` split stay where they were, and
-    new ones join those that they are near-duplicates of. Parts that the data name are kept even if
-    near-duplicates are on both sides; see `Split.leaked`. `found` are the duplicates, if they are
-    known already.
+    searched for, which the images' notes say. Images whose part is `stored` stay in it, and new
+    ones join those that they are near-duplicates of. Parts that the data name are kept even if
+    near-duplicates are on both sides, see `Split.leaked`; but test images that were trained on
+    before train again, which a note says. `found` are the duplicates, if they are known already.
     """
     declared = has_test_split(images)
-    part = np.full(len(images), NEW)
-    if stored is not None and not declared:
-        part = stored.parts(images)
+    part = np.full(len(images), NEW) if stored is None else stored
+    if declared:
+        images, part = _unseen(images, part)
     if share == 0 and not declared and not (part == 1).any():
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     num_exact = 0
@@ -174,8 +185,21 @@ def split_images(
         images = grouped if declared else _without_chains(grouped, found, share)
     if (part == NEW).all():
         return Split(images, *split_rows(images, share, seed), num_exact)
-    held_out = _joined(part, images, share, seed)
+    held_out = part == 1 if declared else _joined(part, images, share, seed)
     return Split(images, np.flatnonzero(~held_out), np.flatnonzero(held_out), num_exact)
+
+
+def _unseen(
+    images: Images, part: Int64[np.ndarray, " images"]
+) -> tuple[Images, Int64[np.ndarray, " images"]]:
+    """Return the parts that the data name, less the test images that were trained on before."""
+    test = images.splits == "test"
+    seen = [images.names[row] for row in np.flatnonzero(test & (part == 0)).tolist()]
+    text = (
+        f"of {count(int(test.sum()), 'test image')}, which an earlier run has trained on: they "
+        "count as training images, and are not scored"
+    )
+    return images.noted(*noted("substituted", seen, text)), np.where(test & (part != 0), 1, 0)
 
 
 def _without_chains(images: Images, found: Duplicates, share: float) -> Images:

@@ -9,7 +9,7 @@ from posixpath import join, normpath, relpath, split
 from typing import Any, Final
 from unicodedata import normalize
 
-from nearkin.data.boxes import SIDES, Box
+from nearkin.data.boxes import SIDES, Box, region
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Folder, Images
 from nearkin.data.labels import Row, split_of
@@ -183,6 +183,11 @@ def folder_of(table: File) -> str:
     return str(table.resolve().parent) if isinstance(table, Path) else ""
 
 
+def called(rows: Rows) -> Rows:
+    """Return rows with what their images are called: a box of an image is one by itself."""
+    return [(region(path, row.box) if row.box else path, row) for path, row in rows]
+
+
 def by_name(
     table: File, rows: Rows, find: Callable[[str], str | None]
 ) -> tuple[dict[str, Row], list[str]]:
@@ -230,7 +235,7 @@ def match(
         name = resolver.find(written)
         return name if name in resolver.names else None
 
-    found, stray = by_name(table, rows, find)
+    found, stray = by_name(table, called(rows), find)
     if not found:
         raise DataError(
             f"{table}: labels {named(stray)}, but the images are called "

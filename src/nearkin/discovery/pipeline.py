@@ -176,7 +176,13 @@ class Pipeline:
         parts = dataset.pretraining_parts()
         resume = stage.config.exists()
         with open_run(
-            stage, settings, resume=resume, overwrite=False, reporter=self.log, stage=True
+            stage,
+            settings,
+            self.data,
+            resume=resume,
+            overwrite=False,
+            reporter=self.log,
+            stage=True,
         ) as run:
             settings = resolve(run.config, parts.train, self.device)
             with resource_errors(int(settings.batch_size)):

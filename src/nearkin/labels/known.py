@@ -26,7 +26,7 @@ from nearkin.data.notes import Note, named, noted
 from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
-from nearkin.data.tables import Resolver, by_name, file_at, is_table, read_table
+from nearkin.data.tables import Resolver, by_name, called, file_at, is_table, read_table
 from nearkin.data.union import copies, union
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.places import user_path
@@ -201,7 +201,7 @@ def recognize(images: Images, labeled: str) -> Recognized:
 
 def _by_table(data: Resolver) -> Recognized:
     path = data.table
-    table = read_table(path, ("path", "label"))
+    table = called(read_table(path, ("path", "label")))
     labeled = {written for written, row in table if row.label or row.unusable}
     telling = [
         (written, row)
@@ -222,6 +222,9 @@ def _by_table(data: Resolver) -> Recognized:
         )
     outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
     listing = replace(list_files(Path("/"), outside), key=f"{path}\0labeled")
+    form = {f"/{old}": f"/{new}" for old, new in zip(listing.written, listing.names, strict=True)}
+    classes = {form.get(name, name): label for name, label in classes.items()}
+    rows = {form.get(name, name): row for name, row in rows.items()}
     return Recognized(classes, scan(listing), "/", rows, tuple(notes))
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -21,10 +21,13 @@ from nearkin.data.labels import class_names
 from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import (
+    NEW,
     Split,
     StoredSplit,
     duplicate_warnings,
+    has_test_split,
     split_images,
+    stored_parts,
     trained_or_scored,
 )
 from nearkin.distributed import device_name, world_size
@@ -203,8 +206,8 @@ def noted_column(folder: RunFolder, column: str) -> dict[str, str]:
     if not folder.column.exists():
         return {}
     with usable(folder.column, "remove it; `nearkin evaluate --ignore` writes it anew"):
-        rows = read_csv(folder.column)
-        return {as_text(row["path"]): row[column] for row in rows if column in row}
+        rows, name = read_csv(folder.column), column.strip().lower()  # as they are read
+        return {as_text(row["path"]): row[name] for row in rows if name in row}
 
 
 def note_data(
@@ -320,16 +323,32 @@ def hold_out(
 ) -> Split:
     """Hold images out; those that an earlier run had stay on the side on which they were.
 
-    The earlier run is `resumed`, if it has noted its images; else the one that is accepted, or
-    that of the encoder: what it was trained on is never scored.
+    What `resumed` has noted stays as it is; of all other images, none is scored that a run was
+    trained on which this one starts from. Where the data name a test part, the split of a run
+    whose encoder was not trained there says nothing. A training on all images scores none.
+
+    Raises:
+        DataError: If the runs that this one starts from were trained on the whole test part.
     """
-    runs = (run for run in (resumed, _origin(config)) if run)
-    stored = next(filter(None, map(stored_split, runs)), None)
-    if stored is None and (run := _ORIGINS.get(_encoder_of(config))):
-        text = f"a new split: {run}, which the encoder was loaded from, is gone with its own"
+    named = has_test_split(images)
+    runs = _origins(config) if named or config.val or not isinstance(config, TrainConfig) else []
+    own = stored_split(resumed) if resumed else None
+    earlier = [*map(stored_split, (run for run in runs if not (named and run.is_frozen)))]
+    gone = [run.path for run in runs if not (own or run.data.exists())]
+    if gone:
+        text = f"a new split: {gone[0]}, which the encoder was loaded from, is gone with its own"
         images = images.noted(Note("substituted", text, len(images)))
-    split = split_images(images, _share(config), config.seed, on_progress, stored)
-    return replace(split, stored=stored)
+    part = stored_parts(earlier, images)
+    if resumed and own and not (named and resumed.is_frozen):
+        noted = own.parts(images)
+        part = np.where(noted == NEW, part, noted)
+    split = split_images(images, _share(config), config.seed, on_progress, part)
+    if named and not own and not len(split.test_rows):
+        raise DataError(
+            "an earlier run has trained on all test images that the data name, so none is left to "
+            "score; give other test images, or an encoder that was not trained on them"
+        )
+    return replace(split, stored=own or next(filter(None, earlier), None))
 
 
 def learnable(split: Split) -> Split:
@@ -352,7 +371,7 @@ def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
     Raises:
         UsageError: If the settings name another one.
     """
-    run = _origin(config)
+    run = next(_named(config), None)
     if not (run and run.config.exists()):
         return _share(config)
     earlier, its_data = run.any_settings()
@@ -370,13 +389,6 @@ def _share(config: Config) -> float:
     return TrainConfig.val if config.val == "auto" else config.val
 
 
-def _origin(config: Config) -> RunFolder | None:
-    """Return the run that has held images out before: the one accepted, or that of the encoder."""
-    encoder = _encoder_of(config)
-    found = _ORIGINS.get(encoder) or origin_of(encoder)
-    return RunFolder(found) if found else None
-
-
 def origin_of(encoder: str) -> Path | None:
     """Return the folder of the run that an encoder is of, by its path, if it held images out."""
     path = Path(encoder)
@@ -391,12 +403,22 @@ def note_origin(encoder: str, run: Path | None) -> None:
     _ORIGINS[encoder] = run
 
 
-def _encoder_of(config: Config) -> str:
-    """Return what a run starts from; nothing for a training on all images, which scores none."""
-    if isinstance(config, TrainConfig):
-        return (config.encoder or config.teacher) if config.val else ""
-    encoder = getattr(config, "accept", "") or config.encoder
-    return "" if encoder == "auto" else encoder
+def _origins(config: Config) -> list[RunFolder]:
+    """Return the runs that a run starts from, and those that they started from, nearest first."""
+    runs = [*_named(config)]
+    for run in runs:  # which grows
+        if run.config.exists():
+            known = {each.path for each in runs}
+            runs += (each for each in _named(run.any_settings()[0]) if each.path not in known)
+    return runs
+
+
+def _named(config: Config) -> Iterator[RunFolder]:
+    """Yield the runs that settings name: the accepted one, and those of encoder and teacher."""
+    for encoder in (getattr(config, name, "") for name in ("accept", "encoder", "teacher")):
+        found = _ORIGINS.get(encoder) or origin_of(encoder)
+        if found and encoder != "auto":
+            yield RunFolder(found)
 
 
 def write_bad_files(

@@ -280,14 +280,19 @@ def data_name(data: Any) -> str:
 
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
+    for file in cleared(run):
+        file.unlink()
+    shutil.rmtree(run.path / STAGES, ignore_errors=True)
+
+
+def cleared(run: RunFolder) -> list[Path]:
+    """Return the files that `clear` removes."""
     made = {*vars(run).values()} - {run.lock, run.marker, run.log, run.bad_files}
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
     made |= {*run.tensorboard.glob("events.out.tfevents.*")}
     made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
-    for file in made:
-        if file.is_file():
-            file.unlink()
-    shutil.rmtree(run.path / STAGES, ignore_errors=True)
+    made |= {*(run.path / STAGES).rglob("*")}
+    return [file for file in made if file.is_file()]
 
 
 def run_folder(

@@ -15,8 +15,9 @@ from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
 from nearkin.files import remove_partial, writing
 from nearkin.methods import method_class
+from nearkin.places import user_path
 from nearkin.run.copies import check_destination
-from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, data_name
+from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, cleared, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.toml import continued
 from nearkin.version import __version__
@@ -42,6 +43,7 @@ class OpenRun(Generic[Settings]):
 def open_run(
     folder: RunFolder,
     config: Settings,
+    data: Any,
     *,
     resume: bool,
     overwrite: bool,
@@ -53,6 +55,7 @@ def open_run(
     Args:
         folder: Where it is written, or goes on.
         config: Its settings; of a resumed run, those that it was started with are taken.
+        data: What its images are opened from.
         resume: Whether it may have been begun.
         overwrite: Whether another run may be there, which the caller will clear away.
         reporter: Receives its log lines and its progress.
@@ -65,11 +68,8 @@ def open_run(
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite contradict each other; give one")
-    for source in (getattr(config, name, "") for name in TAKEN):
-        file = Path(split_source(source)[1])
-        inside = file.exists() and file.resolve().is_relative_to(folder.path.resolve())
-        if overwrite and source and inside:
-            raise UsageError(f"--overwrite would remove {source}; choose another -o")
+    if overwrite:
+        _check_spared(folder, config, data)
     with writing(folder.path, "choose another -o"):
         folder.path.mkdir(parents=True, exist_ok=True)
         if not folder.marker.exists():  # which would be left there, and hide a folder of images
@@ -95,6 +95,20 @@ def open_run(
                 log.info(f"done   {folder.path.resolve()}")
 
 
+def _check_spared(folder: RunFolder, config: Settings, data: Any) -> None:
+    """Refuse to remove files in the folder that the run is to read."""
+    taken = [getattr(config, name, "") for name in TAKEN]
+    read = [data, *(getattr(config, name, "") for name in WORDS)]
+    files = {source: split_source(source)[1] for source in taken}
+    files |= {source: str(source) for source in read if isinstance(source, str | Path)}
+    removed = [file.resolve() for file in cleared(folder)]
+    for source, file in files.items():
+        place = user_path(file).resolve()
+        inside = place.is_relative_to(folder.path.resolve())
+        if source and inside and any(each.is_relative_to(place) for each in removed):
+            raise UsageError(f"--overwrite would remove {source}; choose another -o")
+
+
 @contextmanager
 def _emptied_if_refused(folder: RunFolder) -> Iterator[None]:
     """Let the corrected command have the folder of a new run that is refused before it begins."""
@@ -113,9 +127,11 @@ def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise OutputError(
             f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
         )
-    if folder.is_occupied and overwrite and not folder.data.exists():
+    begun = folder.data.exists() if overwrite else folder.marker.exists() or folder.config.exists()
+    if folder.is_occupied and not begun:
+        option = "--overwrite" if overwrite else "--resume"
         raise OutputError(
-            f"{path} is no run, so --overwrite spares it; empty it or choose another -o"
+            f"{path} is no run, so {option} spares it; empty it or choose another -o"
         )
 
 
