@@ -211,9 +211,10 @@ def remove_column(
 
     Args:
         column: Its name.
-        embeddings: Unit features. The projection is fitted to all whose value is known.
+        embeddings: Unit features.
         values: The value of each image.
-        held_out: Whether each image is asked, rather than a neighbor of those that are.
+        held_out: Whether each image is asked. The projection is fitted to the others, of those
+            whose value is known, and they are the neighbors.
         seed: Decides what is drawn.
 
     Returns:
@@ -226,7 +227,8 @@ def remove_column(
     """
     check_values(column, values[~held_out], values[held_out])
     known, parts = np.flatnonzero(values != ""), np.where(held_out, "test", "train")
-    erase = _eraser(embeddings.subset(known), values[known])
+    fitted = known[~held_out[known]]
+    erase = _eraser(embeddings.subset(fitted), values[fitted])
     without = replace(
         embeddings,
         vectors=erase(embeddings.tensor).numpy(),
