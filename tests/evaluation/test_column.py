@@ -1,6 +1,7 @@
 """Whether features follow a column, and what classes owe to it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,16 @@ def test_a_column_of_one_value_is_refused_and_labels_are_not_needed():
     found = column_test("camera", (train.unlabeled(), test.unlabeled()), values, seed=0)
     assert found.followed
     assert (found.loss, found.removal, len(found.metrics)) == (None, (), 2)
+    assert found.lines()[1].startswith("kNN top-1 with camera removed: not measured, it needs ")
+
+
+def test_classes_are_not_asked_where_training_images_are_of_one():
+    (train, test), values = parts()
+    for labels, others in ((np.zeros_like(train.labels), test), (train.labels, test.unlabeled())):
+        pair = replace(train, labels=labels), others
+        found = column_test("camera", pair, values, seed=0)
+        assert found.followed
+        assert (found.loss, found.removal, len(found.metrics)) == (None, (), 2)
 
 
 def test_classes_are_not_asked_across_values_where_labeled_images_have_one():
