@@ -5,10 +5,11 @@ import io
 import builders
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 from nearkin.auditing.data import Audited
-from nearkin.auditing.leaks import _threshold, find_leaks
+from nearkin.auditing.leaks import _Neighbors, _threshold, find_leaks
 from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
@@ -122,3 +123,17 @@ def test_equal_vectors_are_found_and_a_test_part_inside_of_the_other_is_refused(
     assert leaks.groups[35] == leaks.groups[3] != leaks.groups[4]
     with pytest.raises(UsageError, match="all 10 test images are training images"):
         look(vectors(train, train[:10]))
+
+
+def test_of_few_training_images_each_is_compared_with_each_test_image():
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(3, 8)), rng.normal(size=(5, 8))
+    copies = 2 * np.repeat(train[:1], 3, axis=0)
+    for num in (1, 2, 3):
+        leaks = look(vectors(train[:num], np.concatenate([test, copies[:num]])))
+        assert [(x.test, x.train) for x in leaks.found] == [(num + 5 + n, 0) for n in range(num)]
+        assert (leaks.decoys, leaks.threshold) == (0 if num == 1 else num, None)
+    every = vectors(train, train[2:] + 9 * rng.normal(size=(1, 8)))
+    vectors_of = torch.from_numpy(every.embeddings.vectors)
+    found = _Neighbors.among(vectors_of, every.test_rows, every.train_rows, np.arange(4), None)
+    assert sorted(found.index[0].tolist()) == [0, 1, 2]

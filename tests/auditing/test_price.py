@@ -1,5 +1,7 @@
 """What accuracy owes to leaks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,18 @@ def test_without_leaks_there_is_none_and_without_others_nothing_to_learn_from():
         price(audited, np.zeros(len(audited), np.int64), cosine, seed=0, device=CPU)
     unlabeled = Audited(audited.embeddings.unlabeled())
     assert price(unlabeled, np.arange(len(audited)), cosine, seed=0, device=CPU) is None
+
+
+def test_where_each_test_image_shares_a_group_nothing_is_said_of_those_that_do_not():
+    audited, _, cosine, is_test = split(0, leaked=0)
+    groups = np.where(is_test, 0, np.arange(len(audited)))  # that of the first training image
+    found = price(audited, groups, cosine, seed=0, device=CPU)
+    assert (found.linked, found.clean, len(found.owed)) == (1, (), 2)
+    assert [row[2] for row in found.rows()] == ["-", "-"]
+    labels = np.where(is_test & (np.arange(600) > 500), -1, audited.embeddings.labels)
+    some = Audited(replace(audited.embeddings, labels=labels))
+    groups = np.where(is_test & (labels >= 0), 0, np.arange(len(audited)))
+    assert price(some, groups, cosine, seed=0, device=CPU).clean == ()
 
 
 def test_of_many_training_images_the_linear_probe_learns_from_one_draw(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import builders
 import numpy as np
@@ -106,6 +107,53 @@ def test_features_serve_as_well_as_images(tmp_path):
     assert (rows["150.jpg"]["split"], rows["150.jpg"]["group"]) == ("train", "0.jpg")
 
 
+def with_columns(path, embeddings, **columns):
+    write_embeddings(path, embeddings)
+    table = parquet.read_table(path)
+    for name, cells in columns.items():
+        table = table.append_column(name, pa.array(cells))
+    parquet.write_table(table, path)
+    return path
+
+
+def test_leaks_are_found_and_repaired_where_their_price_cannot_be_measured(tmp_path):
+    """Of training images of one class, of one image, or where all share groups with test ones."""
+    of, names = features(), ("one", "all", "single")
+    one, linked, single = (tmp_path / f"{name}.parquet" for name in names)
+    camera = ["xy"[row % 3 % 2] for row in range(200)]
+    labels = np.where(np.arange(200) < 150, 0, of.labels)
+    with_columns(one, replace(of, labels=labels), camera=camera)
+    found = nearkin.audit(one, ignore="camera", verbose=False)
+    assert len(found.leaks.found) == 6
+    assert (found.repaired != found.audited.embeddings.splits).sum() == 6
+    why = "the linear probe needs labeled training images of two classes or more"
+    assert f"price  not measured, {why}" in found.lines()
+    assert (found.price, found.to_dict()["left_out"]) == (None, {"price": why})
+    assert found.page("").sections
+    few = "kNN top-1 with camera removed: not measured, it needs labeled test images"
+    assert any(few in line for line in found.lines())
+    evaluation = nearkin.evaluate(one, ignore="camera", verbose=False)
+    assert evaluation.left_out["linear probe"] == why
+    assert [each.name for each in evaluation.column.metrics] == [
+        "kNN of camera",
+        "kNN of camera, removed",
+    ]
+
+    groups = [str(min(row, row % 150) % 50) for row in range(200)]
+    of_all = with_columns(linked, of, group=groups)
+    found = nearkin.audit(of_all, verbose=False)
+    assert found.left_out["price"].startswith("150 of 150 training images share a group with a")
+    assert (
+        len(np.intersect1d(*(found.groups[found.repaired == p] for p in ("train", "test")))) == 0
+    )
+
+    rows = np.append(0, np.arange(150, 200))
+    write_embeddings(single, of.subset(rows))
+    found = nearkin.audit(single, verbose=False)
+    assert [(leak.test, leak.train) for leak in found.leaks.found] == [(1, 0)]
+    assert found.left_out["price"]
+
+
 @pytest.fixture(scope="module")
 def cameras(photos, tmp_path_factory):
     """A table of the photographs with columns for camera, site and part."""
@@ -140,10 +188,8 @@ def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
     plain = evaluation.to_dict()["column"]
     assert plain["metrics"]["kNN of camera"]["n"] == evaluation.sizes["test"]
     assert any(line.startswith("camera: ") for line in evaluation.lines())
-    write_embeddings(tmp_path / "v.parquet", features())
-    table = parquet.read_table(tmp_path / "v.parquet")
-    column = pa.array(["xy"[row % 3 % 2] for row in range(200)])
-    parquet.write_table(table.append_column("camera", column), tmp_path / "c.parquet")
+    camera = ["xy"[row % 3 % 2] for row in range(200)]
+    with_columns(tmp_path / "c.parquet", features(), camera=camera)
     of_vectors = nearkin.evaluate(tmp_path / "c.parquet", **how)
     assert of_vectors.column.metrics[0].n == 50
     assert nearkin.audit(tmp_path / "c.parquet", ignore="camera", verbose=False).column.chance > 0

@@ -1,13 +1,14 @@
 """Whether features follow a column, and what classes owe to it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from types_checked import unchecked
 
 from nearkin.errors import UsageError
-from nearkin.evaluation.column import ColumnTest, column_accuracy, column_test
+from nearkin.evaluation.column import ColumnTest, column_accuracy, column_test, remove_column
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import predict
 
@@ -86,6 +87,16 @@ def test_a_column_of_one_value_is_refused_and_labels_are_not_needed():
     found = column_test("camera", (train.unlabeled(), test.unlabeled()), values, seed=0)
     assert found.followed
     assert (found.loss, found.removal, len(found.metrics)) == (None, (), 2)
+    assert found.lines()[1].startswith("kNN top-1 with camera removed: not measured, it needs ")
+
+
+def test_classes_are_not_asked_where_training_images_are_of_one():
+    (train, test), values = parts()
+    for labels, others in ((np.zeros_like(train.labels), test), (train.labels, test.unlabeled())):
+        pair = replace(train, labels=labels), others
+        found = column_test("camera", pair, values, seed=0)
+        assert found.followed
+        assert (found.loss, found.removal, len(found.metrics)) == (None, (), 2)
 
 
 def test_classes_are_not_asked_across_values_where_labeled_images_have_one():
@@ -96,3 +107,24 @@ def test_classes_are_not_asked_across_values_where_labeled_images_have_one():
     assert found.loss is None
     assert "by images of another camera: none, as all labeled" in found.lines()[1]
     assert [each.name for each in found.removal] == ["kNN top-1", "linear probe"]
+
+
+def test_what_is_left_of_a_removed_column_is_asked_of_images_that_the_projection_has_not_seen():
+    """In as many dimensions as images, what has been seen would be predicted far below chance."""
+    rng, held_out = np.random.default_rng(0), np.arange(200) >= 140
+    x = rng.normal(size=(200, 384)).astype(np.float32)
+    values, labels = rng.choice(["a", "b"], 200), rng.integers(0, 3, 200)
+    features = Embeddings(x, labels, classes=("0", "1", "2")).normalized()
+    without, lines = remove_column("camera", features, values, held_out, seed=0)
+    pair = tuple(features.subset(np.flatnonzero(part)) for part in (~held_out, held_out))
+    tested = column_test("camera", pair, (values[~held_out], values[held_out]), seed=0)
+    left = next(each for each in tested.metrics if each.name == "kNN of camera, removed")
+    assert f"kNN predicts it for {left} of 60 held-out images" in lines[0]
+    assert left.value > 0.4
+    assert lines[1] == f"kNN top-1 with camera removed: {tested.removal[0]}"
+    others = np.where(held_out, rng.permutation(labels), labels)
+    again, _ = remove_column(
+        "camera", Embeddings(features.vectors, others, classes=("0", "1", "2")), values, held_out,
+        seed=0,
+    )  # fmt: skip
+    assert (again.vectors == without.vectors).all()

@@ -98,7 +98,7 @@ def find_leaks(audited: Audited, precision: float, seed: int, progress: Progress
     drawn = np.random.default_rng(seed).permutation(train)[:DECOYS]
     of_train = _Neighbors.among(vectors, np.sort(drawn), train, groups, known)
     left = np.flatnonzero(~of_test.same.any(axis=1) & ~np.isin(groups[test], groups[train]))
-    decoys = of_train.cosine[~of_train.same.any(axis=1), 0]
+    decoys = of_train.cosine[~of_train.same.any(axis=1), :1].ravel()  # one image has no other
     threshold, reached = _threshold(of_test.cosine[left, 0], decoys, precision)
     found = {leak.test: leak for leak in _found(of_test, known)}
     found = {leak.test: leak for leak in _grouped(vectors, test, train, groups)} | found
@@ -135,11 +135,13 @@ class _Neighbors:
         groups: Groups,
         known: Signatures | None,
     ) -> "_Neighbors":
-        cosine, place = (x.numpy() for x in nearest(vectors[train], vectors[rows], CANDIDATES + 1))
+        own = bool(np.isin(rows, train).any())  # each finds itself
+        num = CANDIDATES + own
+        cosine, place = (x.numpy() for x in nearest(vectors[train], vectors[rows], num))
         index = train[place]
         itself = index == rows[:, None]
-        itself[:, -1] |= ~itself.any(axis=1)  # where it is not among them, the last one goes
-        shape = len(rows), itself.shape[1] - 1
+        itself[:, -1] |= own & ~itself.any(axis=1)  # where it is not among them, the last one goes
+        shape = len(rows), itself.shape[1] - own
         index, cosine = (x[~itself].reshape(shape) for x in (index, cosine))
         if known is None:
             return cls(rows, index, cosine, cosine >= SAME)

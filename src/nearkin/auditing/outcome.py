@@ -1,7 +1,7 @@
 """The audit of a split: everything that was found, as values, lines, rows and a repaired split."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from nearkin.auditing.price import FITTED, Price, price
 from nearkin.auditing.quality import BadQuality, find_bad
 from nearkin.auditing.sources import Proposal, find_sources
 from nearkin.data.duplicates import Groups, merged
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.page.blocks import Page, Pairs, Paragraphs, Table, Tile, Tiles
@@ -37,10 +38,11 @@ class Audit(Result):
     leaks: Leaks
     proposals: tuple[Proposal, ...]
     groups: Groups  # Of all images: duplicates, groups that the data name, and kept proposals
-    price: Price | None  # None without labels
+    price: Price | None  # None without labels, or where it is left out
     labels: LabelCheck | None  # The same
     quality: tuple[BadQuality, ...]  # None are known of vectors
     column: ColumnTest | None  # Of the column that is to be ignored
+    left_out: Mapping[str, str]  # What could not be measured, and why
 
     @property
     def repaired(self) -> Shaped[np.ndarray, " n"]:
@@ -139,6 +141,7 @@ class Audit(Result):
             "price": self.price and self.price.to_dict(),
             "labels": self.labels and self.labels.to_dict(),
             "column": self.column and self.column.to_dict(),
+            "left_out": self.left_out,
             "moved": int(moved.sum()),
             "findings": self.findings,
         }
@@ -171,6 +174,8 @@ class Audit(Result):
             yield "images", [kinds]
         if self.column:
             yield "column", self.column.lines()
+        for subject, why in self.left_out.items():
+            yield subject, [f"not measured, {why}"]
         moved = int((repaired != audited.embeddings.splits).sum())
         after = f"{(repaired == 'train').sum():,} and {(repaired == 'test').sum():,}"
         yield "repair", [f"{count(moved, 'image')} to change parts, which then have {after}"]
@@ -210,8 +215,14 @@ def examine(
     joined = [np.stack([own, each], axis=1) for each in (audited.groups, sources)]
     groups = merged(leaks.groups, np.concatenate(joined))
     on_progress(0, 2, "accuracies")
-    cost = price(audited, groups, leaks.cosine, seed=seed, device=device)
+    cost, left_out = None, dict[str, str]()
+    try:
+        cost = price(audited, groups, leaks.cosine, seed=seed, device=device)
+    except (DataError, UsageError) as error:  # leaks and the repaired split are what they are
+        left_out["price"] = str(error)
     on_progress(1, 2, "labels")
     checked = check_labels(embeddings, leaks.groups, groups, seed)
     bad = find_bad(audited.images, on_progress) if audited.images is not None else []
-    return Audit(audited, leaks, tuple(proposals), groups, cost, checked, tuple(bad), column)
+    return Audit(
+        audited, leaks, tuple(proposals), groups, cost, checked, tuple(bad), column, left_out
+    )

@@ -36,7 +36,7 @@ class Price:
 
     linked: int  # Training images that share a group with a test image
     every: tuple[Metric, ...]  # On all test images
-    clean: tuple[Metric, ...]  # On those that share no group with a training image
+    clean: tuple[Metric, ...]  # On those that share no group with a training image, if any do not
     owed: tuple[Difference, ...]
     """Of learning from all training images to learning from those that are not linked, on all
     test images: what the accuracy owes to leaks."""
@@ -100,12 +100,14 @@ def price(
         None where the training or the test images have no labels.
 
     Raises:
+        DataError: If the labeled training images are of a single class.
         UsageError: If no training image, or those of a single class, would be left.
     """
     embeddings = replace(audited.embeddings, groups=groups)
     train_rows, test_rows = audited.train_rows, audited.test_rows
     train, test = embeddings.subset(train_rows), embeddings.subset(test_rows)
-    if not ((train.labels != UNLABELED).any() and (test.labels != UNLABELED).any()):
+    scored = test.labels != UNLABELED
+    if not ((train.labels != UNLABELED).any() and scored.any()):
         return None
     linked = np.isin(groups[train_rows], groups[test_rows])
     shared = np.isin(groups[test_rows], groups[train_rows])
@@ -120,7 +122,8 @@ def price(
             )
         without = _accuracies(train, ~linked, test, seed, device)
         owed = tuple(difference(old, new) for old, new in zip(every, without, strict=True))
-    clean = tuple(_of_some(each, ~shared) for each in every) if shared.any() else ()
+    some = shared.any() and (scored & ~shared).any()
+    clean = tuple(_of_some(each, ~shared) for each in every) if some else ()
     return Price(int(linked.sum()), every, clean, owed, tuple(_curve(every, cosine)))
 
 

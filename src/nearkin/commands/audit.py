@@ -89,7 +89,7 @@ def audit(
     if not 0 < precision < 1:
         raise UsageError(f"--precision {precision:g} is not above 0 and below 1")
     for path, suffix in ((output, ".csv"), (page, ".html")):
-        check_output(path, suffix, overwrite=overwrite)
+        check_output(path, suffix, overwrite=overwrite, reads=[*sets, encoder, labels])
     log, where = reporter_of(verbose), choose_device(device)
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():

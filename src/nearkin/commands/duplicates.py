@@ -156,7 +156,7 @@ def duplicates(
     """
     features = vectors if encoder is None else encoder
     _check_threshold(threshold, precision, has_features=features is not None)
-    _check_outputs(output, page, apply, data, overwrite=overwrite)
+    _check_outputs(output, page, apply, data, encoder, vectors, overwrite=overwrite)
     log = reporter_of(verbose)
     processes = available_cpus() if workers == "auto" else workers
     images = open_images(data, on_progress=log.progress)
@@ -260,14 +260,14 @@ def _check_outputs(
     page: PathLike | None,
     apply: PathLike | None,
     data: Any,
-    *,
+    *features: Any,
     overwrite: bool,
 ) -> None:
     """Refuse what must not be replaced before anything is computed."""
     for path, suffix in ((output, ".csv"), (page, ".html")):
-        check_output(path, suffix, overwrite=overwrite)
+        check_output(path, suffix, overwrite=overwrite, reads=[data, *features])
     if apply is not None and Path(apply).suffix == ".csv":
-        check_output(apply, ".csv", overwrite=overwrite)
+        check_output(apply, ".csv", overwrite=overwrite, reads=[data, *features])
     elif apply is not None:
         check_destination(Path(apply), [data_name(data)])
 

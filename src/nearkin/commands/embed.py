@@ -89,8 +89,8 @@ def embed(
 
     Returns:
         Unit vectors, a row per readable image, in the order of the data. With `ignore`, LEACE
-        removes that column from them, fitted to these images, within classes where they have
-        labels; what kNN predicts of it before and after is logged.
+        removes that column from them, fitted to those that are not held out, within classes where
+        they have labels; what kNN predicts of it for the others before and after is logged.
 
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.

@@ -65,7 +65,7 @@ def explore(
     """
     log = reporter_of(verbose)
     if output is not None:
-        check_new(Path(output), overwrite=overwrite)
+        check_new(Path(output), overwrite=overwrite, reads=[run, data])
     if is_table(run):
         return _write_map(run, data, output, one_file, log)
     folder = RunFolder(Path(name_of(run)))

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,7 @@ def export(
     name, trust, log = name_of(run), trust_remote_code, reporter_of(verbose)
     folder = RunFolder(Path(name))
     format, path, is_file = _destination(folder, output, format)
-    _check_replaceable(path, is_file, overwrite)
+    _check_replaceable(path, is_file, overwrite, [run, data])
     if format == "atlas":
         images = images_of(folder, data, trust_remote_code=trust)
         return Export(path.resolve(), f"{write_atlas(folder, images, path)} images")
@@ -176,9 +176,9 @@ def _destination(
     return chosen, Path(output), is_file
 
 
-def _check_replaceable(path: Path, is_file: bool, overwrite: bool) -> None:
-    """Refuse to replace what is there, unasked; and ever what is no export."""
-    check_new(path, overwrite=overwrite)
+def _check_replaceable(path: Path, is_file: bool, overwrite: bool, reads: Sequence[Any]) -> None:
+    """Refuse to replace what is there, unasked; and ever what is read, or is no export."""
+    check_new(path, overwrite=overwrite, reads=reads)
     if os.path.lexists(path) and not (
         path.is_file() if is_file else (path / PREPROCESSING).is_file()
     ):

@@ -101,7 +101,8 @@ def neighbors(
         CheckpointError: If the vectors or the index are damaged, or of something else.
     """
     if output is not None:
-        check_new(Path(output), overwrite=overwrite)
+        reads = [encoder, *images, vectors, index, data]
+        check_new(Path(output), overwrite=overwrite, reads=reads)
     if top < 1 or not images:
         raise UsageError("nothing to look for; give at least one image, and --top 1 or more")
     if vectors is None and image_size != "auto":

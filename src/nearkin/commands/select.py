@@ -105,7 +105,8 @@ def select(
     """
     if num < 1:
         raise UsageError(f"--num {num} is less than one image; give at least 1")
-    check_output(output, ".csv", overwrite=overwrite)
+    reads = [encoder, data, labeled, vectors]
+    check_output(output, ".csv", overwrite=overwrite, reads=reads)
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     sizes["trust_remote_code"] = trust_remote_code
     computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}

@@ -212,13 +212,15 @@ def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) ->
         )
 
 
-def check_output(path: PathLike | None, suffix: str, *, overwrite: bool) -> None:
-    """Refuse another suffix, or to replace a file unasked, before anything is computed."""
+def check_output(
+    path: PathLike | None, suffix: str, *, overwrite: bool, reads: Iterable[Any]
+) -> None:
+    """Refuse another suffix, or what `check_new` refuses, before anything is computed."""
     if path is None:
         return
     if Path(path).suffix != suffix:
         raise UsageError(f"cannot write {Path(path)}; give a name that ends in {suffix}")
-    check_new(Path(path), overwrite=overwrite)
+    check_new(Path(path), overwrite=overwrite, reads=reads)
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -18,6 +18,7 @@ from nearkin.metrics.permutation import PermutationTest, permutation_test
 from nearkin.types import UNLABELED
 
 SURE: Final = 0.05  # The largest p with which a column counts as followed
+FEW: Final = "not measured, it needs labeled test images, and training images of two classes"
 
 Values = Shaped[np.ndarray, " _"]
 """The value of each image, as text; '' where it is unknown."""
@@ -34,8 +35,8 @@ class ColumnTest:
     metrics: tuple[Metric, ...]
     """Accuracies; that of the column first, by all neighbors."""
     loss: Difference | None
-    """Of kNN top-1 by neighbors of other values, to kNN by as many of any; None without labels, or
-    where all labeled training images have one value."""
+    """Of kNN top-1 by neighbors of other values, to kNN by as many of any; None without labels of
+    two classes, or where all labeled training images have one value."""
     removal: tuple[Difference, ...]  # Of each metric of classes without the column, to with it
 
     @classmethod
@@ -82,9 +83,11 @@ class ColumnTest:
             f"{self.column}: {verdict}; kNN predicts it for {self.metrics[0]} of the test images, "
             f"by chance within classes for {self.chance:.3f} (p {self.p:.3f})"
         ]
-        if self.removal:  # there are labels
+        if self.removal:  # there are labels of two classes
             loss = self.loss or "none, as all labeled training images have one"
             lines.append(f"{KNN} by images of another {self.column}: {loss}")
+        else:
+            lines.append(f"{KNN} with {self.column} removed: {FEW}")
         return lines + [f"{each.name} with {self.column} removed: {each}" for each in self.removal]
 
 
@@ -123,7 +126,7 @@ def column_test(
     without = _without(train, test, own)
     left, *_ = _accuracy(column, without, (own, asked))
     metrics, removed = [accuracy, replace(left, name=f"{left.name}, removed")], f"{column} removed"
-    if not _are_labeled(train, test):
+    if not _have_classes(train, test):
         return ColumnTest(column, tested.chance, tested.p, tuple(metrics), None, ())
     loss = None
     if len(np.unique(own[train.labels != UNLABELED])) > 1:
@@ -211,22 +214,24 @@ def remove_column(
 
     Args:
         column: Its name.
-        embeddings: Unit features. The projection is fitted to all whose value is known.
+        embeddings: Unit features.
         values: The value of each image.
-        held_out: Whether each image is asked, rather than a neighbor of those that are.
+        held_out: Whether each image is asked. The projection is fitted to the others, of those
+            whose value is known, and they are the neighbors.
         seed: Decides what is drawn.
 
     Returns:
         Unit features of all images, as by another encoder: `encoder` is a digest of both the
         encoder and the projection. And a line on the accuracy of kNN for the column, before and
-        after, with one on that for classes where there are labels.
+        after, with one on that for classes.
 
     Raises:
         UsageError: As `check_values`.
     """
     check_values(column, values[~held_out], values[held_out])
     known, parts = np.flatnonzero(values != ""), np.where(held_out, "test", "train")
-    erase = _eraser(embeddings.subset(known), values[known])
+    fitted = known[~held_out[known]]
+    erase = _eraser(embeddings.subset(fitted), values[fitted])
     without = replace(
         embeddings,
         vectors=erase(embeddings.tensor).numpy(),
@@ -243,14 +248,17 @@ def remove_column(
         f"{column} removed: kNN predicts it for {after} of {after.n:,} held-out images, before "
         f"for {before}, by chance within classes for {tested.chance:.3f}"
     ]
-    if _are_labeled(*old[0]):
+    change: Difference | str = FEW
+    if _have_classes(*old[0]):
         change = difference(knn(*new[0])[0], knn(*old[0])[0])
-        lines.append(f"{KNN} with {column} removed: {change}")
+    lines.append(f"{KNN} with {column} removed: {change}")
     return without, lines
 
 
-def _are_labeled(train: Embeddings, test: Embeddings) -> bool:
-    return all(bool((part.labels != UNLABELED).any()) for part in (train, test))
+def _have_classes(train: Embeddings, test: Embeddings) -> bool:
+    """Whether classes of test images can be learned: from labeled images of two or more."""
+    classes = np.unique(train.labels[train.labels != UNLABELED])
+    return len(classes) > 1 and bool((test.labels != UNLABELED).any())
 
 
 def _digest(encoder: str, erase: Eraser) -> str:
