@@ -6,7 +6,8 @@ import tomllib
 
 import numpy as np
 import pytest
-from builders import write_network
+from builders import digit_pixels, write_network
+from discoveries import rows, save
 from processes import environment
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -148,3 +149,41 @@ def test_novel_classes_are_found_among_images_without_a_label(digits, tmp_path):
     for wrong in (truth, np.full_like(truth, -1)):
         with pytest.raises(ValueError, match="-1 for images without a label"):
             clone(finder).fit(images, wrong)
+
+
+@pytest.fixture(scope="module")
+def finder(tmp_path_factory):
+    """Two novel classes by two epochs, on an encoder that has learned nothing."""
+    encoder = write_network(tmp_path_factory.mktemp("encoder") / "encoder.safetensors")
+    settings = {"workers": 0}
+    how = {"image_shape": (8, 8), "epochs": 2, "device": "cpu", "settings": settings}
+    return NovelClassDiscovery(2, encoder=str(encoder), random_state=0, **how)
+
+
+@pytest.mark.parametrize("mode", ["gcd", "ncd"])
+def test_the_labels_are_those_of_the_run(digits, finder, mode, tmp_path):
+    """In ncd, no image without a label is of a known class, whatever `predict` says of it."""
+    images, truth = (array[np.isin(digits[1], range(6))] for array in digits)
+    y = np.where(truth < 4, truth, -1)
+    found = clone(finder).set_params(mode=mode, output=tmp_path / "run").fit(images, y)
+    names = [str(label) for label in range(4)] + ["new-1", "new-2"]
+    table = rows(tmp_path / "run" / "assignments.csv")
+    assert [int(row["path"]) for row in table] == np.flatnonzero(y == -1).tolist()
+    assert found.labels_[y == -1].tolist() == [names.index(row["cluster"]) for row in table]
+    np.testing.assert_array_equal(found.labels_[y != -1], y[y != -1])
+    if mode == "ncd":
+        assert {*found.labels_[y == -1].tolist()} <= {4, 5}
+        assert (found.predict(images)[y == -1] < 4).any(), "nothing was to be kept out"
+
+
+def test_a_discovery_names_the_file_that_cannot_be_read(digits, finder, tmp_path):
+    images, truth = (array[:40] for array in digits)
+    kept = save(
+        tmp_path / "images",
+        {f"{n:02}.png": digit_pixels(x.reshape(8, 8)) for n, x in enumerate(images)},
+    )
+    paths = sorted(kept.iterdir())
+    content = paths[7].read_bytes()
+    paths[7].write_bytes(content[: content.index(b"IDAT") + 8])
+    with pytest.raises(ValueError, match=r"cannot read .*07.png: .*; leave it out"):
+        clone(finder).fit(paths, np.where(truth < 3, truth, -1))

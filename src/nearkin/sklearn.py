@@ -25,6 +25,7 @@ from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Method
 from nearkin.run.reporter import Silent
 from nearkin.schema import Auto, Value
+from nearkin.tables import read_csv
 from nearkin.types import UNLABELED
 
 
@@ -266,8 +267,14 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
             )
             self.classifier_ = read_classifier(run.folder.classifier)
             self.encoder_ = self.classifier_.encoder(load(run, trust_remote_code=True))
-        self.classes_ = _numbered_classes(self.classifier_.classes, known)
-        self.labels_ = np.where([not name for name in names], self.predict(X), y)
+            bad = read_csv(run.folder.bad_files) if run.folder.bad_files.exists() else ()
+            _refuse(X, {row["path"]: row["reason"] for row in bad})
+            found = {int(row["path"]): row["cluster"] for row in run.assignments.rows}
+        classes = self.classifier_.classes
+        self.classes_ = _numbered_classes(classes, known)
+        # Not those of `predict`, which judges new images: these may be known to be of novel ones.
+        numbers = [classes.index(found.get(row, name)) for row, name in enumerate(names)]
+        self.labels_ = self.classes_[numbers]
         return self
 
     def predict(self, X: Any) -> Any:

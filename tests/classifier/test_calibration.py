@@ -172,6 +172,7 @@ def test_images_of_one_group_do_not_vouch_for_each_other():
             changed[together] += fit_calibration(p[group], truth, groups).temperature != 1
     assert changed[True] <= 5
     assert changed[False] >= 15
+    assert fit_calibration(p[group], truth, group).num_images == 120
 
 
 @pytest.mark.slow

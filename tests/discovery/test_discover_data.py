@@ -1,16 +1,20 @@
 """Which images `nearkin discover` takes: labels of a table or of folders, copies, broken files."""
 
 import html
+import re
+import shlex
 import shutil
 import tomllib
 from collections import Counter
 from dataclasses import fields
 
+import builders
 import numpy as np
 import pytest
 from discoveries import (
     FEW,
     LEAST,
+    SHORT,
     close,
     discover,
     held_out,
@@ -19,6 +23,7 @@ from discoveries import (
     save,
     strict_json,
     table,
+    words,
 )
 from nearkin_command import run
 from safetensors.numpy import load_file
@@ -128,6 +133,23 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     assert 0 < held == len(held_out(out / "stages" / "features"))
     own, final = (path / "encoder.safetensors" for path in (out / "stages" / "features", out))
     assert own.stat().st_size == pytest.approx(final.stat().st_size, rel=0.01)
+
+
+def test_the_command_for_another_number_of_classes_takes_the_encoder_that_was_trained(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(build, "MOST_EPOCHS", 1)
+    data = builders.save_digits(tmp_path / "digits.npz", 60)
+    out, again = tmp_path / "run", tmp_path / "again"
+    settings = words("--known 0,1,2,3 --val 0 --method simclr --max-time 1s --report")
+    assert run("discover", data, "-o", out, *settings, *SHORT, "--epochs", 1) == 0
+    text = (out / "stages" / "page.json").read_text(encoding="utf-8")
+    command = re.search(r"nearkin discover [^\"]*--classes [^\"]*", text)[0]
+    encoder = out / "stages" / "features"
+    assert f"take another with --encoder {encoder} " in (out / "train.log").read_text()
+    assert run(*shlex.split(command)[1:], "-o", again, "-q") == 0
+    assert not (again / "stages" / "features").exists(), "another encoder was trained"
+    assert tomllib.loads((again / "config.toml").read_text())["encoder"] == str(encoder)
 
 
 TRAINED = ["--epochs", 1]

@@ -13,6 +13,7 @@ from nearkin.classifier.features import CachedFeatures
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
 from nearkin.discovery.features import FrozenEncoder
+from nearkin.discovery.outcome import calibrate
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -220,6 +221,13 @@ def trial(candidate, accuracy, fold=0):
 
 
 USUAL, LOW, HIGH = (Candidate("ncd", value) for value in RATES)
+
+
+def test_an_image_of_several_trials_counts_once_among_those_that_calibrated():
+    probability, correct = np.full((4, 2), [0.8, 0.2]), np.array([True, True, True, False])
+    rows = np.arange(4), np.arange(2, 6)
+    some = [Trial(0, USUAL, 0.75, probability, correct, own) for own in rows]
+    assert calibrate(some).num_images == 6
 
 
 def test_what_is_given_is_not_searched_for():

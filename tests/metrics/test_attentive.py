@@ -60,6 +60,20 @@ def test_folds_hold_each_image_out_once_and_divide_no_group():
     assert set(many.tolist()) == {LEFT_OUT, 0, 1}  # 800 images are enough for a choice
 
 
+@pytest.mark.parametrize("folds", [1, 5])
+def test_something_of_each_class_is_left_to_learn_from_though_groups_have_several(folds):
+    """Two classes are only in groups that begin with another class: in one, and in two."""
+    groups = np.repeat(np.arange(12), 3)
+    labels = np.repeat([0, 1], [18, 18])
+    labels[1], labels[[4, 20]] = 2, 3
+    for seed in range(40):
+        held_in = folds_of(labels, groups, seed, folds=folds)
+        assert len({*zip(groups.tolist(), held_in.tolist(), strict=True)}) == 12
+        assert (held_in != LEFT_OUT).any()
+        for fold in set(held_in.tolist()) - {LEFT_OUT}:
+            assert {*labels[held_in != fold].tolist()} == {0, 1, 2, 3}
+
+
 def test_few_images_still_choose_the_regularization():
     """Noise in many dimensions wants the strongest; three images per class once left it at 1."""
     g = torch.Generator().manual_seed(0)

@@ -73,7 +73,7 @@ def fit_calibration(
     after = _rescale(probability, temperature).max(axis=1)
     return Calibration(
         temperature=temperature,
-        num_images=len(np.unique(groups)),
+        num_images=len(target),
         error_before=calibration_error(probability.max(axis=1), correct),
         error_after=calibration_error(after, correct),
     )

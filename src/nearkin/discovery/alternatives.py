@@ -81,5 +81,5 @@ def table(alternatives: Sequence[Alternative], chosen: int) -> Table:
         tuple(rows),
         "The last stage was trained with each of these numbers too. Silhouette: mean over the "
         "classes, by the features of the encoder. Seed agreement: adjusted Rand index between "
-        "trainings. To take another number, give it with --classes; the features are kept.",
+        "trainings. To take another number, use its command among the next steps.",
     )

@@ -264,4 +264,6 @@ def calibrate(trials: Sequence[Trial]) -> Calibration | None:
     correct = np.concatenate([trial.correct for trial in trials])
     # Where a cluster is another class's, it is known only that the image is not of it.
     target = np.where(correct, probability.argmax(axis=1), UNLABELED)
-    return fit_calibration(probability, target, np.concatenate([trial.rows for trial in trials]))
+    rows = np.concatenate([trial.rows for trial in trials])
+    calibration = fit_calibration(probability, target, rows)
+    return replace(calibration, num_images=len(np.unique(rows)))  # several trials may have one

@@ -18,6 +18,7 @@ from nearkin.discovery.features import (
 from nearkin.discovery.findings import Finding, early_findings, labels_seen, number_capped
 from nearkin.discovery.number import NumberOfClasses, estimate_number
 from nearkin.discovery.stages import Stage, StageInit, class_stage, head_init, stage_init
+from nearkin.discovery.start import kept_encoder
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -243,9 +244,11 @@ class Pipeline:
             return None
         self.log.info("           estimating the number of novel classes")
         estimate = estimate_number(self.folder.number, cached, dataset, self.config)
+        encoder = kept_encoder(self.config, self.folder)
         self.log.info(
             f"           {estimate.chosen} novel classes, between {estimate.low} and "
-            f"{estimate.high} ({estimate.text}); take another with --classes N: features are kept"
+            f"{estimate.high} ({estimate.text}); take another with --encoder {encoder} "
+            "--classes N: features are kept"
         )
         return estimate
 

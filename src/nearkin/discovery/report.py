@@ -34,6 +34,7 @@ from nearkin.discovery.clusters import (
 )
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import confusion, joint_match, novel_match
+from nearkin.discovery.start import kept_encoder
 from nearkin.discovery.trials import candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.metrics.metric import Metric
@@ -422,13 +423,14 @@ def _outliers(outcome: Outcome) -> str:
 def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
     others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
-    encoder, file = outcome.config.encoder or str(run), outcome.folder.config
+    encoder, file = kept_encoder(outcome.config, outcome.folder), outcome.folder.config
+    again = replace(outcome.config, encoder=encoder, method="auto", max_time="")
     to_file = ("-o", "new.csv")
     return [
         *(
             (
                 f"Take {count(number, 'novel class')}; the features are kept.",
-                command(data, replace(outcome.config, classes=number, encoder=encoder), file),
+                command(data, replace(again, classes=number), file),
             )
             for number in others
         ),

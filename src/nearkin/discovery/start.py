@@ -14,6 +14,7 @@ from nearkin.distributed import num_processes
 from nearkin.encoders.encoder import Encoder, load, weight_bytes
 from nearkin.encoders.sources import license_of
 from nearkin.errors import UsageError
+from nearkin.run.folder import RunFolder
 
 PRETRAINED: Final = "dinov2-small"
 """The smallest of the recommended encoders."""
@@ -67,6 +68,12 @@ def _why_train(config: DiscoverConfig, images: Images) -> str:
     if side < MIN_SIDE:
         return f"they have {side} px in the median, and {PRETRAINED} is for {MIN_SIDE} and more"
     return ""
+
+
+def kept_encoder(config: DiscoverConfig, folder: RunFolder) -> str:
+    """Return what `--encoder` takes so that the features are kept: the one before any label."""
+    trained = config.encoder == "auto"
+    return str(folder.stage("features").path) if trained else config.encoder
 
 
 def check_layers(encoder: Encoder, layers: str) -> None:

@@ -360,7 +360,8 @@ def command(data: str, config: Config, file: Path) -> str:
         if name == "augment" and not isinstance(value, str):
             words += ["--config", str(file)]
         else:
-            words += [f"--no-{name}"] if value is False else [option(name), as_typed(value)]
+            flag = option(name) if value else f"--no-{name}"
+            words += [flag] if isinstance(value, bool) else [option(name), as_typed(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]
     return typed(config.verb, *words)
