@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError
-from nearkin.run.data import open_split, stored_split
+from nearkin.run.data import note_data, open_split, stored_split
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 
@@ -164,3 +165,34 @@ def test_what_an_encoder_was_trained_on_is_not_scored_whatever_goes_on_with_it(r
         assert stored.held_out.tolist() == sides.held_out.tolist(), name
     train(run / "data", CONFIG, **{**more, "output": run / "all"}, val=0.0)
     assert not stored_split(RunFolder(run / "all")).held_out.any()  # nothing is scored
+
+
+class Scans:
+    """Arrays by name, as a user's own source gives them."""
+
+    def __init__(self, pixels):
+        self.names = [f"{number:03}" for number in range(len(pixels))]
+        self.pixels = dict(zip(self.names, pixels, strict=True))
+
+    def read(self, name):
+        return self.pixels[name]
+
+
+def below_black(seed, count):
+    """Images that are black above, as X-rays are: of more than the bytes that tell files apart."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 160, 160, 3), np.uint8)
+    pixels[:, :140] = 0
+    return pixels
+
+
+@pytest.mark.parametrize("source", [np.asarray, Scans])
+def test_pixels_in_memory_are_told_apart_by_all_of_them(tmp_path, source):
+    folder = RunFolder(tmp_path)
+    note_data(folder, open_split(source(below_black(0, 20)), CONFIG))
+    new = source(below_black(1, 20))
+    split = open_split(new, replace(CONFIG, encoder=str(folder.path), val=0.3))
+    assert len({*split.images.contents.tolist()}) == 20
+    assert 0 < len(split.test) < 20  # none of them was trained on
+    assert note_data(folder, open_split(source(below_black(0, 20)), CONFIG)) == []
+    with pytest.raises(CheckpointError, match="none of them is the same"):
+        note_data(folder, open_split(new, CONFIG))
