@@ -171,7 +171,7 @@ def test_what_features_depend_on_is_what_they_are_kept_by(encoder, files, images
 
 
 def test_what_may_change_unseen_is_not_kept(encoder, files, cache, tmp_path):
-    """Code of the user's, and large images of which no time is known."""
+    """Code of the user's, and large files of which no time is known; pixels are known by all."""
     views = tmp_path / "mine.py"
     views.write_text("from nearkin.data.augmentations import AUGMENTATIONS\n"
                      "mine = AUGMENTATIONS['characters']\n")  # fmt: skip
@@ -187,6 +187,9 @@ def test_what_may_change_unseen_is_not_kept(encoder, files, cache, tmp_path):
         assert computed(in_run)[0]
         assert not computed(in_run)[0]  # within a run code is taken to stay what it was
     assert len(list(cache.iterdir())) == 1
+    pixels = open_images(np.zeros((2, 160, 160, 3), np.uint8))
+    in_memory = Extraction(encoder, pixels, UNTOUCHED, CPU, 0)
+    assert [computed(in_memory)[0] for _ in range(2)] == [True, False]
 
 
 def test_damaged_features_are_computed_again_and_a_folder_that_cannot_be_written_costs_time_only(

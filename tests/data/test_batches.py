@@ -103,6 +103,17 @@ def test_all_parts_of_small_images_that_are_not_square_are_seen(size):
     assert counts.min() > 0.2
 
 
+@pytest.mark.parametrize("size", [16, 64, 96])
+def test_small_square_images_are_seen_up_to_their_borders_at_any_size(size):
+    """Not only the center that evaluation sees at 64 pixels and more."""
+    framed = np.full((8, 32, 32, 3), 255, np.uint8)
+    framed[:, 2:-2, 2:-2] = 0
+    made = batches(framed, size=size)
+    whole = crop(made.pixels, np.tile(np.float32([0, 0, 1, 1]), (8, 1)), size)
+    for edge in (whole[:, :, 0], whole[:, :, -1], whole[..., 0], whole[..., -1]):
+        assert edge.min() > 0.9
+
+
 @pytest.fixture
 def small_folder(tmp_path):
     """Forty small files, of which two turn bad once they were listed."""

@@ -16,7 +16,14 @@ from PIL import Image, ImageOps
 
 from nearkin.data.augmentations import SIMCLR
 from nearkin.data.batches import CenterCrops
-from nearkin.data.channels import NEEDS_CODECS, array_pixels, header, preview, read_channels
+from nearkin.data.channels import (
+    NEEDS_CODECS,
+    array_pixels,
+    header,
+    preview,
+    read_channels,
+    stored_channels,
+)
 from nearkin.data.decode import BadImage, PixelType, crops
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
@@ -107,6 +114,7 @@ def test_orientation_turns_all_channels(count):
         expected = np.stack(upright, axis=-1)
         assert header(encoded)[2:0:-1] == expected.shape[:2]
         assert (read_channels(encoded) == expected).all(), turn
+        assert (stored_channels(planes[0])[..., 0] == upright[0]).all(), turn
 
 
 def test_rgb_gray_and_transparent_tiffs_of_8_bits_are_as_before():

@@ -1,5 +1,6 @@
 """Folders, tables, archives, arrays and named sets all become the same kind of `Images`."""
 
+import io
 import os
 import pickle
 import struct
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 from builders import encoded, exchange, fill, tar
 from loaders import labels_of
-from PIL import Image
+from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 
-from nearkin.data.decode import decode
+from nearkin.data.decode import as_image, decode
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.union import union
@@ -270,6 +271,31 @@ def test_arrays_and_npz_files_hold_the_same_images(tmp_path):
         assert (images.sizes.tolist(), images.format_counts) == ([[9, 8]] * 12, {"array": 12})
         assert images.is_small
     assert (open_images(x).labels == UNLABELED).all()
+
+
+def test_pil_images_of_a_list_are_what_their_files_are(tmp_path):
+    """Upright and in RGB, whatever their mode; gray of 16 bits keeps its bits."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
+    photo, turned = Image.fromarray(pixels), Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    gray16 = Image.fromarray(pixels[..., 0] * np.uint16(257))
+    for number, (image, kind) in enumerate([
+        (photo.quantize(16), "PNG"), (photo, "JPEG"), (gray16, "PNG"),
+        *((photo.convert(mode), "PNG") for mode in ("1", "L", "LA", "RGBA")),
+        (photo.convert("CMYK"), "TIFF"),
+    ]):  # fmt: skip
+        path = tmp_path / f"{number}.{kind.lower()}"
+        image.save(path, **({"exif": turned} if kind != "TIFF" else {}))
+        with Image.open(path) as opened:
+            listed = open_images([opened])
+        alone = open_images(path)
+        assert listed.sizes.tolist() == alone.sizes.tolist(), path
+        assert listed.channels == alone.channels, path
+        found, expected = (np.asarray(as_image(each.read(0))) for each in (listed, alone))
+        assert (found == expected).all(), path
+    cut = io.BytesIO(path.read_bytes()[:-40])
+    with pytest.raises(DataError, match="truncated"):
+        open_images([Image.open(cut)] * 3)
 
 
 def test_gray_and_float_arrays_become_rgb_bytes():

@@ -228,3 +228,34 @@ def test_what_the_runs_of_encoder_and_teacher_were_trained_on_is_not_scored(tmp_
     scored = {*hold_out(images, replace(whole, seed=9, **given)).test.names}
     assert scored
     assert not scored & trained
+
+
+class Scans:
+    """Arrays by name, as a user's own source gives them."""
+
+    def __init__(self, pixels):
+        self.names = [f"{number:03}" for number in range(len(pixels))]
+        self.pixels = dict(zip(self.names, pixels, strict=True))
+
+    def read(self, name):
+        return self.pixels[name]
+
+
+def below_black(seed, count):
+    """Images that are black above, as X-rays are: of more than the bytes that tell files apart."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 160, 160, 3), np.uint8)
+    pixels[:, :140] = 0
+    return pixels
+
+
+@pytest.mark.parametrize("source", [np.asarray, Scans])
+def test_pixels_in_memory_are_told_apart_by_all_of_them(tmp_path, source):
+    folder = RunFolder(tmp_path)
+    note_data(folder, open_split(source(below_black(0, 20)), CONFIG))
+    new = source(below_black(1, 20))
+    split = open_split(new, replace(CONFIG, encoder=str(folder.path), val=0.3))
+    assert len({*split.images.contents.tolist()}) == 20
+    assert 0 < len(split.test) < 20  # none of them was trained on
+    assert note_data(folder, open_split(source(below_black(0, 20)), CONFIG)) == []
+    with pytest.raises(CheckpointError, match="none of them is the same"):
+        note_data(folder, open_split(new, CONFIG))

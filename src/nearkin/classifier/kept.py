@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import PIL
 import torch
 from jaxtyping import Float
@@ -102,12 +103,13 @@ def _writable(folder: Path) -> Path | None:
 
 
 def _may_change(encoder: Encoder, images: Images, augment: Sequence[Augment]) -> bool:
-    """Whether features may change unseen: by code of the user, or large images without a time."""
+    """Whether features may change unseen: by code of the user, or large files without a time."""
     if names_code(str(encoder.details.get("backbone", ""))):
         return True
     if any(isinstance(each, str) and is_reference(each) for each in augment):
         return True
-    return bool(((images.modified == 0) & (images.num_bytes > PREFIX)).any())
+    files = ~np.char.startswith(images.formats, "array")
+    return bool((files & (images.modified == 0) & (images.num_bytes > PREFIX)).any())
 
 
 def write_part(path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:

@@ -235,7 +235,7 @@ class Batches:
         held, bad, pixels = images.held_side(image_size), dict[int, str](), None
         decoded = None if cache == "off" or held else Cache(images, image_size, cache)
         if held:
-            transform = SquareTransform(held, squash=not images.are_square)
+            transform = SquareTransform(held, squash=True)
             squares, bad = center_crops(images, range(len(images)), transform)
             pixels = channels_first(torch.from_numpy(squares)).to(device)
         dataset = ViewDataset(

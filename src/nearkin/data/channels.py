@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import tifffile
 from jaxtyping import Float32, Shaped, UInt8
+from PIL import Image
 
 from nearkin.data.decode import (
     NOT_AN_IMAGE,
@@ -215,8 +216,9 @@ def read_channels(content: bytes | np.ndarray) -> Shaped[np.ndarray, "height wid
 
 
 def stored_channels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
-    """A Pillow image of one channel, an array, or a tensor (channels first), as it is."""
-    pixels = np.asarray(image)
+    """A Pillow image of one channel, upright; an array or a tensor (channels first) as it is."""
+    turn = orientation(image) if isinstance(image, Image.Image) else 1
+    pixels = upright(np.asarray(image), turn)
     if pixels.ndim == 2:
         return pixels[..., None]
     if pixels.ndim != 3:

@@ -28,7 +28,7 @@ COLUMNS: Final = (
     *("labels", "groups", "splits", "sizes", "num_bytes", "formats", "modified", "contents"),
 )
 PREFIX: Final = 2**16
-"""Bytes that nearly always hold the whole header of an image, and that tell it from others."""
+"""Bytes of a file that nearly always hold its whole header, and that tell it from others."""
 
 Rows = Int64[np.ndarray, " rows"]
 
@@ -330,12 +330,14 @@ def content_bytes(image: bytes | np.ndarray) -> bytes:
 
 
 def content_id(start: bytes | np.ndarray, size: int) -> int:
-    """Return 64 bits that tell an image from others: of its first `PREFIX` bytes, and its size.
+    """Return 64 bits that tell an image from others: of its pixels, or of its file, and its size.
 
-    So images of a million can be told from others although no more than their headers is read.
-    Edits of an uncompressed image that leave its first 64 KiB as they were are not noticed.
+    Of a file only the first `PREFIX` bytes count. So images of a million can be told from others
+    although no more than their headers is read. Edits of an uncompressed file that leave its
+    first 64 KiB as they were are not noticed.
     """
-    whole = hashlib.sha256(content_bytes(start)[:PREFIX] + b"%d" % size)
+    told_by = start[:PREFIX] if isinstance(start, bytes) else start
+    whole = hashlib.sha256(content_bytes(told_by) + b"%d" % size)
     return int.from_bytes(whole.digest()[:8])
 
 
