@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import builders
 import numpy as np
@@ -104,6 +105,46 @@ def test_features_serve_as_well_as_images(tmp_path):
     assert two.to_dict() == found.to_dict()
     rows = {row["path"]: row for row in read_csv(tmp_path / "r.csv")}
     assert (rows["150.jpg"]["split"], rows["150.jpg"]["group"]) == ("train", "0.jpg")
+
+
+def patients(photos, table, parts, each=4, columns="path,label,group,split"):
+    """Write a table of photographs, `each` of one patient, of whom the given part is the next."""
+    files = [path for path in sorted(photos.rglob("*.png")) if "copy-" not in path.name]
+    rows = [
+        f"{path},{'ab'[row % 2]},p{row // each},{parts[row // each % len(parts)]}"
+        for row, path in enumerate(files)
+    ]
+    table.write_text("\n".join([columns, *rows]) + "\n", encoding="utf-8")
+    return table
+
+
+def test_groups_stay_what_they_are_where_images_are_left_out(photos, encoder, tmp_path):
+    how = {"encoder": encoder, "verbose": False}
+    table = patients(photos, tmp_path / "all.csv", ("val", "train", "test", "train"))
+    lines = table.read_text().splitlines()
+    bad = tmp_path / "000.png"  # it comes first, and is of a patient of the training part
+    bad.write_bytes((photos / "train/a/000.png").read_bytes()[:2000])
+    table.write_text("\n".join([*lines, f"{bad},a,p1,train"]))
+    (tmp_path / "some.csv").write_text("\n".join(x for x in lines if not x.endswith(",val")))
+    found, some = (nearkin.audit(tmp_path / f"{n}.csv", **how) for n in ("all", "some"))
+    assert len(found.audited) == len(some.audited) == 60
+    assert found.groups.tolist() == some.groups.tolist()
+    assert (found.repaired == some.audited.embeddings.splits).all()  # each is in one part
+
+
+def test_groups_of_features_do_too(tmp_path):
+    whole = features()
+    splits = np.where(np.arange(200) < 20, "val", whole.splits)
+    write_embeddings(tmp_path / "v.parquet", replace(whole, splits=splits))
+    table = parquet.read_table(tmp_path / "v.parquet")
+    table = table.append_column("group", pa.array([f"p{row // 5}" for row in range(200)]))
+    parquet.write_table(table, tmp_path / "all.parquet")
+    parquet.write_table(table.slice(20), tmp_path / "some.parquet")
+    found, some = (
+        nearkin.audit(tmp_path / f"{n}.parquet", verbose=False) for n in ("all", "some")
+    )
+    assert found.groups.tolist() == some.groups.tolist()
+    assert (found.groups == np.arange(180) // 5 * 5).all()
 
 
 @pytest.fixture(scope="module")

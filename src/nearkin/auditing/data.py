@@ -58,7 +58,7 @@ class Audited:
 
     @property
     def groups(self) -> Int[np.ndarray, " n"]:
-        """The group of each image as the data name them, its own row where they name none."""
+        """The number of each image's group as the data name them, its own where they name none."""
         groups = self.embeddings.groups
         return np.arange(len(self)) if groups is None else groups
 
