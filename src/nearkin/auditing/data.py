@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.data.images import Either, Images
-from nearkin.data.labels import Annotations, numbered, split_of
+from nearkin.data.labels import grouped, numbered, split_of
 from nearkin.data.notes import lines
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import scored_part, trained_or_scored
@@ -100,7 +100,8 @@ def open_parts(
         images = union(opened[0], opened[1], SECOND)
         assert isinstance(images.source, Either)
         is_first, values = images.source.rows < images.source.start, values[images.source.rows]
-        images = replace(images, splits=np.where(is_first, "train", "test"))
+        parts, groups = np.where(is_first, "train", "test"), grouped(images.group_names)
+        images = replace(images, splits=parts, groups=groups)  # those of one name are one
     elif split:
         images = replace(images, splits=_parts(column(split)))
     used = trained_or_scored(images) if has_test_part(images.splits) else images
@@ -154,6 +155,7 @@ def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tupl
     if len(tables) == 2:
         parts = np.repeat(["train", "test"], [len(each) for each in vectors])
     classes, numbers = numbered(column("label").tolist())
+    groups = column("group").tolist()
     ignored = column(ignore, needed=True) if ignore else np.zeros(len(parts), "U1")
     scored = scored_part(parts)
     used = np.flatnonzero(parts != ("val" if scored == "test" else ""))
@@ -162,12 +164,13 @@ def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tupl
     embeddings = Embeddings(
         torch.cat(vectors).numpy(),
         numbers,
-        groups=Annotations((), column("group").tolist(), ()).grouped(),
+        groups=grouped(groups),
         rows=np.arange(len(parts)),
         paths=column("path").tolist(),
         classes=classes,
         splits=splits,
         removed=tables[0].removed,
+        group_names=groups,
     )
     return Audited(embeddings.subset(used)), ignored[used]
 

@@ -109,7 +109,8 @@ def _mapped(
             f"{table.path} and {bank.path} have {dim} and {of_bank} features; embed all by one "
             "encoder"
         )
-    numbers, classes = _labels(table, bank)
+    numbers, classes = _numbers("label", table, bank)
+    groups = _groups(table, bank)
     learned, scored = _split(table, bank)
     learned = learned[numbers[bank][learned] != UNLABELED]
     labeled = scored[numbers[table][scored] != UNLABELED]
@@ -120,20 +121,31 @@ def _mapped(
         for name, of, rows in (("train", bank, learned), ("test", table, scored)):
             of.write_vectors(Path(folder) / name, rows)
             vectors = map_vectors(Path(folder) / name, dim)
-            parts.append(Embeddings(vectors, numbers[of][rows], rows=rows, classes=classes))
+            own = None if groups is None else groups[of][rows]
+            parts.append(Embeddings(vectors, numbers[of][rows], own, rows, classes=classes))
         yield parts[0], parts[1]
 
 
-def _labels(
-    table: EmbeddingTable, bank: EmbeddingTable
-) -> tuple[dict[EmbeddingTable, Int[np.ndarray, " n"]], tuple[str, ...]]:
-    """Return the class of each row of both tables, numbered alike, and the names."""
+def _numbers(
+    column: str, table: EmbeddingTable, bank: EmbeddingTable
+) -> tuple[dict[EmbeddingTable, Rows], tuple[str, ...]]:
+    """Return what each row of both tables says, numbered alike, -1 for nothing; and the names."""
     tables = list(dict.fromkeys((table, bank)))
-    names, codes = zip(*(each.codes("label") for each in tables), strict=True)
-    classes, number = numbered([name for own in names for name in own])
-    of_each = np.split(number, np.cumsum([len(own) for own in names])[:-1])
+    texts, codes = zip(*(each.codes(column) for each in tables), strict=True)
+    names, number = numbered([text for own in texts for text in own])
+    of_each = np.split(number, np.cumsum([len(own) for own in texts])[:-1])
     numbers = {t: n[code] for t, n, code in zip(tables, of_each, codes, strict=True)}
-    return numbers, classes
+    return numbers, names
+
+
+def _groups(table: EmbeddingTable, bank: EmbeddingTable) -> dict[EmbeddingTable, Rows] | None:
+    """Return the group of each row of both tables; None if they name none."""
+    groups, names = _numbers("group", table, bank)
+    start = len(names)
+    for own in groups.values():  # images without one are groups of their own
+        own[own < 0] = np.arange(start, start + (own < 0).sum())
+        start += len(own)
+    return groups if names else None
 
 
 def _dim(table: EmbeddingTable) -> int:
