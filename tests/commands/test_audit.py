@@ -190,6 +190,25 @@ def test_features_have_the_groups_of_their_images(grouped, encoder, tmp_path):
     assert metric.effective_n < metric.n == 80
 
 
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        (["train", "validation", "Test"], (100, 50)),
+        (["Train", "training", "test_set"], (150, 50)),
+        (["", "", "test"], (150, 50)),
+        (["train", "", "val"], (150, 50)),
+        (["", "valid", "test"], (100, 50)),
+    ],
+)
+def test_features_are_divided_by_any_word_for_a_split(words, sizes, tmp_path):
+    table, whole = tmp_path / "v.parquet", features()
+    write_embeddings(table, replace(whole, splits=np.repeat(words, (100, 50, 50))))
+    evaluation = nearkin.evaluate(table, protocol=["knn"], verbose=False)
+    assert evaluation.sizes == dict(zip(("train", "test"), sizes, strict=True))
+    assert nearkin.audit(table, verbose=False).to_dict()["sizes"] == evaluation.sizes
+    assert nearkin.select(table, num=1, verbose=False).num_unlabeled == sizes[0]
+
+
 @pytest.fixture(scope="module")
 def cameras(photos, tmp_path_factory):
     """A table of the photographs with columns for camera, site and part."""

@@ -18,7 +18,7 @@ from jaxtyping import Int
 from nearkin.choices import Protocol
 from nearkin.commands.sources import VectorsLike, table_of
 from nearkin.config import EmbedConfig
-from nearkin.data.labels import numbered
+from nearkin.data.labels import numbered, splits_of
 from nearkin.data.split import scored_part
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, ResourceError
@@ -155,17 +155,21 @@ def _dim(table: EmbeddingTable) -> int:
 
 
 def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
-    """Return the rows to learn from and to score; validation only where there is no test."""
+    """Return the rows to learn from and to score; validation only where there is no test.
+
+    Where rows name a part to score, those without a part are learned from, as of images.
+    """
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table))
     names, code = table.codes("split")
-    splits = np.array(names, np.str_)
-    learned = (splits == "train")[code]
+    splits = splits_of(names)[code]
+    is_scored = splits == scored_part(splits)
+    if is_scored.any():
+        return np.flatnonzero(~np.isin(splits, ("val", "test"))), np.flatnonzero(is_scored)
+    learned = splits == "train"
     if learned.all():  # nothing is held out: clusters and geometry are measured of all
         learned[:] = False
-    validation = (splits == "val") & (scored_part(splits) != "val")
-    scored = ~learned & ~validation[code]
-    return np.flatnonzero(learned), np.flatnonzero(scored)
+    return np.flatnonzero(learned), np.flatnonzero(~learned)
 
 
 def _check_disk(folder: Path, needed: int) -> None:

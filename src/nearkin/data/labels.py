@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 
 from nearkin.data.boxes import Box
 from nearkin.data.images import Images, in_bytes
@@ -53,6 +53,11 @@ def split_of(name: str) -> str:
         said &= SPLIT_WORDS.keys()
     splits = {SPLIT_WORDS.get(word, "") for word in said}
     return splits.pop() if len(splits) == 1 else ""
+
+
+def splits_of(names: Sequence[str]) -> Shaped[np.ndarray, " names"]:
+    """Return what `split_of` says of each name."""
+    return np.array([split_of(name) for name in names], np.str_)
 
 
 def composed(name: str) -> str:
