@@ -154,6 +154,108 @@ def test_leaks_are_found_and_repaired_where_their_price_cannot_be_measured(tmp_p
     assert found.left_out["price"]
 
 
+def patients(photos, table, *parts):
+    """Write a table of photographs, four of each patient; a patient's images are of these parts."""
+    lines = ["path,label,group,split"]
+    for row, path in enumerate(x for x in sorted(photos.rglob("*.png")) if "copy-" not in x.name):
+        of_patient = parts[row // 4 % len(parts)]
+        lines.append(f"{path},{'ab'[row % 2]},p{row // 4},{of_patient[row % len(of_patient)]}")
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return lines
+
+
+def test_groups_stay_what_they_are_where_images_are_left_out(photos, encoder, tmp_path):
+    how = {"encoder": encoder, "verbose": False}
+    lines = patients(photos, tmp_path / "all.csv", ["val"], ["train"], ["test"], ["train"])
+    bad = photos.parent / "000.png"  # it comes first, and is of a patient of the training part
+    bad.write_bytes((photos / "train/a/000.png").read_bytes()[:2000])
+    (tmp_path / "all.csv").write_text("\n".join([*lines, f"{bad},a,p1,train"]))
+    (tmp_path / "some.csv").write_text("\n".join(x for x in lines if not x.endswith(",val")))
+    found, some = (nearkin.audit(tmp_path / f"{n}.csv", **how) for n in ("all", "some"))
+    assert len(found.audited) == len(some.audited) == 60
+    assert found.groups.tolist() == some.groups.tolist()
+    assert (found.repaired == some.audited.embeddings.splits).all()  # each is in one part
+
+
+def test_groups_of_features_do_too(tmp_path):
+    whole = features()
+    splits = np.where(np.arange(200) < 20, "val", whole.splits)
+    whole = replace(whole, splits=splits, group_names=[f"p{row // 5}" for row in range(200)])
+    write_embeddings(tmp_path / "all.parquet", whole)
+    write_embeddings(tmp_path / "some.parquet", whole.subset(np.arange(20, 200)))
+    found, some = (
+        nearkin.audit(tmp_path / f"{n}.parquet", verbose=False) for n in ("all", "some")
+    )
+    assert found.groups.tolist() == some.groups.tolist()
+    assert (found.groups == np.arange(180) // 5 * 5).all()
+
+
+@pytest.fixture(scope="module")
+def grouped(photos, encoder, tmp_path_factory):
+    """A table of patients, of whom every third is in both parts, and its audit."""
+    table = tmp_path_factory.mktemp("grouped") / "all.csv"
+    patients(photos, table, ["train", "test"], ["train"], ["test"])
+    found = nearkin.audit(table, encoder=encoder, verbose=False)
+    assert (found.repaired != found.audited.embeddings.splits).sum() == 2 * 7
+    return table, found
+
+
+def test_patients_in_two_tables_are_those_of_one(grouped, encoder, tmp_path):
+    table, found = grouped
+    lines = table.read_text().splitlines()
+    sets = {part: tmp_path / f"{part}.csv" for part in ("train", "test")}
+    for part, path in sets.items():
+        path.write_text("\n".join(x for x in lines if x.endswith(("split", part))))
+    two = nearkin.audit(**sets, encoder=encoder, verbose=False)
+    for each in (two, found):
+        assert np.unique(each.groups, return_counts=True)[1].tolist() == [4] * 20
+    assert (two.repaired != two.audited.embeddings.splits).sum() == 2 * 7
+
+
+def test_features_have_the_groups_of_their_images(grouped, encoder, tmp_path):
+    table, found = grouped
+    file, repaired, shards = tmp_path / "v.parquet", tmp_path / "r.csv", tmp_path / "shards"
+    made = nearkin.embed(encoder, table, output=file, verbose=False)
+    nearkin.embed_shards(encoder, table, output=shards, shard_size=30, verbose=False)
+    for vectors in (file, made, shards):
+        audit = nearkin.audit(vectors, output=repaired, overwrite=True, verbose=False)
+        assert audit.groups.tolist() == found.groups.tolist()
+        assert {row["group"] for row in read_csv(repaired)} == {f"p{n}" for n in range(20)}
+        evaluation = nearkin.evaluate(vectors, protocol=["knn"], verbose=False)
+        metric = evaluation.metrics["encoder"][0]
+        assert metric.effective_n < metric.n
+        assert "independent" not in metric.protocol["interval"]
+    # Groups without a name of their own are called by their first image.
+    unnamed = replace(made, group_names=(), groups=np.array([7, 7, *range(8, 86)]))
+    assert nearkin.audit(unnamed, verbose=False).groups.tolist() == [0, 0, *range(2, 80)]
+    # Other programs write numbers.
+    numbers = pa.array([None if row == 3 else row // 4 for row in range(80)])
+    columns = parquet.read_table(file)
+    columns = columns.set_column(columns.column_names.index("group"), "group", numbers)
+    parquet.write_table(columns, tmp_path / "n.parquet")
+    metric = nearkin.evaluate(tmp_path / "n.parquet", bank=file).metrics["encoder"][0]
+    assert metric.effective_n < metric.n == 80
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        (["train", "validation", "Test"], (100, 50)),
+        (["Train", "training", "test_set"], (150, 50)),
+        (["", "", "test"], (150, 50)),
+        (["train", "", "val"], (150, 50)),
+        (["", "valid", "test"], (100, 50)),
+    ],
+)
+def test_features_are_divided_by_any_word_for_a_split(words, sizes, tmp_path):
+    table, whole = tmp_path / "v.parquet", features()
+    write_embeddings(table, replace(whole, splits=np.repeat(words, (100, 50, 50))))
+    evaluation = nearkin.evaluate(table, protocol=["knn"], verbose=False)
+    assert evaluation.sizes == dict(zip(("train", "test"), sizes, strict=True))
+    assert nearkin.audit(table, verbose=False).to_dict()["sizes"] == evaluation.sizes
+    assert nearkin.select(table, num=1, verbose=False).num_unlabeled == sizes[0]
+
+
 @pytest.fixture(scope="module")
 def cameras(photos, tmp_path_factory):
     """A table of the photographs with columns for camera, site and part."""

@@ -140,6 +140,17 @@ def test_the_table_says_what_was_found_and_the_list_is_data_without_the_copies(p
     assert len(every) == NUM + 4 * len(EDITS)  # nothing was deleted
 
 
+def test_the_list_keeps_the_groups_of_a_table(planted, tmp_path):
+    table, names = tmp_path / "t.csv", open_images(planted[0]).names
+    rows = [f"{planted[0] / name},c,p{row // 3},train" for row, name in enumerate(names)]
+    table.write_text("\n".join(["path,label,group,split", *rows]))
+    nearkin.duplicates(table, apply=tmp_path / "kept.csv")
+    before, after = open_images(table), open_images(tmp_path / "kept.csv")
+    of_name = dict(zip(before.names, before.group_names, strict=True))
+    assert len(after) < len(before)
+    assert after.group_names == tuple(of_name[name] for name in after.names)
+
+
 def test_precision_and_recall_are_of_images_that_did_not_choose_the_threshold(found):
     estimate = found[0].estimate
     assert 50 <= estimate.num <= 60  # half of those with another image

@@ -82,6 +82,8 @@ def test_boxes_of_one_image_are_one_group_unless_the_table_says_another(photos):
     rows = [(f"images/{n}.png", *box, "a") for n in range(3) for box in BOXES]
     images = open_images(str(table(photos / "groups.csv", rows)))
     assert images.groups.tolist() == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+    # Images of one name in two folders are two images.
+    assert set(images.group_names) == {str(photos / f"images/{n}.png") for n in range(3)}
     written = pa.table(
         {
             "path": ["images/0.png", "images/1.png", "images/2.png"],

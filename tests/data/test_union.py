@@ -63,6 +63,7 @@ def test_groups_stay_apart_and_splits_stay(tmp_path):
     first, second = (open_images(tmp_path / side / "t.csv") for side in "12")
     both = union(first, second, "b.")  # a.png b.a.png b.b.png b.c.png b.png c.png
     assert both.groups.tolist() == [0, 1, 1, 3, 0, 5]
+    assert both.group_names == ("g", "g", "g", "", "g", "")
     assert both.splits.tolist() == ["train", "train", "train", "test", "train", "test"]
     assert split_rows(both, 0.1, 0)[1].tolist() == [3, 5]
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from builders import as_bytes, noise, write_files, write_network
+from nearkin_command import run
 from PIL import Image
 
 from nearkin.commands.evaluate import evaluate
@@ -49,6 +50,22 @@ def test_leaks_are_counted_and_scores_are_given_without_them(data, tmp_path):
     assert any(line.startswith(said) for line in found.lines())
     again = Evaluation.stored(json.loads(json.dumps(found.to_dict())))
     assert again.lines() == found.lines()
+
+
+def test_images_of_one_group_are_not_called_near_duplicates(data, tmp_path, capsys):
+    table, lines = tmp_path / "t.csv", ["path,label,group,split"]
+    for row, path in enumerate(sorted((data / "train").rglob("*.png"))):
+        lines.append(
+            f"{path},{path.parent.name},p{row // 4},{'test' if row % 4 == 0 else 'train'}"
+        )
+    table.write_text("\n".join(lines))
+    found = evaluate(write_network(tmp_path / "encoder.safetensors"), table)
+    said = "10 of 10 test images share a group with training images, or have a near-duplicate"
+    assert str(found.leaks) == f"{said} among them"
+    again = Evaluation.stored(json.loads(json.dumps(found.to_dict())))
+    assert again.lines() == found.lines()
+    assert run("check", table) == 0
+    assert f"{said} among them" in capsys.readouterr().out
 
 
 def test_what_is_held_out_by_us_leaks_nothing(data, tmp_path):

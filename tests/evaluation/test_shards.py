@@ -255,13 +255,15 @@ def test_folders_of_something_else_are_refused_and_left_alone(
     line = refusal(4, "embed", run, images, "-o", parts, "--shard-size", 4)
     assert "another --shard-size, 3;" in line
     assert contents(parts) == before
-    # Other labels are other data.
+    # Other labels are other data, and so are other groups.
     table = images.parent / "table.csv"
     names = sorted(path.relative_to(images.parent) for path in images.rglob("*.png"))
     command = arguments(run, table, tmp_path / "v")
     table.write_text("path,label\n" + "".join(f"{name},a\n" for name in names))
     assert nearkin_command(*command) == 0
     table.write_text("path,label\n" + "".join(f"{name},b\n" for name in names))
+    assert "another data;" in refusal(4, *command)
+    table.write_text("path,label,group\n" + "".join(f"{name},a,p\n" for name in names))
     assert "another data;" in refusal(4, *command)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.data.images import Either, Images
-from nearkin.data.labels import Annotations, numbered, split_of
+from nearkin.data.labels import grouped, numbered, splits_of
 from nearkin.data.notes import lines
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import scored_part, trained_or_scored
@@ -58,7 +58,7 @@ class Audited:
 
     @property
     def groups(self) -> Int[np.ndarray, " n"]:
-        """The group of each image as the data name them, its own row where they name none."""
+        """The number of each image's group as the data name them, its own where they name none."""
         groups = self.embeddings.groups
         return np.arange(len(self)) if groups is None else groups
 
@@ -100,9 +100,10 @@ def open_parts(
         images = union(opened[0], opened[1], SECOND)
         assert isinstance(images.source, Either)
         is_first, values = images.source.rows < images.source.start, values[images.source.rows]
-        images = replace(images, splits=np.where(is_first, "train", "test"))
+        parts, groups = np.where(is_first, "train", "test"), grouped(images.group_names)
+        images = replace(images, splits=parts, groups=groups)  # those of one name are one
     elif split:
-        images = replace(images, splits=_parts(column(split)))
+        images = replace(images, splits=splits_of(column(split).tolist()))
     used = trained_or_scored(images) if has_test_part(images.splits) else images
     for line in lines(used.notes):
         log.info(line)
@@ -150,24 +151,26 @@ def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tupl
         raise CheckpointError(
             "the two tables have different numbers of features; embed both by one"
         )
-    parts = _parts(column(split or "split"))
+    parts = splits_of(column(split or "split").tolist())
     if len(tables) == 2:
         parts = np.repeat(["train", "test"], [len(each) for each in vectors])
     classes, numbers = numbered(column("label").tolist())
+    groups = column("group").tolist()
     ignored = column(ignore, needed=True) if ignore else np.zeros(len(parts), "U1")
     scored = scored_part(parts)
-    used = np.flatnonzero(parts != ("val" if scored == "test" else ""))
+    used = np.flatnonzero((parts != "val") | (scored == "val"))
     splits = np.where(parts == scored, "test", "train")
     check_parts(splits[used], numbers[used])
     embeddings = Embeddings(
         torch.cat(vectors).numpy(),
         numbers,
-        groups=Annotations((), column("group").tolist(), ()).grouped(),
+        groups=grouped(groups),
         rows=np.arange(len(parts)),
         paths=column("path").tolist(),
         classes=classes,
         splits=splits,
         removed=tables[0].removed,
+        group_names=groups,
     )
     return Audited(embeddings.subset(used)), ignored[used]
 
@@ -175,8 +178,3 @@ def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tupl
 def has_test_part(splits: Values) -> bool:
     """Return whether some images, not all, are of a part to score."""
     return bool(np.isin(splits, ("val", "test")).any() and not (splits == "test").all())
-
-
-def _parts(values: Values) -> Values:
-    """Return the part that each value names, train, val or test; '' where it names none."""
-    return np.array([split_of(value) for value in values.tolist()], np.str_)

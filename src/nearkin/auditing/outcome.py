@@ -16,7 +16,7 @@ from nearkin.auditing.leaks import Leaks, find_leaks
 from nearkin.auditing.price import FITTED, Price, price
 from nearkin.auditing.quality import BadQuality, find_bad
 from nearkin.auditing.sources import Proposal, find_sources
-from nearkin.data.duplicates import Groups, merged
+from nearkin.data.duplicates import Groups, merged, pairs_of
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
@@ -211,8 +211,7 @@ def examine(
         column = column_test(ignore, *divided(embeddings, ignored), seed=seed, device=device)
     leaks = find_leaks(audited, precision, seed, on_progress)
     proposals, sources = find_sources(audited, seed, on_progress)
-    own = np.arange(len(audited))
-    joined = [np.stack([own, each], axis=1) for each in (audited.groups, sources)]
+    joined = [pairs_of(each) for each in (audited.groups, sources)]
     groups = merged(leaks.groups, np.concatenate(joined))
     on_progress(0, 2, "accuracies")
     cost, left_out = None, dict[str, str]()

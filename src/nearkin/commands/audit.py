@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nearkin.auditing.data import Audited, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
@@ -163,8 +161,6 @@ def _write_split(path: Path, found: Audit) -> None:
     """Write the repaired split as a table of images."""
     images, embeddings = found.audited.images, found.audited.embeddings
     names = embeddings.paths if images is None else places(images)
-    size = np.bincount(found.groups)[found.groups]
-    first = [as_text(embeddings.paths[row]) for row in found.groups.tolist()]
-    groups = [name if many else "" for name, many in zip(first, size > 1, strict=True)]
+    groups = map(as_text, replace(embeddings, groups=found.groups).named_groups)
     columns = names, found.repaired.tolist(), embeddings.class_names.tolist(), groups
     write_rows(path, ("path", "split", "label", "group"), zip(*columns, strict=True))

@@ -155,7 +155,11 @@ def check(
         images,
         found.num_exact,
         found.num_near,
-        Leaks(len(leaks(found.groups, images.splits)), int((images.splits == "test").sum())),
+        Leaks(
+            len(leaks(found.groups, images.splits)),
+            int((images.splits == "test").sum()),
+            grouped=any(images.group_names),
+        ),
         parts,
         tuple(warnings),
         proposal,

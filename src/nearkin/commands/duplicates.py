@@ -305,5 +305,5 @@ def _apply(target: Path, images: Images, rows: Rows) -> None:
         classes = [name or "images" for name in class_names(listed)]
         copy_to(target, images, rows, classes, data=[images.key] if images.key else [])
         return
-    columns = zip(places(listed), class_names(listed), listed.splits.tolist(), strict=True)
-    write_rows(target, ("path", "label", "split"), columns)
+    columns = places(listed), class_names(listed), listed.splits.tolist(), listed.group_names
+    write_rows(target, ("path", "label", "split", "group"), zip(*columns, strict=True))

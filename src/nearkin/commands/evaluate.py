@@ -62,8 +62,9 @@ def evaluate(
             `embed` has made: a folder of shards, or a .parquet.
         data: Other images than those of the run, split like those; the images for an encoder
             that is of no run.
-        bank: Of features, those to learn from; by default those of them whose split is `train`.
-            All others are scored.
+        bank: Of features, those to learn from. By default their split decides, as of images: test
+            images are scored, or validation images without them, and all but these two are learned
+            from; where none is to be scored, `train` is learned from and all others are scored.
         protocol: What is measured, some of these: quick (kNN at k 20 and 200, linear probe,
             clusters, view retrieval and geometry); knn (at k 10, 20, 100 and 200, temperatures
             .07 and .1, and by majority); linear (probe); attentive (probe on the tokens before the

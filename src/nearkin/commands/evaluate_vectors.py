@@ -18,7 +18,7 @@ from jaxtyping import Int
 from nearkin.choices import Protocol
 from nearkin.commands.sources import VectorsLike, table_of
 from nearkin.config import EmbedConfig
-from nearkin.data.labels import numbered
+from nearkin.data.labels import numbered, splits_of
 from nearkin.data.split import scored_part
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, ResourceError
@@ -109,7 +109,8 @@ def _mapped(
             f"{table.path} and {bank.path} have {dim} and {of_bank} features; embed all by one "
             "encoder"
         )
-    numbers, classes = _labels(table, bank)
+    numbers, classes = _numbers("label", table, bank)
+    groups = _groups(table, bank)
     learned, scored = _split(table, bank)
     learned = learned[numbers[bank][learned] != UNLABELED]
     labeled = scored[numbers[table][scored] != UNLABELED]
@@ -120,20 +121,31 @@ def _mapped(
         for name, of, rows in (("train", bank, learned), ("test", table, scored)):
             of.write_vectors(Path(folder) / name, rows)
             vectors = map_vectors(Path(folder) / name, dim)
-            parts.append(Embeddings(vectors, numbers[of][rows], rows=rows, classes=classes))
+            own = None if groups is None else groups[of][rows]
+            parts.append(Embeddings(vectors, numbers[of][rows], own, rows, classes=classes))
         yield parts[0], parts[1]
 
 
-def _labels(
-    table: EmbeddingTable, bank: EmbeddingTable
-) -> tuple[dict[EmbeddingTable, Int[np.ndarray, " n"]], tuple[str, ...]]:
-    """Return the class of each row of both tables, numbered alike, and the names."""
+def _numbers(
+    column: str, table: EmbeddingTable, bank: EmbeddingTable
+) -> tuple[dict[EmbeddingTable, Rows], tuple[str, ...]]:
+    """Return what each row of both tables says, numbered alike, -1 for nothing; and the names."""
     tables = list(dict.fromkeys((table, bank)))
-    names, codes = zip(*(each.codes("label") for each in tables), strict=True)
-    classes, number = numbered([name for own in names for name in own])
-    of_each = np.split(number, np.cumsum([len(own) for own in names])[:-1])
+    texts, codes = zip(*(each.codes(column) for each in tables), strict=True)
+    names, number = numbered([text for own in texts for text in own])
+    of_each = np.split(number, np.cumsum([len(own) for own in texts])[:-1])
     numbers = {t: n[code] for t, n, code in zip(tables, of_each, codes, strict=True)}
-    return numbers, classes
+    return numbers, names
+
+
+def _groups(table: EmbeddingTable, bank: EmbeddingTable) -> dict[EmbeddingTable, Rows] | None:
+    """Return the group of each row of both tables; None if they name none."""
+    groups, names = _numbers("group", table, bank)
+    start = len(names)
+    for own in groups.values():  # images without one are groups of their own
+        own[own < 0] = np.arange(start, start + (own < 0).sum())
+        start += len(own)
+    return groups if names else None
 
 
 def _dim(table: EmbeddingTable) -> int:
@@ -143,17 +155,21 @@ def _dim(table: EmbeddingTable) -> int:
 
 
 def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
-    """Return the rows to learn from and to score; validation only where there is no test."""
+    """Return the rows to learn from and to score; validation only where there is no test.
+
+    Where rows name a part to score, those without a part are learned from, as of images.
+    """
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table))
     names, code = table.codes("split")
-    splits = np.array(names, np.str_)
-    learned = (splits == "train")[code]
+    splits = splits_of(names)[code]
+    is_scored = splits == scored_part(splits)
+    if is_scored.any():
+        return np.flatnonzero(~np.isin(splits, ("val", "test"))), np.flatnonzero(is_scored)
+    learned = splits == "train"
     if learned.all():  # nothing is held out: clusters and geometry are measured of all
         learned[:] = False
-    validation = (splits == "val") & (scored_part(splits) != "val")
-    scored = ~learned & ~validation[code]
-    return np.flatnonzero(learned), np.flatnonzero(scored)
+    return np.flatnonzero(learned), np.flatnonzero(~learned)
 
 
 def _check_disk(folder: Path, needed: int) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from nearkin.choices import Rule
 from nearkin.commands.settings import EncoderLike, PathLike
 from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
-from nearkin.data.labels import class_of
+from nearkin.data.labels import class_of, splits_of
 from nearkin.data.tables import file_at, match
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
@@ -116,7 +116,7 @@ def select(
     ):
         table, assigned = opened.table, _assigned(opened)
         paths = table.texts("path")
-        held_out = np.isin(np.array(table.texts("split"), np.str_), ("val", "test"))
+        held_out = np.isin(splits_of(table.texts("split")), ("val", "test"))
         pool = np.flatnonzero(~held_out)
         as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
         names = [as_stored.get(paths[row], paths[row]) for row in pool.tolist()]

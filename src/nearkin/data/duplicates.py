@@ -109,7 +109,7 @@ def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) 
     In a time and a memory nearly proportional to the number of images, of any size, without an
     encoder. A plain image, or one without detail, is no near-duplicate.
     """
-    known, own = signatures(images, on_progress), _pairs(images.groups)
+    known, own = signatures(images, on_progress), pairs_of(images.groups)
     exact = exact_groups(known)
     near = near_groups(known, on_progress)
     num_exact = len(images) - len(_firsts(exact))
@@ -198,8 +198,8 @@ def _firsts(groups: Groups) -> Int64[np.ndarray, " firsts"]:
     return np.flatnonzero(groups == np.arange(len(groups)))
 
 
-def _pairs(groups: Groups) -> Pairs:
-    """Each image's row, and the first row of its group."""
+def pairs_of(groups: Groups) -> Pairs:
+    """Return each image's row, and the first row of its group, whatever the group is called."""
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     return np.stack([np.arange(len(groups)), first[group]], axis=1)
 
@@ -209,9 +209,9 @@ def merged(groups: Groups, pairs: Pairs) -> Groups:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    left, right = np.concatenate([_pairs(groups), pairs]).T
+    left, right = np.concatenate([pairs_of(groups), pairs]).T
     edges = coo_array((np.ones(len(left), bool), (left, right)), (len(groups),) * 2)
-    return _pairs(connected_components(edges, directed=False)[1].astype(np.int64))[:, 1]
+    return pairs_of(connected_components(edges, directed=False)[1].astype(np.int64))[:, 1]
 
 
 def _hashes(

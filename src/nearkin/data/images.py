@@ -208,6 +208,7 @@ class Images:
     labels: Int64[np.ndarray, " images"]  # Class numbers, or `UNLABELED`
     groups: Int64[np.ndarray, " images"]
     """Images of one group, such as near-duplicates, never fall on two sides of a split."""
+    group_names: Sequence[str]  # The group of each image as the data name it, '' for none
     splits: Shaped[np.ndarray, " images"]
     """The part that the data declare: 'train', 'val', 'test', or '' for none."""
     classes: tuple[str, ...]  # The class names; a label is a position among them
@@ -258,8 +259,8 @@ class Images:
             raise ValueError("rows must ascend, each once; sort them")
         rows = rows.astype(np.int64)
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
-        names, source = picked(self.names, rows), self.source.only(rows)
-        return replace(self, names=names, source=source, **columns)
+        columns |= {name: picked(getattr(self, name), rows) for name in ("names", "group_names")}
+        return replace(self, source=self.source.only(rows), **columns)
 
     def noted(self, *notes: Note) -> "Images":
         """The same images with more notes."""

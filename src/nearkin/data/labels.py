@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 
 from nearkin.data.boxes import Box
 from nearkin.data.images import Images, in_bytes
@@ -53,6 +53,11 @@ def split_of(name: str) -> str:
         said &= SPLIT_WORDS.keys()
     splits = {SPLIT_WORDS.get(word, "") for word in said}
     return splits.pop() if len(splits) == 1 else ""
+
+
+def splits_of(names: Sequence[str]) -> Shaped[np.ndarray, " names"]:
+    """Return what `split_of` says of each name."""
+    return np.array([split_of(name) for name in names], np.str_)
 
 
 def composed(name: str) -> str:
@@ -183,6 +188,17 @@ def numbered(
     return classes, np.array([number[label] for label in labels], np.int64)
 
 
+def grouped(names: Sequence[str]) -> Int64[np.ndarray, " images"]:
+    """Each image's group by name: the row of the group's first image, its own where it has none.
+
+    >>> grouped(["ann", "", "bob", "ann"])
+    array([0, 1, 2, 0])
+    """
+    first: dict[str, int] = {}
+    rows = enumerate(names)
+    return np.array([first.setdefault(name, i) if name else i for i, name in rows], np.int64)
+
+
 def class_names(images: Images) -> list[str]:
     """Each image's class, '' where it has none."""
     names = (*images.classes, "")
@@ -200,12 +216,6 @@ class Annotations(NamedTuple):
         """This, with the values of the other where this has none."""
         columns = zip(self, other, strict=True)
         return Annotations(*([a or b for a, b in zip(*each, strict=True)] for each in columns))
-
-    def grouped(self) -> Int64[np.ndarray, " images"]:
-        """Each image's group: the row of the group's first image, its own by default."""
-        first: dict[str, int] = {}
-        rows = enumerate(self.groups)
-        return np.array([first.setdefault(g, i) if g else i for i, g in rows], np.int64)
 
 
 def annotations_from_rows(

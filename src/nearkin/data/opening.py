@@ -17,6 +17,7 @@ from nearkin.data.labels import (
     Row,
     annotations_from_folders,
     annotations_from_rows,
+    grouped,
     numbered,
     spellings,
     split_of,
@@ -189,7 +190,8 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
     return replace(
         images,
         labels=numbers,
-        groups=annotations.grouped(),
+        groups=grouped(annotations.groups),
+        group_names=tuple(annotations.groups),
         splits=np.array(annotations.splits, np.str_),
         classes=classes,
         notes=(*images.notes, *notes, *spellings(annotations.labels)),

@@ -14,7 +14,7 @@ from jaxtyping import Int64, UInt8
 from nearkin.data.boxes import Box, region
 from nearkin.data.decode import MIN_SIDE, decode
 from nearkin.data.folders import list_files
-from nearkin.data.images import BadFile, Images, Region, Rows, Source, in_bytes
+from nearkin.data.images import BadFile, Folder, Images, Region, Rows, Source, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import Listing
 from nearkin.data.notes import Note
@@ -192,6 +192,7 @@ def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:
     """
     if images.pixel_type is not None:
         raise DataError(f"boxes of images of {images.pixel_type}; boxes are of RGB images")
+    assert isinstance(images.source, Folder)
     named = dict(zip(files.written, files.names, strict=True))
     row_of = {name: row for row, name in enumerate(images.names)}
     reasons = {file.name: file.reason for file in images.bad}
@@ -208,7 +209,7 @@ def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:
             continue
         rows.append(at)
         boxes.append(inside)
-        said[name] = row._replace(group=row.group or file)
+        said[name] = row._replace(group=row.group or images.source.path(at))
     of, corners = np.array(rows, np.int64), np.array(boxes, np.int64).reshape(-1, 4)
     sizes = corners[:, 2:] - corners[:, :2]
     pairs = zip(images.contents[of].tolist(), corners, strict=True)
@@ -217,6 +218,7 @@ def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:
         names=tuple(said),
         labels=np.full(len(of), UNLABELED, np.int64),
         groups=np.arange(len(of)),
+        group_names=("",) * len(of),
         splits=np.full(len(of), ""),
         sizes=sizes.astype(np.int32),
         num_bytes=3 * sizes.prod(axis=1),

@@ -91,6 +91,7 @@ def scan(
         names,
         labels=np.full(len(rows), UNLABELED, np.int64),
         groups=np.arange(len(rows)),
+        group_names=("",) * len(rows),
         splits=np.full(len(rows), ""),
         classes=(),
         sizes=headers["size"][rows],

@@ -97,7 +97,7 @@ class Split:
 
     @property
     def leaked(self) -> Bool[np.ndarray, " test"]:
-        """Whether each held-out image has a near-duplicate among those that are trained on."""
+        """Whether a near-duplicate of each held-out image, or one of its group, is trained on."""
         return np.isin(self.test_rows, leaks(self.images.groups, self.splits))
 
     def without(self, bad_rows: Collection[int], notes: Iterable[Note] = ()) -> "Split":
@@ -166,8 +166,8 @@ def split_images(
     of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
     searched for, which the images' notes say. Images whose part is `stored` stay in it, and new
     ones join those that they are near-duplicates of. Parts that the data name are kept even if
-    near-duplicates are on both sides, see `Split.leaked`; but test images that were trained on
-    before train again, which a note says. `found` are the duplicates, if they are known already.
+    groups are on both sides, see `Split.leaked`; but test images that were trained on before train
+    again, which a note says. `found` are the duplicates, if they are known already.
     """
     declared = has_test_split(images)
     part = np.full(len(images), NEW) if stored is None else stored

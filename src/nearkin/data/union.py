@@ -9,7 +9,7 @@ import numpy as np
 
 from nearkin.data import channels
 from nearkin.data.decode import BadImage
-from nearkin.data.images import COLUMNS, BadFile, Either, Images, digest, in_bytes
+from nearkin.data.images import COLUMNS, BadFile, Either, Images, digest, in_bytes, picked
 from nearkin.data.labels import numbered
 from nearkin.errors import DataError
 from nearkin.types import UNLABELED
@@ -18,7 +18,7 @@ from nearkin.types import UNLABELED
 def union(first: Images, second: Images, prefix: str) -> Images:
     """Return the images of both: the first's under their names, the second's under prefix + name.
 
-    Classes of one name become one; groups stay separate.
+    Classes of one name become one; groups stay separate, whatever they are called.
     """
     added = [prefix + name for name in second.names]
     if first.pixel_type != second.pixel_type and len(first) and len(second):
@@ -37,6 +37,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     labels = np.append(number, UNLABELED)[np.concatenate([first.labels, shifted])]
     groups = np.concatenate([first.groups, second.groups + first.groups.max(initial=-1) + 1])
     _, start, group = np.unique(groups[rows], return_index=True, return_inverse=True)
+    group_names = (*first.group_names, *second.group_names)
     second_bad = (BadFile(prefix + bad.name, bad.reason, bad.bytes) for bad in second.bad)
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(first, name), getattr(second, name)])[rows]
@@ -44,7 +45,8 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     }
     return Images(
         **columns | {"labels": labels[rows], "groups": start[group]},
-        names=tuple(names[row] for row in rows),
+        names=picked(names, rows),
+        group_names=picked(group_names, rows),
         classes=classes,
         source=Either(first.source, second.source, len(first), rows),
         channels=first.channels,

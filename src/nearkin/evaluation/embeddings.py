@@ -49,6 +49,8 @@ class Embeddings(Result):
     """Features of an augmented view of some of the images; its `rows` say which."""
     encoder: str = ""  # The digest of the encoder; empty where unknown
     removed: str = ""  # The column, such as camera, that `embed` has removed; empty for none
+    group_names: Sequence[str] = ()
+    """What the data call the group of each image, '' for none; empty where they name no group."""
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -87,8 +89,26 @@ class Embeddings(Result):
         names: np.ndarray = np.array([*self.classes, ""], np.str_)[self.labels]
         return names
 
+    @property
+    def named_groups(self) -> list[str]:
+        """Each image's group as the data call it, or by its first image; '' of one by itself."""
+        names, paths = (list(each) or [""] * len(self) for each in (self.group_names, self.paths))
+        if self.groups is None:
+            return names
+        _, first, group, size = np.unique(
+            self.groups, return_index=True, return_inverse=True, return_counts=True
+        )
+        called = [
+            names[row] or (paths[row] if many else "")
+            for row, many in zip(first.tolist(), size > 1, strict=True)
+        ]
+        return [called[each] for each in group.tolist()]
+
     def subset(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Return the images at these positions, in that order, without their second view."""
+
+        def texts(column: Sequence[str]) -> tuple[str, ...]:
+            return tuple(map(column.__getitem__, rows.tolist() if column else ()))
 
         def chosen(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " chosen"]:
             return column[rows] if len(column) else column
@@ -99,7 +119,8 @@ class Embeddings(Result):
             labels=self.labels[rows],
             groups=None if self.groups is None else self.groups[rows],
             rows=chosen(self.rows),
-            paths=tuple(map(self.paths.__getitem__, rows.tolist() if self.paths else ())),
+            paths=texts(self.paths),
+            group_names=texts(self.group_names),
             splits=chosen(self.splits),
             second_view=None,
         )
@@ -134,6 +155,7 @@ def embeddings_of(
         images.classes,
         images.splits,
         bad or {},
+        group_names=images.group_names,
     )
 
 

@@ -287,7 +287,8 @@ def evaluate_split(
     # There is no test where none is held out.
     sizes = {"train": 0} | {name: len(part) for name, part in encoded.items()}
     leaked = split.leaked[encoded["test"].rows] if "test" in encoded else np.zeros(0, np.bool_)
-    leaks = find_leaks(leaked, evaluation.metrics[table])
+    grouped = any(split.images.group_names)
+    leaks = find_leaks(leaked, evaluation.metrics[table], grouped=grouped)
     return replace(evaluation, sizes=sizes, leaks=leaks), embeddings
 
 

@@ -1,4 +1,4 @@
-"""Test images with a near-duplicate among the training images, and what scores owe to them."""
+"""Test images with a near-duplicate or a group in the training part; what scores owe to them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,19 +15,20 @@ SCORED: Final = ("kNN top-1", "linear probe")
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """How many test images have a near-duplicate in the training part, and accuracies without."""
+    """How many test images the training part has a near-duplicate of, or images of their group."""
 
     leaked: int
     test: int
     accuracies: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By metric: the accuracy on all labeled test images, and on those that are not leaked."""
+    grouped: bool = False  # Whether the data name groups, so that some may share no more than one
 
     def __str__(self) -> str:
         """One sentence, without its period."""
-        text = (
-            f"{self.leaked} of {count(self.test, 'test image')} have a near-duplicate among the "
-            "training images"
-        )
+        share = "share a group with training images, or " if self.grouped else ""
+        among = "them" if self.grouped else "the training images"
+        leaked = f"{self.leaked} of {count(self.test, 'test image')}"
+        text = f"{leaked} {share}have a near-duplicate among {among}"
         each = [
             f"{name} is {without:.3f} instead of {every:.3f}"
             for name, (every, without) in self.accuracies.items()
@@ -35,7 +36,9 @@ class Leaks:
         return f"{text}; without them {', '.join(each)}" if each else text
 
 
-def find_leaks(leaked: Bool[np.ndarray, " test"], metrics: Iterable[Metric]) -> Leaks | None:
+def find_leaks(
+    leaked: Bool[np.ndarray, " test"], metrics: Iterable[Metric], *, grouped: bool = False
+) -> Leaks | None:
     """Score an encoder anew on the test images that are not leaked; None if none is."""
     if not leaked.any():
         return None
@@ -46,7 +49,7 @@ def find_leaks(leaked: Bool[np.ndarray, " test"], metrics: Iterable[Metric]) -> 
             clean = correct[~leaked[metric.outcome.rows]]
             if len(clean):
                 accuracies[metric.name] = (float(correct.mean()), float(clean.mean()))
-    return Leaks(int(leaked.sum()), len(leaked), accuracies)
+    return Leaks(int(leaked.sum()), len(leaked), accuracies, grouped)
 
 
 def stored_leaks(summary: Mapping[str, Any]) -> Leaks | None:

@@ -37,7 +37,7 @@ class Note:
     """What the parts of a folder are computed from."""
 
     encoder: str  # Its digest
-    data: str  # The fingerprint of the images, their labels and their splits
+    data: str  # The fingerprint of the images, their labels, splits and groups
     images: int
     shard: int  # Images of a part; the last may have fewer
     precision: Precision | Auto = "fp32"  # Of the encoder, as chosen
@@ -51,6 +51,7 @@ class Note:
 def note_on(encoder: str, images: Images, shard: int, precision: Precision | Auto) -> Note:
     """Return the note of a folder of the embeddings of these images, by that encoder."""
     labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
+    names += images.group_names if any(images.group_names) else ()
     labels.update("\0".join(names).encode(errors="surrogatepass"))
     data = f"{images.fingerprint}-{labels.hexdigest()}"
     return Note(encoder, data, len(images), shard, precision)

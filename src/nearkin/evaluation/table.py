@@ -106,20 +106,20 @@ class EmbeddingTable:
                 written.write(block.numpy().tobytes())
 
     def texts(self, column: str, rows: Int[np.ndarray, " rows"] | None = None) -> list[str]:
-        """Return the column path, label or split of all rows, or of these ascending ones.
+        """Return a column, such as path or label, of all rows, or of these ascending ones.
 
         Empty where it says nothing, as a table of another program on the split.
         """
 
         def cells(batch: Any) -> list[str]:
             absent = column not in batch.schema.names
-            return [""] * len(batch) if absent else batch[column].fill_null("").to_pylist()
+            return [""] * len(batch) if absent else _cells(batch, column).to_pylist()
 
         pieces = self._read(dict.fromkeys(("path", column)), rows, cells)
         return [cell for piece in pieces for cell in piece]
 
     def codes(self, column: str) -> tuple[list[str], Int[np.ndarray, " rows"]]:
-        """Return the distinct texts of the column label or split, and which of them each row has.
+        """Return the distinct texts of a column, such as label, and which of them each row has.
 
         Numbers take a part of the memory of texts; empty where the column says nothing.
         """
@@ -128,7 +128,7 @@ class EmbeddingTable:
         def coded(batch: Any) -> Int[np.ndarray, " rows"]:
             if column not in batch.schema.names:
                 return np.full(len(batch), number.setdefault("", len(number)), np.int32)
-            encoded = batch[column].fill_null("").dictionary_encode()
+            encoded = _cells(batch, column).dictionary_encode()
             names = encoded.dictionary.to_pylist()
             own = [number.setdefault(name, len(number)) for name in names]
             return np.asarray(np.array(own, np.int32)[encoded.indices.to_numpy()])
@@ -212,6 +212,11 @@ def _noted(file: Path, *names: str) -> list[str]:
     with usable(file, AGAIN), file.open("rb") as opened:
         noted = parquet.read_metadata(opened).metadata or {}
         return [str(noted.get(name.encode(), b""), "utf-8") for name in names]
+
+
+def _cells(batch: Any, column: str) -> Any:
+    """Return the cells of a column as text; other programs write groups as numbers."""
+    return batch[column].cast("string").fill_null("")
 
 
 def map_vectors(file: Path, dim: int) -> Float[np.ndarray, "rows dim"]:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.data.images import Images
-from nearkin.data.labels import numbered
+from nearkin.data.labels import grouped, numbered
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.files import usable, writing
@@ -70,6 +70,7 @@ def _text(embeddings: Embeddings) -> dict[str, list[str]]:
     """Return the columns beside the vectors."""
     splits, labels = embeddings.splits.tolist(), embeddings.class_names.tolist()
     columns = {"path": embeddings.paths, "split": splits, "label": labels}
+    columns["group"] = embeddings.named_groups
     return {name: list(map(as_text, column)) for name, column in columns.items()}
 
 
@@ -96,7 +97,7 @@ def write_parquet(path: Path, embeddings: Embeddings, encoder: str) -> None:
             REMOVED: as_text(embeddings.removed),
         },
     )
-    repeated = ["split", "label"]  # of the others, hardly two cells are equal
+    repeated = ["split", "label", "group"]  # of the others, hardly two cells are equal
     with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
         parquet.write_table(table, file, row_group_size=BLOCK_SIZE, use_dictionary=repeated)
 
@@ -131,10 +132,12 @@ def read_all(path: Path) -> Embeddings:
         table = parquet.read_table(file)
         vectors = unit_vectors(table)
         paths, splits, labels = (table[name].to_pylist() for name in ("path", "split", "label"))
+        groups = table["group"].to_pylist() if "group" in table.schema.names else []
     classes, numbers = numbered([name or "" for name in labels])
     return Embeddings(
         vectors.numpy(),
         numbers,
+        groups=grouped(groups) if any(groups) else None,
         rows=np.arange(len(paths)),
         paths=paths,
         classes=classes,
