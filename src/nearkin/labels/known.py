@@ -19,6 +19,7 @@ from nearkin.data.labels import (
     class_names,
     class_of,
     composed,
+    grouped,
     numbered,
     spellings,
 )
@@ -124,10 +125,12 @@ def _labeled(
         notes.append(Note("guessed", text, spread))
     outside = len(recognized.outside) + len(recognized.outside.bad)
     used = everything.subset(keep) if outside else images
+    group_of = [said.groups[row] for row in keep]
     return replace(
         used.noted(*notes),
         labels=numbers,
-        groups=said.grouped()[keep],
+        groups=grouped(group_of),
+        group_names=[name if name[:1] != "\0" else "" for name in group_of],
         splits=np.array(said.splits, np.str_)[keep],
         classes=classes,
     )
@@ -141,15 +144,15 @@ def _said(
     Exact copies share them like their label, where only one of them has some.
     """
     several = np.bincount(everything.groups)[everything.groups] > 1
-    numbers = zip(everything.groups.tolist(), several.tolist(), strict=True)
-    groups = [f"\0{number}" if shared else "" for number, shared in numbers]
+    given = zip(everything.group_names, everything.groups.tolist(), several.tolist(), strict=True)
+    groups = [name or (f"\0{number}" if shared else "") for name, number, shared in given]
     own = Annotations([""] * len(everything), groups, everything.splits.tolist())
     table, _ = annotations_from_rows(recognized.rows, everything.names)
     said = [list(column) for column in table.or_else(own)]
     for rows, column in product(duplicates, said):
-        given = next((column[row] for row in rows if column[row]), "")
+        shared = next((column[row] for row in rows if column[row]), "")
         for row in rows:
-            column[row] = column[row] or given
+            column[row] = column[row] or shared
     return Annotations(*said)
 
 
