@@ -184,6 +184,9 @@ def _by_table(data: Resolver) -> Recognized:
         )
     outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
     listing = replace(list_files(Path("/"), outside), key=f"{path}\0labeled")
+    both = zip(listing.written, listing.names, strict=True)
+    names = {f"/{written}": f"/{name}" for written, name in both}
+    classes = {names.get(name, name): label for name, label in classes.items()}
     return Recognized(classes, scan(listing), "/", tuple(notes))
 
 
