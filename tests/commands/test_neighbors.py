@@ -1,5 +1,7 @@
 """`nearkin neighbors -o`: the images that are found, as an image."""
 
+from unicodedata import normalize
+
 from nearkin_command import run as call
 from PIL import Image
 
@@ -30,3 +32,19 @@ def test_a_contact_sheet_shows_a_query_and_what_is_nearest(
     refusal(4, *words, "--data", digits_file)
     path.unlink()
     refusal(2, *words)
+
+
+def test_images_are_found_however_their_accents_are_written(trained_run, digits_file, tmp_path):
+    """As macOS does, in two letters, beside a file of the other form or alone."""
+    images, names = open_images(digits_file), ["a.png", normalize("NFD", "é.png")]
+    for row, name in enumerate(names):
+        Image.fromarray(images.read(row)).save(tmp_path / name)
+    files = [tmp_path / name for name in names]
+    found = neighbors(trained_run, files[::-1], top=1)
+    assert [each.image for each in found] == [str(file) for file in files[::-1]]
+    other = tmp_path / normalize("NFC", "é.png")
+    Image.fromarray(images.read(2)).save(other)
+    again = neighbors(trained_run, [other, *files[::-1]], top=1)
+    paths = [each.neighbors[0].path for each in again]
+    assert paths == [images.names[row] for row in (2, 1, 0)]
+    assert [each.neighbors for each in again[1:]] == [each.neighbors for each in found]

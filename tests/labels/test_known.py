@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
 import discoveries
 import numpy as np
@@ -203,6 +204,23 @@ def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, dat
     assert len(labeled) == 7
     for row, name in enumerate(labeled.names):
         assert labeled.read(row) == (data / name).read_bytes()
+
+
+def test_files_outside_of_the_data_are_labeled_however_accents_are_written(tmp_path, data, table):
+    """As macOS does, in two letters; a name that is there in both forms is not composed."""
+    both = [normalize(form, "é.png") for form in ("NFC", "NFD")]
+    one = normalize("NFD", "ü.png")
+    fill(tmp_path / "more", *both, one, seed=9)
+    labeled = label(
+        data,
+        table(
+            *((f"more/{name}", "aba"[n]) for n, name in enumerate([*both, one])),
+            ("data/1.png", "b"),
+        ),
+    )
+    outside = {both[0]: "a", both[1]: "b", normalize("NFC", one): "a"}
+    expected = {f"{tmp_path}/more/{name}": cls for name, cls in outside.items()}
+    assert labels_of(labeled) == {"1.png": "b"} | expected
 
 
 def test_a_path_of_two_images_is_refused_and_a_copy_beside_the_table_is_the_image(

@@ -143,7 +143,8 @@ def _features(
             Path(name).stat()
         except OSError as error:
             raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
-    images = scan(list_files(Path("/"), set(names)))
+    listing = list_files(Path("/"), set(names))
+    images = scan(listing)
     bad = {file.name: file.reason for file in images.bad}
     if not bad:
         embeddings = encode_images(encoder, images, device=device, workers=0, allow_none=True)
@@ -152,7 +153,8 @@ def _features(
         name, reason = next(iter(bad.items()))
         raise DataError(f"{name!r} cannot be read ({reason}); give images")
     rows = {name: row for row, name in enumerate(images.names)}
-    return unit(embeddings.tensor[[rows[name] for name in names]])
+    named = dict(zip(listing.written, listing.names, strict=True))
+    return unit(embeddings.tensor[[rows[named[name]] for name in names]])
 
 
 def _nearest(
