@@ -174,9 +174,8 @@ class Pipeline:
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
         settings = TrainConfig(method=config.method, labels="none", **self._shared(*SHARED))
         parts = dataset.pretraining_parts()
-        resume = stage.config.exists()
         with open_run(
-            stage, settings, resume=resume, overwrite=False, reporter=self.log, stage=True
+            stage, settings, resume=True, overwrite=False, reporter=self.log, stage=True
         ) as run:
             settings = resolve(run.config, parts.train, self.device)
             with resource_errors(int(settings.batch_size)):
