@@ -94,6 +94,23 @@ def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
     assert [step for step, total in resumed if step == total], "finished stages were done again"
 
 
+def test_a_discovery_that_is_killed_before_its_encoder_has_settings_goes_on(folders, tmp_path):
+    """Its folder has the images by then."""
+    out = tmp_path / "run"
+    settings = ["--method", "simclr", "--max-time", "1s", "--known", "cat,dog", *LEAST]
+    typed = once("discover", folders, "-o", out, *settings, "--resume")
+
+    def prepare():
+        kills.replace("nearkin.training.session.with_epochs", lambda _: lambda *_: kills.die())
+
+    assert kills.finish(kills.start(typed, prepare)) == -signal.SIGKILL
+    stage = RunFolder(out).stage("features")
+    assert stage.data.exists()
+    assert not stage.config.exists()
+    assert run(*typed) == 0
+    assert stage.summary.exists()
+
+
 def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
     discovery, unfinished, flat, labels, encoder, tmp_path, refusal
 ):

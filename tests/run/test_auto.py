@@ -13,6 +13,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.distributed import free_memory
 from nearkin.errors import ResourceError, UsageError
+from nearkin.methods import METHODS
 from nearkin.run.auto import (
     MOST_EPOCHS,
     check_view_memory,
@@ -36,6 +37,9 @@ def test_fewer_images_than_processes_are_refused_and_than_a_batch_or_a_queue_shr
     said = "\n".join(shrunk(config, 20))
     assert "note   --batch-size 20: there are no more images" in said
     assert "note   --queue-size 10 for 65536: at most half of the images" in said
+    few = TrainConfig(method="moco", epochs=1, options={"queue_size": 9})
+    with pytest.raises(UsageError, match="9 does not hold a batch of 20; give at least 10"):
+        resolve(few, images, CPU)
     large = TrainConfig(method="nnclr", epochs=1, options={"support_size": 1000})
     said = shrunk(resolve(large, images, CPU), 20)
     assert "warning: --support-size 1000 is more than half of the 20 images" in said
@@ -49,6 +53,24 @@ def test_what_is_left_to_itself_fits_what_is_asked_for():
     assert config.compile == "off"  # on a processor
     method, _ = build(config, images, CPU)
     assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
+
+
+@pytest.mark.parametrize("number", [3, 511, 512])
+def test_resolved_settings_are_taken_as_they_are(number):
+    """A run stores them, and is resumed and repeated with them."""
+    images = open_images(np.zeros((number, 8, 8, 3), np.uint8))
+    for (name, cls), further in itertools.product(
+        METHODS.items(), ({}, {"encoder": "start"}, {"batch_size": 2})
+    ):
+        config = TrainConfig(
+            method=name,
+            epochs=3,
+            known=["a", "b"] if cls.uses_labels else [],
+            teacher="teacher" if cls.uses_teacher else "",
+            **further,
+        )
+        resolved = resolve(config, images, CPU)
+        assert resolve(resolved, images, CPU) == resolved, (name, further)
 
 
 def test_more_views_are_smaller_and_of_fewer_images_so_that_pixels_stay_the_same():

@@ -175,12 +175,11 @@ class Pipeline:
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
         settings = TrainConfig(method=config.method, labels="none", **self._shared(*SHARED))
         parts = dataset.pretraining_parts()
-        resume = stage.config.exists()
         with open_run(
             stage,
             settings,
             self.data,
-            resume=resume,
+            resume=True,
             overwrite=False,
             reporter=self.log,
             stage=True,

@@ -98,15 +98,19 @@ def method_options(
 
 
 def _check_memory(key: str, size: int, num_images: int, batch_size: int, most: int) -> None:
-    """Refuse a memory beyond half of the images and beyond the paper's, or below a batch."""
+    """Refuse a memory beyond half of the images and beyond the paper's, or one below a batch.
+
+    Where half of the images are fewer than a batch, they are enough: `auto` takes them.
+    """
     if size > most:
         raise UsageError(
             f"{option(key)} {size} is more than half of the {num_images} images; "
             f"give at most {most}"
         )
-    if size < batch_size:
+    least = min(batch_size, num_images // 2)
+    if size < least:
         raise UsageError(
-            f"{option(key)} {size} does not hold a batch of {batch_size}; give at least that"
+            f"{option(key)} {size} does not hold a batch of {batch_size}; give at least {least}"
         )
 
 
