@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -144,13 +145,12 @@ def _said(
     groups = [f"\0{number}" if shared else "" for number, shared in numbers]
     own = Annotations([""] * len(everything), groups, everything.splits.tolist())
     table, _ = annotations_from_rows(recognized.rows, everything.names)
-    said = table.or_else(own)
-    for rows in duplicates:
-        for column in (said.groups, said.splits):
-            given = next((column[row] for row in rows if column[row]), "")
-            for row in rows:
-                column[row] = column[row] or given
-    return said
+    said = [list(column) for column in table.or_else(own)]
+    for rows, column in product(duplicates, said):
+        given = next((column[row] for row in rows if column[row]), "")
+        for row in rows:
+            column[row] = column[row] or given
+    return Annotations(*said)
 
 
 def with_copies(images: Images, labels: Sequence[str]) -> tuple[list[str], list[list[int]]]:
