@@ -176,6 +176,41 @@ def test_the_labels_are_those_of_the_run(digits, finder, mode, tmp_path):
         assert (found.predict(images)[y == -1] < 4).any(), "nothing was to be kept out"
 
 
+ACCENTED = "e\u0301"  # One letter in two code points, which a run composes
+
+
+@pytest.mark.parametrize(
+    ("known", "names", "novel"),
+    [
+        (["a ", "b", "c", ACCENTED], ("a", "b", "c", "\xe9"), ["new-1", "new-2"]),
+        ([0.0, 1.0, 2.0, 5.0], ("0", "1", "2", "5"), [6.0, 7.0]),
+    ],
+    ids=["names", "floats"],
+)
+def test_classes_are_the_labels_that_were_given(digits, finder, known, names, novel):
+    images, truth = (array[np.isin(digits[1], range(6))] for array in digits)
+    own = np.array([*known, -1, -1], dtype=object if known[0] else float)[truth]
+    found = clone(finder).fit(images, own)
+    assert found.classes_.tolist() == known + novel
+    labeled = own != -1
+    assert found.labels_[labeled].tolist() == own[labeled].tolist()
+    assert found.classifier_.classes == (*names, "new-1", "new-2"), "not in the same order"
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", "a "], "the label 'a', which is read as 'a', like another one"),
+        (["1", "1.0"], "the label '1', which is read as '1', like another one"),
+        ([0.0, np.nan], "the label nan, which is no class"),
+    ],
+)
+def test_labels_that_a_run_would_read_otherwise_are_refused(digits, finder, labels, message):
+    y = np.array([*labels, -1] * 4, dtype=object)
+    with pytest.raises(ValueError, match=message):
+        clone(finder).fit(digits[0][: len(y)], y)
+
+
 def test_a_discovery_names_the_file_that_cannot_be_read(digits, finder, tmp_path):
     images, truth = (array[:40] for array in digits)
     kept = save(

@@ -1,6 +1,7 @@
 """Estimators of scikit-learn: a training, an encoder as it is, a discovery of novel classes."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from nearkin.commands.discover import discover
 from nearkin.commands.predict import classified
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.train import train
+from nearkin.data.labels import Row, class_of, composed
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load
@@ -206,8 +208,8 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         random_state: Seed, generator, or None for another seed each time.
 
     Attributes:
-        classes_: The known classes, then the novel ones: whole numbers above the known ones if
-            these are such, else new-1, new-2, ...
+        classes_: The labels of known classes as given, in order, then the novel classes: numbers
+            above the known ones if these are numbers, else new-1, new-2, ...
         labels_: The class of each image that was fitted: its own, or the one that was found.
         encoder_: The encoder, a torch module.
         classifier_: What sorts its features into classes.
@@ -242,20 +244,23 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         """Find novel classes among the images whose label is -1.
 
         Raises:
-            ValueError: If these are no images, or all or none of them have a label.
+            ValueError: If these are no images, all or none of them have a label, or two labels
+                would be one class.
             NearkinError: If nothing can be found among them, in one line.
         """
         images, y = checked_images(self, X, fitting=True), column_or_1d(y)
         check_consistent_length(X, y)
-        names = ["" if label == UNLABELED else str(label) for label in y.tolist()]
-        known = {str(label): label for label in sorted({*y.tolist()} - {UNLABELED})}
-        if not known or len(known) == len(set(names)):
+        labels = sorted({*y.tolist()} - {UNLABELED})
+        if not labels or UNLABELED not in y.tolist():
             raise ValueError("y has to hold classes, and -1 for images without a label")
+        known = _class_names(labels)
+        name_of = dict(zip(labels, known, strict=True)) | {UNLABELED: ""}
+        names = [name_of[label] for label in y.tolist()]
         data = replace(images, labels=names) if isinstance(images, PathList) else (images, names)
         with tempfile.TemporaryDirectory() as folder:
             run = discover(
                 data,
-                known=[*known],
+                known=known,
                 classes=self.num_novel_classes,
                 mode=self.mode,
                 encoder=self.encoder,
@@ -271,7 +276,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
             _refuse(X, {row["path"]: row["reason"] for row in bad})
             found = {int(row["path"]): row["cluster"] for row in run.assignments.rows}
         classes = self.classifier_.classes
-        self.classes_ = _numbered_classes(classes, known)
+        self.classes_ = _with_novel(labels, classes[len(labels) :])
         # Not those of `predict`, which judges new images: these may be known to be of novel ones.
         numbers = [classes.index(found.get(row, name)) for row, name in enumerate(names)]
         self.labels_ = self.classes_[numbers]
@@ -292,12 +297,26 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         return self.classes_[found.assignments.cluster]
 
 
-def _numbered_classes(names: Sequence[str], known: Mapping[str, Any]) -> Any:
-    """Classes in the order of a classifier: the labels that were given, then the novel ones."""
-    labels = [known[name] for name in names if name in known]
-    novel: list[Any] = [name for name in names if name not in known]
-    if all(isinstance(label, int) for label in labels):
-        novel = [max(labels) + 1 + number for number in range(len(novel))]
+def _class_names(labels: Sequence[Any]) -> list[str]:
+    """Return the names by which a run knows these labels, or refuse what it would read otherwise.
+
+    It reads labels as those of a table: 0.0 is the class 0, and "a " is the class a.
+    """
+    read, _ = class_of({str(row): Row.of(label) for row, label in enumerate(labels)})
+    names = [composed(name) for name in read.values()]
+    times = Counter(names)
+    for label, name in zip(labels, names, strict=True):
+        if not name or times[name] > 1:
+            meaning = f"is read as {name!r}, like another one" if name else "is no class"
+            raise ValueError(f"y has the label {label!r}, which {meaning}; give another label")
+    return names
+
+
+def _with_novel(labels: Sequence[Any], novel: Sequence[str]) -> Any:
+    """Return known classes by their labels, then novel ones: numbers above them, or names."""
+    known = np.array(labels)
+    if known.dtype.kind in "biuf":
+        return np.array([*known, *(known.max() + 1 + np.arange(len(novel)))])
     return np.array([*labels, *novel])
 
 
