@@ -1,5 +1,6 @@
 """Settings survive their file, a resumed run keeps its own, and a run folder gives them back."""
 
+import os
 import re
 import subprocess
 import sys
@@ -53,6 +54,9 @@ def test_a_configuration_survives_the_file(tmp_path):
     settings = read_toml(path)
     assert settings.pop("data") == 'images "of" C:\\cats\n'
     assert TrainConfig(**settings) == config
+    folder, odd = RunFolder(tmp_path), os.fsdecode(b"data/bilder-\xe9")  # of no UTF-8
+    folder.write_settings(config, odd)
+    assert folder.settings() == (config, odd)
     for content in ("epochs = ", "epochs = 1\nepochs = 2\n", "\0", "[options"):
         path.write_text(content)
         with pytest.raises(UsageError, match="cannot read the configuration"):
