@@ -84,11 +84,12 @@ types_of: Callable[[Any], Mapping[str, Any]] = cache(partial(get_type_hints, inc
 
 
 def check_value(name: str, value: object, kind: Any) -> Any:
-    """Return a value as its type holds it, a list as a tuple.
+    """Return a value as its type holds it, a list as a tuple; of NumPy's as well.
 
     Raises:
         UsageError: If it is of another type, out of range, or not finite.
     """
+    value = _plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{option(name)} {value} is not a finite number")
     try:
@@ -101,6 +102,13 @@ def check_value(name: str, value: object, kind: Any) -> Any:
             f"{option(name)} {as_typed(value)} is not {described(kind)}{end}"
         ) from error
     return tuple(converted) if isinstance(converted, list) else converted
+
+
+def _plain(value: Any) -> Any:
+    """A number or array of NumPy as Python's own, alone or in a list; any other value as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
 def as_typed(value: object) -> str:

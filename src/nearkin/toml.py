@@ -35,7 +35,7 @@ def load_toml(path: Path, what: str) -> dict[str, Any]:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise ValueError("it is too large for one")
-        content = tomllib.loads(raw.decode("utf-8"))
+        content = tomllib.loads(raw.decode("utf-8", "surrogateescape"))  # as paths are written
         str(content)  # or no message could show a value: one too deep, or a number too long
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {what} {path}: {error}") from error

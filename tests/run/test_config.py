@@ -1,5 +1,6 @@
 """Settings survive their file, a resumed run keeps its own, and a run folder gives them back."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from dataclasses import fields, replace
 from math import inf, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,6 +27,7 @@ from nearkin.config import (
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.report.encoder_report import command
 from nearkin.run.folder import KINDS, RunFolder, run_folder
+from nearkin.run.options import checked_options
 from nearkin.schema import as_typed, parameter_docs
 from nearkin.toml import continued, read_toml, to_toml
 
@@ -53,6 +56,9 @@ def test_a_configuration_survives_the_file(tmp_path):
     settings = read_toml(path)
     assert settings.pop("data") == 'images "of" C:\\cats\n'
     assert TrainConfig(**settings) == config
+    folder, odd = RunFolder(tmp_path), os.fsdecode(b"data/bilder-\xe9")  # of no UTF-8
+    folder.write_settings(config, odd)
+    assert folder.settings() == (config, odd)
     for content in ("epochs = ", "epochs = 1\nepochs = 2\n", "\0", "[options"):
         path.write_text(content)
         with pytest.raises(UsageError, match="cannot read the configuration"):
@@ -121,6 +127,23 @@ def test_a_setting_of_a_wrong_type_or_out_of_its_range_is_refused_by_its_name():
         TrainConfig(weight_decay=0.0, final_weight_decay=0.1)
     with pytest.raises(UsageError, match="lr_milestones and cosine_end"):
         TrainConfig(lr_milestones=[0.6], cosine_end=0.1)
+
+
+def test_settings_may_be_numbers_and_arrays_of_numpy(tmp_path):
+    given = TrainConfig(
+        seed=np.int64(3), lr=np.float32(0.5), report=np.bool_(0), view_sizes=np.array([8, 16]),
+        lr_milestones=[np.float64(0.5), np.float32(0.75)], known=np.array(["cat", "dog"]),
+    )  # fmt: skip
+    same = TrainConfig(
+        seed=3, lr=0.5, report=False, view_sizes=[8, 16], lr_milestones=[0.5, 0.75],
+        known=["cat", "dog"],
+    )  # fmt: skip
+    assert given == same
+    assert to_toml(given, "data") == to_toml(same, "data")
+    assert checked_options("moco", {"temperature": np.float32(0.5)}) == {"temperature": 0.5}
+    for wrong, says in ((np.float64(3.5), "3.5"), (np.int64(-1), "-1"), (np.array([3]), "3")):
+        with pytest.raises(UsageError, match=f"seed {says} is not a whole number"):
+            TrainConfig(seed=wrong)
 
 
 def test_every_setting_has_a_default_and_a_sentence():

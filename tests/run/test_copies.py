@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from nearkin.data.decode import decode
 from nearkin.data.opening import open_images
+from nearkin.data.union import union
 from nearkin.errors import OutputError, UsageError
 from nearkin.run.copies import check_destination, copy_to, file_names
 
@@ -61,6 +63,20 @@ def test_pixels_become_a_png_without_loss(tmp_path):
         assert sorted(copies) == ["a/0.png", "a/2.png", "b/1.png"]
         for name, copied in copies.items():
             np.testing.assert_array_equal(copied, images.read(int(name[2])))
+
+
+def test_regions_become_files_that_are_named_as_images(tmp_path):
+    filled(tmp_path / "data", "1.png", "2.jpg")
+    (tmp_path / "boxes.csv").write_text(
+        "path,x0,y0,x1,y1\ndata/1.png,0,0,6,4\ndata/2.jpg,1,1,8,8\n"
+    )
+    images, out = open_images(tmp_path / "boxes.csv", cache=False), tmp_path / "out"
+    both = union(images, filled(tmp_path / "data", "3.png"), "whole/")
+    assert copy(out, both, ["a"] * 5) == 5
+    copies = open_images(out, cache=False)
+    for row, name in enumerate(images.names):
+        copied = copies.names.index(f"a/{name.replace('/', '-')}.png")
+        np.testing.assert_array_equal(decode(copies.read(copied)), images.read(row))
 
 
 def test_an_empty_folder_is_filled_and_none_made_without_images(tmp_path):

@@ -120,7 +120,12 @@ def _is_safe(character: str) -> bool:
 
 def _names(images: Images, rows: Iterable[int]) -> list[str]:
     suffix = ".npy" if images.channels else ".png"
-    return [images.names[row] + suffix * images.formats[row].startswith("array") for row in rows]
+    return [images.names[row] + suffix * _is_pixels(images, row) for row in rows]
+
+
+def _is_pixels(images: Images, row: int) -> bool:
+    """Whether an image is no file of its own: an array, or a region of another image."""
+    return images.formats[row].startswith("array") or images.source.region(row) is not None
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:
