@@ -58,7 +58,7 @@ def started(name: str, kind: str, *, adapt: bool = True):
 
 def train(
     method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, divided=False,
-    weight=0.0, **rates
+    weight=0.0, clip_norm=0.0, **rates
 ):  # fmt: skip
     anchor = Anchor.at(method, weight)
     options = dict(layer_decay=0.5, separate_backbone=bool(frozen)) | rates
@@ -68,7 +68,7 @@ def train(
         method = sharding.shard(method, optimizer)
     fed = (batches(name, step) for step in range(start, until))
     how = dict(start=start, total=total, schedule=warmup_cosine(), seed=0, frozen=frozen)
-    how["anchor"] = anchor
+    how |= dict(anchor=anchor, clip_norm=clip_norm)
     return [step.loss.item() for _, step in steps(method, optimizer, fed, **how)]
 
 
@@ -216,17 +216,27 @@ TINY, VIT = "tiny.safetensors", "vit2.safetensors"
 SHARED = {"swav": "vit", "moco_v3": "resnet", "simgcd": "resnet"}
 DIVIDED = "swav"
 FROZEN = dict(frozen=0.25, until=3, weight=3.0)
+CLIPPED = "simgcd"
 
 
-def train_share(rank: int) -> tuple[dict, list[float]]:
-    """By method, what a share of the batch comes to; and losses of a network that is divided."""
+def train_share(rank: int) -> tuple[dict, list[float], list[float]]:
+    """By method, what a share of the batch comes to; and losses of a network that is divided.
+
+    Last the losses of a method whose gradients are clipped.
+    """
     outcomes = {}
     for name, kind in SHARED.items():
         method = started(name, kind).double()
         losses = train(method, name, batches=shares(rank, 2), **FROZEN)
         outcomes[name] = losses, method.state_dict()
     method = started(DIVIDED, SHARED[DIVIDED]).double()
-    return outcomes, train(method, DIVIDED, batches=shares(rank, 2), divided=True, **FROZEN)
+    divided = train(method, DIVIDED, batches=shares(rank, 2), divided=True, **FROZEN)
+    return outcomes, divided, train_clipped(shares(rank, 2))
+
+
+def train_clipped(batches):
+    method = started(CLIPPED, SHARED[CLIPPED]).double()
+    return train(method, CLIPPED, batches=batches, clip_norm=0.05, **FROZEN)
 
 
 @pytest.fixture(scope="module")
@@ -242,18 +252,25 @@ def train_alone(name):
 @pytest.mark.parametrize("name", SHARED)
 def test_two_processes_drop_paths_and_are_frozen_and_anchored_as_one_is(name, both):
     losses, expected = train_alone(name)
-    for outcomes, _ in both:
+    for outcomes, *_ in both:
         losses_there, state = outcomes[name]
         assert losses_there == pytest.approx(losses, abs=1e-9)
         for key, value in expected.items():
             assert torch.allclose(state[key].double(), value.double(), atol=1e-7), key
 
 
+def test_two_processes_clip_gradients_by_the_norm_that_one_has(both):
+    """Two have gradients of a frozen backbone, which nothing is to follow from."""
+    losses = train_clipped(shares())
+    for *_, clipped in both:
+        assert clipped == pytest.approx(losses, abs=1e-9)
+
+
 def test_a_divided_network_takes_the_same_options(both):
     """With --fsdp: drop path, LoRA, checkpointing, frozen steps, an anchor and rates by layer."""
     losses, _ = train_alone(DIVIDED)
     assert len(set(losses)) == len(losses)
-    for _, divided in both:
+    for _, divided, _ in both:
         assert divided == pytest.approx(losses, rel=1e-9)
 
 

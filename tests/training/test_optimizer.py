@@ -461,6 +461,17 @@ def test_a_step_is_that_of_clipped_gradients():
         assert (moved > 0.02) == (expected is None)
 
 
+def test_what_is_frozen_takes_no_part_in_the_norm_of_what_is_clipped():
+    """SwAV's prototypes have gradients of their own at first."""
+    method = small("swav", freeze_until=0.5)
+    before = nn.utils.parameters_to_vector(method.parameters()).detach()
+    optimizer = build_optimizer(method, name="sgd", lr=1.0, weight_decay=0.0)
+    batches, options = [batch_for("swav", 0)], dict(schedule=constant(), clip_norm=0.01)
+    next(steps(method, optimizer, batches, start=0, total=1, seed=0, **options))
+    moved = nn.utils.parameters_to_vector(method.parameters()).detach() - before
+    assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
 @given(steps_per_epoch=st.integers(1, 10_000))
 def test_a_rate_drops_with_the_first_step_of_an_epoch(steps_per_epoch):
     """120 and 160 epochs of 200 are 0.6 and 0.8, without rounding."""

@@ -70,21 +70,24 @@ def release_frozen(optimizer: torch.optim.Optimizer) -> None:
 
 
 def clip_gradients(method: Method[Any], norm: Tensor, limit: float) -> None:
-    """Scale all gradients alike, so that their norm together is within a limit; 0 is none.
+    """Scale all gradients alike, so that their norm together is within a limit.
 
     Those of a norm that is not finite stay as they are, for `check_finite`.
     """
-    if limit:
-        scale = torch.where(norm.isfinite(), limit / (norm + 1e-6), 1.0).clamp(max=1)
-        torch._foreach_mul_(list(gradients(method).values()), scale)
+    scale = torch.where(norm.isfinite(), limit / (norm + 1e-6), 1.0).clamp(max=1)
+    torch._foreach_mul_(list(gradients(method).values()), scale)
 
 
 def prepare_update(
-    method: Method[Any], optimizer: torch.optim.Optimizer, norm: Tensor, clip_norm: float
+    method: Method[Any], optimizer: torch.optim.Optimizer, clip_norm: float
 ) -> None:
-    """Do what the optimizer's step needs of gradients alone: no state is written."""
-    clip_gradients(method, norm, clip_norm)
+    """Do what the optimizer's step needs of gradients alone: no state is written.
+
+    What is frozen takes no part in the norm: only several processes have all of its gradients.
+    """
     release_frozen(optimizer)
+    if clip_norm and (moving := gradients(method)):  # none at the start of a warm-up
+        clip_gradients(method, total_norm(method, moving.values()), clip_norm)
     if isinstance(optimizer, Muon):
         optimizer.prepare()
 
@@ -120,7 +123,8 @@ def steps(
         schedule: The learning rate relative to its peak, as a function of progress.
         seed: Decides what methods draw.
         weight_decay: As a function of progress; None leaves it as the optimizer has it.
-        clip_norm: Largest norm of all gradients together, to which they are scaled; 0: none.
+        clip_norm: Largest norm together of all gradients of what is not frozen, to which they are
+            scaled; 0: none.
         precision: Arithmetic of the networks; objectives and memories keep float32.
         frozen: The first share of training, in which the backbone stays as it is. The optimizer
             must have groups of its own for it.
@@ -153,7 +157,7 @@ def steps(
             read = to_host_async(
                 torch.stack([result.loss, norm, *result.metrics.values()]).detach()
             )
-            prepare_update(method, optimizer, norm, clip_norm)
+            prepare_update(method, optimizer, clip_norm)
             batch = next(upcoming, None)
             loss, norm, *metrics = read()
             check_finite(method, loss, norm, step)
