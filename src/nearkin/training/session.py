@@ -307,12 +307,16 @@ def _average(
     network: nn.Module | None,
     log: Logger,
 ) -> tuple[Encoder, Average]:
-    """Average the start of a training and its end, as held-out images without labels decide."""
+    """Average the start of a training and its end, as images without labels decide.
+
+    These are held out, unless there are too few.
+    """
     size, trust = int(config.image_size), config.trust_remote_code
     start = load(folder.start, backbone=network, trust_remote_code=trust)
+    held_out = len(split.test) > 1
     measure = partial(
         label_free,
-        images=(split.test if len(split.test) > 1 else split.train).spread(IMAGES),
+        images=(split.test if held_out else split.train).spread(IMAGES),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
@@ -320,7 +324,8 @@ def _average(
         on_progress=under("average of weights", log.progress),
     )
     same_size = start if size == start.image_size else resized(start, size)
-    kept, average = choose_average(start, same_size, end.body.state_dict(), measure)
+    images = "held-out images" if held_out else "training images"
+    kept, average = choose_average(start, same_size, end.body.state_dict(), measure, images)
     log.info(f"average {average.text}")
     return kept, average
 
