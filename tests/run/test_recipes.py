@@ -302,7 +302,7 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     config = resolve(small(path, teacher), images, CPU)
     assert config.augment == settings["augment"]
     folder = RunFolder(tmp_path)
-    encoder = open_teacher(folder, config)
+    encoder = open_teacher(folder, config, images)
     method, batches = build(config, images, CPU, teacher=encoder)
     before = {name: p.detach().clone() for name, p in method.backbone.named_parameters()}
     optimizer = optimizer_for(method, config)

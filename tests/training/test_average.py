@@ -1,6 +1,7 @@
 """The average of start and end that a continued training leaves, and how it is chosen."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from nearkin.encoders.encoder import load
 from nearkin.metrics.metric import share
 from nearkin.run.folder import RunFolder
 from nearkin.training.average import SHARES, averaged, choose_average
+
+HELD_OUT = "held-out images"
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def chosen(ends, right, n=200):
         outcome = share("view retrieval", np.arange(n) < next(given), {}, rows=np.arange(n))
         return {"view retrieval": outcome}
 
-    kept, average = choose_average(start, start, end.backbone.body.state_dict(), measure)
+    kept, average = choose_average(start, start, end.backbone.body.state_dict(), measure, HELD_OUT)
     assert list(average.retrieval) == [0.0, *SHARES]
     assert (kept is start) == (average.share == 0)
     return average
@@ -71,7 +74,9 @@ def test_the_start_is_kept_unless_an_average_is_clearly_better(ends):
 
 def test_what_cannot_be_measured_stays_as_it_was(ends):
     start, end = ends
-    kept, average = choose_average(start, start, end.backbone.body.state_dict(), lambda _: {})
+    kept, average = choose_average(
+        start, start, end.backbone.body.state_dict(), lambda _: {}, HELD_OUT
+    )
     assert kept is start
     assert average.share == 0
     assert "too few images" not in average.text
@@ -96,3 +101,21 @@ def test_a_training_that_spoils_its_start_leaves_the_start(tmp_path, log):
     assert "The start as it was" in run.folder.report.read_text()
     stored = json.loads(RunFolder(run.path).summary.read_text())
     assert stored["average"] == average
+
+
+def test_where_none_is_held_out_every_number_is_said_to_be_of_training_images(tmp_path, log):
+    source = write_network(tmp_path / "start.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)
+    labels = np.arange(40) % 2
+    np.savez(tmp_path / "data.npz", x=pixels, y=labels)
+    how = dict(encoder=source, batch_size=16, epochs=1, val=0.0, verbose=log)
+    run = nearkin.train(tmp_path / "data.npz", output=tmp_path / "run", report=True, **how)
+    assert run.summary["sizes"] == {"train": 40}
+    assert run.summary["average"]["text"].endswith("40 training images)")
+    scored = {each["protocol"]["of"] for each in run.summary["metrics"]["encoder"].values()}
+    assert scored == {"of 40 training images"}
+    page = run.folder.report.read_text()
+    assert "On training images (none is held out)" in page
+    # What is true of any images: what needs labels is not measured, and what was chosen by none.
+    others = re.compile("(?<!labeled )(?<!labels of )(?:held-out|test) images")
+    assert not others.findall("\n".join([page, *log.texts]))

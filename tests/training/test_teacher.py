@@ -20,7 +20,8 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View, normalize
-from nearkin.encoders.encoder import load, weight_bytes
+from nearkin.encoders.encoder import load, weight_bytes, write_encoder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, ResourceError, UsageError
 from nearkin.files import read_sealed
 from nearkin.networks.backbone import build_backbone
@@ -55,7 +56,7 @@ def feed(folder, batches, named, views, epochs=3):
     config = TrainConfig(method="seed", teacher=named, teacher_views=views, epochs=epochs, seed=3)
     run = RunFolder(folder / "run")
     run.path.mkdir(parents=True, exist_ok=True)
-    encoder = open_teacher(run, config)
+    encoder = open_teacher(run, config, batches.images)
     return with_teacher(run, config, batches, encoder), encoder
 
 
@@ -115,6 +116,47 @@ def test_of_photographs_it_sees_the_same_crop_cut_from_the_file(tmp_path, photog
     named = str(write_network(tmp_path / "teacher.safetensors", size=48))
     taught = feed(tmp_path, student(view, images=images, size=24), named, views=0)
     assert_sees(taught, student(view, images=images, size=48), 1)
+
+
+DEEP = open_images(np.random.default_rng(0).integers(0, 1000, (24, 16, 16, 3), np.uint16))
+
+
+def write_deep_teacher(path, low, high):
+    view = Preprocessing(16, low=(low,) * 3, high=(high,) * 3)
+    write_encoder(path, build_backbone("tiny", 16), {"backbone": "tiny", "image_size": 16}, view)
+    return str(path)
+
+
+@pytest.mark.parametrize("views", [0, 1])
+@pytest.mark.parametrize("size", [16, 8])
+def test_a_teacher_sees_pixels_in_its_own_range_of_values(tmp_path, size, views):
+    """Its features are those that it has of the same images where it is evaluated."""
+    named = write_deep_teacher(tmp_path / "teacher.safetensors", -500.0, 4000.0)
+    assert DEEP.channels.high != (4000.0,) * 3
+    taught = feed(tmp_path, student(View(), images=DEEP, size=size, period=views), named, views)
+    images = taught[1].preprocessing.applied(DEEP)
+    shown = student(View(), images=images, size=size, period=views)
+    large = shown.enlarged(16, shown.sampler)
+    assert_sees(taught, large, 3, tolerance=1e-3)
+
+
+def test_values_beyond_the_range_of_a_teacher_are_its_ends(tmp_path):
+    named = write_deep_teacher(tmp_path / "teacher.safetensors", 300.0, 600.0)
+    whole = View(scale=(1, 1), ratio=(1, 1))
+    taught = feed(tmp_path, student(whole, images=DEEP), named, views=0)
+    images = taught[1].preprocessing.applied(DEEP)
+    assert_sees(taught, student(whole, images=images), 3, tolerance=1e-4)
+
+
+def test_a_teacher_without_a_range_is_compared_in_that_of_the_students_images(tmp_path, teacher):
+    out, noise = tmp_path / "run", np.random.default_rng(0)
+    np.savez(tmp_path / "deep.npz", x=noise.integers(0, 999, (24, 16, 16, 3), np.uint16))
+    settings = "--method feature_matching --backbone tiny --epochs 1 --batch-size 8 -q"
+    typed = ["train", tmp_path / "deep.npz", "--teacher", teacher, "-o", out, *settings.split()]
+    assert run(*typed) == 0
+    taught = load(RunFolder(out).teacher).preprocessing
+    assert taught.channels.high == load(out).preprocessing.channels.high
+    assert "teacher" in json.loads((out / "summary.json").read_text())["metrics"]
 
 
 class Counting:
@@ -346,7 +388,7 @@ def test_a_teacher_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_p
     assert weight_bytes(named) == 2**42
     config = TrainConfig(method="seed", teacher=named)
     with pytest.raises(ResourceError, match=r"4,398,047 MB of weights.*give a smaller one"):
-        open_teacher(RunFolder(tmp_path / "run"), config)
+        open_teacher(RunFolder(tmp_path / "run"), config, IMAGES)
 
 
 def test_the_size_of_an_architecture_is_known_without_its_weights():

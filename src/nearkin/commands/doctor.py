@@ -112,7 +112,7 @@ def _replay(
         raise UsageError(f"{folder.path} has not diverged, so there is nothing to look into")
     split = open_split(stored if data is None else data, config, resumed=folder)
     warnings = note_data(folder, split, sources_of(config))
-    teacher = open_teacher(folder, config)
+    teacher = open_teacher(folder, config, split.images)
     where = choose_device(device)
     method, batches = build(config, split.train, where, backbone, teacher, folder)
     optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)

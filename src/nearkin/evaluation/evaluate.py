@@ -20,7 +20,7 @@ from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
-from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, geometry_rows
+from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
 from nearkin.evaluation.protocols import ENTRIES, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
 from nearkin.evaluation.views import ImageViews, second_view
@@ -148,6 +148,7 @@ def evaluate_tables(
     protocol: Sequence[Protocol] = (QUICK,),
     images: Mapping[str, ImageViews] | None = None,
     device: torch.device = CPU,
+    scored: str = TEST,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
     """Take the same metrics of several tables of features of the same images.
@@ -158,11 +159,11 @@ def evaluate_tables(
     images decide nothing but the scores.
 
     `protocol` names what is measured, see `nearkin.evaluation.protocols`. For metrics that need
-    more than features, `images` has those of each table.
+    more than features, `images` has those of each table. `scored` says what the test images are.
     """
     metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()
     for name, (train, test) in tables.items():
-        inputs = Inputs(train, test, seed, device, (images or {}).get(name))
+        inputs = Inputs(train, test, seed, device, (images or {}).get(name), scored)
         progress = under(TITLES.get(name, name), on_progress)
         metrics[name], reasons[name] = _measured(inputs, chosen(protocol), progress)
     train, test = next(iter(tables.values()))
@@ -282,6 +283,7 @@ def evaluate_split(
         protocol=protocol,
         images=views,
         device=device,
+        scored=TEST if "test" in encoded else "training images",
         on_progress=on_progress,
     )
     # There is no test where none is held out.
@@ -309,7 +311,8 @@ def label_free(
     parts = {"train": images.spread(GEOMETRY_IMAGES)}
     study = _Study(parts, seed, workers, augment, device)
     pair = _train_and_test(study.encode(encoder, on_progress))
-    metrics, _ = _measured(Inputs(*pair, seed, device), ENTRIES["labelfree"], on_progress)
+    inputs = Inputs(*pair, seed, device, scored="images")
+    metrics, _ = _measured(inputs, ENTRIES["labelfree"], on_progress)
     return {metric.name: metric for metric in metrics}
 
 

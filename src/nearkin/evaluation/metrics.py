@@ -48,6 +48,7 @@ from nearkin.metrics.retrieval import retrieve
 from nearkin.types import UNLABELED
 
 CPU: Final = torch.device("cpu")
+TEST: Final = "test images"  # What is scored, where images are held out
 KNN: Final = "kNN top-1"  # The headline, of `K` neighbors
 K, LARGE_K = 20, 200  # Neighbors that vote; DINO and its successors report both
 TEMPERATURE: Final = 0.07  # Of their votes, as DINO's and lightly's
@@ -79,7 +80,7 @@ def _sizes(train: Embeddings, test: Embeddings) -> dict[str, str | int | float]:
     """Return how many images are learned from, and which are scored, for a protocol."""
     missing = len(np.setdiff1d(test.labels, train.labels))
     unseen = {UNSEEN: missing} if missing else {}
-    return {"training images": len(train), **unseen, "of": "test images"}
+    return {"training images": len(train), **unseen, "of": TEST}
 
 
 # Nearest neighbors
@@ -319,7 +320,7 @@ def retrieval(train: Embeddings, test: Embeddings) -> list[Metric]:
 
     def protocol(kind: str) -> Protocol:
         images = {"training images": len(train), **left_out}
-        return {"method": f"{kind} of rankings by cosine", **images, "of": "test images"}
+        return {"method": f"{kind} of rankings by cosine", **images, "of": TEST}
 
     def mean(name: str, kind: str, values: Float[np.ndarray, " n"], meaning: str) -> Metric:
         return mean_score(name, values, protocol(kind), groups=groups, meaning=meaning)
@@ -370,7 +371,7 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
         "clusters, as many as classes": k,
         "dimensions": min(test.vectors.shape[1], WIDEST),
         **how,
-        "of": "test images",
+        "of": TEST,
     }
     labels, groups = test.labels, test.groups
 
@@ -426,12 +427,12 @@ def _kmeans(
 # Without labels
 
 
-def view_retrieval(test: Embeddings) -> list[Metric]:
+def view_retrieval(test: Embeddings, scored: str = TEST) -> list[Metric]:
     """Measure how often an image is the nearest of all to an augmented view of itself.
 
-    The task of instance discrimination (Wu et al. 2018) on images it was not trained on. Another
-    image of the same group, such as a near-duplicate, counts as right too. Where no second view
-    was drawn there is no metric.
+    The task of instance discrimination (Wu et al. 2018). Another image of the same group, such as
+    a near-duplicate, counts as right too. Where no second view was drawn there is no metric.
+    `scored` says what images these are.
     """
     view = test.second_view
     if view is None or not len(view):
@@ -446,18 +447,21 @@ def view_retrieval(test: Embeddings) -> list[Metric]:
         share(
             "view retrieval",
             own[first] == own,
-            {"method": "the image nearest to an augmented view by cosine is its own", **_of(test)},
+            {
+                "method": "the image nearest to an augmented view by cosine is its own",
+                **_of(test, scored),
+            },
             groups=groups,
             rows=view.rows,
-            meaning="Share of held-out images that are the nearest of all to an augmented view of "
+            meaning="Share of images that are the nearest of all to an augmented view of "
             "themselves. Contrastive methods are trained for this; it needs no labels, and tells "
             "nothing about classes.",
         )
     ]
 
 
-def _of(test: Embeddings) -> dict[str, str | int | float]:
-    return {"of": f"of {len(test)} test images"}
+def _of(test: Embeddings, scored: str) -> dict[str, str | int | float]:
+    return {"of": f"of {len(test)} {scored}"}
 
 
 def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
@@ -465,11 +469,11 @@ def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
     return np.arange(min(n, GEOMETRY_IMAGES)) * n // max(min(n, GEOMETRY_IMAGES), 1)
 
 
-def geometry(test: Embeddings) -> list[Metric]:
+def geometry(test: Embeddings, scored: str = TEST) -> list[Metric]:
     """Effective rank, spread and uniformity; with a second view also what both views share.
 
     Numbers about a sample: no intervals. Effective rank and neighbor agreement depend on the
-    number of images, which their protocol says.
+    number of images, which their protocol says; `scored` says what images these are.
     """
     view = test.second_view
     rows = geometry_rows(len(test)) if view is None else view.rows
@@ -480,7 +484,7 @@ def geometry(test: Embeddings) -> list[Metric]:
     def metric(
         name: str, value: Float[Tensor, ""], method: str, meaning: str, **more: int
     ) -> Metric:
-        protocol = {"method": method, **more, **_of(test)}
+        protocol = {"method": method, **more, **_of(test, scored)}
         return Metric(name, float(value), None, None, len(rows), None, protocol, meaning=meaning)
 
     metrics = [

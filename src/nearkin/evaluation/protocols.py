@@ -11,6 +11,7 @@ from nearkin.evaluation.attentive import attentive_probe
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import (
     CPU,
+    TEST,
     clusters,
     few_shot,
     geometry,
@@ -36,6 +37,7 @@ class Inputs:
     seed: int
     device: torch.device = CPU  # Of kNN and the linear probe, which take longest
     images: ImageViews | None = None  # Where they are at hand, not only features
+    scored: str = TEST  # What the test embeddings are of, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ LINEAR: Final = Entry(
 )
 CLUSTERS: Final = Entry("clusters", lambda of: clusters(of.test, seed=of.seed))
 GEOMETRY: Final = (
-    Entry("view retrieval", lambda of: view_retrieval(of.test)),
-    Entry("geometry", lambda of: geometry(of.test)),
+    Entry("view retrieval", lambda of: view_retrieval(of.test, of.scored)),
+    Entry("geometry", lambda of: geometry(of.test, of.scored)),
 )
 RETRIEVAL: Final = Entry("retrieval", lambda of: retrieval(of.train, of.test))
 FEW_SHOT: Final = Entry("few-shot", lambda of: few_shot(of.train, of.test, seed=of.seed))

@@ -38,13 +38,13 @@ SAYS: Final[Mapping[Verdict, str]] = {
 COLLAPSED: Final = 0.1  # Share of the start's spread below which features have collapsed
 SPREAD: Final = ("effective rank", "feature std")  # Metrics that a collapse brings near 0
 PROTOCOL: Final = (
-    "paired over the same test images, score interval of Tango 1998 with the effective number of "
+    "paired over the same images, score interval of Tango 1998 with the effective number of "
     "images in groups and, for kNN, the jackknife variance of its bank; it covers the sampling of "
     "images, not the seed of the training"
 )
 RATIO_PROTOCOL: Final = (
-    "accuracy of the student over that of its teacher, paired over the same test images, by the "
-    "delta method"
+    "accuracy of the student over that of its teacher, paired over the same images, by the delta "
+    "method"
 )
 
 
@@ -151,8 +151,8 @@ class StartComparison:
         findings = [f"{_meaning(each)}: {_beside_start(each)}." for each in others]
         if decisive is not None:
             findings.append(
-                f"The interval covers the sampling of images, {decisive.n:,} of them for the "
-                "test, but not the seed of the training: another seed may end elsewhere."
+                f"The interval covers the sampling of the {decisive.n:,} images, but not the "
+                "seed of the training: another seed may end elsewhere."
             )
         return findings
 

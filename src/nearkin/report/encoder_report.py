@@ -109,7 +109,7 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
         sections=(
             ("Summary", (Paragraphs((*verdict, state)), Findings(findings))),
             (origin, (Facts("Encoder", facts, folded=False),)),
-            ("Evaluation", (results(metrics), meant)),
+            ("Evaluation", (results(summary), meant)),
             ("Confusion", confusion(embeddings)),
             ("Training curves", tuple(training_curves(folder).values())),
             *run_sections(folder, data, config, (*protocols(summary), rule), steps),
@@ -261,8 +261,9 @@ def baseline_findings(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def results(metrics: Mapping[str, Any]) -> Table:
+def results(summary: Mapping[str, Any]) -> Table:
     """Return the table of an encoder's metrics beside its baselines."""
+    metrics = summary["metrics"]
     columns = {
         HEADINGS[table]: [Metric(**entry) for entry in column.values()]
         for table, column in metrics.items()
@@ -273,9 +274,11 @@ def results(metrics: Mapping[str, Any]) -> Table:
     untrained = "the same network with random weights, and " if "untrained" in metrics else ""
     teacher = " The teacher is what the student aims at." * ("teacher" in metrics)
     embedding = " The embedding is what the projector makes of the features of this encoder."
+    held_out = "test" in summary["sizes"]
+    images = "held-out images" if held_out else "training images (none is held out)"
     note = (
-        f"On held-out images, with 95 % confidence intervals. Baselines: {start}{untrained}raw "
-        f"pixels.{teacher}{embedding * ('embedding' in metrics)}"
+        f"On {images}, with 95 % confidence intervals. Baselines: {start}{untrained}raw pixels."
+        f"{teacher}{embedding * ('embedding' in metrics)}"
     )
     shown = tuple(tuple(row) for row in rows if row[0] in own)
     return Table("Metrics beside their baselines", ("", *heading[1:]), shown, note)

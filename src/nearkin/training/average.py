@@ -5,8 +5,9 @@ Wortsman et al. 2022, Robust fine-tuning of zero-shot models (WiSE-FT), arXiv:21
     weights = (1 - share) start + share end
 
 Running statistics of batch norms are averaged as weights are. The share is chosen without labels,
-by view retrieval of held-out images. It is 0, the start as it was, unless another is clearly
-better, so that a training which spoils its start is undone.
+by view retrieval of held-out images, or of training images where none is held out. It is 0, the
+start as it was, unless another is clearly better, so that a training which spoils its start is
+undone.
 """
 
 import copy
@@ -23,7 +24,7 @@ from nearkin.metrics.metric import Metric, difference
 
 SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 """Of the way from start to end, beside 0."""
-IMAGES: Final = 1000  # Held-out images, at the most, by which a share is chosen
+IMAGES: Final = 1000  # Images, at the most, by which a share is chosen
 
 
 @torch.no_grad()
@@ -51,6 +52,7 @@ class Average:
     share: float
     retrieval: Mapping[float, Metric]
     """View retrieval by share, that of the start first; none where it could not be measured."""
+    images: str  # What images these are, in words
 
     @property
     def text(self) -> str:
@@ -63,7 +65,7 @@ class Average:
             if self.share
             else "the start as it was: no average of it and the last step is clearly better"
         )
-        return f"{what} ({WITHOUT_LABELS} {rates}; {self.retrieval[0.0].n:,} held-out images)"
+        return f"{what} ({WITHOUT_LABELS} {rates}; {self.retrieval[0.0].n:,} {self.images})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -81,6 +83,7 @@ def choose_average(
     resized: Encoder,
     end: Mapping[str, Tensor],
     measure: Callable[[Encoder], Mapping[str, Metric]],
+    images: str,
 ) -> tuple[Encoder, Average]:
     """Choose the share of a training that its encoder has.
 
@@ -88,7 +91,8 @@ def choose_average(
         start: The encoder as the training was given it, at its own size.
         resized: The same at the size of the training's images.
         end: The weights after the training.
-        measure: Takes label-free metrics of an encoder on held-out images, by name.
+        measure: Takes label-free metrics of an encoder on some images, by name.
+        images: What images these are, such as `held-out images`.
 
     Returns:
         The encoder of the highest view retrieval, among those that are clearly above the start
@@ -96,11 +100,11 @@ def choose_average(
     """
     first = measure(start).get(WITHOUT_LABELS)
     if first is None:
-        return start, Average(0.0, {})
+        return start, Average(0.0, {}, images)
     retrieval = {0.0: first}
     for share in SHARES:
         retrieval[share] = measure(averaged(resized, end, share))[WITHOUT_LABELS]
     better = [share for share in SHARES if difference(retrieval[share], first).clear > 0]
     share = max(better, key=lambda at: retrieval[at].value, default=0.0)
     chosen = averaged(resized, end, share) if share else start
-    return chosen, Average(share, retrieval)
+    return chosen, Average(share, retrieval, images)

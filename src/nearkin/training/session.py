@@ -94,7 +94,7 @@ def train_encoder(
         start.preprocessing = start.preprocessing.for_images(split.images)
         write_start(folder, start)
     view = preprocessing_of(start, config, split.images)
-    teacher = open_teacher(folder, config)
+    teacher = open_teacher(folder, config, split.images)
     for line in teacher.lines() if teacher else []:
         log.info(f"teacher {line}")
     with training_group(config.devices, run_worker, data, network):
@@ -160,7 +160,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         folder = RunFolder(Path(path))
         images = noted_channels(folder, trained_or_scored(open_usable(data, config)))
         check_same_images(images, fingerprint)
-        teacher = open_teacher(folder, config)
+        teacher = open_teacher(folder, config, images)
         device = choose_device(config.device)
         train = images.subset(np.array(rows, np.int64))
         method, batches = build(config, train, device, network, teacher, folder)
@@ -222,8 +222,6 @@ def build(
     known = known_classes(config)
     counts = {"num_images": len(images), "num_known_classes": len(known)}
     counts["teacher_dim"] = teacher.num_features if teacher else 0
-    if teacher:
-        teacher.preprocessing.for_images(images)  # refused if they have other channels
     accepted = inspect.signature(cls.__init__).parameters
     counts = {name: count for name, count in counts.items() if name in accepted}
     with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
@@ -307,12 +305,16 @@ def _average(
     network: nn.Module | None,
     log: Logger,
 ) -> tuple[Encoder, Average]:
-    """Average the start of a training and its end, as held-out images without labels decide."""
+    """Average the start of a training and its end, as images without labels decide.
+
+    These are held out, unless there are too few.
+    """
     size, trust = int(config.image_size), config.trust_remote_code
     start = load(folder.start, backbone=network, trust_remote_code=trust)
+    held_out = len(split.test) > 1
     measure = partial(
         label_free,
-        images=(split.test if len(split.test) > 1 else split.train).spread(IMAGES),
+        images=(split.test if held_out else split.train).spread(IMAGES),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
@@ -320,7 +322,8 @@ def _average(
         on_progress=under("average of weights", log.progress),
     )
     same_size = start if size == start.image_size else resized(start, size)
-    kept, average = choose_average(start, same_size, end.body.state_dict(), measure)
+    images = "held-out images" if held_out else "training images"
+    kept, average = choose_average(start, same_size, end.body.state_dict(), measure, images)
     log.info(f"average {average.text}")
     return kept, average
 

@@ -1,9 +1,9 @@
 """A teacher's features of the views that its student sees, as part of every batch.
 
-The teacher sees exactly the student's view, at its own image size (Beyer et al. 2022, "Knowledge
-distillation: a good teacher is patient and consistent"). With views that repeat after some epochs
-its features are computed once, before the first step, and kept in the run folder; otherwise it
-runs in every step.
+The teacher sees exactly the student's view, at its own image size and in its own range of values
+(Beyer et al. 2022, "Knowledge distillation: a good teacher is patient and consistent"). With views
+that repeat after some epochs its features are computed once, before the first step, and kept in
+the run folder; otherwise it runs in every step.
 """
 
 import hashlib
@@ -22,8 +22,10 @@ from torch import Tensor
 
 from nearkin.config import TrainConfig
 from nearkin.data.batches import Batches, BatchLoader
+from nearkin.data.channels import Channels
+from nearkin.data.images import Images
 from nearkin.data.samplers import BatchSampler, SequentialBatchSampler
-from nearkin.data.views import normalize
+from nearkin.data.views import input_statistics, normalize
 from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, weight_bytes, write_encoder
 from nearkin.encoders.inference import images_at_once
@@ -46,13 +48,14 @@ a teacher's softmax at temperature 0.01 by 4e-4 of its mass.
 HEAD: Final = hashlib.sha256().digest_size  # Bytes before the features: what they belong to
 
 
-def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
+def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Encoder | None:
     """Load the encoder that a training learns from, if it learns from one.
 
     A copy of it is in the run folder from the start of the run, so that a run goes on, and is
-    evaluated, where its source is gone.
+    evaluated, where its source is gone. It has the range of these images if it has none.
 
     Raises:
+        DataError: If the images have other channels than it takes.
         ResourceError: If the encoder does not fit into memory, before it is read.
     """
     if not config.teacher:
@@ -70,7 +73,8 @@ def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
     trust = config.trust_remote_code
     teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
     details = {**teacher.details, "named": config.teacher}
-    write_encoder(folder.teacher, teacher.backbone, details, teacher.preprocessing)
+    view = teacher.preprocessing.for_images(images)
+    write_encoder(folder.teacher, teacher.backbone, details, view)
     return load(folder.teacher, trust_remote_code=True)  # the same one, as written
 
 
@@ -85,9 +89,24 @@ def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
     return details
 
 
+def _in_own_range(teacher: Encoder, view: Tensor, channels: Channels | None) -> Tensor:
+    """Return normalized images of these channels, from 0 to 1 in the teacher's range of values."""
+    own = teacher.preprocessing.channels
+    if own is None or channels is None or (own.low, own.high) == (channels.low, channels.high):
+        return view
+    numbers = (*input_statistics(len(own.low)), channels.low, channels.high, own.low, own.high)
+    table = to_device(torch.tensor(numbers), view.device)[..., None, None]
+    mean, std, low, high, own_low, own_high = table
+    values = low + (high - low) * (view * std + mean)
+    return normalize(((values - own_low) / (own_high - own_low)).clamp(0, 1))
+
+
 @torch.no_grad()
-def _features(teacher: Encoder, view: Tensor) -> Float[Tensor, "batch dim"]:
-    """Return unit features of normalized images."""
+def _features(
+    teacher: Encoder, view: Tensor, channels: Channels | None
+) -> Float[Tensor, "batch dim"]:
+    """Return unit features of normalized images of these channels."""
+    view = _in_own_range(teacher, view, channels)
     pieces = view.split(images_at_once(teacher.image_size, view.device))
     with eval_mode(teacher):
         return unit(torch.cat([teacher(piece).float() for piece in pieces]))
@@ -110,8 +129,10 @@ class LiveTeacher:
         count, side = len(self.batches.sizes), self.teacher.image_size
         same = all(size == side for size in self.batches.sizes)
         batches = self.batches if same else self.batches.shown_again(side)
+        channels = batches.images.channels
         for batch in batches.load(start, stop):
-            features = tuple(_features(self.teacher, view) for view in batch.views[-count:])
+            seen = batch.views[-count:]
+            features = tuple(_features(self.teacher, view, channels) for view in seen)
             yield replace(batch, views=batch.views[:count], teacher=features)
 
 
@@ -293,7 +314,7 @@ def compute(
     """
     size = images_at_once(teacher.image_size, batches.device)  # divides the size of a file
     sampler = SequentialBatchSampler(files.num_images, size, batches.sampler.seed)
-    views = batches.enlarged(teacher.image_size, sampler)
+    views, channels = batches.enlarged(teacher.image_size, sampler), batches.images.channels
     total = sum(files.shape(first)[0] for _, first in parts)
     done = 0
     for epoch, first in parts:
@@ -304,7 +325,7 @@ def compute(
         for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):
             on_progress(done, total, f"teacher's features of views {epoch + 1}/{files.epochs}")
             chunk = slice(number * size, number * size + len(rows))
-            of_views = [_features(teacher, normalize(view)) for view in pixels]
+            of_views = [_features(teacher, normalize(view), channels) for view in pixels]
             readable = rows == expected[chunk]
             features[chunk][readable] = (
                 torch.stack(of_views, dim=1).cpu().numpy()[readable].astype(HALF)
