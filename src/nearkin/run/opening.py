@@ -127,8 +127,10 @@ def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise OutputError(
             f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
         )
-    begun = folder.data.exists() if overwrite else folder.marker.exists() or folder.config.exists()
-    if folder.is_occupied and not begun:
+    begun = [folder.data]
+    if not overwrite:
+        begun += [folder.marker, folder.config, path / STAGES]
+    if folder.is_occupied and not any(each.exists() for each in begun):
         option = "--overwrite" if overwrite else "--resume"
         raise OutputError(
             f"{path} is no run, so {option} spares it; empty it or choose another -o"
