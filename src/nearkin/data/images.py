@@ -333,9 +333,9 @@ def content_bytes(image: bytes | np.ndarray) -> bytes:
 def content_id(start: bytes | np.ndarray, size: int) -> int:
     """Return 64 bits that tell an image from others: of its pixels, or of its file, and its size.
 
-    Of a file only the first `PREFIX` bytes count. So images of a million can be told from others
-    although no more than their headers is read. Edits of an uncompressed file that leave its
-    first 64 KiB as they were are not noticed.
+    Of a file only the first `PREFIX` bytes count, so that no more than the headers of a million
+    files is read. Edits of an uncompressed file that leave its first 64 KiB as they were are not
+    noticed.
     """
     told_by = start[:PREFIX] if isinstance(start, bytes) else start
     whole = hashlib.sha256(content_bytes(told_by) + b"%d" % size)

@@ -65,9 +65,8 @@ class Split:
     train_rows: np.ndarray
     test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
-    stored: StoredSplit | None = (
-        None  # That of the run that goes on, or of the nearest earlier one
-    )
+    stored: StoredSplit | None = None
+    """That of the run that goes on, or of the nearest earlier one."""
 
     @cached_property
     def train(self) -> Images:

@@ -216,8 +216,8 @@ def remove_column(
         column: Its name.
         embeddings: Unit features.
         values: The value of each image.
-        held_out: Whether each image is asked. The projection is fitted to the others, of those
-            whose value is known, and they are the neighbors.
+        held_out: Whether each image is scored. The others are the neighbors, and the projection
+            is fitted to those of them whose value is known.
         seed: Decides what is drawn.
 
     Returns:

@@ -104,7 +104,7 @@ def _labeled(
         first = next((row for row in group if own[row]), group[0])
         spare.update(row for row in group if row != first and not own[row])
     keep = np.setdiff1d(np.arange(len(everything)), sorted(spare))
-    said = _said(everything, recognized, groups)
+    annotated = _annotations(everything, recognized, groups)
     classes, numbers = numbered([merged[row] for row in keep])
     if len(classes) < 2:
         raise DataError(
@@ -125,18 +125,18 @@ def _labeled(
         notes.append(Note("guessed", text, spread))
     outside = len(recognized.outside) + len(recognized.outside.bad)
     used = everything.subset(keep) if outside else images
-    group_of = [said.groups[row] for row in keep]
+    group_of = [annotated.groups[row] for row in keep]
     return replace(
         used.noted(*notes),
         labels=numbers,
         groups=grouped(group_of),
         group_names=[name if name[:1] != "\0" else "" for name in group_of],
-        splits=np.array(said.splits, np.str_)[keep],
+        splits=np.array(annotated.splits, np.str_)[keep],
         classes=classes,
     )
 
 
-def _said(
+def _annotations(
     everything: Images, recognized: "Recognized", duplicates: Sequence[Sequence[int]]
 ) -> Annotations:
     """Return groups and splits: those of the table, or else those that the images have.
@@ -148,12 +148,12 @@ def _said(
     groups = [name or (f"\0{number}" if shared else "") for name, number, shared in given]
     own = Annotations([""] * len(everything), groups, everything.splits.tolist())
     table, _ = annotations_from_rows(recognized.rows, everything.names)
-    said = [list(column) for column in table.or_else(own)]
-    for rows, column in product(duplicates, said):
+    columns = [list(column) for column in table.or_else(own)]
+    for rows, column in product(duplicates, columns):
         shared = next((column[row] for row in rows if column[row]), "")
         for row in rows:
             column[row] = column[row] or shared
-    return Annotations(*said)
+    return Annotations(*columns)
 
 
 def with_copies(images: Images, labels: Sequence[str]) -> tuple[list[str], list[list[int]]]:
