@@ -237,22 +237,44 @@ def test_features_have_the_groups_of_their_images(grouped, encoder, tmp_path):
     assert metric.effective_n < metric.n == 80
 
 
+OMITTED = "left out: 50 images of the validation part: the test part is scored"
+SCORED = "substituted: the validation part, of 50 images, is scored: there is no test part"
+
+
+def notes_of(caplog):
+    """The lines that say what was decided about the data."""
+    lines = [line for line in caplog.messages if line.startswith(("left out", "substituted"))]
+    caplog.clear()
+    return lines
+
+
+def test_vectors_without_a_label_are_said_to_be_left_out(tmp_path, caplog):
+    table, whole = tmp_path / "v.parquet", features()
+    labels = np.where(np.arange(200) % 10, whole.labels, -1)
+    splits = np.repeat(["train", "test"], (120, 80))
+    write_embeddings(table, replace(whole, labels=labels, splits=splits))
+    assert nearkin.evaluate(table, protocol=["knn"]).sizes == {"train": 108, "test": 72}
+    assert notes_of(caplog) == ["left out: 20 vectors without a label"]
+
+
 @pytest.mark.parametrize(
-    ("words", "sizes"),
+    ("words", "sizes", "note"),
     [
-        (["train", "validation", "Test"], (100, 50)),
-        (["Train", "training", "test_set"], (150, 50)),
-        (["", "", "test"], (150, 50)),
-        (["train", "", "val"], (150, 50)),
-        (["", "valid", "test"], (100, 50)),
+        (["train", "validation", "Test"], (100, 50), OMITTED),
+        (["Train", "training", "test_set"], (150, 50), ""),
+        (["", "", "test"], (150, 50), ""),
+        (["train", "", "val"], (150, 50), SCORED),
+        (["", "valid", "test"], (100, 50), OMITTED),
     ],
 )
-def test_features_are_divided_by_any_word_for_a_split(words, sizes, tmp_path):
+def test_features_are_divided_by_any_word_for_a_split(words, sizes, note, tmp_path, caplog):
     table, whole = tmp_path / "v.parquet", features()
     write_embeddings(table, replace(whole, splits=np.repeat(words, (100, 50, 50))))
-    evaluation = nearkin.evaluate(table, protocol=["knn"], verbose=False)
+    evaluation = nearkin.evaluate(table, protocol=["knn"])
     assert evaluation.sizes == dict(zip(("train", "test"), sizes, strict=True))
-    assert nearkin.audit(table, verbose=False).to_dict()["sizes"] == evaluation.sizes
+    assert notes_of(caplog) == [note] * bool(note)
+    assert nearkin.audit(table).to_dict()["sizes"] == evaluation.sizes
+    assert notes_of(caplog) == [note] * bool(note)
     assert nearkin.select(table, num=1, verbose=False).num_unlabeled == sizes[0]
 
 

@@ -198,6 +198,7 @@ REFUSED = [
     ("duplicates DATA --apply old.csv", 4, "choose another"),
     ("duplicates DATA -o copies.txt", 2, "ends in .csv"),
     ("duplicates DATA --apply DATA/new", 2, "lies inside"),
+    ("duplicates DATA -o new.csv --apply ./new.csv", 2, "give each a file of its own"),
     ("duplicates DATA --vectors broken.parquet --threshold .9", 5, "cannot be used"),
     ("duplicates DATA --vectors none.parquet --threshold .9", 2, "does not exist"),
     ("duplicates DATA --encoder VECTORS --vectors VECTORS --threshold .9", 2, "give one of them"),

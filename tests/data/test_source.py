@@ -76,6 +76,15 @@ def test_a_source_may_give_pil_images_and_tensors():
         assert (images.read(row) == np.asarray(Image.open(io.BytesIO(png(int(name[-2:])))))).all()
 
 
+def test_a_pil_image_of_16_bits_keeps_them():
+    deep = np.linspace(0, 60_000, 720).astype(np.uint16).reshape(24, 30)
+
+    names, read = list("0123"), lambda name: Image.fromarray(deep + int(name))
+    images = open_images(SimpleNamespace(names=names, read=read))
+    assert str(images.pixel_type) == "1 uint16"
+    assert (images.source.read(2)[..., 0] == deep + 2).all()
+
+
 def test_a_source_is_asked_by_the_names_that_it_gives():
     """Though images are called by composed letters, as those of a folder are."""
     split = unicodedata.normalize("NFD", "é.png")

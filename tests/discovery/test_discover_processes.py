@@ -12,6 +12,7 @@ import pytest
 import torch
 from discoveries import rows, words
 from nearkin_command import run
+from PIL import Image
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
 from small import fork_workers
@@ -118,6 +119,29 @@ def test_two_processes_discover_what_one_discovers(data, both, tmp_path):
         scores = [float(row[column]) for row in expected]
         assert [float(row[column]) for row in result] == pytest.approx(scores, abs=1e-5)
     assert len(result) == 32
+
+
+@pytest.mark.usefixtures("short")
+def test_processes_train_on_what_a_table_of_labels_leaves(data, tmp_path):
+    """Its validation part is neither trained on nor scored, which the data alone do not say."""
+    with np.load(data) as arrays:
+        pixels, labels = arrays["x"], arrays["y"]
+    folder, table = tmp_path / "images", tmp_path / "labels.csv"
+    folder.mkdir()
+    lines = ["path,label,split"]
+    for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+        path, known = folder / f"{number:02}.png", str(label) if label < 3 else ""
+        Image.fromarray(image).save(path)
+        lines.append(f"{path.name},{known},{('train', 'val', 'test', 'train')[number % 4]}")
+    table.write_text("\n".join(lines))
+    settings = [word for word in SETTINGS if word not in ("--known", "0,1,2", "--val", "0")]
+    given = ["--labeled", table, *settings, "-o", tmp_path / "run", "--devices", 2]
+    assert run("discover", folder, *given) == 0
+    stage = RunFolder(tmp_path / "run").stage("features")
+    assert '"processes": 2' in stage.machine.read_text()
+    noted = {row["path"]: row["split"] for row in rows(stage.images)}
+    assert len(noted) == 60
+    assert sum(part == "train" for part in noted.values()) == 40
 
 
 @pytest.mark.slow

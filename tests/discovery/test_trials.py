@@ -227,7 +227,15 @@ def test_an_image_of_several_trials_counts_once_among_those_that_calibrated():
     probability, correct = np.full((4, 2), [0.8, 0.2]), np.array([True, True, True, False])
     rows = np.arange(4), np.arange(2, 6)
     some = [Trial(0, USUAL, 0.75, probability, correct, own) for own in rows]
-    assert calibrate(some).num_images == 6
+    assert calibrate(some, np.arange(6)).num_images == 6
+
+
+def test_images_of_one_group_are_one_witness_for_a_temperature():
+    correct = np.arange(60) % 2 == 0  # half of what is said with certainty is wrong
+    said = np.tile([0.99, 0.01], (60, 1))
+    some = [Trial(0, USUAL, 0.5, said, correct, np.arange(60))]
+    assert calibrate(some, np.arange(60)).temperature > 2
+    assert calibrate(some, np.zeros(60, int)).temperature == 1
 
 
 def test_what_is_given_is_not_searched_for():

@@ -439,6 +439,8 @@ def test_next_steps_can_be_pasted_into_a_shell_whatever_a_folder_is_called():
     hostile = "/mnt/c/Users/Jane Doe/$(touch x)"
     assert shlex.split(typed("embed", hostile, hostile)) == ["nearkin", "embed", hostile, hostile]
     assert typed("embed", "arrays") == "nearkin embed DATA"
+    encoder = "object:tiny-0123"
+    assert typed("embed", encoder, "arrays") == "nearkin embed ENCODER DATA"
     own = TrainConfig(augment=[{"kind": "strong"}], lr=0.5)
     words = shlex.split(command("photos", own, Path("runs/a b/config.toml")))
     expected = ["train", "photos", "--config", "runs/a b/config.toml", "--lr", "0.5"]

@@ -16,7 +16,7 @@ from nearkin.data.images import Either, Images
 from nearkin.data.labels import grouped, numbered, splits_of
 from nearkin.data.notes import lines
 from nearkin.data.opening import column_of, open_images
-from nearkin.data.split import scored_part, trained_or_scored
+from nearkin.data.split import scored_part, trained_or_scored, validation_notes
 from nearkin.data.union import union
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, UsageError
@@ -126,7 +126,9 @@ def of_images(
     return Audited(embeddings_of(images, unit(features.center).numpy(), rows), images)
 
 
-def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tuple[Audited, Values]:
+def of_tables(
+    tables: Sequence[EmbeddingTable], split: str, ignore: str, log: Reporter
+) -> tuple[Audited, Values]:
     """Read one table of features, whose column `split` names parts, or a training and a test one.
 
     Raises:
@@ -159,6 +161,8 @@ def of_tables(tables: Sequence[EmbeddingTable], split: str, ignore: str) -> tupl
     ignored = column(ignore, needed=True) if ignore else np.zeros(len(parts), "U1")
     scored = scored_part(parts)
     used = np.flatnonzero((parts != "val") | (scored == "val"))
+    for line in lines(validation_notes(parts)):
+        log.info(line)
     splits = np.where(parts == scored, "test", "train")
     check_parts(splits[used], numbers[used])
     embeddings = Embeddings(

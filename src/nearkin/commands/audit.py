@@ -154,7 +154,7 @@ def _of_vectors(
             raise UsageError(f"{data_name(each)}: these are images; give --encoder, too")
     with ExitStack() as stack:
         tables = [stack.enter_context(table_of(each, log)) for each in sets]
-        return of_tables(tables, split, ignore)
+        return of_tables(tables, split, ignore, log)
 
 
 def _write_split(path: Path, found: Audit) -> None:

@@ -111,6 +111,8 @@ def discover(
 
 def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Run:
     """Take part in the training of an encoder, in which alone there are several processes."""
+    if config.accept:  # which has an encoder
+        return Run(folder)
     if resume:
         config = resumed_settings(folder, _with_options(self_contained(config)))
     trained = resume and folder.stage("features").summary.exists()

@@ -266,6 +266,8 @@ def _check_outputs(
     """Refuse what must not be replaced before anything is computed."""
     for path, suffix in ((output, ".csv"), (page, ".html")):
         check_output(path, suffix, overwrite=overwrite, reads=[data, *features])
+    if apply and output and Path(apply).resolve() == Path(output).resolve():
+        raise UsageError(f"-o and --apply are both {apply}; give each a file of its own")
     if apply is not None and Path(apply).suffix == ".csv":
         check_output(apply, ".csv", overwrite=overwrite, reads=[data, *features])
     elif apply is not None:

@@ -19,15 +19,17 @@ from nearkin.choices import Protocol
 from nearkin.commands.sources import VectorsLike, table_of
 from nearkin.config import EmbedConfig
 from nearkin.data.labels import numbered, splits_of
-from nearkin.data.split import scored_part
+from nearkin.data.notes import Note, lines
+from nearkin.data.split import scored_part, validation_notes
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, ResourceError
-from nearkin.evaluation.column import column_test
+from nearkin.evaluation.column import Values, column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
 from nearkin.evaluation.table import EmbeddingTable, map_vectors
 from nearkin.metrics.kmeans import WIDEST
+from nearkin.pace import count
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.types import UNLABELED
@@ -60,7 +62,7 @@ def evaluate_vectors(
             learned_from = stack.enter_context(table_of(bank, log))
         _check_one_encoder(table, learned_from)
         stack.enter_context(resource_errors())
-        learned, scored = stack.enter_context(_mapped(table, learned_from))
+        learned, scored = stack.enter_context(_mapped(table, learned_from, log))
         sizes = f"{len(learned):,} training images, {len(scored):,} test images"
         log.info(f"vectors  {sizes}")
         dim = scored.vectors.shape[1]
@@ -100,9 +102,9 @@ def _check_one_encoder(table: EmbeddingTable, bank: EmbeddingTable) -> None:
 
 @contextmanager
 def _mapped(
-    table: EmbeddingTable, bank: EmbeddingTable
+    table: EmbeddingTable, bank: EmbeddingTable, log: Reporter
 ) -> Iterator[tuple[Embeddings, Embeddings]]:
-    """Yield the training and the test embeddings, their vectors in files."""
+    """Yield the training and the test embeddings, their vectors in files; log what is left out."""
     dim, of_bank = _dim(table), _dim(bank)
     if dim != of_bank:
         raise CheckpointError(
@@ -112,9 +114,16 @@ def _mapped(
     numbers, classes = _numbers("label", table, bank)
     groups = _groups(table, bank)
     learned, scored = _split(table, bank)
+    every = len(learned) + len(scored)
     learned = learned[numbers[bank][learned] != UNLABELED]
     labeled = scored[numbers[table][scored] != UNLABELED]
     scored = labeled if len(labeled) else scored
+    notes = validation_notes(_parts(table)) if bank is table else []
+    if unlabeled := every - len(learned) - len(scored):
+        text = f"{count(unlabeled, 'vector')} without a label"
+        notes.append(Note("left out", text, unlabeled))
+    for line in lines(notes):
+        log.info(line)
     with TemporaryDirectory(prefix="nearkin-") as folder:
         _check_disk(Path(folder), 4 * dim * (len(learned) + len(scored)))
         parts = []
@@ -161,8 +170,7 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
     """
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table))
-    names, code = table.codes("split")
-    splits = splits_of(names)[code]
+    splits = _parts(table)
     is_scored = splits == scored_part(splits)
     if is_scored.any():
         return np.flatnonzero(~np.isin(splits, ("val", "test"))), np.flatnonzero(is_scored)
@@ -170,6 +178,12 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
     if learned.all():  # nothing is held out: clusters and geometry are measured of all
         learned[:] = False
     return np.flatnonzero(learned), np.flatnonzero(~learned)
+
+
+def _parts(table: EmbeddingTable) -> Values:
+    """Return the part of each row."""
+    names, code = table.codes("split")
+    return np.array(splits_of(names)[code])
 
 
 def _check_disk(folder: Path, needed: int) -> None:

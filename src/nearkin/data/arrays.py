@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.channels import array_pixels, stored_channels
-from nearkin.data.decode import rgb_pixels
+from nearkin.data.channels import array_pixels, pil_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing, listed
@@ -61,7 +60,7 @@ def _pixels(where: str, images: Any) -> np.ndarray:
 def _stacked(images: Any) -> np.ndarray:
     """Images as one array, if they are one already, or of one shape."""
     if isinstance(images, list | tuple):
-        images = [_as_its_file(x) if isinstance(x, Image.Image) else x for x in images]
+        images = [pil_pixels(x) if isinstance(x, Image.Image) else x for x in images]
         shapes = {np.shape(image) for image in images}
         if len(shapes) > 1:
             such = " and ".join(map(str, sorted(shapes)[:2]))
@@ -72,12 +71,6 @@ def _stacked(images: Any) -> np.ndarray:
             "and labels, a folder, or an object with names and read (an ImageSource)"
         )
     return np.asarray(images)
-
-
-def _as_its_file(image: Image.Image) -> np.ndarray:
-    """A Pillow image as its file is read: upright, and RGB unless it is gray of more bits."""
-    deep = image.mode.startswith("I") or image.mode == "F"
-    return stored_channels(image) if deep else rgb_pixels(image)
 
 
 def _labels(where: str, part: Part) -> list[Any]:

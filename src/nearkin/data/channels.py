@@ -29,6 +29,7 @@ from nearkin.data.decode import (
     eight_bits,
     opened,
     orientation,
+    rgb_pixels,
     swapped,
     upright,
 )
@@ -224,6 +225,12 @@ def stored_channels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
     if pixels.ndim != 3:
         raise ValueError(f"shape {pixels.shape}; give (height, width, channels)")
     return pixels if isinstance(image, np.ndarray) else np.moveaxis(pixels, 0, -1)
+
+
+def pil_pixels(image: Image.Image) -> Shaped[np.ndarray, "height width channels"]:
+    """A Pillow image as its file is read: upright, and RGB unless it is gray of more bits."""
+    deep = image.mode.startswith("I") or image.mode == "F"
+    return stored_channels(image) if deep else rgb_pixels(image)
 
 
 def check(content: bytes, known: Header) -> None:

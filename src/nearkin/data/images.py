@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped, UInt64
 from PIL import Image
 
-from nearkin.data.channels import Channels, array_pixels, as_color
-from nearkin.data.decode import BadImage, PixelType, rgb_pixels
+from nearkin.data.channels import Channels, array_pixels, as_color, pil_pixels
+from nearkin.data.decode import BadImage, PixelType
 from nearkin.data.notes import Note
 from nearkin.errors import ResourceError
 from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
@@ -124,7 +124,7 @@ class ImageSource(Protocol):
     """Unique names, in any order."""
 
     def read(self, name: str, /) -> bytes | np.ndarray | Image.Image:
-        """A file's bytes, a PIL image, or an array or tensor; see `rgb_pixels`, `array_pixels`."""
+        """A file's bytes, a PIL image, or an array or tensor; see `pil_pixels`, `array_pixels`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,14 +135,13 @@ class CustomSource(Source):
     names: Sequence[str]
 
     def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
-        """The encoded bytes, or RGB pixels."""
+        """The encoded bytes, or pixels."""
         try:
             image: Any = self.source.read(self.names[row])
             if isinstance(image, bytes):
                 return image[:limit]
-            if isinstance(image, Image.Image):
-                return rgb_pixels(image)
-            return as_color(array_pixels(image, 3))
+            pixels = pil_pixels(image) if isinstance(image, Image.Image) else image
+            return as_color(array_pixels(pixels, 3))
         except Exception as error:
             message = " ".join(str(error).split())  # on one line, as in bad_files.csv
             raise BadImage(f"unreadable: {type(error).__name__}: {message}") from error

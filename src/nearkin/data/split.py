@@ -126,22 +126,29 @@ def scored_part(splits: Shaped[np.ndarray, " images"]) -> str:
     return "val" if "val" in splits and "test" not in splits else "test"
 
 
+def validation_notes(splits: Shaped[np.ndarray, " images"]) -> list[Note]:
+    """Say what becomes of a validation part: scored without a test part, else left out."""
+    num = int((splits == "val").sum())
+    if not num or num == len(splits):  # all are of one part, whatever its name
+        return []
+    if scored_part(splits) == "val":
+        text = f"the validation part, of {count(num, 'image')}, is scored: there is no test part"
+        return [Note("substituted", text, num)]
+    text = f"{count(num, 'image')} of the validation part: the test part is scored"
+    return [Note("left out", text, num)]
+
+
 def trained_or_scored(images: Images) -> Images:
     """Return the images without a validation part: neither trained on nor scored, if others are.
 
     Where it is the only part to score, it becomes the test part.
     """
-    scored, validation = scored_part(images.splits), images.splits == "val"
-    num = int(validation.sum())
-    if scored == "val":
+    validation = images.splits == "val"
+    images = images.noted(*validation_notes(images.splits))
+    if scored_part(images.splits) == "val":
         images = replace(images, splits=np.where(validation, "test", images.splits))
-        if has_test_split(images):
-            text = f"the validation part, of {num} images, is scored: there is no test part"
-            images = images.noted(Note("substituted", text, num))
-    elif num:
-        text = f"{num} images of the validation part: the test part is scored"
+    elif validation.any():
         images = images.subset(np.flatnonzero(~validation))
-        images = images.noted(Note("left out", text, num))
     if (images.splits == "test").all():
         text = (
             f"all {len(images)} images are of one part, to score; --val decides what is held out"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from jaxtyping import Int
 
 from nearkin.classifier.assignments import Assignments, assign, outliers
 from nearkin.classifier.calibration import Calibration, fit_calibration
@@ -191,7 +192,8 @@ def build_outcome(
     if isinstance(state.encoder, FinetunedEncoder):
         network = state.encoder.trained(own)
     write_encoder(folder.encoder, network.backbone, network.details, network.preprocessing)
-    classifier, assignments = _classified(state, own, network.digest, calibrate(trials))
+    calibration = calibrate(trials, dataset.images.groups)
+    classifier, assignments = _classified(state, own, network.digest, calibration)
     classifier.write(folder.classifier)
     by_number = {
         number: [
@@ -253,10 +255,11 @@ def _classified(
     return classifier, assign(predictions, classifier.top_reference, calibration)
 
 
-def calibrate(trials: Sequence[Trial]) -> Calibration | None:
+def calibrate(trials: Sequence[Trial], groups: Int[np.ndarray, " images"]) -> Calibration | None:
     """Fit the calibration to the trials of the result's candidate, if there are any.
 
-    Held-out known classes stand in for novel ones, whose labels nobody has.
+    Held-out known classes stand in for novel ones, whose labels nobody has. `groups` has the group
+    of each image, near-duplicates among them.
     """
     if not trials:
         return None
@@ -265,5 +268,5 @@ def calibrate(trials: Sequence[Trial]) -> Calibration | None:
     # Where a cluster is another class's, it is known only that the image is not of it.
     target = np.where(correct, probability.argmax(axis=1), UNLABELED)
     rows = np.concatenate([trial.rows for trial in trials])
-    calibration = fit_calibration(probability, target, rows)
+    calibration = fit_calibration(probability, target, groups[rows])
     return replace(calibration, num_images=len(np.unique(rows)))  # several trials may have one

@@ -9,6 +9,7 @@ import numpy as np
 
 from nearkin.config import ClassifyConfig, Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
+from nearkin.encoders.encoder import OBJECT
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.baselines import TITLES
@@ -314,9 +315,10 @@ def protocols(summary: Mapping[str, Any]) -> list[str]:
 
 
 def typed(verb: str, *words: object) -> str:
-    """A command as it is typed; images that only Python has are DATA."""
-    given = ("DATA" if word == data_name(None) else str(word) for word in words)
-    return shlex.join(["nearkin", verb, *given])
+    """A command as it is typed; images that only Python has are DATA, such an encoder ENCODER."""
+    in_memory = {data_name(None): "DATA"}
+    in_memory |= {str(word): "ENCODER" for word in words if str(word).startswith(OBJECT)}
+    return shlex.join(["nearkin", verb, *(in_memory.get(str(word), str(word)) for word in words)])
 
 
 def _steps(folder: RunFolder, data: str, evaluation: Evaluation) -> Iterator[tuple[str, str]]:

@@ -302,6 +302,18 @@ def noted_channels(folder: RunFolder, images: Images) -> Images:
     return replace(images, channels=_noted(folder)[2])
 
 
+def noted_images(folder: RunFolder, images: Images) -> Images:
+    """Return those of the images that a run has noted, in the range that it was started with.
+
+    All of them, if some that the run has noted are not there.
+    """
+    stored = stored_split(folder)
+    row = {name: number for number, name in enumerate(images.names)}
+    if stored and row.keys() >= set(stored.names):
+        images = images.subset(np.array(sorted(row[name] for name in stored.names), np.int64))
+    return noted_channels(folder, images)
+
+
 def note_labels(folder: RunFolder, split: Split) -> None:
     """Note the images and labels of a run, or refuse others than those noted; see `note_data`."""
     digest = hashlib.sha256()

@@ -20,7 +20,7 @@ from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler, GroupedBatchSampler, RandomBatchSampler
-from nearkin.data.split import Split, trained_or_scored
+from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
 from nearkin.encoders.origin import without_folder
@@ -46,7 +46,7 @@ from nearkin.run.data import (
     note_column,
     note_data,
     note_undecodable,
-    noted_channels,
+    noted_images,
     noted_values,
     open_usable,
 )
@@ -158,7 +158,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         settings, path, fingerprint, rows = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         folder = RunFolder(Path(path))
-        images = noted_channels(folder, trained_or_scored(open_usable(data, config)))
+        images = noted_images(folder, open_usable(data, config))
         check_same_images(images, fingerprint)
         teacher = open_teacher(folder, config, images)
         device = choose_device(config.device)
