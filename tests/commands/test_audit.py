@@ -291,6 +291,19 @@ def cameras(photos, tmp_path_factory):
     return table
 
 
+def test_an_encoder_that_was_trained_on_test_images_is_named(photos, cameras, tmp_path):
+    """A split of one's own knows nothing of the one that the encoder's run had."""
+    quick = {"backbone": "tiny", "image_size": 16, "batch_size": 8, "epochs": 1}
+    run = nearkin.train(photos, output=tmp_path / "run", **quick, device="cpu", verbose=False)
+    found = nearkin.audit(cameras, encoder=run, split="fold", verbose=False)
+    seen = [row for row in read_csv(cameras) if "train" in row["path"] and row["fold"] == "test"]
+    assert found.to_dict()["encoder_trained_on"] == len(seen) == 20
+    assert "was trained on 20 of 27 test images" in str(found)
+    own = nearkin.audit(photos, encoder=run, verbose=False)
+    assert own.to_dict()["encoder_trained_on"] == 0, "copies of training images are leaks"
+    assert "encoder" not in str(own)
+
+
 def test_columns_name_parts_and_what_is_to_be_ignored(cameras, encoder, tmp_path):
     page, how = tmp_path / "audit.html", {"encoder": encoder, "split": "fold", "verbose": False}
     found = nearkin.audit(cameras, **how, ignore="camera", page=page)

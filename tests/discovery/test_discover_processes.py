@@ -30,6 +30,8 @@ SHORT = """
 import sys
 import torch
 import nearkin.run.auto as build
+from nearkin.discovery import stages
+stages.MAX_EPOCHS = 40
 build.native_precision = lambda device: torch.float32
 build.MOST_EPOCHS = 2
 build.usable_optimizer = lambda *facts: "sgd"
@@ -37,7 +39,7 @@ from nearkin.cli import main
 if __name__ == "__main__":
     sys.exit(main())
 """
-"""What `short` does, in a process of its own."""
+"""What `short` and conftest.py do, in a process of its own."""
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ class Audited:
 
     embeddings: Embeddings  # With the groups that the data name
     images: Images | None = None  # In the same order; None of vectors alone
+    seen: Bool[np.ndarray, " n"] | None = None  # What the encoder's run was trained on, if known
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -55,6 +56,11 @@ class Audited:
     def test_rows(self) -> Int[np.ndarray, " test"]:
         """The images that are scored."""
         return np.flatnonzero(self.is_test)
+
+    @property
+    def num_seen(self) -> int:
+        """How many test images the run of the encoder was trained on, as far as is known."""
+        return 0 if self.seen is None else int(self.seen[self.is_test].sum())
 
     @property
     def groups(self) -> Int[np.ndarray, " n"]:

@@ -132,6 +132,7 @@ class Audit(Result):
         audited, moved = self.audited, self.repaired != self.audited.embeddings.splits
         return {
             "sizes": {"train": len(audited.train_rows), "test": len(audited.test_rows)},
+            "encoder_trained_on": audited.num_seen,
             "leaks": {
                 "images": len(self.leaks.found),
                 "threshold": self.leaks.threshold,
@@ -164,6 +165,9 @@ class Audit(Result):
         yield "split", [f"{train:,} training images, {test:,} test images{without}"]
         if self.price is not None and train > FITTED:
             yield "probe", [f"linear, fitted to {FITTED:,} training images, drawn at random"]
+        if seen := audited.num_seen:
+            of = f"{seen:,} of {count(test, 'test image')}"
+            yield "encoder", [f"was trained on {of}, which flatters every accuracy; take another"]
         yield "leaks", self.leaks.sentences(test)
         if self.proposals:
             yield "groups", [each.line() for each in self.proposals]

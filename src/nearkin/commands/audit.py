@@ -22,6 +22,7 @@ from nearkin.report.image_map import by_column, image_map
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
 from nearkin.report.pages import with_thumbnails
+from nearkin.run.data import trained_on
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -102,6 +103,8 @@ def audit(
             )
             images, ignored = open_parts(sets, split, ignore, labels, log)
             audited = of_images(images, loaded, where, processes, log)
+            assert audited.images is not None
+            audited = replace(audited, seen=trained_on(name_of(encoder), audited.images))
             ignored = ignored[audited.embeddings.rows]
         found = examine(
             audited,

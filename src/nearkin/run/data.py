@@ -425,6 +425,12 @@ def _origins(config: Config) -> list[RunFolder]:
     return runs
 
 
+def trained_on(encoder: str, images: Images) -> Bool[np.ndarray, " images"]:
+    """Return which images the run of an encoder was trained on, or one that it started from."""
+    runs = (run for run in _origins(EmbedConfig(encoder=encoder)) if not run.is_frozen)
+    return np.asarray(stored_parts(map(stored_split, runs), images) == 0)
+
+
 def _named(config: Config) -> Iterator[RunFolder]:
     """Yield the runs that settings name: the accepted one, and those of encoder and teacher."""
     for encoder in (getattr(config, name, "") for name in ("accept", "encoder", "teacher")):
