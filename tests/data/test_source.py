@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from builders import encoded
 from nearkin_command import run
@@ -76,13 +77,21 @@ def test_a_source_may_give_pil_images_and_tensors():
         assert (images.read(row) == np.asarray(Image.open(io.BytesIO(png(int(name[-2:])))))).all()
 
 
-def test_a_pil_image_of_16_bits_keeps_them():
-    deep = np.linspace(0, 60_000, 720).astype(np.uint16).reshape(24, 30)
-
-    names, read = list("0123"), lambda name: Image.fromarray(deep + int(name))
-    images = open_images(SimpleNamespace(names=names, read=read))
-    assert str(images.pixel_type) == "1 uint16"
-    assert (images.source.read(2)[..., 0] == deep + 2).all()
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i2", "<i4", "<u4", "<f4"])
+def test_deep_pil_images_are_read_as_their_files_are(dtype, tmp_path):
+    """Whether a folder has them, a source of one's own, or a list."""
+    values = np.linspace(0, 30_000, 720).reshape(24, 30).astype(dtype)
+    for number in range(3):
+        tifffile.imwrite(
+            tmp_path / f"{number}.tif", values, byteorder=">" if dtype[0] == ">" else "<"
+        )
+    names, read = list("012"), lambda name: Image.open(tmp_path / f"{name}.tif")
+    folder = open_images(tmp_path, cache=False)
+    assert str(folder.pixel_type) == f"1 {np.dtype(dtype).name}"
+    for data in (SimpleNamespace(names=names, read=read), [read(name) for name in names]):
+        images = open_images(data)
+        assert images.channels == folder.channels
+        assert (images.read(2) == folder.read(2)).all()
 
 
 def test_a_source_is_asked_by_the_names_that_it_gives():

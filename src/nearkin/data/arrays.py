@@ -52,15 +52,20 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
 
 def _pixels(where: str, images: Any) -> np.ndarray:
     try:
+        if isinstance(images, list | tuple) and any(isinstance(x, Image.Image) for x in images):
+            return _stacked([_one(image) for image in images])
         return array_pixels(_stacked(images), 4)
     except (OSError, TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
 
 
+def _one(image: Any) -> np.ndarray:
+    return pil_pixels(image) if isinstance(image, Image.Image) else array_pixels(image, 3)
+
+
 def _stacked(images: Any) -> np.ndarray:
     """Images as one array, if they are one already, or of one shape."""
     if isinstance(images, list | tuple):
-        images = [pil_pixels(x) if isinstance(x, Image.Image) else x for x in images]
         shapes = {np.shape(image) for image in images}
         if len(shapes) > 1:
             such = " and ".join(map(str, sorted(shapes)[:2]))

@@ -229,8 +229,10 @@ def stored_channels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
 
 def pil_pixels(image: Image.Image) -> Shaped[np.ndarray, "height width channels"]:
     """A Pillow image as its file is read: upright, and RGB unless it is gray of more bits."""
-    deep = image.mode.startswith("I") or image.mode == "F"
-    return stored_channels(image) if deep else rgb_pixels(image)
+    if not (image.mode.startswith("I") or image.mode == "F"):
+        return rgb_pixels(image)
+    pixels = stored_channels(image)
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
 def check(content: bytes, known: Header) -> None:

@@ -140,8 +140,8 @@ class CustomSource(Source):
             image: Any = self.source.read(self.names[row])
             if isinstance(image, bytes):
                 return image[:limit]
-            pixels = pil_pixels(image) if isinstance(image, Image.Image) else image
-            return as_color(array_pixels(pixels, 3))
+            is_pil = isinstance(image, Image.Image)
+            return as_color(pil_pixels(image) if is_pil else array_pixels(image, 3))
         except Exception as error:
             message = " ".join(str(error).split())  # on one line, as in bad_files.csv
             raise BadImage(f"unreadable: {type(error).__name__}: {message}") from error
