@@ -305,13 +305,14 @@ def noted_channels(folder: RunFolder, images: Images) -> Images:
 def noted_images(folder: RunFolder, images: Images) -> Images:
     """Return those of the images that a run has noted, in the range that it was started with.
 
-    All of them, if some that the run has noted are not there.
+    Where its folder is not to be seen here, or some of its images are not, the data decide.
     """
     stored = stored_split(folder)
     row = {name: number for number, name in enumerate(images.names)}
-    if stored and row.keys() >= set(stored.names):
-        images = images.subset(np.array(sorted(row[name] for name in stored.names), np.int64))
-    return noted_channels(folder, images)
+    if stored is None or not row.keys() >= set(stored.names):
+        return noted_channels(folder, trained_or_scored(images))
+    rows = np.array(sorted(row[name] for name in stored.names), np.int64)
+    return noted_channels(folder, images.subset(rows))
 
 
 def note_labels(folder: RunFolder, split: Split) -> None:
