@@ -94,6 +94,32 @@ def test_deep_pil_images_are_read_as_their_files_are(dtype, tmp_path):
         assert (images.read(2) == folder.read(2)).all()
 
 
+TENSORS = {
+    "channels first": lambda x: x.movedim(-1, 1),
+    "channels last": lambda x: x,
+    "that require a gradient": lambda x: (x.movedim(-1, 1) / 255).requires_grad_(),
+    "a list, channels first": lambda x: [one.movedim(-1, 0) for one in x],
+    "a list, channels last": list,
+    "with labels": lambda x: (x.movedim(-1, 1), torch.arange(len(x))),
+}
+
+
+@pytest.mark.parametrize("how", TENSORS)
+@pytest.mark.parametrize("count", [3, 5])
+def test_tensors_are_images_in_either_layout(how, count):
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 20, 24, 3), np.uint8)
+    images = open_images(TENSORS[how](torch.from_numpy(pixels)))
+    assert (np.stack([images.read(row) for row in range(count)]) == pixels).all()
+    assert images.labels.tolist() == ([*range(count)] if how == "with labels" else [-1] * count)
+
+
+def test_gray_tensors_are_images():
+    pixels = torch.arange(3 * 8 * 9, dtype=torch.uint8).reshape(3, 8, 9)  # three are no channels
+    for data in (pixels, pixels[:, None], list(pixels)):
+        images = open_images(data)
+        assert (images.read(2) == pixels[2].numpy()[..., None]).all()
+
+
 def test_a_source_is_asked_by_the_names_that_it_gives():
     """Though images are called by composed letters, as those of a folder are."""
     split = unicodedata.normalize("NFD", "é.png")

@@ -60,12 +60,23 @@ def _pixels(where: str, images: Any) -> np.ndarray:
 
 
 def _one(image: Any) -> np.ndarray:
-    return pil_pixels(image) if isinstance(image, Image.Image) else array_pixels(image, 3)
+    is_pil = isinstance(image, Image.Image)
+    return pil_pixels(image) if is_pil else array_pixels(_channels_last(image, 3), 3)
+
+
+def _channels_last(images: Any, ndim: int) -> Any:
+    """A tensor of one image (`ndim` 3) or several (4) with its channels last, as in arrays."""
+    if not hasattr(images, "movedim"):  # no tensor: this package works without torch
+        return images
+    on_host, shape = images.detach().cpu(), tuple(images.shape)
+    first = len(shape) == ndim and shape[-3] in (1, 3) and shape[-1] not in (1, 3)
+    return on_host.movedim(-3, -1) if first else on_host
 
 
 def _stacked(images: Any) -> np.ndarray:
     """Images as one array, if they are one already, or of one shape."""
     if isinstance(images, list | tuple):
+        images = [_channels_last(image, 3) for image in images]
         shapes = {np.shape(image) for image in images}
         if len(shapes) > 1:
             such = " and ".join(map(str, sorted(shapes)[:2]))
@@ -75,7 +86,7 @@ def _stacked(images: Any) -> np.ndarray:
             f"a {type(images).__name__} is not read; give an array of images, a pair of images "
             "and labels, a folder, or an object with names and read (an ImageSource)"
         )
-    return np.asarray(images)
+    return np.asarray(_channels_last(images, 4))
 
 
 def _labels(where: str, part: Part) -> list[Any]:
