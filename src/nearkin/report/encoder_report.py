@@ -316,9 +316,14 @@ def protocols(summary: Mapping[str, Any]) -> list[str]:
 
 def typed(verb: str, *words: object) -> str:
     """A command as it is typed; images that only Python has are DATA, such an encoder ENCODER."""
-    in_memory = {data_name(None): "DATA"}
-    in_memory |= {str(word): "ENCODER" for word in words if str(word).startswith(OBJECT)}
-    return shlex.join(["nearkin", verb, *(in_memory.get(str(word), str(word)) for word in words)])
+    given = (_without_python(str(word)) for word in words)
+    return shlex.join(["nearkin", verb, *given])
+
+
+def _without_python(word: str) -> str:
+    if word == data_name(None):
+        return "DATA"
+    return "ENCODER" if word.startswith(OBJECT) else word
 
 
 def _steps(folder: RunFolder, data: str, evaluation: Evaluation) -> Iterator[tuple[str, str]]:
