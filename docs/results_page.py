@@ -174,6 +174,7 @@ side, one evaluator. `small` is nearkin's small network (1.2 M parameters), on b
 `resnet18` is each side's own ResNet-18 for small images. Each side measures its speed first and
 plans its schedule for the steps that fit. Imports, opening the data and evaluation do not count.
 nearkin computes in bfloat16 where `auto` does; lightly in float32, as its benchmark.
+SimCLR with seed 1 ran on a machine without bfloat16 and AVX-512: fewer epochs on both sides.
 [benchmarks/peers](../benchmarks/peers/README.md) has all conditions.
 
 Accuracy is kNN: k 200, temperature 0.1, cosine, 50,000 training images (Fashion-MNIST 60,000),
