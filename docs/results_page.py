@@ -130,12 +130,15 @@ def made_with(rows: Sequence[Row]) -> str:
     """Say on what, by what, and how undisturbed the trainings were."""
     if not rows:
         return "None of them has been run."
-    machines = sorted({row["machine"] for row in rows})
     used = sorted({" ".join(map(" ".join, row["versions"].items())) for row in rows})
     commits = sorted({row["commit"] for row in rows})
     timed = [row for row in rows if row["unit"] == "s"]
-    parts = [f"Machine: {'; '.join(machines)}. Versions: {'; '.join(used)}."]
-    parts.append(f"Commits: {', '.join(commits)}.")
+    parts = [f"Versions: {'; '.join(used)}. Commits: {', '.join(commits)}."]
+    for machine in sorted({row["machine"] for row in rows}):
+        of = [row for row in rows if row["machine"] == machine and row["side"] == "nearkin"]
+        kinds = sorted({row["settings"]["precision"] for row in of})
+        names = ", ".join(row["name"].removesuffix("-nearkin") for row in of)
+        parts.append(f"On {machine}, where nearkin computes in {' and '.join(kinds)}: {names}.")
     for clock in sorted({row["clock"] for row in timed}):
         of = [row for row in timed if row["clock"] == clock]
         spent = [row["cpu_seconds" if clock == "cpu" else "seconds"] for row in of]
@@ -174,7 +177,6 @@ side, one evaluator. `small` is nearkin's small network (1.2 M parameters), on b
 `resnet18` is each side's own ResNet-18 for small images. Each side measures its speed first and
 plans its schedule for the steps that fit. Imports, opening the data and evaluation do not count.
 nearkin computes in bfloat16 where `auto` does; lightly in float32, as its benchmark.
-SimCLR with seed 1 ran on a machine without bfloat16 and AVX-512: fewer epochs on both sides.
 [benchmarks/peers](../benchmarks/peers/README.md) has all conditions.
 
 Accuracy is kNN: k 200, temperature 0.1, cosine, 50,000 training images (Fashion-MNIST 60,000),

@@ -116,7 +116,7 @@ def test_what_is_no_image_is_told_in_words():
         (np.zeros((9, 0, 3), np.uint8), r"an array of shape \(9, 0, 3\)"),
         (np.zeros((9, 9, 3), np.int64), "an array of int64; give uint8, or floats from 0 to 1"),
         (np.full((9, 9, 3), np.nan), "floats from nan to nan; give values from 0 to 1"),
-        (torch.zeros(9, 9, 3).byte(), r"shape \(1, 9, 9, 3\); give \(3, height, width\)"),
+        (torch.zeros(9, 9, 4).byte(), r"shape \(1, 9, 9, 4\); give \(3, height, width\)"),
         (torch.zeros(9), r"a tensor of shape \(1, 9\)"),
         (torch.zeros(3, 9, 9).int(), "a tensor of torch.int32; give uint8"),
         (torch.full((3, 9, 9), -1.0), "floats from -1 to -1; .* not yet normalized"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
-from nearkin.data.decode import check_pixels, crops, rgb_pixels
+from nearkin.data.decode import check_pixels, crops, is_channels_last, rgb_pixels
 from nearkin.data.views import MEAN, STD, View, ViewParams, augment, crop, normalize, sample_views
 
 __all__ = ["AUGMENTATIONS", "MEAN", "STD", "View", "ViewTransform", "augmentation", "normalize"]
@@ -146,4 +146,7 @@ def _batch(images: Sequence[ImageLike] | np.ndarray | Tensor) -> list[np.ndarray
 
 def _tensors(images: Tensor) -> Tensor:
     check_pixels(images, 4)
-    return (images if images.ndim == 4 else images[:, None]).expand(-1, 3, -1, -1)
+    if images.ndim == 3:
+        return images[:, None].expand(-1, 3, -1, -1)
+    first = images.movedim(-1, -3) if is_channels_last(images, 4) else images
+    return first.expand(-1, 3, -1, -1)

@@ -340,7 +340,7 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
         ((x, np.zeros(3, int)), "4 images but 3 labels"),
         (
             [x[0], x[0, :7]],
-            r"images of 2 shapes, such as \(7, 8\) and \(8, 8\); give one, or files",
+            r"images of 2 shapes, such as \(7, 8, 1\) and \(8, 8, 1\); give one, or files",
         ),
         (iter(x), "a iterator is not read; give an array of images"),
         (tmp_path / "keys.npz", "keys are pixels"),

@@ -23,7 +23,7 @@ from nearkin.data.notes import Note, lines
 from nearkin.data.split import scored_part, validation_notes
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, ResourceError
-from nearkin.evaluation.column import Values, column_test
+from nearkin.evaluation.column import column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
@@ -113,12 +113,11 @@ def _mapped(
         )
     numbers, classes = _numbers("label", table, bank)
     groups = _groups(table, bank)
-    learned, scored = _split(table, bank)
+    learned, scored, notes = _split(table, bank)
     every = len(learned) + len(scored)
     learned = learned[numbers[bank][learned] != UNLABELED]
     labeled = scored[numbers[table][scored] != UNLABELED]
     scored = labeled if len(labeled) else scored
-    notes = validation_notes(_parts(table)) if bank is table else []
     if unlabeled := every - len(learned) - len(scored):
         text = f"{count(unlabeled, 'vector')} without a label"
         notes.append(Note("left out", text, unlabeled))
@@ -163,27 +162,24 @@ def _dim(table: EmbeddingTable) -> int:
     raise DataError(f"{table.path} has no image; give vectors of some")
 
 
-def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows]:
-    """Return the rows to learn from and to score; validation only where there is no test.
+def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows, list[Note]]:
+    """Return the rows to learn from and to score, with notes on a validation part.
 
     Where rows name a part to score, those without a part are learned from, as of images.
     """
     if bank is not table:
-        return np.arange(len(bank)), np.arange(len(table))
-    splits = _parts(table)
+        return np.arange(len(bank)), np.arange(len(table)), []
+    names, code = table.codes("split")
+    splits = np.array(splits_of(names))[code]
     is_scored = splits == scored_part(splits)
     if is_scored.any():
-        return np.flatnonzero(~np.isin(splits, ("val", "test"))), np.flatnonzero(is_scored)
-    learned = splits == "train"
-    if learned.all():  # nothing is held out: clusters and geometry are measured of all
-        learned[:] = False
-    return np.flatnonzero(learned), np.flatnonzero(~learned)
-
-
-def _parts(table: EmbeddingTable) -> Values:
-    """Return the part of each row."""
-    names, code = table.codes("split")
-    return np.array(splits_of(names)[code])
+        learned = ~np.isin(splits, ("val", "test"))
+    else:
+        learned = splits == "train"
+        if learned.all():  # nothing is held out: clusters and geometry are measured of all
+            learned[:] = False
+        is_scored = ~learned
+    return np.flatnonzero(learned), np.flatnonzero(is_scored), validation_notes(splits)
 
 
 def _check_disk(folder: Path, needed: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.channels import array_pixels, pil_pixels
+from nearkin.data.channels import array_pixels, image_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing, listed
@@ -52,41 +52,24 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
 
 def _pixels(where: str, images: Any) -> np.ndarray:
     try:
-        if isinstance(images, list | tuple) and any(isinstance(x, Image.Image) for x in images):
-            return _stacked([_one(image) for image in images])
-        return array_pixels(_stacked(images), 4)
+        if isinstance(images, list | tuple):
+            return _stacked([image_pixels(image) for image in images])
+        if not hasattr(images, "__array__"):
+            raise TypeError(
+                f"a {type(images).__name__} is not read; give an array of images, a pair of "
+                "images and labels, a folder, or an object with names and read (an ImageSource)"
+            )
+        return array_pixels(images, 4)
     except (OSError, TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
 
 
-def _one(image: Any) -> np.ndarray:
-    is_pil = isinstance(image, Image.Image)
-    return pil_pixels(image) if is_pil else array_pixels(_channels_last(image, 3), 3)
-
-
-def _channels_last(images: Any, ndim: int) -> Any:
-    """A tensor of one image (`ndim` 3) or several (4) with its channels last, as in arrays."""
-    if not hasattr(images, "movedim"):  # no tensor: this package works without torch
-        return images
-    on_host, shape = images.detach().cpu(), tuple(images.shape)
-    first = len(shape) == ndim and shape[-3] in (1, 3) and shape[-1] not in (1, 3)
-    return on_host.movedim(-3, -1) if first else on_host
-
-
-def _stacked(images: Any) -> np.ndarray:
-    """Images as one array, if they are one already, or of one shape."""
-    if isinstance(images, list | tuple):
-        images = [_channels_last(image, 3) for image in images]
-        shapes = {np.shape(image) for image in images}
-        if len(shapes) > 1:
-            such = " and ".join(map(str, sorted(shapes)[:2]))
-            raise ValueError(f"images of {len(shapes)} shapes, such as {such}; give one, or files")
-    elif not hasattr(images, "__array__"):
-        raise TypeError(
-            f"a {type(images).__name__} is not read; give an array of images, a pair of images "
-            "and labels, a folder, or an object with names and read (an ImageSource)"
-        )
-    return np.asarray(_channels_last(images, 4))
+def _stacked(images: list[np.ndarray]) -> np.ndarray:
+    shapes = {image.shape for image in images}
+    if len(shapes) > 1:
+        such = " and ".join(map(str, sorted(shapes)[:2]))
+        raise ValueError(f"images of {len(shapes)} shapes, such as {such}; give one, or files")
+    return np.stack(images)
 
 
 def _labels(where: str, part: Part) -> list[Any]:

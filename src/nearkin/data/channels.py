@@ -24,6 +24,7 @@ from nearkin.data.decode import (
     BadImage,
     Header,
     PixelType,
+    as_array,
     check_size,
     decode,
     eight_bits,
@@ -88,8 +89,9 @@ def array_pixels(images: Any, ndim: int) -> np.ndarray:
 
     Of 16 bits, or of other channels than one or three, arrays stay as they are.
     """
-    if isinstance(images, np.ndarray) and ndim - 1 <= images.ndim <= ndim and images.size:
-        deep = images if images.ndim == ndim else images[..., None]
+    pixels = as_array(images, ndim)
+    if ndim - 1 <= pixels.ndim <= ndim and pixels.size:
+        deep = pixels if pixels.ndim == ndim else pixels[..., None]
         count, dtype = deep.shape[-1], str(deep.dtype)
         floats_or_bytes = deep.dtype.kind == "f" or dtype == "uint8"
         fits = count <= min(deep.shape[-3:-1])  # or these are no channels, but a side
@@ -217,18 +219,23 @@ def read_channels(content: bytes | np.ndarray) -> Shaped[np.ndarray, "height wid
 
 
 def stored_channels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
-    """A Pillow image of one channel, upright; an array or a tensor (channels first) as it is."""
+    """A Pillow image of one channel, upright; an array or tensor with its channels last."""
     turn = orientation(image) if isinstance(image, Image.Image) else 1
-    pixels = upright(np.asarray(image), turn)
+    pixels = upright(as_array(image, 3), turn)
     if pixels.ndim == 2:
         return pixels[..., None]
     if pixels.ndim != 3:
         raise ValueError(f"shape {pixels.shape}; give (height, width, channels)")
-    return pixels if isinstance(image, np.ndarray) else np.moveaxis(pixels, 0, -1)
+    return pixels
 
 
-def pil_pixels(image: Image.Image) -> Shaped[np.ndarray, "height width channels"]:
-    """A Pillow image as its file is read: upright, and RGB unless it is gray of more bits."""
+def image_pixels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
+    """An array or tensor as by `array_pixels`, a Pillow image as its file is read.
+
+    That is upright, and RGB unless it is gray of more than 8 bits.
+    """
+    if not isinstance(image, Image.Image):
+        return array_pixels(image, 3)
     if not (image.mode.startswith("I") or image.mode == "F"):
         return rgb_pixels(image)
     pixels = stored_channels(image)

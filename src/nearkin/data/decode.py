@@ -446,33 +446,53 @@ def rgb_pixels(image: Any, min_side: int | None = None) -> UInt8[np.ndarray, "_ 
 def eight_bits(images: Any, ndim: int) -> UInt8[np.ndarray, "..."]:
     """An array or tensor, checked as `check_pixels` does, as uint8 with its channels last."""
     check_pixels(images, ndim)
-    pixels: np.ndarray = images
-    if not isinstance(images, np.ndarray):
-        channels_last = images.movedim(-3, -1) if images.ndim == ndim else images
-        pixels = channels_last.detach().cpu().numpy()
+    pixels = as_array(images, ndim)
     if pixels.dtype != np.uint8:
         pixels = np.rint(pixels * 255).astype(np.uint8)
     return pixels if pixels.ndim == ndim else pixels[..., None]
 
 
+def as_array(images: Any, ndim: int) -> np.ndarray:
+    """An image (`ndim` 3) or batch (4), array or tensor, as an array with its channels last."""
+    if not is_tensor(images):
+        return np.asarray(images)
+    last = images if is_channels_last(images, ndim) else images.movedim(-3, -1)
+    known = last.float() if "bfloat16" in str(last.dtype) else last  # which NumPy lacks
+    pixels: np.ndarray = known.detach().cpu().numpy()
+    return pixels
+
+
+def is_tensor(images: Any) -> bool:
+    """Whether these are a tensor, told without torch, which this package works without."""
+    return hasattr(images, "movedim")
+
+
+def is_channels_last(images: Any, ndim: int) -> bool:
+    """Whether channels stand behind height and width: in tensors only if nothing else can be."""
+    shape = tuple(images.shape)
+    color = len(shape) == ndim and shape[-1] in (1, 3) and shape[-3] not in (1, 3)
+    return color or len(shape) < ndim or not is_tensor(images)
+
+
 def check_pixels(images: Any, ndim: int) -> None:
     """Refuse what is no image (of `ndim` 3) or batch (4) of uint8, or of floats from 0 to 1.
 
-    Arrays have their channels last, tensors before height and width; gray ones may have none.
+    Arrays have their channels last, tensors first or last; gray ones may have none.
     """
     if not hasattr(images, "dtype") or not hasattr(images, "shape"):
         kind = type(images).__name__
         raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
-    kind, axis, layout = "a tensor", -3, "(3, height, width)"
-    if isinstance(images, np.ndarray):
-        kind, axis, layout = "an array", -1, "(height, width, 3)"
+    kind, layout = "an array", "(height, width, 3)"
+    if is_tensor(images):
+        kind, layout = "a tensor", "(3, height, width)"
     shape, dtype = tuple(images.shape), str(images.dtype)
-    color = len(shape) == ndim and shape[axis] in (1, 3)
+    color = len(shape) == ndim and shape[-1 if is_channels_last(images, ndim) else -3] in (1, 3)
     if not (color or len(shape) == ndim - 1) or 0 in shape:
         each = " of each image" if ndim == 4 else ""
         raise ValueError(f"{kind} of shape {shape}; give {layout} or (height, width){each}")
     if "float" in dtype:
-        low, high = float(images.min()), float(images.max())
+        values = images.detach() if is_tensor(images) else images
+        low, high = float(values.min()), float(values.max())
         if not (low >= 0 and high <= 1):  # false for NaN, too
             raise ValueError(
                 f"floats from {low:g} to {high:g}; give values from 0 to 1, not yet normalized"

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped, UInt64
 from PIL import Image
 
-from nearkin.data.channels import Channels, array_pixels, as_color, pil_pixels
+from nearkin.data.channels import Channels, as_color, image_pixels
 from nearkin.data.decode import BadImage, PixelType
 from nearkin.data.notes import Note
 from nearkin.errors import ResourceError
@@ -124,7 +124,7 @@ class ImageSource(Protocol):
     """Unique names, in any order."""
 
     def read(self, name: str, /) -> bytes | np.ndarray | Image.Image:
-        """A file's bytes, a PIL image, or an array or tensor; see `pil_pixels`, `array_pixels`."""
+        """A file's bytes, a PIL image, or an array or tensor; see `image_pixels`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +140,7 @@ class CustomSource(Source):
             image: Any = self.source.read(self.names[row])
             if isinstance(image, bytes):
                 return image[:limit]
-            is_pil = isinstance(image, Image.Image)
-            return as_color(pil_pixels(image) if is_pil else array_pixels(image, 3))
+            return as_color(image_pixels(image))
         except Exception as error:
             message = " ".join(str(error).split())  # on one line, as in bad_files.csv
             raise BadImage(f"unreadable: {type(error).__name__}: {message}") from error
