@@ -302,7 +302,8 @@ def test_vectors_of_a_validation_part_are_scored_only_where_there_is_no_other(tm
         of = {"rows": np.arange(4), "paths": paths, "classes": ("9", "10")}
         write_embeddings(path, Embeddings(vectors, labels, **of, splits=np.array(splits)))
         table = open_table(path)
-        learned, scored = rows_of(table, table)
+        learned, scored, (note,) = rows_of(table, table)
         assert learned.tolist() == [0, 3]
         assert scored.tolist() == {"three": [2], "two": [1, 2]}[name]
+        assert note.decision == {"three": "left out", "two": "substituted"}[name]
         assert read_all(path).classes == ("9", "10")  # numbers by value, as everywhere

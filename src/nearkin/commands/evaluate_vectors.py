@@ -170,7 +170,7 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows, lis
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table)), []
     names, code = table.codes("split")
-    splits = np.array(splits_of(names))[code]
+    splits = splits_of(names)[code]
     is_scored = splits == scored_part(splits)
     if is_scored.any():
         learned = ~np.isin(splits, ("val", "test"))
