@@ -16,6 +16,7 @@ from nearkin.classifier.assignments import COLUMNS
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.clusters import CLUSTER_COLUMNS
 from nearkin.discovery.features import NUM_VIEWS
+from nearkin.discovery.report import lines
 from nearkin.discovery.trials import candidates
 
 KNOWN, EACH = 5, 16
@@ -187,6 +188,19 @@ def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like
     assert 0 <= stated["low"] <= stated["value"] <= stated["high"] < 1
     text = text_of((finished / "report.html").read_text(encoding="utf-8"))
     assert f"{flags['outlier']} of {len(table)} unlabeled images are flagged as outliers" in text
+
+
+def test_scores_are_printed_with_their_intervals_and_no_empty_table_where_there_are_none(finished):
+    summary = strict_json(finished / "summary.json")
+    found, heading, *table = lines(summary)
+    assert heading.split()[0] == "metric"
+    assert all(way in heading for way in summary["scores"])
+    first = summary["scores"]["nearkin"][0]
+    stated = f"{first['value']:.3f} [{first['low']:.3f}, {first['high']:.3f}]"
+    assert table[0].split("  ")[0] == first["name"]
+    assert stated in table[0]
+    none = {way: [] for way in summary["scores"]}
+    assert lines({**summary, "scores": none, "findings": []}) == [found]
 
 
 def test_what_the_scores_of_novel_images_are_worth_is_measured(finished, mode, truth, encoder):

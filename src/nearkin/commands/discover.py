@@ -116,7 +116,7 @@ def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: boo
     if resume:
         config = resumed_settings(folder, _with_options(self_contained(config)))
     trained = resume and folder.stage("features").summary.exists()
-    if config.encoder == "auto" and not (config.accept or trained):
+    if config.encoder == "auto" and not trained:
         run_worker(data)
     return Run(folder)
 

@@ -37,6 +37,7 @@ from nearkin.discovery.scores import confusion, joint_match, novel_match
 from nearkin.discovery.start import kept_encoder
 from nearkin.discovery.trials import candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
+from nearkin.evaluation.evaluate import metric_rows
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.encoder_report import command, run_sections, typed
@@ -156,13 +157,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     if sizes:
         classes += f" of {min(sizes)} to {max(sizes)} images"
     into = f", and {sum(named)} images of known classes" if named else ""
-    rows = [["", *summary["scores"]]]  # a row per score, a column per way of finding classes
-    for position, score in enumerate(next(iter(summary["scores"].values()))):
-        cells = [column[position] for column in summary["scores"].values()]
-        rows.append([score["name"], *(f"{cell['value']:.3f}" for cell in cells)])
+    scores = summary["scores"].items()
+    heading, *rows = metric_rows({way: [Metric(**each) for each in of] for way, of in scores})
     return [
         f"found  {classes}{into}",
-        *aligned(rows),
+        *(aligned([heading, *rows]) if rows else []),
         *(f"warning: {finding['text']}" for finding in summary["findings"]),
     ]
 
