@@ -338,11 +338,12 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
     np.savez(tmp_path / "labels.npz", x=x, y=[0, 1, 2, 3], labels=[0, 1, 2, 3])
     for wrong, says in (
         ((x, np.zeros(3, int)), "4 images but 3 labels"),
-        (
-            [x[0], x[0, :7]],
-            r"images of 2 shapes, such as \(7, 8, 1\) and \(8, 8, 1\); give one, or files",
-        ),
-        (iter(x), "a iterator is not read; give an array of images"),
+        (([x[0], x[0, :7]], [1]), "2 images but 1 labels; give one each"),
+        ([], "a list of no images; give one or more"),
+        ([(x[0], 1)], "tuple is no image; give a PIL image, an array or a tensor"),
+        (["keys.npz", "nothing.png"], "keys.npz: no such file; give paths of images"),
+        (np.zeros((9, 8, 3), np.uint8), r"shape \(9, 8, 3\) is one image; give a list of images"),
+        (iter(x), "type iterator is not read; give a folder, an array or a list of images"),
         (tmp_path / "keys.npz", "keys are pixels"),
         (tmp_path / "names.npz", "labels from 0 to 3 for 2 classes"),
         (tmp_path / "images.npz", "x_train_1 and x_train_2 are both images of one part; keep one"),

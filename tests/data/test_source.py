@@ -2,7 +2,9 @@
 
 import io
 import json
+import pickle
 import unicodedata
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,6 +121,57 @@ def test_tensors_are_images_in_either_layout(how, count):
     read = np.stack([images.read(row) for row in range(count)])
     assert (abs(read - pixels.astype(int)) <= (how == "of bfloat16")).all()  # 8 bits, with a sign
     assert images.labels.tolist() == ([*range(count)] if how == "with labels" else [-1] * count)
+
+
+LISTS = {
+    "paths": lambda paths: [str(path) for path in paths],
+    "relative paths": lambda paths: [path.relative_to(Path.cwd()) for path in paths],
+    "encoded": lambda paths: [path.read_bytes() for path in paths],
+    "PIL images": lambda paths: [Image.open(path) for path in paths],
+    "arrays": lambda paths: [np.asarray(Image.open(path)) for path in paths],
+    "an array of arrays": lambda paths: objects(np.asarray(Image.open(path)) for path in paths),
+    "paths in a tuple": tuple,
+    "tensors": lambda paths: [
+        torch.from_numpy(np.array(Image.open(path))).movedim(-1, 0) for path in paths
+    ],
+}
+
+
+def objects(arrays):
+    arrays = [*arrays]
+    array = np.empty(len(arrays), object)
+    array[:] = arrays
+    return array
+
+
+@pytest.mark.parametrize("how", LISTS)
+def test_a_list_has_images_of_any_sizes(how, tmp_path, monkeypatch):
+    """As a folder of the same files has."""
+    monkeypatch.chdir(tmp_path)
+    shapes, draw = ((9, 8, 3), (12, 30, 3), (9, 8, 3), (40, 11, 3)), np.random.default_rng(0)
+    pixels = [draw.integers(0, 256, shape, np.uint8) for shape in shapes]
+    paths = [tmp_path / "scans" / f"{number}.png" for number in range(len(pixels))]
+    paths[0].parent.mkdir()
+    for path, image in zip(paths, pixels, strict=True):
+        Image.fromarray(image).save(path)
+    given = LISTS[how](paths)
+    images = open_images((given, ["b", "a", None, "b"]))
+    for row, image in enumerate(pixels):
+        read = images.read(row)
+        shown = np.asarray(Image.open(io.BytesIO(read))) if isinstance(read, bytes) else read
+        assert (shown == image).all()
+    assert (images.classes, images.labels.tolist()) == (("a", "b"), [1, 0, -1, 1])
+    names = [f"scans/{n}.png" if "paths" in how else f"{n}" for n in range(4)]
+    assert [*images.names] == names
+    assert open_images(given).labels.tolist() == [-1] * 4
+    assert len(pickle.loads(pickle.dumps(images))) == 4  # as processes get them
+
+
+def test_images_of_a_list_keep_their_own_depth():
+    """Stacked, those of 8 bits would be nearly black beside those of 16."""
+    images = open_images([np.full((9, 9), 200, np.uint8), np.full((9, 9), 60_000, np.uint16)])
+    assert (images.read(0) == 200).all()
+    assert [(file.name, "uint16" in file.reason) for file in images.bad] == [("1", True)]
 
 
 def test_gray_tensors_are_images():

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.channels import array_pixels, image_pixels
+from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.listing import Listing, listed
@@ -41,7 +41,7 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
         raise DataError(f"{where}: images of the parts differ in shape; give one shape")
     rows: dict[str, Row] = {}
     for part in parts:
-        labels = _labels(where, part)
+        labels = labels_of(where, part)
         prefix, digits = f"{part.split}/" if part.split else "", len(str(len(labels) - 1))
         for number, label in enumerate(labels):
             rows[f"{prefix}{number:0{digits}}"] = Row.of(label, split=part.split)
@@ -52,27 +52,18 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
 
 def _pixels(where: str, images: Any) -> np.ndarray:
     try:
-        if isinstance(images, list | tuple):
-            return _stacked([image_pixels(image) for image in images])
         if not hasattr(images, "__array__"):
             raise TypeError(
-                f"a {type(images).__name__} is not read; give an array of images, a pair of "
-                "images and labels, a folder, or an object with names and read (an ImageSource)"
+                f"type {type(images).__name__} is not read; give a folder, an array or a list of "
+                "images, a pair of images and labels, or an object with names and read (an "
+                "ImageSource)"
             )
         return array_pixels(images, 4)
-    except (OSError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
 
 
-def _stacked(images: list[np.ndarray]) -> np.ndarray:
-    shapes = {image.shape for image in images}
-    if len(shapes) > 1:
-        such = " and ".join(map(str, sorted(shapes)[:2]))
-        raise ValueError(f"images of {len(shapes)} shapes, such as {such}; give one, or files")
-    return np.stack(images)
-
-
-def _labels(where: str, part: Part) -> list[Any]:
+def labels_of(where: str, part: Part) -> list[Any]:
     """The label of each image, by name where numbers have one."""
     count = len(part.pixels)
     given = part.labels if isinstance(part.labels, list | tuple) else np.asarray(part.labels)

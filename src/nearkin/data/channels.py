@@ -26,6 +26,7 @@ from nearkin.data.decode import (
     PixelType,
     as_array,
     check_size,
+    check_type,
     decode,
     eight_bits,
     opened,
@@ -89,6 +90,7 @@ def array_pixels(images: Any, ndim: int) -> np.ndarray:
 
     Of 16 bits, or of other channels than one or three, arrays stay as they are.
     """
+    check_type(images)
     pixels = as_array(images, ndim)
     if ndim - 1 <= pixels.ndim <= ndim and pixels.size:
         deep = pixels if pixels.ndim == ndim else pixels[..., None]

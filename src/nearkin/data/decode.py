@@ -462,6 +462,13 @@ def as_array(images: Any, ndim: int) -> np.ndarray:
     return pixels
 
 
+def check_type(images: Any) -> None:
+    """Refuse what is neither an array nor a tensor."""
+    if not hasattr(images, "dtype") or not hasattr(images, "shape"):
+        kind = type(images).__name__
+        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
+
+
 def is_tensor(images: Any) -> bool:
     """Whether these are a tensor, told without torch, which this package works without."""
     return hasattr(images, "movedim")
@@ -479,13 +486,13 @@ def check_pixels(images: Any, ndim: int) -> None:
 
     Arrays have their channels last, tensors first or last; gray ones may have none.
     """
-    if not hasattr(images, "dtype") or not hasattr(images, "shape"):
-        kind = type(images).__name__
-        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
+    check_type(images)
     kind, layout = "an array", "(height, width, 3)"
     if is_tensor(images):
         kind, layout = "a tensor", "(3, height, width)"
     shape, dtype = tuple(images.shape), str(images.dtype)
+    if len(shape) == ndim - 1 == 3 and shape[-1] in (1, 3):
+        raise ValueError(f"{kind} of shape {shape} is one image; give a list of images")
     color = len(shape) == ndim and shape[-1 if is_channels_last(images, ndim) else -3] in (1, 3)
     if not (color or len(shape) == ndim - 1) or 0 in shape:
         each = " of each image" if ndim == 4 else ""

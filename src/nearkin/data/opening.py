@@ -1,6 +1,5 @@
 """Opening images: any kind of data is listed, its headers are read, its labels are numbered."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ import numpy as np
 from jaxtyping import Shaped
 
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
-from nearkin.data.arrays import Part, from_name, is_name, list_arrays, list_npz
+from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
 from nearkin.data.folders import list_file, list_folder, list_table
-from nearkin.data.images import CustomSource, Images, ImageSource
+from nearkin.data.images import Images
 from nearkin.data.labels import (
     Row,
     annotations_from_folders,
@@ -20,10 +19,10 @@ from nearkin.data.labels import (
     grouped,
     numbered,
     spellings,
-    split_of,
 )
-from nearkin.data.listing import Listing, is_image, listed
+from nearkin.data.listing import Listing, is_image
 from nearkin.data.notes import Note
+from nearkin.data.objects import list_object
 from nearkin.data.regions import cut, list_coco, list_regions, rows_of_boxes
 from nearkin.data.remote import File, is_folder, is_url
 from nearkin.data.scan import scan
@@ -49,11 +48,11 @@ def open_images(
         data: A folder, flat or nested; a .csv or .parquet with the column path and, optionally,
             label, group and split; a .parquet or .arrow with a column of encoded images; a .zip,
             .tar or .tar.gz; shards/{000..009}.tar; each also as an address of a store, such as
-            s3://; an .npz with x and y, or x_train, y_train, x_test,
-            y_test; pixels, or (pixels, labels), as arrays; a `datasets.Dataset`, or a stream of
-            one; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
-            on disk; or FILE.py:NAME or module:NAME of a function or class whose call gives any
-            of these.
+            s3://; an .npz with x and y, or x_train, y_train, x_test, y_test; an array of
+            images, a list of paths or of images, or one of these and labels as a tuple; a
+            `datasets.Dataset`, or a stream of one; an `ImageSource`; "digits", or
+            "torchvision:NAME" for a set that is already on disk; or FILE.py:NAME or module:NAME
+            of a function or class whose call gives any of these.
         labels: "auto": what the data declare or, in folders, the class folders if they look like
             some; "none"; "folders": each image's folder, in any case; or the path of a table
             with the columns path and label. Such a table may cover only some images; its rows
@@ -99,14 +98,11 @@ def _resolve(data: Any) -> tuple[Any, str]:
 
 def _list(data: Any, where: str) -> Listing:
     """What the data hold: an object of Python, a name, or what lies at a path or an address."""
-    if isinstance(data, ImageSource):
-        return _list_source(data, where)
     if type(data).__module__.partition(".")[0] == "datasets":
         copy = copied_dataset(data)
         return replace(list_archives(where, {"": copy}), key=str(copy))
     if not isinstance(data, str):
-        part = Part("", *data) if isinstance(data, tuple) else Part("", data)
-        return list_arrays(where, [part])
+        return list_object(data, where)
     if is_name(data):
         return list_arrays(data, from_name(data))
     if is_pattern(data):
@@ -142,33 +138,6 @@ def _list_file(file: File) -> Listing:
     raise DataError(
         f"{file}: not a kind of data that is known; give a folder, an image, or a {kinds}"
     )
-
-
-def _list_source(source: ImageSource, where: str) -> Listing:
-    """The images of a user's own source; the scan finds out their states."""
-    names = [str(name) for name in source.names]
-    if len(set(names)) < len(names) or not names:
-        raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
-    states = np.zeros((len(names), 2), np.int64)
-    return listed(CustomSource(source, names), names, states, _rows(source, where, names))
-
-
-def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
-    """The annotations of a user's own source, by name."""
-    columns = []
-    for column in ("label", "group", "split"):
-        values = getattr(source, f"{column}s", None)
-        cells = [None] * len(names) if values is None else list(values)
-        if len(cells) != len(names):
-            raise DataError(
-                f"{where}: {len(cells)} {column}s for {len(names)} names; give one for each"
-            )
-        columns.append(cells)
-    rows = dict(zip(names, map(Row.of, *columns), strict=True))
-    unknown = sorted({row.split for row in rows.values() if row.split and not split_of(row.split)})
-    if unknown:
-        raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
-    return rows
 
 
 def _annotated(images: Images, listing: Listing, labels: str) -> Images:

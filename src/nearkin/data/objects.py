@@ -1,0 +1,102 @@
+"""Objects of Python as data: arrays and lists of images, and sources of one's own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from nearkin.data.arrays import Part, labels_of, list_arrays
+from nearkin.data.channels import DEEP, image_pixels
+from nearkin.data.folders import list_table
+from nearkin.data.images import CustomSource, ImageSource
+from nearkin.data.labels import Row, split_of
+from nearkin.data.listing import Listing, listed
+from nearkin.errors import DataError
+from nearkin.places import exists, user_path
+
+STACKED: Final = ("uint8", *DEEP)  # Types of pixels that an array of images may have
+
+
+def list_object(data: Any, where: str) -> Listing:
+    """An `ImageSource`; an array or a list of images; or one of these two, and labels."""
+    if isinstance(data, ImageSource):
+        return _list_source(data, where)
+    images, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if isinstance(images, list | tuple) or _is_of_objects(images):
+        return _list_images(images, labels, where)
+    return list_arrays(where, [Part("", images, labels)])
+
+
+def _is_of_objects(images: Any) -> bool:
+    """Whether this is what NumPy makes of a list of arrays of several shapes."""
+    return isinstance(images, np.ndarray) and images.dtype.kind == "O"
+
+
+@dataclass
+class _InMemory:
+    """An `ImageSource` of images in memory, of any sizes, which are called by their numbers."""
+
+    names: Sequence[str]
+    images: Sequence[Any]
+    labels: Sequence[Any]
+
+    def read(self, name: str) -> Any:
+        return self.images[int(name)]
+
+
+def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) -> Listing:
+    """Paths of files, or images: encoded, Pillow's, arrays or tensors, of any sizes."""
+    if not len(images):
+        raise DataError(f"{where}: a list of no images; give one or more")
+    labels = labels_of(where, Part("", images, labels))
+    if all(isinstance(image, str | Path) for image in images):
+        return _list_paths([user_path(str(image)) for image in images], labels, where)
+    try:
+        read = [image if isinstance(image, bytes) else image_pixels(image) for image in images]
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error
+    arrays = [image for image in read if isinstance(image, np.ndarray)]
+    kinds = {(image.shape, str(image.dtype)) for image in arrays}
+    if len(arrays) == len(read) and len(kinds) == 1 and arrays[0].dtype in STACKED:
+        return list_arrays(where, [Part("", np.stack(arrays), labels)])
+    digits = len(str(len(read) - 1))
+    names = [f"{number:0{digits}}" for number in range(len(read))]
+    return _list_source(_InMemory(names, list(images), labels), where)
+
+
+def _list_paths(paths: Sequence[Path], labels: Sequence[Any], where: str) -> Listing:
+    """Files, as if a table in the working directory listed them."""
+    if missing := next((path for path in paths if not exists(path)), None):
+        raise DataError(f"{where}: {missing}: no such file; give paths of images")
+    absolute = [str(path.absolute()) for path in paths]
+    rows = [(path, Row.of(label)) for path, label in zip(absolute, labels, strict=True)]
+    return replace(list_table(Path(where), rows), key="")  # nothing is kept of what has no name
+
+
+def _list_source(source: ImageSource, where: str) -> Listing:
+    """The images of a user's own source; the scan finds out their states."""
+    names = [str(name) for name in source.names]
+    if len(set(names)) < len(names) or not names:
+        raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
+    states = np.zeros((len(names), 2), np.int64)
+    return listed(CustomSource(source, names), names, states, _rows(source, where, names))
+
+
+def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
+    """The annotations of a user's own source, by name."""
+    columns = []
+    for column in ("label", "group", "split"):
+        values = getattr(source, f"{column}s", None)
+        cells = [None] * len(names) if values is None else list(values)
+        if len(cells) != len(names):
+            raise DataError(
+                f"{where}: {len(cells)} {column}s for {len(names)} names; give one for each"
+            )
+        columns.append(cells)
+    rows = dict(zip(names, map(Row.of, *columns), strict=True))
+    unknown = sorted({row.split for row in rows.values() if row.split and not split_of(row.split)})
+    if unknown:
+        raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
+    return rows
