@@ -20,6 +20,7 @@ from nearkin.commands.predict import classified
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.train import train
 from nearkin.data.labels import Row, class_of, composed
+from nearkin.data.objects import are_paths
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load
@@ -356,12 +357,6 @@ def _refuse(X: Any, bad: Mapping[str, str]) -> None:
     """Refuse images of which some cannot be read."""
     for name, reason in bad.items():
         raise ValueError(f"cannot read {list(X)[int(name)]}: {reason}; leave it out")
-
-
-def are_paths(X: Any) -> bool:
-    """Return whether this is a list, an array or a series of texts or paths."""
-    is_list = isinstance(X, list | tuple) or getattr(X, "ndim", 0) == 1
-    return is_list and len(X) > 0 and all(isinstance(each, str | Path) for each in X)
 
 
 @dataclass(frozen=True)

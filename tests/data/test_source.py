@@ -131,6 +131,7 @@ LISTS = {
     "arrays": lambda paths: [np.asarray(Image.open(path)) for path in paths],
     "an array of arrays": lambda paths: objects(np.asarray(Image.open(path)) for path in paths),
     "paths in a tuple": tuple,
+    "paths in an array": lambda paths: np.array([str(path) for path in paths]),
     "tensors": lambda paths: [
         torch.from_numpy(np.array(Image.open(path))).movedim(-1, 0) for path in paths
     ],

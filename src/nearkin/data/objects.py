@@ -24,9 +24,17 @@ def list_object(data: Any, where: str) -> Listing:
     if isinstance(data, ImageSource):
         return _list_source(data, where)
     images, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if are_paths(images):
+        return _list_paths(images, labels, where)
     if isinstance(images, list | tuple) or _is_of_objects(images):
         return _list_images(images, labels, where)
     return list_arrays(where, [Part("", images, labels)])
+
+
+def are_paths(images: Any) -> bool:
+    """Return whether this is a list, an array or a series of texts or paths."""
+    is_list = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 1
+    return is_list and len(images) > 0 and all(isinstance(each, str | Path) for each in images)
 
 
 def _is_of_objects(images: Any) -> bool:
@@ -47,12 +55,10 @@ class _InMemory:
 
 
 def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) -> Listing:
-    """Paths of files, or images: encoded, Pillow's, arrays or tensors, of any sizes."""
+    """Images of any sizes: encoded, Pillow's, arrays or tensors."""
     if not len(images):
         raise DataError(f"{where}: a list of no images; give one or more")
     labels = labels_of(where, Part("", images, labels))
-    if all(isinstance(image, str | Path) for image in images):
-        return _list_paths([user_path(str(image)) for image in images], labels, where)
     try:
         read = [image if isinstance(image, bytes) else image_pixels(image) for image in images]
     except (OSError, TypeError, ValueError) as error:
@@ -66,8 +72,10 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
     return _list_source(_InMemory(names, list(images), labels), where)
 
 
-def _list_paths(paths: Sequence[Path], labels: Sequence[Any], where: str) -> Listing:
+def _list_paths(given: Any, labels: Any, where: str) -> Listing:
     """Files, as if a table in the working directory listed them."""
+    labels = labels_of(where, Part("", given, labels))
+    paths = [user_path(str(path)) for path in given]
     if missing := next((path for path in paths if not exists(path)), None):
         raise DataError(f"{where}: {missing}: no such file; give paths of images")
     absolute = [str(path.absolute()) for path in paths]
