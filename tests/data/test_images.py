@@ -341,7 +341,11 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
         (([x[0], x[0, :7]], [1]), "2 images but 1 labels; give one each"),
         ([], "a list of no images; give one or more"),
         ([(x[0], 1)], "tuple is no image; give a PIL image, an array or a tensor"),
-        (["keys.npz", "nothing.png"], "keys.npz: no such file; give paths of images"),
+        (([tmp_path / "keys.npz"] * 2, ["a", "b"]), "in line 1 and, differently, in line 2"),
+        (
+            [tmp_path / "keys.npz", "nothing.png"],
+            "nothing.png: no such file; give paths of images",
+        ),
         (np.zeros((9, 8, 3), np.uint8), r"shape \(9, 8, 3\) is one image; give a list of images"),
         (iter(x), "type iterator is not read; give a folder, an array or a list of images"),
         (tmp_path / "keys.npz", "keys are pixels"),

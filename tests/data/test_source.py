@@ -162,8 +162,8 @@ def test_a_list_has_images_of_any_sizes(how, tmp_path, monkeypatch):
         shown = np.asarray(Image.open(io.BytesIO(read))) if isinstance(read, bytes) else read
         assert (shown == image).all()
     assert (images.classes, images.labels.tolist()) == (("a", "b"), [1, 0, -1, 1])
-    names = [f"scans/{n}.png" if "paths" in how else f"{n}" for n in range(4)]
-    assert [*images.names] == names
+    names = [f"{number}.png" if "paths" in how else f"{number}" for number in range(4)]
+    assert [*images.names] == names  # those of the folder, wherever one works
     assert open_images(given).labels.tolist() == [-1] * 4
     assert len(pickle.loads(pickle.dumps(images))) == 4  # as processes get them
 

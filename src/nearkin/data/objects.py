@@ -1,5 +1,6 @@
 """Objects of Python as data: arrays and lists of images, and sources of one's own."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,14 +74,17 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
 
 
 def _list_paths(given: Any, labels: Any, where: str) -> Listing:
-    """Files, as if a table in the working directory listed them."""
+    """Files, as if a table in the deepest folder that has all of them listed them."""
     labels = labels_of(where, Part("", given, labels))
     paths = [user_path(str(path)) for path in given]
     if missing := next((path for path in paths if not exists(path)), None):
         raise DataError(f"{where}: {missing}: no such file; give paths of images")
-    absolute = [str(path.absolute()) for path in paths]
-    rows = [(path, Row.of(label)) for path, label in zip(absolute, labels, strict=True)]
-    return replace(list_table(Path(where), rows), key="")  # nothing is kept of what has no name
+    folders = {path.parent: path.parent.resolve() for path in paths}
+    root = Path(os.path.commonpath(folders.values()))
+    absolute = [str(folders[path.parent] / path.name) for path in paths]
+    said = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
+    rows = [*zip(absolute, said, strict=True)]
+    return replace(list_table(root / where, rows), key="")  # nothing is kept of what has no name
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:
