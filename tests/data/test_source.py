@@ -168,6 +168,15 @@ def test_a_list_has_images_of_any_sizes(how, tmp_path, monkeypatch):
     assert len(pickle.loads(pickle.dumps(images))) == 4  # as processes get them
 
 
+def test_a_function_in_a_file_may_give_a_list_of_paths(tmp_path):
+    Image.new("RGB", (9, 8)).save(tmp_path / "one.png")
+    code = tmp_path / "code" / "data.py"
+    code.parent.mkdir()
+    code.write_text(f"def load():\n    return [{str(tmp_path / 'one.png')!r}], ['cat']\n")
+    images = open_images(f"{code}:load")
+    assert (images.names, images.classes, images.notes) == (("one.png",), ("cat",), ())
+
+
 def test_images_of_a_list_keep_their_own_depth():
     """Stacked, those of 8 bits would be nearly black beside those of 16."""
     images = open_images([np.full((9, 9), 200, np.uint8), np.full((9, 9), 60_000, np.uint16)])

@@ -84,7 +84,8 @@ def _list_paths(given: Any, labels: Any, where: str) -> Listing:
     absolute = [str(folders[path.parent] / path.name) for path in paths]
     said = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
     rows = [*zip(absolute, said, strict=True)]
-    return replace(list_table(root / where, rows), key="")  # nothing is kept of what has no name
+    table = root / Path(where).name  # which is not there, but named in errors
+    return replace(list_table(table, rows), key="")  # nothing is kept of what has no name
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:
