@@ -55,6 +55,14 @@ def test_a_batch_gets_the_views_of_its_images_one_by_one():
                 torch.testing.assert_close(view, all_views[row], atol=1e-5, rtol=1e-5)
 
 
+def test_tensors_may_have_their_channels_last():
+    arrays, transform = samples(), ViewTransform("simclr", size=24)
+    last, first = torch.from_numpy(arrays), tensors(arrays)
+    index = np.arange(len(arrays))
+    assert equal(transform(last, index=index, seed=3), transform(first, index=index, seed=3))
+    assert equal(transform(last[0], index=0, seed=3), transform(first[0], index=0, seed=3))
+
+
 def test_the_views_of_an_index_are_those_of_a_run():
     arrays = samples(8, 16, 16)
     transform = ViewTransform("simclr_cifar", size=16)

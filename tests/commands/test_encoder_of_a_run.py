@@ -265,9 +265,17 @@ def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
     arrays = rng.integers(0, 256, (3, 40, 30, 3), dtype=np.uint8)
     expected = torch.stack([encoder.transform(Image.fromarray(image)) for image in arrays])
     tensors = torch.from_numpy(arrays).permute(0, 3, 1, 2)
-    for several in (arrays, list(arrays), tensors, tuple(tensors), [arrays[0], *tensors[1:]]):
+    last = torch.from_numpy(arrays)
+    for several in (
+        arrays,
+        list(arrays),
+        tensors,
+        tuple(tensors),
+        [arrays[0], *tensors[1:]],
+        last,
+    ):
         assert torch.equal(encoder.transform(several), expected)
-    for one in (arrays[1], tensors[1]):
+    for one in (arrays[1], tensors[1], last[1]):
         assert torch.equal(encoder.transform(one), expected[1])
     gray = Image.fromarray(arrays[0, :, :, 0])
     for one in (np.asarray(gray), torch.from_numpy(arrays[0, :, :, 0])):
