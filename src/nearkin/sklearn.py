@@ -342,7 +342,8 @@ def checked_images(estimator: Any, X: Any, *, fitting: bool) -> Any:
     if fitting:
         is_bytes = flat.dtype == np.uint8
         estimator.range_ = None if is_bytes else (float(flat.min()), float(flat.max()))
-    return _scaled(flat, estimator.range_).reshape(len(flat), *shape)
+    pixels = _scaled(flat, estimator.range_).reshape(len(flat), *shape)
+    return pixels if pixels.ndim == 4 else pixels[..., None]
 
 
 def _scaled(pixels: Any, limits: tuple[float, float] | None) -> Any:
