@@ -3,7 +3,7 @@
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from nearkin.commands.predict import classified
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.train import train
 from nearkin.data.labels import Row, class_of, composed
-from nearkin.data.objects import are_paths
+from nearkin.data.objects import ImageList, are_paths
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load
@@ -257,7 +257,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         known = _class_names(labels)
         name_of = dict(zip(labels, known, strict=True)) | {UNLABELED: ""}
         names = [name_of[label] for label in y.tolist()]
-        data = replace(images, labels=names) if isinstance(images, PathList) else (images, names)
+        data = replace(images, labels=names) if isinstance(images, ImageList) else (images, names)
         with tempfile.TemporaryDirectory() as folder:
             run = discover(
                 data,
@@ -329,7 +329,7 @@ def checked_images(estimator: Any, X: Any, *, fitting: bool) -> Any:
     if are_paths(X):
         if fitting:
             estimator.n_features_in_, estimator.range_ = 1, None
-        return PathList(tuple(X))
+        return ImageList(tuple(X))
     is_flat = getattr(X, "ndim", 0) <= 2
     shape = estimator.image_shape if is_flat else X.shape[1:]
     flat = X if is_flat else X.reshape(len(X), -1)
@@ -358,21 +358,3 @@ def _refuse(X: Any, bad: Mapping[str, str]) -> None:
     """Refuse images of which some cannot be read."""
     for name, reason in bad.items():
         raise ValueError(f"cannot read {list(X)[int(name)]}: {reason}; leave it out")
-
-
-@dataclass(frozen=True)
-class PathList:
-    """An `ImageSource` of files, in their order; one file may be there twice."""
-
-    paths: tuple[str | Path, ...]
-    labels: Sequence[str] | None = None
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Numbers, which sort as the files are given."""
-        width = len(str(len(self.paths)))
-        return [f"{row:0{width}}" for row in range(len(self.paths))]
-
-    def read(self, name: str, /) -> bytes:
-        """Return the bytes of a file."""
-        return Path(self.paths[int(name)]).read_bytes()

@@ -42,22 +42,26 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
     rows: dict[str, Row] = {}
     for part in parts:
         labels = labels_of(where, part)
-        prefix, digits = f"{part.split}/" if part.split else "", len(str(len(labels) - 1))
-        for number, label in enumerate(labels):
-            rows[f"{prefix}{number:0{digits}}"] = Row.of(label, split=part.split)
+        prefix = f"{part.split}/" if part.split else ""
+        for number, label in zip(numbers(len(labels)), labels, strict=True):
+            rows[f"{prefix}{number}"] = Row.of(label, split=part.split)
     joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     states = np.tile([joined[0].nbytes, 0], (len(rows), 1))
     return listed(Arrays(joined, np.arange(len(rows))), [*rows], states, rows)
 
 
+def numbers(count: int) -> list[str]:
+    """Return the names of images that have none: their numbers, which sort as they count.
+
+    >>> numbers(11)[-2:], numbers(10)[-1]
+    (['09', '10'], '9')
+    """
+    digits = len(str(count - 1))
+    return [f"{number:0{digits}}" for number in range(count)]
+
+
 def _pixels(where: str, images: Any) -> np.ndarray:
     try:
-        if not hasattr(images, "__array__"):
-            raise TypeError(
-                f"type {type(images).__name__} is not read; give a folder, an array or a list of "
-                "images, a pair of images and labels, or an object with names and read (an "
-                "ImageSource)"
-            )
         return array_pixels(images, 4)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error

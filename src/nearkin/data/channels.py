@@ -29,6 +29,7 @@ from nearkin.data.decode import (
     check_type,
     decode,
     eight_bits,
+    is_deep,
     opened,
     orientation,
     rgb_pixels,
@@ -238,7 +239,7 @@ def image_pixels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
     """
     if not isinstance(image, Image.Image):
         return array_pixels(image, 3)
-    if not (image.mode.startswith("I") or image.mode == "F"):
+    if not is_deep(image):
         return rgb_pixels(image)
     pixels = stored_channels(image)
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
@@ -260,7 +261,7 @@ def _decoded(content: bytes) -> np.ndarray:
         with suppress(BadImage), opened(content) as image:
             turn = orientation(image)
             image.load()
-            if image.mode.startswith("I") or image.mode == "F":
+            if is_deep(image):
                 return upright(np.asarray(image)[..., None], turn)
     with _tiff(content) as file:
         series, shape = _first_series(file)

@@ -367,12 +367,17 @@ def load(image: Image.Image, min_side: int | None) -> Image.Image:
     return color if turn == 1 else Image.fromarray(upright(np.asarray(color), turn))
 
 
+def is_deep(image: Image.Image) -> bool:
+    """Whether an image is gray of 16 bits, of 32 bits or of floats."""
+    return image.mode.startswith("I") or image.mode == "F"
+
+
 def rgb(image: Image.Image) -> Image.Image:
     """An image of any mode as RGB of 8 bits; transparent pixels are laid over white.
 
     16-bit samples are scaled by their bit depth, 32-bit and float samples by their extremes.
     """
-    if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits, 32 bits or floats
+    if is_deep(image):
         pixels = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
         low, high = pixels.min(), pixels.max()
         if image.mode.startswith("I;16") or image.format == "PPM":
@@ -470,7 +475,7 @@ def check_type(images: Any) -> None:
 
 
 def is_tensor(images: Any) -> bool:
-    """Whether these are a tensor, told without torch, which this package works without."""
+    """Whether these are a tensor, recognized without an import of torch."""
     return hasattr(images, "movedim")
 
 

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from nearkin.data.arrays import Part, labels_of, list_arrays
+from nearkin.data.arrays import Part, labels_of, list_arrays, numbers
 from nearkin.data.channels import DEEP, image_pixels
 from nearkin.data.folders import list_table
 from nearkin.data.images import CustomSource, ImageSource
@@ -17,7 +17,7 @@ from nearkin.data.listing import Listing, listed
 from nearkin.errors import DataError
 from nearkin.places import exists, user_path
 
-STACKED: Final = ("uint8", *DEEP)  # Types of pixels that an array of images may have
+KEPT: Final = ("uint8", *DEEP)  # Types of pixels that `image_pixels` leaves as they are
 
 
 def list_object(data: Any, where: str) -> Listing:
@@ -29,6 +29,12 @@ def list_object(data: Any, where: str) -> Listing:
         return _list_paths(images, labels, where)
     if isinstance(images, list | tuple) or _is_of_objects(images):
         return _list_images(images, labels, where)
+    if not hasattr(images, "__array__"):
+        raise DataError(
+            f"{where}: type {type(images).__name__} is not read; give a folder, an array or a "
+            "list of images, a pair of images and labels, or an object with names and read (an "
+            "ImageSource)"
+        )
     return list_arrays(where, [Part("", images, labels)])
 
 
@@ -43,16 +49,21 @@ def _is_of_objects(images: Any) -> bool:
     return isinstance(images, np.ndarray) and images.dtype.kind == "O"
 
 
-@dataclass
-class _InMemory:
-    """An `ImageSource` of images in memory, of any sizes, which are called by their numbers."""
+@dataclass(eq=False)
+class ImageList:
+    """An `ImageSource` of a list's images and files, by their numbers; one may be there twice."""
 
-    names: Sequence[str]
     images: Sequence[Any]
-    labels: Sequence[Any]
+    labels: Sequence[Any] | None = None
+    names: Sequence[str] = field(init=False)
 
-    def read(self, name: str) -> Any:
-        return self.images[int(name)]
+    def __post_init__(self) -> None:
+        self.names = numbers(len(self.images))
+
+    def read(self, name: str, /) -> Any:
+        """Return an image, or the bytes of a file."""
+        image = self.images[int(name)]
+        return Path(image).read_bytes() if isinstance(image, str | Path) else image
 
 
 def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) -> Listing:
@@ -66,11 +77,13 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
         raise DataError(f"{where}: {error}") from error
     arrays = [image for image in read if isinstance(image, np.ndarray)]
     kinds = {(image.shape, str(image.dtype)) for image in arrays}
-    if len(arrays) == len(read) and len(kinds) == 1 and arrays[0].dtype in STACKED:
+    if len(arrays) == len(read) and len(kinds) == 1 and arrays[0].dtype in KEPT:
         return list_arrays(where, [Part("", np.stack(arrays), labels)])
-    digits = len(str(len(read) - 1))
-    names = [f"{number:0{digits}}" for number in range(len(read))]
-    return _list_source(_InMemory(names, list(images), labels), where)
+    kept = [
+        pixels if isinstance(pixels, bytes) or pixels.dtype in KEPT else image
+        for pixels, image in zip(read, images, strict=True)
+    ]
+    return _list_source(ImageList(kept, labels), where)
 
 
 def _list_paths(given: Any, labels: Any, where: str) -> Listing:
@@ -82,8 +95,8 @@ def _list_paths(given: Any, labels: Any, where: str) -> Listing:
     folders = {path.parent: path.parent.resolve() for path in paths}
     root = Path(os.path.commonpath(folders.values()))
     absolute = [str(folders[path.parent] / path.name) for path in paths]
-    said = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
-    rows = [*zip(absolute, said, strict=True)]
+    annotations = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
+    rows = [*zip(absolute, annotations, strict=True)]
     table = root / Path(where).name  # which is not there, but named in errors
     return replace(list_table(table, rows), key="")  # nothing is kept of what has no name
 
