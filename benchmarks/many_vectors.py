@@ -24,7 +24,7 @@ from benchmarks.shared.memory import Watch, alone
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.parts import Note, PartFolder
+from nearkin.evaluation.shards import Note, ShardFolder
 
 CLASSES, DIM, SHARD = 100, 384, 65_536
 SPREAD = 2.5  # Of the images of a class, in the units that classes differ by
@@ -37,7 +37,7 @@ OPTIONS: Final = (
 
 def make(path: Path, count: int, seed: int) -> None:
     """Write vectors as parts."""
-    folder = PartFolder.claim(path, Note("", f"synthetic {seed}", count, SHARD))
+    folder = ShardFolder.claim(path, Note("", f"synthetic {seed}", count, SHARD))
     centers = np.random.default_rng(99).standard_normal((CLASSES, DIM), np.float32)
     names = [f"class{number:03}" for number in range(CLASSES)]
     for number in folder.missing():

@@ -3,31 +3,34 @@
 import os
 import shutil
 from dataclasses import replace
+from itertools import count
 from multiprocessing import get_context
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from nearkin.classifier import kept as module
 from nearkin.classifier.features import UNTOUCHED, Extraction, ViewSettings
 from nearkin.data.opening import open_images
-from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.encoder import CUSTOM, Encoder
 from nearkin.evaluation import embeddings
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import as_backbone
 
 CPU = torch.device("cpu")
-PART = 60
+SHARD = 60
 """Images in a file of features, of which there are usually more."""
-BAD = PART + 3
-"""An unreadable image of the second part."""
+BAD = SHARD + 3
+"""An unreadable image of the second shard."""
 
 
 @pytest.fixture(scope="module")
 def encoder():
     torch.manual_seed(0)
-    return Encoder(build_backbone("tiny", 8), 8, {})
+    return Encoder(build_backbone("tiny", 8), 8, {"backbone": "tiny"})
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +40,9 @@ def images():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Images of two parts, one of them broken."""
+    """Images of two shards, one of them broken."""
     folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for number, pixels in enumerate(rng.integers(0, 256, (PART + 40, 8, 8, 3), dtype=np.uint8)):
+    for number, pixels in enumerate(rng.integers(0, 256, (SHARD + 40, 8, 8, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(folder / f"{number:05d}.png")
     broken = folder / f"{BAD:05d}.png"
     broken.write_bytes(broken.read_bytes()[:60])
@@ -56,6 +59,10 @@ def cache(tmp_path, monkeypatch):
     """The folder of kept features, which is empty at first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "nearkin" / "features"
+
+
+class Own(nn.Sequential):
+    """A network of the user's."""
 
 
 class Log:
@@ -101,13 +108,13 @@ def test_features_are_in_the_order_of_the_images_and_depend_on_no_other(encoder,
 def test_a_stopped_extraction_goes_on_with_the_images_that_are_missing(
     encoder, files, cache, monkeypatch
 ):
-    monkeypatch.setattr(embeddings, "PART", PART)
+    monkeypatch.setattr(embeddings, "SHARD", SHARD)
     given = encoder, files, ViewSettings("characters", 2, 0), CPU, 0
     whole, bad = Extraction(*given).compute()
     assert list(bad) == [BAD]
     shutil.rmtree(cache)
-    with pytest.raises(KeyboardInterrupt):  # in the second part, of which nothing is kept
-        Extraction(*given, Log(stop_after=2 * PART)).compute()
+    with pytest.raises(KeyboardInterrupt):  # in the second shard, of which nothing is kept
+        Extraction(*given, Log(stop_after=2 * SHARD)).compute()
     written = {path: path.stat().st_mtime_ns for path in cache.glob("*/*")}
     assert len(written) == 3
     log = Log()
@@ -150,14 +157,15 @@ def test_what_features_depend_on_is_what_they_are_kept_by(encoder, files, images
     own = Extraction(encoder, files, drawn, CPU, 0)
     assert computed(own)[0]
     torch.manual_seed(1)
-    retrained = Encoder(build_backbone("tiny", 8), 8, {})
-    larger = Encoder(encoder.backbone, 16, {})
+    retrained = Encoder(build_backbone("tiny", 8), 8, {"backbone": "tiny"})
+    larger = Encoder(encoder.backbone, 16, {"backbone": "tiny"})
     others = [
         replace(own, encoder=retrained),
         replace(own, encoder=larger),
         replace(own, drawn=replace(drawn, seed=1)),
         replace(own, drawn=replace(drawn, num_views=2)),
         replace(own, drawn=replace(drawn, augment="ncl_cifar")),
+        replace(own, precision="bf16"),
         replace(own, images=files.subset(np.arange(99))),
         replace(own, images=files.subset(np.delete(np.arange(100), 50))),
         replace(own, images=images),
@@ -176,14 +184,20 @@ def test_what_may_change_unseen_is_not_kept(encoder, files, cache, tmp_path):
     views.write_text("from nearkin.data.augmentations import AUGMENTATIONS\n"
                      "mine = AUGMENTATIONS['characters']\n")  # fmt: skip
     own_views = Extraction(encoder, files, ViewSettings(f"{views}:mine", 1, 0), CPU, 0)
-    coded = Encoder(encoder.backbone, 8, {"backbone": f"{views}:Net"})
+    network = encoder.backbone
+    coded = Encoder(network, 8, {"backbone": f"{views}:Net"})
+    passed = Encoder(network, 8, {"backbone": CUSTOM})  # such as another activation, same weights
+    instead = Encoder(as_backbone(Own(network.body), 8, 128), 8, {"backbone": "tiny"})
+    unnamed = Encoder(network, 8, {})
     large = replace(files, modified=0 * files.modified, num_bytes=files.num_bytes + 2**16)
+    runs = (tmp_path / f"run-{number}" for number in count())
     computed(own_views)
     assert len(list(cache.iterdir())) == 1  # the images as they are
-    for other in (replace(own_views, encoder=coded), replace(own_views, images=large)):
+    of_code = [replace(own_views, encoder=each) for each in (coded, passed, instead, unnamed)]
+    for other in (*of_code, replace(own_views, images=large)):
         for _ in range(2):
             assert computed(replace(other, drawn=UNTOUCHED))[0]
-        in_run = replace(other, drawn=UNTOUCHED, aside=tmp_path / "run")
+        in_run = replace(other, drawn=UNTOUCHED, aside=next(runs))
         assert computed(in_run)[0]
         assert not computed(in_run)[0]  # within a run code is taken to stay what it was
     assert len(list(cache.iterdir())) == 1
@@ -232,16 +246,15 @@ def test_what_was_used_longest_ago_makes_room(encoder, files, cache, monkeypatch
     assert computed(every[1])[0]
 
 
-def test_features_that_were_computed_elsewhere_are_kept_as_if_here(encoder, files):
+def test_a_table_of_features_is_that_of_an_encoding_in_one_go(encoder, files):
     """Those of `nearkin embed` are those of a classification."""
-    own = Extraction(encoder, files, UNTOUCHED, CPU, 0)
     embedded = embeddings.encode_images(encoder, files, device=CPU, workers=0)
-    own.keep(embedded)
-    asked, features, bad = computed(own)
-    assert not asked
-    assert list(bad) == [BAD]
-    readable = np.delete(np.arange(len(files)), BAD)
-    assert torch.equal(features.center[readable], embedded.tensor)
+    own = Extraction(encoder, files, UNTOUCHED, CPU, 0)
+    for table in (own.compute().embeddings(files), replace(own).compute().embeddings(files)):
+        np.testing.assert_array_equal(table.vectors, embedded.vectors)
+        np.testing.assert_array_equal(table.rows, embedded.rows)
+        assert table.bad == embedded.bad
+        assert table.paths == embedded.paths
 
 
 def compute_apart(extraction, queue):

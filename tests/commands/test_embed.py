@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 
 import kills
 import numpy as np
@@ -16,9 +17,10 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 import nearkin
-from nearkin.commands import embed as verb
+from nearkin.commands.embed_run import source_name
 from nearkin.encoders.encoder import load
 from nearkin.errors import OutputError
+from nearkin.evaluation import embeddings
 from nearkin.evaluation.table import open_table
 from nearkin.run.folder import RunFolder
 
@@ -131,28 +133,28 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
 
 
 def test_a_lower_precision_is_said_kept_and_continued(source, images, tmp_path, capsys, refusal):
-    """Of a run and of a folder of parts, where `auto` takes what was begun."""
+    """Of a run and of a folder of shards, where `auto` takes what was begun."""
     lower, said = (
         ["--precision", "bf16", "--batch-size", "7"],
         "images keep their nearest neighbor",
     )
     exact = nearkin.embed(source, images, workers=0).vectors
-    run, parts = RunFolder(tmp_path / "run"), tmp_path / "parts"
+    run, folder = RunFolder(tmp_path / "run"), tmp_path / "shards"
     assert call("embed", source, images, "-o", run.path, *lower, "--no-report") == 0
     assert "% of 59 " + said in capsys.readouterr().err
     assert run.read_summary()["precision"] == "bf16"
     assert 'precision = "bf16"' in run.config.read_text()
     vectors = np.stack(parquet.read_table(run.embeddings)["vector"].to_pylist())
     assert 1e-5 < np.abs(vectors - exact).max() < 0.05
-    shards = ["embed", source, images, "-o", parts, "--shard-size=30"]
+    shards = ["embed", source, images, "-o", folder, "--shard-size=30"]
     assert call(*shards, "--shard=1/2", *lower) == 0
-    begun = json.loads((parts / "_parts.json").read_text())
+    begun = json.loads((folder / "_shards.json").read_text())
     assert begun["precision"] == "bf16"
     assert "begun with another --precision, bf16" in refusal(4, *shards, "--precision", "fp32")
     capsys.readouterr()
     assert call(*shards) == 0
     assert said in capsys.readouterr().err
-    vectors = open_table(parts).gather()
+    vectors = open_table(folder).gather()
     assert 1e-5 < np.abs(np.asarray(vectors) - exact).max() < 0.05
 
 
@@ -163,7 +165,7 @@ def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
     assert of_run[0].neighbors[0].path == f"1/{first.name}"
     assert open_table(run.embeddings).encoder == load(source).digest == load(run.path).digest
     other = f"timm:local-dir:{write_weights(tmp_path / 'other', seed=1)}"
-    for output, *more in (("parts", "--shard-size=9"), ("v.parquet",)):
+    for output, *more in (("shards", "--shard-size=9"), ("v.parquet",)):
         vectors = tmp_path / output
         assert call("embed", source, images, "-o", vectors, "-q", *more) == 0
         assert open_table(vectors).encoder == load(source).digest
@@ -186,11 +188,11 @@ def test_evaluate_gives_the_numbers_of_the_run_and_takes_the_size_of_other_vecto
     assert run.encoder_settings()[0].val == 0.3
     again = nearkin.evaluate(run.path, workers=0)
     assert numbers_of_the_run(run, again)
-    parts, size = tmp_path / "parts", "--image-size=16"
-    assert call("embed", source, images, "-o", parts, "--shard-size=99", size, "-q") == 0
-    assert call("neighbors", source, first, "--vectors", parts) == 5
+    shards, size = tmp_path / "shards", "--image-size=16"
+    assert call("embed", source, images, "-o", shards, "--shard-size=99", size, "-q") == 0
+    assert call("neighbors", source, first, "--vectors", shards) == 5
     capsys.readouterr()
-    assert call("neighbors", source, first, "--vectors", parts, size, "--top=1") == 0
+    assert call("neighbors", source, first, "--vectors", shards, size, "--top=1") == 0
     assert f"1.000  1/{first.name}" in capsys.readouterr().out
     how = {"image_size": 16, "workers": 0}
     nearkin.embed_run(source, images, output=tmp_path / "run", report=False, **how)
@@ -203,36 +205,35 @@ def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("nearkin.commands.embed.write_encoder", full)
+    monkeypatch.setattr("nearkin.commands.embed_run.write_encoder", full)
     monkeypatch.setattr("nearkin.commands.classify.write_start", full)
     for words in (["embed", source, images], ["classify", source, images]):
         refused = refusal(8, *words, "-o", tmp_path / words[0], "-q")
         assert "no room left to write" in refused
 
 
-def prepare(aim=None, nth=1):
-    """Parts of 16 images, and a kill at the aim."""
+def prepare(aim=None, nth=1, cache=None):
+    """Shards of 16 images, kept in a cache of the run's own, and a kill at the aim."""
 
     def change():
-        verb.RUN_SHARD["cpu"] = 16
+        embeddings.SHARD = 16
+        if cache is not None:
+            os.environ["XDG_CACHE_HOME"] = str(cache)
         if aim is not None:
             kills.set_up(aim, "simclr", nth)
 
     return change
 
 
-WRITE = "nearkin.evaluation.parts.PartFolder.write"
-AIMS = {
-    "resuming after 1 of 4 parts of the encoder's": (Aim(WRITE, "os.fsync", "before"), 2),
-    "resuming after 3 of 4 parts of the encoder's": (Aim(WRITE, WRITE, "after"), 3),
-}
-"""Kills, by what the run says that goes on."""
+WRITE = "nearkin.classifier.kept.write_shard"
+AIMS = {16: (Aim(WRITE, "os.fsync", "before"), 2), 48: (Aim(WRITE, WRITE, "after"), 3)}
+"""Kills, by the number of images whose features the run that goes on does not compute again."""
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, source, images):
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    assert kills.finish(kills.start(command(source, images, out), prepare())) == 0
+    out, cache = tmp_path_factory.mktemp("runs") / "whole", tmp_path_factory.mktemp("cache")
+    assert kills.finish(kills.start(command(source, images, out), prepare(cache=cache))) == 0
     return out
 
 
@@ -249,18 +250,19 @@ def hidden(weights, tmp_path):
     gone.rename(weights)
 
 
-@pytest.mark.parametrize("said", AIMS)
+@pytest.mark.parametrize("kept", AIMS)
 def test_a_killed_run_goes_on_without_its_source_to_the_same_bytes(
-    said, unbroken, images, source, hidden, tmp_path
+    kept, unbroken, images, source, hidden, tmp_path
 ):
     out, words = tmp_path / "broken", command(source, images, tmp_path / "broken")
-    assert kills.finish(kills.start(words, prepare(*AIMS[said]))) == -9
+    cache = tmp_path / "cache"
+    assert kills.finish(kills.start(words, prepare(*AIMS[kept], cache))) == -9
     hidden()
-    assert kills.finish(kills.start(words, prepare())) == 0
+    assert kills.finish(kills.start(words, prepare(cache=cache))) == 0
     expected, files = kills.files(unbroken), kills.files(out)
     assert files.keys() == expected.keys()
     assert [name for name in files if files[name] != expected[name]] == []
-    assert said in (out / "train.log").read_text()
+    assert f"features of {kept} images were kept in {cache}" in (out / "train.log").read_text()
 
 
 def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
@@ -332,4 +334,4 @@ def test_a_run_is_named_after_its_encoder():
         "timm:resnet18@weights/moco.pth": "moco",
         "runs/photos-simclr": "photos-simclr",
     }.items():
-        assert verb.source_name(name) == expected
+        assert source_name(name) == expected

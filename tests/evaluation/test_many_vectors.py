@@ -11,7 +11,7 @@ from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
 from nearkin.evaluation import metrics
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_tables
-from nearkin.evaluation.parts import Note, PartFolder
+from nearkin.evaluation.shards import Note, ShardFolder
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics import kmeans, probe
 from nearkin.metrics.probe import train_probe
@@ -33,7 +33,7 @@ def embeddings(n, seed, spread=2.0, split="", classes=tuple("abcd")):
 
 def write_parts(path, of, encoder="e"):
     """As `nearkin embed` writes them."""
-    folder = PartFolder.claim(path, Note(encoder, "synthetic", len(of), SHARD))
+    folder = ShardFolder.claim(path, Note(encoder, "synthetic", len(of), SHARD))
     for number, start in enumerate(range(0, len(of), SHARD)):
         folder.write(number, of.subset(np.arange(start, min(start + SHARD, len(of)))))
     return path

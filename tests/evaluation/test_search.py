@@ -23,7 +23,7 @@ from nearkin.commands.neighbors import Neighbor
 from nearkin.errors import CheckpointError
 from nearkin.evaluation import index
 from nearkin.evaluation.index import kind_of_index, shortlist, write_index
-from nearkin.evaluation.parts import Note, PartFolder
+from nearkin.evaluation.shards import Note, ShardFolder
 from nearkin.evaluation.table import open_table
 from nearkin.evaluation.vectors import BLOCK_SIZE
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory, images):
     folder = write_network(tmp_path_factory.mktemp("run") / "encoder.safetensors").parent
     embed(folder, images, output=folder / "embeddings.parquet", workers=0)
     assert (
-        nearkin_command("embed", folder, images, "-o", f"{folder}/parts/", "--shard-size=4") == 0
+        nearkin_command("embed", folder, images, "-o", f"{folder}/shards/", "--shard-size=4") == 0
     )
     return folder
 
@@ -62,12 +62,12 @@ def write_table(path, vectors, group=None, /, **other):
 
 
 def write_folder(folder, vectors, shard, group=3):
-    """A folder of parts of these vectors, which are read so many at once."""
+    """A folder of shards of these vectors, which are read so many at once."""
     folder.mkdir()
     note = Note("", "", len(vectors), shard)
-    for number, file in enumerate(PartFolder(folder, note).files):
+    for number, file in enumerate(ShardFolder(folder, note).files):
         write_table(file, vectors[number * shard : (number + 1) * shard], group)
-    (folder / "_parts.json").write_text(json.dumps(vars(note)))
+    (folder / "_shards.json").write_text(json.dumps(vars(note)))
     return folder
 
 
@@ -183,7 +183,7 @@ def test_all_kinds_of_tables_give_the_same_answer(run, images, capsys):
     asked = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--top", "30"]
     usual = answers(capsys, *asked)
     assert len(usual[0]["neighbors"]) == 30
-    for table in ("embeddings.parquet", "parts"):
+    for table in ("embeddings.parquet", "shards"):
         for one, first in zip(
             answers(capsys, *asked, "--vectors", run / table), usual, strict=True
         ):
@@ -232,17 +232,17 @@ def test_tables_that_are_not_there_or_not_complete_are_refused(
     assert "embeddings.parquet does not exist" in refusal(2, "neighbors", bare, image)
     assert "does not exist" in refused(2, tmp_path / "no.parquet")
     assert "no table of features" in refused(2, image)
-    assert "has no _parts.json" in refused(2, tmp_path)
+    assert "has no _shards.json" in refused(2, tmp_path)
     refusal(2, "neighbors", run)
     refusal(2, "neighbors", run, "a.png", "--top", "0")
-    folder = shutil.copytree(run / "parts", tmp_path / "parts")
-    (folder / "part-000003.parquet").unlink()
-    assert "lacks 1 of 8 parts" in refused(5, folder)
+    folder = shutil.copytree(run / "shards", tmp_path / "shards")
+    (folder / "shard-000003.parquet").unlink()
+    assert "lacks 1 of 8 shards" in refused(5, folder)
 
 
 def test_features_of_another_encoder_are_refused(run, images, tmp_path, refusal, refused):
     other = write_network(tmp_path / "other.safetensors", seed=2)
-    line = refusal(5, "neighbors", other, images / "cat" / "00.png", "--vectors", run / "parts")
+    line = refusal(5, "neighbors", other, images / "cat" / "00.png", "--vectors", run / "shards")
     assert "of another encoder" in line
     table = write_table(tmp_path / "t.parquet", np.ones((3, 5)))
     assert "have 5 features and the encoder gives 128" in refused(5, table)
@@ -330,7 +330,7 @@ def test_the_kind_of_an_index_follows_from_the_size():
 
 @pytest.mark.needs("faiss")
 def test_a_small_index_gives_what_comparing_all_gives(run, images, tmp_path, capsys):
-    for table in ("parts", "embeddings.parquet"):
+    for table in ("shards", "embeddings.parquet"):
         path = tmp_path / f"{table}.faiss"
         asked = [
             run,
@@ -362,7 +362,7 @@ def test_a_large_index_finds_nine_of_ten_neighbors_and_is_the_same_every_time(
     for name, value in (("FLAT", 10_000), ("MOST_LISTS", 200), ("PROBES", 14)):
         monkeypatch.setattr(index, name, value)
     vectors, first, second = clustered(10_000, 8, 0), tmp_path / "1.faiss", tmp_path / "2.faiss"
-    table = open_table(write_folder(tmp_path / "parts", vectors, 4_000, 1_200))
+    table = open_table(write_folder(tmp_path / "shards", vectors, 4_000, 1_200))
     write_index(first, table)
     note = json.loads((tmp_path / "1.faiss.json").read_text())
     assert (note["kind"], note["images"]) == ("IVF200,PQ8np", 10_000)
@@ -378,9 +378,9 @@ def test_a_large_index_finds_nine_of_ten_neighbors_and_is_the_same_every_time(
 
 @pytest.fixture
 def indexed(run, images, tmp_path):
-    """A copy of the parts with an index; and the command that asks it."""
+    """A copy of the shards with an index; and the command that asks it."""
     need("faiss")
-    folder = shutil.copytree(run / "parts", tmp_path / "parts")
+    folder = shutil.copytree(run / "shards", tmp_path / "shards")
     write_index(tmp_path / "x.faiss", open_table(folder))
     image = images / "cat" / "00.png"
     return tmp_path, [

@@ -146,7 +146,7 @@ MAY_RUN_CODE = {
 EXCEPT = {
     "encoders/origin.py": {"torch.hub"},
     "distributed/allocation.py": {"ctypes"},
-    "evaluation/ray_parts.py": {"subprocess"},
+    "evaluation/ray_shards.py": {"subprocess"},
 }
 """One downloads, and reads nothing; one tells the C library when to keep memory, by two functions
 it names itself; one starts this Python anew, as Ray's driver."""

@@ -259,8 +259,10 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     kept, encoder = feed(tmp_path, batches, teacher, views=1)
     config = TrainConfig(method="seed", teacher=teacher, teacher_views=1, epochs=1, seed=3)
     files = teacher_files(RunFolder(tmp_path / "run"), config, batches, encoder)
-    assert files.parts() == [(0, 0), (0, 1024)]
-    assert sum(len(read_sealed(files.path(*part))) - HEAD for part in files.parts()) == files.bytes
+    assert files.shards() == [(0, 0), (0, 1024)]
+    assert (
+        sum(len(read_sealed(files.path(*shard))) - HEAD for shard in files.shards()) == files.bytes
+    )
     assert files.bytes == 1500 * encoder.num_features * HALF.itemsize
     assert_sees((kept, encoder), batches.enlarged(16, batches.sampler), 3, tolerance=1e-3)
 

@@ -21,9 +21,8 @@ from nearkin.data.union import union
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.column import Values
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable
-from nearkin.objectives import unit
 from nearkin.pace import count
 from nearkin.run.reporter import Reporter
 from nearkin.types import UNLABELED
@@ -125,11 +124,10 @@ def of_images(
 ) -> Audited:
     """Compute the features of images, or take those that an earlier command has kept."""
     extracted = Extraction(encoder, images, UNTOUCHED, device, workers, log).compute()
-    features, rows = extracted.readable(images)
+    embeddings = extracted.embeddings(images).normalized()
     if extracted.bad:
         log.info(f"left out: {count(len(extracted.bad), 'image')} that cannot be read")
-    images = images.subset(rows)
-    return Audited(embeddings_of(images, unit(features.center).numpy(), rows), images)
+    return Audited(embeddings, images.subset(embeddings.rows))
 
 
 def of_tables(

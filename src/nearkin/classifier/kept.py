@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ import numpy as np
 import PIL
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearkin.data.augmentations import Augment
 from nearkin.data.images import PREFIX, Images
-from nearkin.encoders.encoder import Encoder, read_tensors
+from nearkin.encoders.encoder import CUSTOM, Encoder, read_tensors
 from nearkin.errors import CheckpointError
 from nearkin.extensions import is_reference, names_code
 from nearkin.files import usable, whole
@@ -32,6 +33,7 @@ from nearkin.places import cache_folder
 
 VERSION: Final = 1  # Of how features are computed; another version has other names
 LIMIT: Final = 20 * 2**30  # Bytes of all kept features, but for those of the run at work
+LIBRARIES: Final = {"nearkin", "torch", "torchvision", "timm", "transformers"}
 Pass = int | None
 """A pass over the images: as they are (None), or the view of an epoch."""
 
@@ -51,23 +53,24 @@ class KeptFeatures:
         passes: Sequence[Pass],
         augment: Augment,
         seed: int,
-        device: torch.device,
+        computed: Sequence[str],
         aside: Path | None,
     ) -> "KeptFeatures":
         """Return the folder for these features, by all that they depend on.
 
+        `computed` says what computes them: the type of the device, the precision, the program.
         It is in the user's cache folder or, of features that may change unseen and where that
         cannot be written, in `aside`, which is of one run alone.
         """
         with_views = tuple(passes) != (None,)
         views = [augment, seed, len(passes)] if with_views else []
         channels = encoder.preprocessing.applied(images).channels
-        whole = hashlib.sha256()
+        contents = hashlib.sha256()
         for column in (images.contents, images.num_bytes, images.modified):
-            whole.update(column.tobytes())
+            contents.update(column.tobytes())
         described = [
-            *(VERSION, encoder.digest, whole.hexdigest(), repr(channels), views, device.type),
-            *("float32", torch.__version__, PIL.__version__),
+            *(VERSION, encoder.digest, contents.hexdigest(), repr(channels), views),
+            *(*computed, PIL.__version__, *_versions(encoder.backbone)),
         ]
         key = hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:32]
         may_change = _may_change(encoder, images, [augment] if with_views else [])
@@ -79,11 +82,11 @@ class KeptFeatures:
     def write(
         self, path: Path | None, features: Float[Tensor, "_ _ _"], bad: dict[int, str]
     ) -> None:
-        """Keep a part of them; where that fails, features cost time again, nothing else."""
+        """Keep one shard; where that fails, features cost time again, nothing else."""
         if path is None or self.problem:
             return
         try:
-            write_part(path, features, bad)
+            write_shard(path, features, bad)
         except OSError as error:
             self.problem = f"{self.folder} cannot be written ({error.strerror or error})"
 
@@ -104,7 +107,8 @@ def _writable(folder: Path) -> Path | None:
 
 def _may_change(encoder: Encoder, images: Images, augment: Sequence[Augment]) -> bool:
     """Whether features may change unseen: by code of the user, or large files without a time."""
-    if names_code(str(encoder.details.get("backbone", ""))):
+    backbone = str(encoder.details.get("backbone", CUSTOM))
+    if backbone == CUSTOM or names_code(backbone) or _packages(encoder.backbone) - LIBRARIES:
         return True
     if any(isinstance(each, str) and is_reference(each) for each in augment):
         return True
@@ -112,7 +116,18 @@ def _may_change(encoder: Encoder, images: Images, augment: Sequence[Augment]) ->
     return bool((files & (images.modified == 0) & (images.num_bytes > PREFIX)).any())
 
 
-def write_part(path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:
+def _packages(network: nn.Module) -> set[str]:
+    """Return the packages that the code of a network is of."""
+    return {type(module).__module__.partition(".")[0] for module in network.modules()}
+
+
+def _versions(network: nn.Module) -> list[str]:
+    """Return the versions of the libraries that compute a network's features."""
+    names = sorted({"torch", *_packages(network)} & LIBRARIES)
+    return [f"{name} {sys.modules[name].__version__}" for name in names]
+
+
+def write_shard(path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:
     """Write features, and the rows of unreadable images, whole or not at all."""
     from safetensors.torch import save_file
 
@@ -121,10 +136,10 @@ def write_part(path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]
         save_file({"features": features.contiguous()}, partial, metadata={"bad": json.dumps(bad)})
 
 
-def read_part(
+def read_shard(
     path: Path | None, shape: tuple[int, int], num_images: int
 ) -> tuple[Float[Tensor, "_ _ _"], dict[int, str]] | None:
-    """Return what `write_part` wrote, of so many passes, features and images; None if it did not.
+    """Return what `write_shard` wrote, of so many passes, features and images; None if it did not.
 
     A damaged file counts as none: its features are computed again.
     """

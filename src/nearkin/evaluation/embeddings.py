@@ -21,8 +21,8 @@ from nearkin.pace import ProgressCallback, count, ignore_progress, tracked
 from nearkin.result import Result, Row
 from nearkin.types import UNLABELED
 
-PART: Final = 1024  # Images in a file of features, at least
-MOST_PARTS: Final = 64
+SHARD: Final = 1024  # Images in a shard of features, at least, on a CPU
+MOST_SHARDS: Final = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,13 +159,21 @@ def embeddings_of(
     )
 
 
-def images_per_part(count: int) -> int:
-    """Return how many images a file of features holds: what a kill loses at most.
+def images_per_shard(count: int, device: torch.device) -> int:
+    """Return how many images a shard of features has: what a kill loses at most.
 
-    >>> images_per_part(10_000), images_per_part(100_000)
-    (1024, 2048)
+    On a CPU that is about a minute's work; on a GPU, starting to decode a shard takes longer than
+    computing a small one.
+
+    >>> cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    >>> (
+    ...     [images_per_shard(count, cpu) for count in (10_000, 100_000)],
+    ...     images_per_shard(10_000, gpu),
+    ... )
+    ([1024, 2048], 16384)
     """
-    return PART * math.ceil(count / (MOST_PARTS * PART))
+    least = SHARD if device.type == "cpu" else 16 * SHARD
+    return least * math.ceil(count / (MOST_SHARDS * least))
 
 
 def encode_images(

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.parts import NOTE, PartFolder
+from nearkin.evaluation.shards import NOTE, ShardFolder
 from nearkin.evaluation.vectors import (
     AGAIN,
     BLOCK_SIZE,
@@ -28,7 +28,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """Embeddings on disk, of which nothing is in memory: a folder of parts, or a .parquet."""
+    """Embeddings on disk, of which nothing is in memory: a folder of shards, or a .parquet."""
 
     path: Path
     files: tuple[Path, ...]  # In the order of the images
@@ -188,10 +188,10 @@ def are_vectors(path: Path) -> bool:
 def open_table(path: Path) -> EmbeddingTable:
     """Open a table of embeddings, of which no row is read yet; refuse an incomplete folder."""
     if path.is_dir():
-        folder = PartFolder.open(path)
+        folder = ShardFolder.open(path)
         if missing := folder.missing():
             raise CheckpointError(
-                f"{path} lacks {len(missing)} of {folder.note.num_parts} parts; "
+                f"{path} lacks {len(missing)} of {folder.note.num_shards} shards; "
                 "let nearkin embed go on"
             )
         return EmbeddingTable(path, folder.files, folder.note.encoder)

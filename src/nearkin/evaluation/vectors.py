@@ -62,7 +62,7 @@ def check_format(path: Path) -> None:
     if path.suffix not in FORMATS:
         raise UsageError(
             f"cannot write embeddings as {path.name}.{suggestion(path.suffix, FORMATS)} "
-            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of parts"
+            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of shards"
         )
 
 
@@ -177,7 +177,7 @@ def matrix(table: Any) -> Float[Tensor, "rows dim"]:
 
 
 def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
-    """Return how many images a part has, and its unreadable ones with the reason."""
+    """Return how many images a shard has, and its unreadable ones with the reason."""
     from pyarrow import parquet
 
     with usable(path, "remove it and run nearkin embed again"), path.open("rb") as file:

@@ -77,7 +77,6 @@ class RunFolder:
         self.evaluation = path / "evaluation.json"  # Those of `nearkin evaluate --protocol`
         self.column = path / "column.csv"  # What the column of `--ignore` says of each image
         self.embeddings = path / "embeddings.parquet"  # Features of every image of the data
-        self.parts = stages / "parts"  # Folders of embeddings that are computed part by part
         self.plots = path / "plots"  # The folder of plots and image sheets
         self.map = path / "map.npz"  # Coordinates of the images on the page's map
         self.report = path / "report.html"  # The page about the run

@@ -1,4 +1,4 @@
-"""A teacher's features of the views that its student sees, as part of every batch.
+"""A teacher's features of the views that its student sees, as shard of every batch.
 
 The teacher sees exactly the student's view, at its own image size and in its own range of values
 (Beyer et al. 2022, "Knowledge distillation: a good teacher is patient and consistent"). With views
@@ -31,7 +31,7 @@ from nearkin.encoders.encoder import Encoder, load, weight_bytes, write_encoder
 from nearkin.encoders.inference import images_at_once
 from nearkin.encoders.origin import without_folder
 from nearkin.errors import DataError, OutputError, ResourceError
-from nearkin.evaluation.embeddings import images_per_part
+from nearkin.evaluation.embeddings import images_per_shard
 from nearkin.files import read_sealed, write_sealed
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
@@ -185,18 +185,18 @@ class TeacherFiles:
         return f"{count(views, 'view')} of {self.num_images:,} images ({size:,.1f} MB)"
 
     @property
-    def part(self) -> int:
-        """Images in a file."""
-        return images_per_part(self.num_images)
+    def shard_size(self) -> int:
+        """Images in a file: as on a CPU, or files of one device would be of no use to another."""
+        return images_per_shard(self.num_images, torch.device("cpu"))
 
     @property
     def bytes(self) -> int:
         """Bytes of all features."""
         return self.epochs * self.num_images * self.num_views * self.dim * HALF.itemsize
 
-    def parts(self) -> list[tuple[int, int]]:
+    def shards(self) -> list[tuple[int, int]]:
         """The epoch and the first image of each file."""
-        firsts = range(0, self.num_images, self.part)
+        firsts = range(0, self.num_images, self.shard_size)
         return [(epoch, first) for epoch in range(self.epochs) for first in firsts]
 
     def path(self, epoch: int, first: int) -> Path:
@@ -205,7 +205,7 @@ class TeacherFiles:
 
     def shape(self, first: int) -> tuple[int, int, int]:
         """Images, views and dimension of a file."""
-        return min(self.part, self.num_images - first), self.num_views, self.dim
+        return min(self.shard_size, self.num_images - first), self.num_views, self.dim
 
     def is_whole(self, epoch: int, first: int) -> bool:
         """Whether a file is there, undamaged, and of these views."""
@@ -223,7 +223,7 @@ class TeacherFiles:
     ) -> Float16[np.ndarray, "rows views dim"]:
         """Read the features of some images."""
         features = np.empty((len(rows), self.num_views, self.dim), HALF)
-        firsts = rows // self.part * self.part
+        firsts = rows // self.shard_size * self.shard_size
         for first in np.unique(firsts).tolist():
             chosen = firsts == first
             features[chosen] = self._open[epoch, first][rows[chosen] - first]
@@ -236,7 +236,7 @@ class TeacherFiles:
             (epoch, first): np.memmap(
                 self.path(epoch, first), HALF, "r", offset=HEAD, shape=self.shape(first)
             )
-            for epoch, first in self.parts()
+            for epoch, first in self.shards()
         }
 
 
@@ -262,13 +262,13 @@ def with_teacher(
     if not config.teacher_views:
         return LiveTeacher(batches, teacher)
     files = teacher_files(folder, config, batches, teacher)
-    missing = [part for part in files.parts() if not files.is_whole(*part)]
-    _check_room(folder, files, len(missing) / len(files.parts()))
+    missing = [shard for shard in files.shards() if not files.is_whole(*shard)]
+    _check_room(folder, files, len(missing) / len(files.shards()))
     own = missing[rows_of_rank(len(missing))]
     all_reduce_max(0)  # every process has listed what is missing before the first one writes
     compute(files, own, batches, teacher, on_progress)
     all_reduce_max(0)  # all files are there
-    if not all(files.is_whole(*part) for part in missing):
+    if not all(files.is_whole(*shard) for shard in missing):
         raise OutputError(
             f"{files.folder} lacks what other processes have written; put -o where all of them "
             "can read it, or give --teacher-views 0"
@@ -303,7 +303,7 @@ def _check_room(folder: RunFolder, files: TeacherFiles, share: float) -> None:
 
 def compute(
     files: TeacherFiles,
-    parts: list[tuple[int, int]],
+    shards: list[tuple[int, int]],
     batches: Batches,
     teacher: Encoder,
     on_progress: ProgressCallback = ignore_progress,
@@ -315,9 +315,9 @@ def compute(
     size = images_at_once(teacher.image_size, batches.device)  # divides the size of a file
     sampler = SequentialBatchSampler(files.num_images, size, batches.sampler.seed)
     views, channels = batches.enlarged(teacher.image_size, sampler), batches.images.channels
-    total = sum(files.shape(first)[0] for _, first in parts)
+    total = sum(files.shape(first)[0] for _, first in shards)
     done = 0
-    for epoch, first in parts:
+    for epoch, first in shards:
         features = np.full(files.shape(first), np.nan, HALF)
         start = epoch * sampler.steps_per_epoch + first // size
         stop = start + -(-len(features) // size)

@@ -16,8 +16,8 @@ from typing_extensions import override
 from nearkin.data.images import Images
 from nearkin.encoders.inference import Inference, Precision
 from nearkin.errors import DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, embed_images, embeddings_of
-from nearkin.evaluation.vectors import ROOM, matrix, read_footer, write_parquet
+from nearkin.evaluation.embeddings import Embeddings, embed_images
+from nearkin.evaluation.vectors import ROOM, read_footer, write_parquet
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
 from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.result import Result
@@ -26,24 +26,24 @@ from nearkin.run.failures import resource_errors
 from nearkin.schema import Auto
 
 # What a folder is of. Readers of Parquet folders pass over names that begin so.
-NOTE: Final = "_parts.json"
+NOTE: Final = "_shards.json"
 BAD_FILES: Final = "_bad_files.csv"
-SHARD: Final = 65_536  # Images of a part
-MOST: Final = 1_000_000  # Parts; from there on, their names are not in the order of the images
+SHARD: Final = 65_536  # Images of a shard
+MOST: Final = 1_000_000  # Shards; from there on, their names are not in the order of the images
 
 
 @dataclass(frozen=True)
 class Note:
-    """What the parts of a folder are computed from."""
+    """What the shards of a folder are computed from."""
 
     encoder: str  # Its digest
     data: str  # The fingerprint of the images, their labels, splits and groups
     images: int
-    shard: int  # Images of a part; the last may have fewer
+    shard: int  # Images of a shard; the last may have fewer
     precision: Precision | Auto = "fp32"  # Of the encoder, as chosen
 
     @property
-    def num_parts(self) -> int:
+    def num_shards(self) -> int:
         """The number of files once all are written."""
         return -(-self.images // self.shard)
 
@@ -62,16 +62,16 @@ class ShardsWritten(Result):
     """Progress of a folder of shards."""
 
     path: Path
-    now: int  # Parts that were made just now
-    missing: int  # Parts that other processes have yet to make
-    num_parts: int
-    count: int = 0  # Images with features, once no part is missing
-    bad: int = 0  # Unreadable images, once no part is missing
+    now: int  # Shards that were made just now
+    missing: int  # Shards that other processes have yet to make
+    num_shards: int
+    count: int = 0  # Images with features, once no shard is missing
+    bad: int = 0  # Unreadable images, once no shard is missing
 
     @override
     def lines(self) -> list[str]:
         """Lines of text."""
-        lines = [f"{self.now} of {self.num_parts} shards written: {self.path}"]
+        lines = [f"{self.now} of {self.num_shards} shards written: {self.path}"]
         if self.missing:
             return [*lines, f"{self.missing} shards are still missing; others are to make them"]
         lines.append(f"{self.count} images have features")
@@ -81,20 +81,20 @@ class ShardsWritten(Result):
 
 
 @dataclass(frozen=True)
-class PartFolder:
+class ShardFolder:
     """A folder of Parquet files, each of which is there whole or not at all."""
 
     path: Path
     note: Note
 
     @classmethod
-    def open(cls, path: Path) -> "PartFolder":
-        """Open a folder of parts; CheckpointError if its note is damaged."""
+    def open(cls, path: Path) -> "ShardFolder":
+        """Open a folder of shards; CheckpointError if its note is damaged."""
         if not (path / NOTE).exists():
             raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
         with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
             note = msgspec.json.decode((path / NOTE).read_bytes(), type=Note)
-            if min(note.shard, note.images) < 1 or note.num_parts > MOST:
+            if min(note.shard, note.images) < 1 or note.num_shards > MOST:
                 raise ValueError("it speaks of impossible numbers")
         return cls(path, note)
 
@@ -109,7 +109,7 @@ class PartFolder:
         return cls.open(path).note.precision if (path / NOTE).exists() else "auto"
 
     @classmethod
-    def claim(cls, path: Path, note: Note) -> "PartFolder":
+    def claim(cls, path: Path, note: Note) -> "ShardFolder":
         """Write the note of a new folder, or refuse an old one that has another, or none."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -139,22 +139,22 @@ class PartFolder:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The file of each part, there or not. Names are in the order of the images."""
-        numbers = range(self.note.num_parts)
-        return tuple(self.path / f"part-{number:06}.parquet" for number in numbers)
+        """The file of each shard, there or not. Names are in the order of the images."""
+        numbers = range(self.note.num_shards)
+        return tuple(self.path / f"shard-{number:06}.parquet" for number in numbers)
 
     def _rows(self, number: int) -> Int[np.ndarray, " rows"]:
-        """The images of a part."""
+        """The images of a shard."""
         start = number * self.note.shard
         return np.arange(start, min(self.note.images, start + self.note.shard))
 
     def missing(self) -> list[int]:
-        """The parts that are not there yet."""
-        there = set(self.path.glob("part-*.parquet"))
+        """The shards that are not there yet."""
+        there = set(self.path.glob("shard-*.parquet"))
         return [number for number, file in enumerate(self.files) if file not in there]
 
     def write(self, number: int, embeddings: Embeddings) -> None:
-        """Write one part, and in it which of its images could not be read."""
+        """Write one shard, and in it which of its images could not be read."""
         path = self.files[number]
         with writing(path, ROOM), whole(path) as partial:
             write_parquet(partial, embeddings, self.note.encoder)
@@ -166,18 +166,17 @@ class PartFolder:
         images: Images,
         *,
         workers: int,
-        normalized: bool = True,
         on_progress: ProgressCallback = ignore_progress,
     ) -> Iterator[tuple[str, int]]:
-        """Write these parts of the embeddings of all images, with only one of them in memory.
+        """Write these shards of the embeddings of all images, with only one of them in memory.
 
-        A part that another process has written meanwhile is not made again.
+        A shard that another process has written meanwhile is not made again.
 
         Yields:
-            After each part, its name and how many images it has.
+            After each shard, its name and how many images it has.
         """
         for number in numbers:
-            name = f"part {number + 1} of {self.note.num_parts}"
+            name = f"shard {number + 1} of {self.note.num_shards}"
             if self.files[number].exists():
                 yield name, read_footer(self.files[number])[0]
                 continue
@@ -189,43 +188,15 @@ class PartFolder:
                     on_progress=under(name, on_progress),
                     allow_none=True,
                 )
-            self.write(number, embeddings.normalized() if normalized else embeddings)
+            self.write(number, embeddings.normalized())
             count = len(embeddings)
             del embeddings  # or there would be two while the next is computed
             yield name, count
 
-    def read(self, images: Images) -> Embeddings:
-        """Read all parts as one, with their vectors as they were written.
-
-        Raises:
-            CheckpointError: If a part is missing or damaged.
-            DataError: If no image could be read.
-        """
-        from pyarrow import parquet
-
-        bad, rows, vectors = dict[str, str](), list[np.ndarray](), list[np.ndarray]()
-        for number, path in enumerate(self.files):
-            with usable(path, "remove it, and the same command with --resume makes it again"):
-                count, unread = read_footer(path)
-                bad |= unread
-                inside = self._rows(number).tolist()
-                rows.append(np.array([i for i in inside if images.names[i] not in bad], np.int64))
-                if len(rows[-1]) != count:
-                    raise ValueError("it is of other images")
-                if count:
-                    with path.open("rb") as file:
-                        vectors.append(matrix(parquet.read_table(file)).numpy())
-        readable = np.concatenate(rows)
-        if not len(readable):
-            raise DataError(f"none of the {len(images)} images can be read; look at the files")
-        return embeddings_of(
-            images.subset(readable), np.concatenate(vectors), readable, dict(sorted(bad.items()))
-        )
-
     def finish(self, images: Images, now: int) -> ShardsWritten:
-        """Return the progress, with `now` new parts; whoever sees all parts lists bad images."""
+        """Return the progress, with `now` new shards; whoever sees all shards lists bad images."""
         if missing := len(self.missing()):
-            return ShardsWritten(self.path.resolve(), now, missing, self.note.num_parts)
+            return ShardsWritten(self.path.resolve(), now, missing, self.note.num_shards)
         total, bad = 0, dict[str, str]()
         for file in self.files:
             count, unread = read_footer(file)
@@ -235,10 +206,10 @@ class PartFolder:
             path = self.path / BAD_FILES
             with writing(path, ROOM), whole(path) as partial:
                 write_bad_files(partial, images, bad)
-        for partial in self.path.glob(f".part-*{PARTIAL}*"):  # of killed processes
+        for partial in self.path.glob(f".shard-*{PARTIAL}*"):  # of killed processes
             partial.unlink(missing_ok=True)
         if not total:
             raise DataError(f"none of the {len(images)} images can be read; look at the files")
         return ShardsWritten(
-            self.path.resolve(), now, 0, self.note.num_parts, total, len(images.bad) + len(bad)
+            self.path.resolve(), now, 0, self.note.num_shards, total, len(images.bad) + len(bad)
         )

@@ -1,7 +1,7 @@
-"""`nearkin embed --engine ray`: the parts of features by the actors of a Ray cluster.
+"""`nearkin embed --engine ray`: the shards of features by the actors of a Ray cluster.
 
-Ray Data divides the numbers of the parts among actors, each of which opens encoder and images
-once, and gives the part of a lost actor to another. A part is a file, whole or not at all. The
+Ray Data divides the numbers of the shards among actors, each of which opens encoder and images
+once, and gives the shard of a lost actor to another. A shard is a file, whole or not at all. The
 driver is a process of its own: Ray ends the process whose cluster loses its head.
 """
 
@@ -20,28 +20,28 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.encoders.inference import Inference
 from nearkin.errors import NearkinError, ResourceError, WorkerError
-from nearkin.evaluation.parts import PartFolder
+from nearkin.evaluation.shards import ShardFolder
 
-Opener = Callable[[], tuple[PartFolder, Inference, Images]]
-KEPT: Final = "the parts that are written stay, and the same command makes the others"
+Opener = Callable[[], tuple[ShardFolder, Inference, Images]]
+KEPT: Final = "the shards that are written stay, and the same command makes the others"
 SECONDS: Final = 10  # Within which a cluster answers, and a driver leaves it
 
 
-class PartActor:
-    """What an actor runs: it makes the parts whose numbers it is given."""
+class ShardActor:
+    """What an actor runs: it makes the shards whose numbers it is given."""
 
     def __init__(self, opener: Opener, workers: int, cwd: str) -> None:
         self.opener, self.workers, self.cwd = opener, workers, cwd
 
     @cached_property
-    def opened(self) -> tuple[PartFolder, Inference, Images]:
+    def opened(self) -> tuple[ShardFolder, Inference, Images]:
         """The folder, the encoder and the images; names that are relative begin as there."""
         with suppress(OSError):
             os.chdir(self.cwd)
         return self.opener()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return the name of a part and how many images it has, or the error that prevents it."""
+        """Return the name of a shard and how many images it has, or the error that prevents it."""
         try:
             folder, by, images = self.opened
             made = folder.compute([int(batch["item"][0])], by, images, workers=self.workers)
@@ -55,20 +55,20 @@ class PartActor:
 def compute_on_ray(
     opener: Opener, numbers: Sequence[int], device: str, workers: int | None
 ) -> Iterator[tuple[str, int]]:
-    """Make parts on the cluster at RAY_ADDRESS, or on one that is started on this machine.
+    """Make shards on the cluster at RAY_ADDRESS, or on one that is started on this machine.
 
     Args:
-        opener: Opens the folder of parts, the encoder and the images, on any node.
-        numbers: Of the parts.
+        opener: Opens the folder of shards, the encoder and the images, on any node.
+        numbers: Of the shards.
         device: Where to compute, as `choose_device` takes it.
         workers: Processes that decode images for an actor; None for as many as it has CPUs.
 
     Yields:
-        After each part, its name and how many images it has.
+        After each shard, its name and how many images it has.
 
     Raises:
         WorkerError: If the cluster fails. What is written stays.
-        NearkinError: If an actor cannot make its part.
+        NearkinError: If an actor cannot make its shard.
     """
     context = multiprocessing.get_context("spawn")
     events, sender = context.Pipe(duplex=False)
@@ -94,7 +94,7 @@ def compute_on_ray(
 def _drive(
     events: Connection, opener: Opener, numbers: list[int], device: str, workers: int | None
 ) -> None:
-    """Be Ray's driver: send what each part was, or an error."""
+    """Be Ray's driver: send what each shard was, or an error."""
     os.setsid()  # Ctrl-C is for the other process, which ends this one
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -122,15 +122,15 @@ def _rows(opener: Opener, numbers: list[int], device: str, workers: int | None) 
     ray.init(address, log_to_driver=False, **own)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     (actors, cpus, gpus), cwd = actor_pool(nodes, device), str(Path.cwd())
-    ray.data.DataContext.get_current().execution_no_progress_timeout_s = -1  # a part may be long
+    ray.data.DataContext.get_current().execution_no_progress_timeout_s = -1  # a shard may be long
     # Not `range`, which is read by tasks that wait for the CPUs of the actors.
     rows: Iterator[Any] = (
         ray.data.from_items(numbers, override_num_blocks=len(numbers))
         .map_batches(
-            PartActor,
+            ShardActor,
             fn_constructor_args=(opener, cpus if workers is None else workers, cwd),
             batch_size=1,
-            # One part at a time, or some would wait for an actor while another has nothing to do.
+            # One shard at a time, or some would wait for an actor while another has nothing to do.
             compute=ray.data.ActorPoolStrategy(
                 size=min(actors, len(numbers)), max_tasks_in_flight_per_actor=1
             ),

@@ -1,4 +1,4 @@
-"""`nearkin embed --engine ray`: the parts of one process, whoever is killed meanwhile."""
+"""`nearkin embed --engine ray`: the shards of one process, whoever is killed meanwhile."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ from pyarrow import parquet
 from ray_cluster import RayCluster
 from torch import nn
 
-from nearkin.commands.embed import embed_shards, open_on_node
+from nearkin.commands.embed_shards import embed_shards, open_on_node
 from nearkin.config import EmbedConfig
 from nearkin.errors import ResourceError, UsageError
-from nearkin.evaluation.ray_parts import PartActor, actor_pool
+from nearkin.evaluation.ray_shards import ShardActor, actor_pool
 
-IMAGES, SHARD, PARTS = 40, 3, 14
+IMAGES, SHARD, SHARDS = 40, 3, 14
 SLOW = """
 import os
 import time
@@ -38,7 +38,7 @@ class load:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An encoder, images, and the parts of one process; read, never written."""
+    """An encoder, images, and the shards of one process; read, never written."""
     folder = tmp_path_factory.mktemp("ray")
     write_network(folder / "encoder.safetensors")
     (folder / "slow.py").write_text(SLOW)
@@ -73,28 +73,28 @@ def test_one_actor_per_gpu_or_of_the_cpus_of_the_smallest_node():
 
 
 def actor(folder, output, **changed):
-    """An actor for the parts of an output, which finds relative names in the folder."""
+    """An actor for the shards of an output, which finds relative names in the folder."""
     config = EmbedConfig(encoder="encoder.safetensors", device="cpu", workers=0)
     names = {"config": config, "data": "slow.py:load", "output": output} | changed
     opener = partial(open_on_node, shard_size=SHARD, **names)
-    return PartActor(opener, 0, str(folder))
+    return ShardActor(opener, 0, str(folder))
 
 
 def answer(actor, number):
-    """What an actor answers to a part: its text, how many images it has, and the error."""
+    """What an actor answers to a shard: its text, how many images it has, and the error."""
     return tuple(value for (value,) in actor({"item": np.array([number])}).values())
 
 
-def test_an_actor_makes_the_bytes_of_one_process_and_no_part_twice(folder, tmp_path, monkeypatch):
+def test_an_actor_makes_the_bytes_of_one_process_and_no_shard_twice(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = shutil.copytree(folder / "expected", tmp_path / "v")
-    (output / "part-000013.parquet").unlink()
-    there = (output / "part-000002.parquet").stat().st_mtime_ns
+    (output / "shard-000013.parquet").unlink()
+    there = (output / "shard-000002.parquet").stat().st_mtime_ns
     makes = actor(folder, output)
-    assert answer(makes, 13) == ("part 14 of 14", 1, "")
-    assert answer(makes, 2) == ("part 3 of 14", 3, "")
+    assert answer(makes, 13) == ("shard 14 of 14", 1, "")
+    assert answer(makes, 2) == ("shard 3 of 14", 3, "")
     assert contents(output) == contents(folder / "expected")
-    assert (output / "part-000002.parquet").stat().st_mtime_ns == there
+    assert (output / "shard-000002.parquet").stat().st_mtime_ns == there
 
 
 def test_an_actor_that_sees_other_files_says_on_which_node(folder, tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_cluster_that_does_not_answer_or_has_no_address_is_one_line(
     ):
         monkeypatch.setenv("RAY_ADDRESS", given)
         assert reason in refusal(9, *arguments(folder, tmp_path / "v"))
-    assert contents(tmp_path / "v").keys() == {"_parts.json"}
+    assert contents(tmp_path / "v").keys() == {"_shards.json"}
 
 
 def test_what_ray_does_not_divide_is_refused(folder, tmp_path, monkeypatch, refusal):
@@ -155,8 +155,8 @@ def start(folder, output, cluster):
     )  # fmt: skip
 
 
-def wait_for(parts, output, process):
-    wait_until(lambda: len(list(output.glob("part-*"))) >= parts, process)
+def wait_for(shards, output, process):
+    wait_until(lambda: len(list(output.glob("shard-*"))) >= shards, process)
 
 
 @pytest.mark.slow
@@ -171,13 +171,13 @@ def test_an_actor_and_a_node_are_killed_and_nothing_is_lost_or_twice(folder, tmp
         cluster.kill("node")
         code, out, err = ended(process)
     assert code == 0, err
-    assert f"{PARTS} of {PARTS} parts written" in out
-    made = [line for line in err.splitlines() if line.startswith("part")]
+    assert f"{SHARDS} of {SHARDS} shards written" in out
+    made = [line for line in err.splitlines() if line.startswith("shard")]
     rows = [3] * 13 + [1]
-    names = [f"part {n + 1} of {PARTS}: {count} images" for n, count in enumerate(rows)]
+    names = [f"shard {n + 1} of {SHARDS}: {count} images" for n, count in enumerate(rows)]
     assert sorted(made) == sorted(names)
-    others = [line for line in err.splitlines() if not line.startswith("part")]
-    assert all(line.startswith(("encoder", "images")) or "%  parts" in line for line in others)
+    others = [line for line in err.splitlines() if not line.startswith("shard")]
+    assert all(line.startswith(("encoder", "images")) or "%  shards" in line for line in others)
     assert contents(output) == contents(folder / "expected")
     assert len(set(parquet.read_table(output)["path"].to_pylist())) == IMAGES
 
@@ -193,10 +193,10 @@ def test_a_cluster_that_loses_its_head_or_a_command_that_is_stopped_goes_on(fold
         code, out, err = ended(process)
     assert (code, out) == (9, ""), err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: the Ray cluster was lost; the parts that are written stay")
+    assert line.startswith("error: the Ray cluster was lost; the shards that are written stay")
     assert "Traceback" not in err
-    before = {path: path.stat().st_mtime_ns for path in output.glob("part-*")}
-    assert 3 <= len(before) < PARTS
+    before = {path: path.stat().st_mtime_ns for path in output.glob("shard-*")}
+    assert 3 <= len(before) < SHARDS
     with RayCluster() as cluster:
         process = start(folder, output, cluster)
         wait_for(len(before) + 1, output, process)
