@@ -8,12 +8,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.config import TRUST, RunConfig, Settings, TrainConfig
+from nearkin.config import TRUST, Duration, RunConfig, Settings, TrainConfig, seconds
 from nearkin.errors import UsageError
 from nearkin.schema import Value, as_typed, option, suggestion
 from nearkin.version import check_format
 
 RECIPE: Final = "recipe:"  # How the name of a recipe begins
+PLANNED_FOR: Final = "planned_for"  # The entry of a run's file with the time that it was given
 MAX_BYTES: Final = 1_000_000  # of a file of settings
 FORMATS: Final = (1,)
 """Formats of run folders that are read; the last is written into their config.toml."""
@@ -76,6 +77,7 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
     settings = load_toml(path, "the configuration")
     try:
         check_format(settings.pop("format", FORMATS[-1]), FORMATS)
+        settings.pop(PLANNED_FOR, None)
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}; take the release that wrote it") from error
     if (verb := settings.pop("kind", kind.verb)) != kind.verb:
@@ -93,10 +95,19 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
     return settings
 
 
-def to_toml(config: RunConfig, data: str) -> str:
-    """A file that repeats the run, by `--config config.toml`."""
+def stored_time(path: Path) -> Duration:
+    """The `--max-time` that the number of epochs in a file was planned for; '' for none."""
+    return str(load_toml(path, "the configuration").get(PLANNED_FOR, ""))
+
+
+def to_toml(config: RunConfig, data: str, planned_for: Duration = "") -> str:
+    """A file that repeats the run, by `--config config.toml`; its length need not be the same.
+
+    `planned_for` is the `--max-time` that has become its number of epochs, if one has.
+    """
     lines = [f"format = {FORMATS[-1]}", f"kind = {toml_value(config.verb)}"]
     lines += [f"data = {toml_value(data)}"]
+    lines += [f"{PLANNED_FOR} = {toml_value(planned_for)}"] if planned_for else []
     views = () if isinstance(config.augment, str) else config.augment
     tables = {"options", *(["augment"] if views else [])}
     names = [entry.name for entry in fields(config) if entry.name not in {*tables, TRUST}]
@@ -107,6 +118,11 @@ def to_toml(config: RunConfig, data: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _same_time(mine: Duration, theirs: Duration) -> bool:
+    """Whether `--max-time` is that of a run, or left out."""
+    return not mine or (theirs != "none" and seconds(mine) == seconds(theirs))
+
+
 FREE = (
     "save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report", "track",
     "copy_to", TRUST,
@@ -114,16 +130,20 @@ FREE = (
 """Settings that may change when a run is resumed: they do not touch its result."""
 
 
-def continued(requested: Settings, stored: Settings) -> Settings:
+def continued(requested: Settings, stored: Settings, planned_for: Duration = "") -> Settings:
     """The stored settings of a run, if those that are requested now do not contradict them.
 
-    What is left to `auto` is taken from the run, so that the same command continues it.
+    What is left to `auto` is taken from the run, so that the same command continues it. So is the
+    time that its number of epochs was `planned_for`, which the stored settings have no more.
     """
     differences, free = [], dict[str, Any]()
     for entry in fields(stored):
         name = entry.name
         mine, theirs = getattr(requested, name), getattr(stored, name)
-        if mine == "auto" or name == "max_time":
+        if name == "max_time":
+            theirs = theirs or planned_for or "none"
+            mine = theirs if _same_time(mine, theirs) else mine
+        if mine == "auto":
             continue
         if name in FREE:
             free[name] = mine

@@ -1,5 +1,7 @@
 """Images of one source: what is proposed from files, and what chance would do as well."""
 
+from dataclasses import replace
+
 import builders
 import numpy as np
 import pytest
@@ -33,6 +35,18 @@ def test_bursts_are_kept_and_mere_numbers_are_not():
     proposals, groups = find_sources(bursts(0, alike=False), 0, ignore_progress)
     assert not any(each.kept for each in proposals)
     assert (groups == np.arange(160)).all()
+
+
+def test_bursts_across_folders_that_name_parts_are_kept_too():
+    audited = bursts(0, alike=True)
+    own = audited.embeddings
+    for place in ("{split}/cats/{name}", "cats/{split}/{name}"):
+        named = [
+            place.format(split=split, name=name)
+            for split, name in zip(own.splits, own.paths, strict=True)
+        ]
+        _, groups = find_sources(Audited(replace(own, paths=named)), 0, ignore_progress)
+        assert (groups == np.arange(160) // 4 * 4).all()
 
 
 def test_groups_that_mean_nothing_are_seldom_kept():

@@ -105,6 +105,53 @@ def test_features_are_in_the_order_of_the_images_and_depend_on_no_other(encoder,
     assert own.mean() > others.mean()
 
 
+def test_views_of_an_image_are_the_same_among_images_of_any_size(encoder, tmp_path):
+    """Small squares alone would be held in memory, and cropped another way."""
+    rng = np.random.default_rng(0)
+    for number, size in enumerate([(8, 8)] * 4 + [(12, 20)] * 2 + [(80, 100)] * 2):
+        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    (tmp_path / "0.png").write_bytes((tmp_path / "0.png").read_bytes()[:60])
+    images = open_images(tmp_path)
+    drawn = ViewSettings("characters", 2, 0)
+    every, bad = Extraction(encoder, images, drawn, CPU, 0).compute()
+    assert list(bad) == [0]
+    for rows in ([1, 2, 3], [4, 5], [6, 7], [3, 4], [2, 7]):
+        some = Extraction(encoder, images.subset(np.array(rows)), drawn, CPU, 0).compute()
+        torch.testing.assert_close(some.features.views, every.views[:, rows])
+        torch.testing.assert_close(some.features.center, every.center[rows])
+
+
+class Flaky:
+    """A source of which one image cannot be read while a share is away."""
+
+    def __init__(self, folder):
+        self.away, self.names = folder / "away", [f"{number:02}" for number in range(20)]
+
+    def read(self, name):
+        if name == "07" and self.away.exists():
+            raise OSError("stale file handle")
+        return np.random.default_rng(int(name)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+
+
+def test_an_image_that_could_not_be_read_is_tried_again(encoder, tmp_path, cache):
+    source = Flaky(tmp_path)
+    images = open_images(source)
+    own = Extraction(encoder, images, ViewSettings("characters", 2, 0), CPU, 0)
+    whole = own.compute().features
+    shutil.rmtree(cache)
+    source.away.touch()
+    assert list(replace(own).compute().bad) == [7]
+    assert list(replace(own).compute().bad) == [7]
+    source.away.unlink()
+    for _ in range(2):
+        again, bad = replace(own).compute()
+        assert bad == {}
+        torch.testing.assert_close(again.center, whole.center)
+        torch.testing.assert_close(again.views, whole.views)
+    assert not computed(own)[0]
+
+
 def test_a_stopped_extraction_goes_on_with_the_images_that_are_missing(
     encoder, files, cache, monkeypatch
 ):

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 import nearkin
 from nearkin.data.opening import open_images
+from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.tables import read_csv
@@ -330,6 +331,8 @@ def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
     of_vectors = nearkin.evaluate(tmp_path / "c.parquet", **how)
     assert of_vectors.column.metrics[0].n == 50
     assert nearkin.audit(tmp_path / "c.parquet", ignore="camera", verbose=False).column.chance > 0
+    with pytest.raises(UsageError, match="labels folders is of images, not of features"):
+        nearkin.audit(tmp_path / "c.parquet", labels="folders", verbose=False)
 
 
 def test_what_cannot_be_audited_is_refused_in_one_line(

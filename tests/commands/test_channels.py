@@ -3,11 +3,13 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tifffile
 import torch
+from builders import write_network
 from cards import computed
 from PIL import Image
 
@@ -201,3 +203,33 @@ def test_gray_of_16_bits_is_trained_from_scratch_and_from_an_encoder_of_photogra
     assert view.high[0] < 20_000, "the range is that of the values, not of their type"
     nearkin.train(gray, output=tmp_path / "more", encoder=run, **SMALL)
     assert load(tmp_path / "more").preprocessing == view
+
+
+GRAY = {
+    "an array": lambda x: x,
+    "arrays of several sizes": lambda x: [x[0, :20], *x[1:]],
+    "Pillow images": lambda x: [*map(Image.fromarray, x)],
+    "a source": lambda x: SimpleNamespace(names=list("012"), read=lambda name: x[int(name)]),
+}
+
+
+@pytest.mark.parametrize("how", GRAY)
+@pytest.mark.parametrize("side", [16, 24])  # that of the encoder, and another
+def test_gray_arrays_of_16_bits_have_the_features_of_their_files(how, side, tmp_path, log):
+    """By an encoder of RGB of 8 bits, which sees each image by its type."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 2**16, (3, side, side), np.uint16)
+    given = GRAY[how](pixels)
+    first = given[0] if isinstance(given, list) else pixels[0]
+    (tmp_path / "files").mkdir()
+    for row, image in enumerate([np.asarray(first), *pixels[1:]]):
+        Image.fromarray(image).save(tmp_path / "files" / f"{row}.png")
+    encoder = write_network(tmp_path / "encoder.safetensors")
+    files, arrays = (
+        nearkin.embed(encoder, data, workers=0, verbose=log)
+        for data in (tmp_path / "files", given)
+    )
+    np.testing.assert_array_equal(arrays.vectors, files.vectors)
+    assert (
+        sum("3 gray images of uint16 are scaled by that type" in line for line in log.texts) == 2
+    )

@@ -3,6 +3,7 @@
 import json
 
 import builders
+import numpy as np
 import pytest
 import torch
 from browser import opened
@@ -157,6 +158,12 @@ def test_precision_and_recall_are_of_images_that_did_not_choose_the_threshold(fo
     value, low, high = estimate.precision
     assert 0.65 < low < value <= high
     assert estimate.by_edit["re-encoded as JPEG, quality 40 to 90"] > 0.9
+
+
+def test_a_threshold_that_is_given_needs_no_number_of_images(trained_run):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    found = nearkin.duplicates(pixels, encoder=trained_run, threshold=0.9, workers=0)
+    assert (found.threshold, found.estimate) == (0.9, None)
 
 
 def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, monkeypatch, capsys):

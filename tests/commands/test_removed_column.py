@@ -96,6 +96,31 @@ def test_the_features_are_those_that_leace_leaves_of_the_images_embedded(
     assert found.encoder == after.encoder != before.encoder
 
 
+@pytest.mark.parametrize("scored", ["val", "val and test"])
+def test_it_is_fitted_to_the_images_that_evaluate_of_the_file_learns_from(
+    scored, table, encoder, raw, tmp_path
+):
+    """Of a table without a test part too, and to none of a validation part beside one."""
+    rows = list(read_csv(table))
+    for number, row in enumerate(rows):
+        if row["split"] == "test" and (scored == "val" or number % 8 == 0):
+            row["split"] = "val"
+    lines = [",".join([str(table.parent / row["path"]), *list(row.values())[1:]]) for row in rows]
+    parts = tmp_path / "parts.csv"
+    parts.write_text("\n".join([",".join(rows[0]), *lines]) + "\n", encoding="utf-8")
+    found = nearkin.embed(encoder, parts, ignore="camera", verbose=False)
+    names = [name.rpartition("/")[2] for name in found.paths]
+    before, position = open_table(raw), open_table(raw).texts("path")
+    x = before.gather()[[position.index(name) for name in names]]
+    values = cameras(table, names)
+    fitted = np.flatnonzero((values != "") & ~held_out(names))
+    hot = torch.from_numpy(values[fitted, None] == np.array(["x", "y"])).float()
+    expected = unit(leace(x[fitted], hot, found.labels[fitted])(x))
+    assert (found.tensor - expected).abs().max() < 1e-5
+    own = {row["path"]: row["split"] for row in rows}
+    assert found.splits.tolist() == [own[name] for name in names]
+
+
 def test_what_knn_predicts_of_it_before_and_after_is_said(table, encoder, raw, tmp_path, caplog):
     before, names = open_table(raw), open_table(raw).texts("path")
     found = nearkin.embed(encoder, table, output=tmp_path / "f.npz", ignore="camera")

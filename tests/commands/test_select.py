@@ -84,6 +84,24 @@ def test_a_run_with_classes_fills_in_what_it_says_and_what_it_learned_from_has_a
     assert nearkin.select(out, num=1).num_labeled > 40
 
 
+def test_what_a_run_holds_out_and_has_labels_of_counts_for_its_images_given_again(
+    classified, digits_file, trained_run, tmp_path
+):
+    """By their contents, whatever they are called; features alone by their names."""
+    out, learned = classified
+    with np.load(digits_file) as arrays:
+        images = np.concatenate([arrays["x_train"], arrays["x_test"]])
+    again = nearkin.select(trained_run, digits_file, num=1, workers=0)
+    assert again.num_unlabeled == nearkin.select(trained_run, num=1).num_unlabeled
+    renamed = nearkin.select(trained_run, images, num=1, workers=0)
+    assert renamed.num_unlabeled == again.num_unlabeled
+    known = nearkin.select(out, digits_file, num=1, workers=0)
+    assert known.num_labeled == len(learned)
+    table = tmp_path / "vectors.parquet"
+    nearkin.embed(trained_run, digits_file, labels="none", output=table, workers=0)
+    assert nearkin.select(trained_run, vectors=table, num=1).num_unlabeled == again.num_unlabeled
+
+
 REFUSED = [
     ("select vectors.parquet --num 1000 -o new.csv", 2, "only 160 images"),
     ("select vectors.parquet --num 0 -o new.csv", 2, "at least 1"),

@@ -20,11 +20,12 @@ from nearkin.data.channels import (
     NEEDS_CODECS,
     array_pixels,
     header,
+    in_8_bits,
     preview,
     read_channels,
     stored_channels,
 )
-from nearkin.data.decode import BadImage, PixelType, crops
+from nearkin.data.decode import BadImage, PixelType, crops, decode
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.views import View, augment, contrast, sample_view
@@ -100,6 +101,12 @@ def test_gray_of_more_than_8_bits_is_never_clipped_whoever_wrote_it():
         encoded = as_bytes(Image.fromarray(pixels), kind)
         assert header(encoded) == (kind, 28, 24, PixelType(1, "uint16"))
         assert (read_channels(encoded)[..., 0] == pixels).all()
+
+
+def test_gray_pixels_of_more_than_8_bits_are_those_of_their_file_in_8_bits():
+    for dtype in ("uint16", "int16", "int32", "float32"):
+        pixels = values(1, dtype) * 20
+        assert (in_8_bits(pixels) == np.asarray(decode(tiff(pixels[..., 0])))).all(), dtype
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -255,6 +262,38 @@ def test_gray_among_8_bits_is_scaled_by_its_type_and_said_so(tmp_path):
     assert [file.reason for file in images.bad] == ["13 channels of uint16, not RGB of 8 bits"]
     text = "1 images of more than 8 bits are read in 8 bits, as the others are"
     assert images.notes == (Note("substituted", text, 1),)
+
+
+def test_of_gray_images_the_type_of_most_decides(tmp_path):
+    """A few of 8 bits do not make all others be read so; without a type of most, all are."""
+
+    def written(name, **counts):
+        (tmp_path / name).mkdir()
+        for dtype, count in counts.items():
+            for number in range(count):
+                pixels = values(1, dtype, number)[..., 0]
+                (tmp_path / name / f"{dtype}-{number}.tif").write_bytes(tiff(pixels))
+        return open_images(tmp_path / name)
+
+    Image.new("RGB", (24, 24)).save(written("deep", uint16=19, uint8=1).source.root / "photo.jpg")
+    images = open_images(tmp_path / "deep")
+    assert images.pixel_type == PixelType(1, "uint16")
+    assert images.notes == ()
+    reason = "RGB of 8 bits, not 1 channel of uint16"
+    assert [(file.name, file.reason) for file in images.bad] == [
+        ("photo.jpg", reason), ("uint8-0.tif", reason),
+    ]  # fmt: skip
+    for name, counts in (
+        ("most of 8 bits", {"uint8": 3, "uint16": 2}),
+        ("few of 16 bits more", {"uint16": 3, "uint8": 2}),
+        ("no type of most", {"uint16": 2, "int16": 2}),
+    ):
+        images = written(name, **counts)
+        assert (images.pixel_type, images.bad) == (None, ()), name
+        deep = sum(counts.values()) - counts.get("uint8", 0)
+        why = "as the others are" if "uint8" in counts else "as no type is that of most"
+        text = f"{deep} images of more than 8 bits are read in 8 bits, {why}"
+        assert images.notes == (Note("substituted", text, deep),), name
 
 
 def test_an_encoder_sees_no_images_of_other_channels(tmp_path):

@@ -94,6 +94,11 @@ def test_groups_and_splits_of_a_table(tmp_path):
     images = open_images(tmp_path / "t.parquet")
     assert images.groups.tolist() == [0, 0, 2, 3, 4, 5]
     assert images.splits.tolist() == ["train"] * 4 + ["test", "val"]
+    named = {"split": {"names": ["test", "train"], "_type": "ClassLabel"}}
+    parts = with_features(named, split=[0, 1, 1, 0, 1, None], label=[*"ababab"])
+    parquet.write_table(parts, tmp_path / "t.parquet")
+    images = open_images(tmp_path / "t.parquet")
+    assert images.splits.tolist() == ["test", "train", "train", "test", "train", ""]
 
 
 def test_a_table_that_ends_early_or_has_no_images_is_one_line(tmp_path):
@@ -206,6 +211,19 @@ def test_shards_by_a_pattern_with_labels_in_json(tmp_path, monkeypatch):
         open_images("shards/{a..b}.tar")
 
 
+def test_a_list_as_label_in_json_is_no_class_and_said(tmp_path):
+    """As in tables; of one value it is that, and `cls` counts where `label` is a list."""
+    said = [b'{"label": ["cat", "dog"]}', b'{"label": ["cat"]}', b'{"label": [], "cls": 0}',
+            b'{"label": null}']  # fmt: skip
+    members = {f"{n}.json": text for n, text in enumerate(said)}
+    members |= {"4.cls": b"cat", "4.json": said[0]}
+    members |= {f"{n}.png": IMAGES[n] for n in range(5)}
+    images = open_images(write_files(tmp_path, {"s.tar": tar(members.items())}) / "s.tar")
+    assert (images.classes, images.labels.tolist()) == (("0", "cat"), [-1, 1, 0, -1, 1])
+    (note,) = images.notes
+    assert str(note) == "left out: 1 labels that are not one class, such as \"['cat', 'dog']\""
+
+
 def with_features(features, **columns):
     """A table with the description that `datasets` leaves in its metadata."""
     described = pa.table(
@@ -231,6 +249,10 @@ def test_features_of_any_form_are_read(tmp_path):
     images = open_images(path)
     assert images.classes == ("cat", "dog")
     assert images.labels.tolist() == [-1, -1, *labels[2:]]
+    assert [str(note) for note in images.notes] == [
+        "left out: 1 label -1, which means no label",
+        "left out: 1 labels that are not one class, such as '7 of 2 classes'",
+    ]
     parquet.write_table(with_features(captions | person, **more), path)
     assert open_images(path).classes == ()
     for broken in ("{", "[]", '{"info": 3}', '{"info": {"features": [1]}}', "[" * 100_000):

@@ -236,6 +236,19 @@ def test_a_table_may_list_files_anywhere(tmp_path):
     assert f"renamed: 4 images by their paths below {tmp_path}" in str(noted(images, "renamed"))
 
 
+def test_raw_files_are_not_read_where_a_table_or_a_list_names_them_either(tmp_path):
+    """What a decoder finds in them is a thumbnail."""
+    names = ("a.png", "raw.NEF", "half.jpg.part")
+    write_files(tmp_path, dict.fromkeys(names, encoded(kind="TIFF")))
+    (tmp_path / "t.csv").write_text("path\n" + "\n".join(names) + "\n")
+    bad = {f"{name}": f"{end} is not read; convert it first"
+           for name, end in (("raw.NEF", ".nef"), ("half.jpg.part", ".part"))}  # fmt: skip
+    for data in (tmp_path / "t.csv", [tmp_path / name for name in names]):
+        images = open_images(data)
+        assert images.names == ("a.png",)
+        assert {file.name: file.reason for file in images.bad} == bad
+
+
 def test_names_are_composed_and_read_by_how_they_are_spelled(tmp_path):
     """A file of a Mac has the name that its user types elsewhere; two that differ stay two."""
     split = unicodedata.normalize("NFD", "café")

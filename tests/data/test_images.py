@@ -324,6 +324,7 @@ def test_an_npz_may_have_parts_and_class_names(tmp_path):
     assert images.names == ("test/0", "test/1", "train/0", "train/1", "train/2")
     assert images.splits.tolist() == ["test"] * 2 + ["train"] * 3
     assert labels_of(images) == ["dog", "cat", "cat", "dog", ""]
+    assert [str(note) for note in images.notes] == ["left out: 1 label -1, which means no label"]
     assert (images.classes, images.read(0).max()) == (("cat", "dog"), 1)
 
 

@@ -65,6 +65,14 @@ def test_names_over_http_are_those_of_the_files(tmp_path):
         assert str(note).startswith("left out: 2 files (1 .csv, 1 .txt)")
 
 
+def test_a_raw_file_of_a_table_is_not_read():
+    files = dict.fromkeys(("a.jpg", "b.nef"), IMAGES["cat/00.jpg"])
+    with serving(Store(files | {"t.csv": b"path\na.jpg\nb.nef\n"})) as (host, port):
+        images = open_images(f"http://{host}:{port}/t.csv")
+    assert images.names == ("a.jpg",)
+    assert [file.reason for file in images.bad] == [".nef is not read; convert it first"]
+
+
 def fetched(store):
     """The files that were asked for, as often as they were."""
     return [path for method, path in store.requests if method == "GET" and path[-1] != "/"]

@@ -92,12 +92,47 @@ def test_features_that_differ_in_one_direction_only_have_collapsed():
     assert texts(even, features=np.pad(spread(160, 2), ((0, 0), (0, 14)))) == {}
 
 
+HUB, TORCH = "https://huggingface.co/timm", "https://download.pytorch.org/models/resnet18-1.pth"
+
+
+def named(backbone, source="weights.pth"):
+    """What an encoder of a library says of itself."""
+    return {"backbone": backbone, "origin": {"source": source, "license": "x", "sha256": ""}}
+
+
+@pytest.mark.parametrize(
+    ("labeled", "tags"),
+    [
+        (True, "in1k a1_in1k augreg_in21k in22k_ft_in22k_in1k in12k fb_inw21k swag_lc_in1k"),
+        (True, "mae_in1k_ft_in1k fcmae_ft_in22k_in1k mim_in22k_ft_in1k fb_ssl_yfcc100m_ft_in1k"),
+        (True, "openai_ft_in12k fb_dist_in1k ra4_e3600_r224_in1k fb_in22k_ft_in1k_384"),
+        (False, "mae fcmae dino fb_dino lvd142m lvd1689m dinov3_lvd1689m mim_in22k in1k_ijepa"),
+        (False, "openai webli laion2b clip_laion2b_ft_320 seer indomain_pt apple_pt"),
+    ],
+)
+def test_tags_of_timm_say_whether_weights_learned_from_labels(labeled, tags):
+    for tag in tags.split():
+        assert module.learned_labels(f"timm:some_net.{tag}") == labeled, tag
+
+
 def test_an_encoder_that_has_seen_labels_is_told_and_others_are_not():
     for details, says in (
         ({"method": "supervised"}, "it was trained by supervised"),
         ({"method": "simclr", "fine_tuned": "last:1"}, "its layers last:1 were fine-tuned"),
         ({"method": "simclr"}, None),
         ({}, None),
+        (named("timm:tf_efficientnet_lite0.in1k"), "its weights are timm:tf_efficientnet_lite0"),
+        (named("timm:tf_efficientnet_lite0", f"{HUB}/tf_efficientnet_lite0.in1k"), HUB),
+        (named("torchvision:resnet18.IMAGENET1K_V1"), "its weights are torchvision:resnet18"),
+        (named("timm:vit_small_patch14_dinov2.lvd142m", f"{HUB}/dinov2.lvd142m"), None),
+        (named("torchvision:resnet50", "own.pth"), None),  # the architecture of a file
+        ({"method": "simclr", "start": "x", **named("timm:resnet50.a1_in1k")}, "resnet50.a1_in1k"),
+        ({"method": "seed", **named("tiny", f"distilled from {HUB}/resnet50.a1_in1k")}, HUB),
+        ({"method": "seed", **named("tiny", f"distilled from {TORCH} into {HUB}/v.mae")}, TORCH),
+        ({"method": "seed", **named("tiny", f"distilled from {HUB}/vit.mae")}, None),
+        # An architecture that begins with random weights, whatever weights its name has elsewhere.
+        ({"method": "simclr", "backbone": "timm:resnet50.a1_in1k"}, None),
+        ({"method": "seed", **named("timm:resnet50.a1_in1k", "distilled from x.pth")}, None),
     ):
         found = list(module.labels_seen(Encoder(build_backbone("tiny", 8), 8, details)))
         assert [finding.kind for finding in found] == ["labels seen"] * (says is not None)

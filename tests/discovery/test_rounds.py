@@ -2,8 +2,10 @@
 
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from discoveries import (
     LEAST,
@@ -255,6 +257,20 @@ def test_answers_merge_classes_and_take_images_out_of_them(edited, parts):
     name(edited, {other: "four"})
     with pytest.raises(DataError, match=r"are one class, but clusters\.csv names them 'three'"):
         accepted(edited, parts, "labels.csv")
+
+
+def test_answers_on_the_classes_of_other_images_are_not_accepted(edited, parts):
+    """Of a run that shares only its labeled images with these, as examples in a folder may be."""
+    one, other, *_ = (row["cluster"] for row in rows(edited / "clusters.csv")
+                      if row["kind"] == "novel")  # fmt: skip
+    answer(edited, (one, other, "", "yes"))
+    assert accepted(edited, parts, "labels.csv")[0].labels == {}
+    found = {row["path"] for row in rows(edited / "assignments.csv")}
+    shared = [row for row, name in enumerate(parts.images.names) if name not in found]
+    labels = np.array([0] * len(shared))
+    few = replace(parts.images.subset(np.array(shared)), labels=labels, classes=("digit 0",))
+    with pytest.raises(DataError, match="labels none of these images"):
+        accepted(edited, split_images(few, 0.1, 0), "labels.csv")
 
 
 def test_after_novel_classes_alone_unlabeled_images_are_never_of_the_first_known_ones(

@@ -11,7 +11,17 @@ import discoveries
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders import as_bytes, encoded, fill, noise, tar, write_files, write_network
+from builders import (
+    as_bytes,
+    contents,
+    encoded,
+    fill,
+    noise,
+    pack,
+    tar,
+    write_files,
+    write_network,
+)
 from PIL import Image
 from pyarrow import parquet
 
@@ -147,15 +157,35 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
 
 
 def test_damaged_labeled_images_are_bad_files_and_a_class_of_one_image_is_a_note(tmp_path, data):
-    folders = write_files(known(tmp_path, *PETS), {"ox/bad.png": b"no image"})
+    folders = write_files(known(tmp_path, *PETS), {"dog/bad.png": b"no image"})
     images = label(data, folders)
     assert images.classes == ("cat", "dog")
-    assert [bad.name for bad in images.bad] == [f"{folders}/ox/bad.png"]
-    assert [bad.name for bad in label(tmp_path, folders).bad] == ["known/ox/bad.png"]
+    assert [bad.name for bad in images.bad] == [f"{folders}/dog/bad.png"]
+    assert [bad.name for bad in label(tmp_path, folders).bad] == ["known/dog/bad.png"]
     few = fill(tmp_path / "few", "cat/1.png", "cat/2.png", "d\ng/1.png", seed=9)
     dataset = open_discovery_data(str(data), DiscoverConfig(labeled=str(few)))
     warning = r"warning: 1 of 2 known classes have one image only, such as 'd\ng'"
     assert warning in list(dataset.lines())
+
+
+def test_a_known_class_without_a_usable_image_is_refused_and_not_discovered_as_novel(
+    tmp_path, data, table
+):
+    empty = {"eel/1.png": b"", "eel/2.png": b"", "dog/3.png": b""}
+    folders = write_files(known(tmp_path, *PETS), empty)
+    says = "1 known class without a usable image, such as 'eel'"
+    packed = pack(tmp_path / "k.zip", contents(folders).items())
+    for labeled, images in ((folders, data), (folders, tmp_path), (packed, data)):
+        message = refused(label, images, labeled)
+        assert says in message
+        assert "eel/1.png': empty file); replace its files, or leave it out" in message
+    names = ("1.png", "2.png", *(str(folders / name) for name in empty))
+    message = refused(label, data, table(*zip(names, ("cat", "dog", "eel", "eel", "dog"))))
+    assert f"{says} ('{folders}/eel/1.png': empty file)" in message
+    message = refused(label, folders, "", "cat,eel")
+    assert "known eel: none of its 2 images can be used, such as 'eel/1.png' (empty" in message
+    (folders / "eel/1.png").write_bytes(encoded(50))
+    assert label(data, folders).classes == ("cat", "dog", "eel")
 
 
 def test_an_archive_of_class_folders_is_like_the_folder(tmp_path, data):
@@ -295,7 +325,7 @@ def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data, ta
     # Labeled files that cannot be used are counted.
     write_files(tmp_path, {"data/bad.png": b"no image", "bad2.png": b"no image"})
     good = [("1.png", "a"), ("2.png", "b")]
-    labeled = label(data, table(*good, ("bad.png", "c"), ("bad2.png", "d"), ("data", "e")))
+    labeled = label(data, table(*good, ("bad.png", "a"), ("bad2.png", "b"), ("data", "b")))
     assert labels_of(labeled) == {"1.png": "a", "2.png": "b"}
     lost = (f"{tmp_path}/bad2.png", str(data), "bad.png")
     assert labeled.notes[0] == Note("left out", "3 labeled files that cannot be used", 3, lost)
@@ -329,7 +359,7 @@ def test_rows_that_cannot_label_are_refused(tmp_path, data, table):
     nowhere = [("gone\n1.png", "b"), ("/no/where.png", "b"), ("x\0.png", "b")]
     for rows, *says in (
         ([("1.png", ""), ("2.png", " ")], "none of 2 rows has a label; fill"),
-        ([("bad.png", "a")], "labeled as nothing; give at least two"),
+        ([("bad.png", "a")], "1 known class without a usable image, such as 'a'"),
         (all_of_them, "labels all 6 images, so nothing is left to discover"),
         ([("1.png", "a"), (f"{data}/1.png", "b")], twice),
         ([("1.png", "a"), ("same.png", "b")], copies),

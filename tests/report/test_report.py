@@ -6,15 +6,18 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from builders import save_digits
 from discoveries import rows, write_rows
 from nearkin_command import run as call
+from PIL import Image
 
+import nearkin
 from nearkin.commands.explore import explore
-from nearkin.commands.sources import images_of
+from nearkin.commands.sources import images_of, table_encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.layout import balanced
 from nearkin.evaluation.metrics import knn_classes
@@ -198,6 +201,19 @@ def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
     whole = RunSite(trained, images_of(trained))
     assert whole.details(0) is whole.sheet(9) is None
     assert "details" in packed(whole.page)
+
+
+def test_the_search_of_a_discovery_finds_the_image_itself(discovered, tmp_path):
+    """Its table has features above a layer that the encoder's file has not."""
+    images, query = images_of(discovered), tmp_path / "query.png"
+    Image.fromarray(images.read(7)).save(query)
+    [found] = nearkin.neighbors(discovered.path, [query], top=1)
+    assert found.neighbors[0].path == images.names[7]
+    assert found.neighbors[0].similarity > 0.999
+    site = RunSite(discovered, images, of_table=partial(table_encoder, discovered))
+    assert site.search(query.read_bytes())["neighbors"][0]["number"] == 7
+    with pytest.raises(CheckpointError, match="is of another encoder"):
+        nearkin.neighbors(discovered.encoder, [query], vectors=discovered.embeddings)
 
 
 def test_vectors_have_a_page_too(trained, digits_file, tmp_path, refusal):

@@ -216,14 +216,14 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
     with pytest.raises(UsageError) as refused:
         continued(DiscoverConfig(**CHANGED), DiscoverConfig())
     named = set(re.findall(r"[(;] ?([a-z_]+) [^;]* became", str(refused.value)))
-    # They do not touch the result, or are planned when a run begins.
-    free = {"devices", "workers", "max_bad", "max_time", "copy_to", "report", "trust_remote_code"}
+    # They do not touch the result.
+    free = {"devices", "workers", "max_bad", "copy_to", "report", "trust_remote_code"}
     assert named == {entry.name for entry in fields(DiscoverConfig)} - free
 
 
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():
     stored = DiscoverConfig(**CHANGED)
-    left = dict.fromkeys(("classes", "epochs"), "auto")
+    left = dict.fromkeys(("classes", "epochs"), "auto") | {"max_time": ""}
     free = dict(devices=1, workers=1, max_bad=0.2, copy_to="other")
     config = replace(stored, **left, options={"queue_size": 64}, **free)
     assert continued(config, stored) == replace(stored, **free)

@@ -97,6 +97,7 @@ def test_images_of_a_run_without_classes_are_labeled_too(tmp_path):
     run = RunFolder(tmp_path)
     label_images(run, {"b", "a"}, "cellos")
     label_images(run, {"a"}, "")
+    assert [*read_csv(run.original_to_label)] == []  # which undoes both
     assert [*read_csv(run.to_label)] == [
         {"path": "a", "label": ""},
         {"path": "b", "label": "cellos"},

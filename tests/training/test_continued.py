@@ -279,7 +279,7 @@ def encoders(tmp_path_factory):
     """Encoders of a residual network at 16 px and of a vision transformer at 224 px."""
     folder = tmp_path_factory.mktemp("encoders")
     origin = {"source": "a test", "license": "cc-by-nc-4.0", "sha256": "ab" * 32}
-    write_network(folder / TINY, origin=origin)
+    write_network(folder / TINY, origin=origin, fine_tuned="all")
     write_network(folder / VIT, "timm:test_vit2", size=32, origin=origin)
     return folder
 
@@ -301,6 +301,7 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
         assert torch.equal(tensor, kept.state_dict()[name])
     assert trained.details["origin"] == expected.details["origin"]
     assert trained.details["start"] == source.name
+    assert trained.details["fine_tuned"] == "all"  # of labels, which discoveries warn of
     assert trained.preprocessing == expected.preprocessing
     assert any("cc-by-nc" in line for line in log.texts)
     page = run.folder.report.read_text()

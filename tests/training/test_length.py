@@ -112,3 +112,18 @@ def test_a_time_that_is_too_short_for_an_epoch_is_said(tmp_path, capsys):
     settings = ["--backbone", "tiny", "--max-time", "0.001"]
     assert run("train", tmp_path / "data.npz", "-o", tmp_path / "run", *settings) == 0
     assert "warning: --max-time 0.001 is too short for one epoch" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_for_the_time_that_it_was_planned_for(tmp_path, refusal):
+    """It may be left out, or be written otherwise; settings hold the epochs that it became."""
+    data, out = tmp_path / "data.npz", tmp_path / "run"
+    np.savez(data, x=PIXELS)
+    command = ["train", data, "-o", out, "--backbone", "tiny"]
+    assert run(*command, "--max-time", "0.1m") == 0
+    for again in (["--max-time", "0.1m"], ["--max-time", "6"], []):
+        assert run(*command, "--resume", *again) == 0
+    line = refusal(2, *command, "--resume", "--max-time", "2h")
+    assert "other settings (--max-time 0.1m became 2h); repeat its own command" in line
+    assert run("train", data, "--config", out / "config.toml", "-o", tmp_path / "again") == 0
+    line = refusal(2, *command[:2], "-o", tmp_path / "again", "--resume", "--max-time", "1h")
+    assert "--max-time none became 1h" in line

@@ -11,7 +11,7 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.data import split as splitting
 from nearkin.encoders.encoder import load
-from nearkin.errors import UsageError
+from nearkin.errors import CheckpointError, UsageError
 from nearkin.methods.simgcd import SimGCD
 from nearkin.run import data as opening
 from nearkin.tables import read_numbers
@@ -50,6 +50,24 @@ def test_the_terms_of_a_method_are_columns_of_its_metrics(tmp_path):
     run = train(tmp_path / "images.npz", config, output=tmp_path / "run")
     rows = read_numbers(run.folder.metrics)
     assert all(np.isfinite(row[name]) for row in rows for name in SimGCD.metrics)
+
+
+def test_a_run_that_learned_from_labels_goes_on_with_the_same_ones(tmp_path):
+    """What learns from none may have others, which only score."""
+    data, known = tmp_path / "images.npz", ["0", "1", "2", "3"]
+    small = dict(backbone="tiny", image_size=16, batch_size=8, epochs=1, evaluate_every=0)
+    supervised = TrainConfig(method="supervised", known=known, report=False, **small)
+    simclr = TrainConfig(report=False, **small)
+    for labels in (np.arange(32) % 4, np.arange(32) // 8):
+        resume = data.exists()
+        np.savez(data, x=pixels(32), y=labels)
+        train(data, simclr, output=tmp_path / "simclr", resume=resume)
+        if not resume:
+            for again in (False, True):
+                train(data, supervised, output=tmp_path / "supervised", resume=again)
+    with pytest.raises(CheckpointError, match="the labels have changed since the run was") as no:
+        train(data, supervised, output=tmp_path / "supervised", resume=True)
+    assert no.value.exit_code == 5
 
 
 class Tied(nn.Module):

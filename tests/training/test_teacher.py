@@ -27,7 +27,14 @@ from nearkin.files import read_sealed
 from nearkin.networks.backbone import build_backbone
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
-from nearkin.training.teacher import HALF, HEAD, open_teacher, teacher_files, with_teacher
+from nearkin.training.teacher import (
+    HALF,
+    HEAD,
+    inherited,
+    open_teacher,
+    teacher_files,
+    with_teacher,
+)
 
 CPU = torch.device("cpu")
 BATCH = 8
@@ -323,6 +330,25 @@ def test_a_student_of_restricted_weights_says_so(distilled):
     assert any("CC-BY-NC-4.0" in line and "warning" in line for line in encoder.lines())
     assert "CC-BY-NC-4.0" in run.folder.log.read_text()
     assert json.loads(json.dumps(encoder.details))["teacher"].endswith("safetensors")
+
+
+def test_a_student_that_started_from_an_encoder_states_the_licenses_of_both(distilled, tmp_path):
+    """Whichever forbids a use: of the teacher's here, and then of the start's."""
+    taught, data, config = distilled
+    first = {"source": "https://example.org/s", "license": "apache-2.0", "sha256": "cd" * 32}
+    start = write_network(tmp_path / "start.safetensors", origin=first)
+    settings = replace(config, encoder=str(start), epochs=1, report=True)
+    student = train(str(data), settings, output=tmp_path / "run")
+    both = load(student.path).details["origin"]
+    source = "distilled from https://example.org/t into https://example.org/s"
+    assert both == {**first, "source": source, "license": "apache-2.0 and CC-BY-NC-4.0"}
+    warned = "license apache-2.0 and CC-BY-NC-4.0: these weights are not for every use"
+    assert any(f"warning: {warned}" in line for line in load(student.path).lines())
+    page = html.unescape(student.folder.report.read_text())
+    assert warned.capitalize() in page
+    assert source in page
+    same = inherited(taught.folder, config, {**first, "license": "CC-BY-NC-4.0"})["origin"]
+    assert same["license"] == "CC-BY-NC-4.0"
 
 
 def test_a_run_goes_on_and_is_measured_where_its_teacher_is_gone(distilled, tmp_path):

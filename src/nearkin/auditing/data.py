@@ -81,7 +81,7 @@ def check_parts(splits: Values, labels: Int[np.ndarray, " n"]) -> None:
                 "with --split, or by --train and --test"
             )
     if len(np.unique(labels[labels != UNLABELED])) == 1:
-        raise UsageError("all labels are of one class; give images of several, or --labels none")
+        raise UsageError("all labels are of one class; give some of several, or none")
 
 
 def open_parts(

@@ -15,11 +15,12 @@ from jaxtyping import Float, Int
 from PIL import ExifTags
 from torch import Tensor
 
-from nearkin.auditing.data import Audited
+from nearkin.auditing.data import SECOND, Audited
 from nearkin.data.decode import opened
 from nearkin.data.duplicates import Groups, merged
 from nearkin.data.images import Images
 from nearkin.data.index import indexed
+from nearkin.data.labels import split_of
 from nearkin.metrics.neighbors import nearest
 from nearkin.metrics.permutation import PermutationTest, permutation_test
 from nearkin.pace import ProgressCallback, count
@@ -88,7 +89,7 @@ def find_sources(
 
 def _candidates(audited: Audited, progress: ProgressCallback) -> Iterator[tuple[str, Groups]]:
     """Yield kinds of groups, each image with the row of the first of its group."""
-    names = list(map(_numbered, audited.embeddings.paths))
+    names = [_numbered(without_part(path)) for path in audited.embeddings.paths]
     if audited.images is not None:
         capture = captures(audited.images, progress)
         yield "EXIF time and camera", _bursts(capture)
@@ -107,6 +108,16 @@ def _first(values: Int[np.ndarray, " n"]) -> Groups:
 def _first_of(keys: Sequence[Any]) -> Groups:
     number = dict[Any, int]()
     return _first(np.array([number.setdefault(key, len(number)) for key in keys], np.int64))
+
+
+def without_part(path: str) -> str:
+    """Return a name without what says of which part it is.
+
+    >>> without_part("train/cat/017.jpg"), without_part("cat/test/018.jpg")
+    ('cat/017.jpg', 'cat/018.jpg')
+    """
+    *folders, file = path.removeprefix(SECOND).split("/")
+    return "/".join([*(folder for folder in folders if not split_of(folder)), file])
 
 
 def _numbered(path: str) -> tuple[str, int]:

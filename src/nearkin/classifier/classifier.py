@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
+from typing_extensions import override
 
 from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.features import CachedFeatures, ViewSettings
@@ -57,6 +58,18 @@ def apply_layer(layer: nn.Module, features: Float[Tensor, "n features"]) -> Floa
     """Apply a layer to features, which it takes as images of one pixel."""
     output: Tensor = layer(features[..., None, None])
     return output.flatten(1)
+
+
+class _LayerOnTop(nn.Module):
+    """A classifier's layer as the last module of a network."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    @override
+    def forward(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n dim"]:
+        return apply_layer(self.layer, features)
 
 
 def class_probability(
@@ -134,6 +147,18 @@ class Classifier:
                 f"and this one gives {fitting.num_features}; {AGAIN[self.kind]}"
             )
         return fitting
+
+    def below_heads(self, encoder: Encoder) -> Encoder:
+        """Return the encoder with the layer on top of it: that of the features in the run's table.
+
+        The table of a classification has the features of the encoder itself, without any pooling.
+        """
+        self._check_origin(encoder)
+        if isinstance(self.layer, nn.Identity):
+            return encoder
+        network = nn.Sequential(encoder.backbone.body, _LayerOnTop(self.layer))
+        dim = apply_layer(self.layer, torch.zeros(1, self.dim)).shape[1]
+        return Encoder(Backbone(network, dim), encoder.preprocessing, encoder.details)
 
     @property
     def top_reference(self) -> Reference:

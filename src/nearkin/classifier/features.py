@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +16,14 @@ from torch import Tensor
 from nearkin.classifier.kept import KeptFeatures, Pass, read_shard
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
-from nearkin.data.images import Images
+from nearkin.data.decode import BadImage
+from nearkin.data.images import SMALL_SIDE, Images
+from nearkin.data.notes import lines
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference, Precision, encode, inference
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, images_per_shard
 from nearkin.networks.openvino import is_installed
@@ -28,6 +32,10 @@ from nearkin.run.reporter import Reporter, Silent
 from nearkin.schema import Auto
 
 Passes = Float[Tensor, "passes images dim"]
+Rows = range | tuple[int, ...]
+Found = dict[
+    range, tuple[Passes, dict[int, str]]
+]  # The features of shards, and what is unreadable
 
 
 class CachedFeatures(NamedTuple):
@@ -82,6 +90,73 @@ class Extracted(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class _AugmentedViews:
+    """Views of images, as a training with that seed draws them in an epoch, but by their content.
+
+    The view of an image is the same whichever others there are. So small squares, which alone
+    would be held in memory, are held, and all other images are cropped from their files.
+    """
+
+    every: Batches  # Of all images
+    squares: Batches | None  # Of the small squares among others
+    place: Int64[np.ndarray, " images"]  # Of each image in `squares`, or -1
+
+    @classmethod
+    def of(
+        cls, encoder: Encoder, images: Images, drawn: ViewSettings, device: torch.device
+    ) -> "_AugmentedViews":
+        images, size = encoder.preprocessing.applied(images), encoder.image_size
+
+        def batches(images: Images) -> Batches:
+            sampler = RandomBatchSampler(len(images), 1, drawn.seed)
+            how: dict[str, Any] = {
+                "image_size": size,
+                "sampler": sampler,
+                "device": device,
+                "by_content": True,
+            }
+            return Batches.of(images, views_of(drawn.augment, ("strong",)), **how)
+
+        width, height = images.sizes.T
+        small = (width == height) & (width <= SMALL_SIDE) & (size <= SMALL_SIDE)
+        place = np.where(small, small.cumsum() - 1, -1)
+        is_mixed = small.any() and not small.all()
+        squares = batches(images.subset(np.flatnonzero(small))) if is_mixed else None
+        return cls(batches(images), squares, place)
+
+    def bad_of(self, rows: Rows) -> dict[int, str]:
+        """Return which of these turned out unreadable, by position; their views are of others."""
+        every, squares = self.every.bad, {} if self.squares is None else self.squares.bad
+        reasons = (every.get(row, squares.get(int(self.place[row]))) for row in rows)
+        return {number: reason for number, reason in enumerate(reasons) if reason is not None}
+
+    def views(self, epoch: int, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows _ _ _"]:
+        """Return a view of each of these images, from 0 to 1."""
+        if self.squares is None:
+            return self.every.views(epoch, rows)[0]
+        own = self.place[rows]
+        held = (own >= 0) & ~np.isin(own, list(self.squares.bad))
+        made = [
+            (inside, batches.views(epoch, chosen)[0])
+            for batches, inside, chosen in (
+                (self.squares, np.flatnonzero(held), own[held]),
+                (self.every, np.flatnonzero(~held), rows[~held]),
+            )
+            if len(inside)
+        ]
+        order = np.argsort(np.concatenate([inside for inside, _ in made]))
+        return torch.cat([views for _, views in made])[torch.from_numpy(order)]
+
+
+def _is_readable(images: Images, row: int, view: Preprocessing) -> bool:
+    try:
+        view.pixels(images.read(row))
+    except BadImage:
+        return False
+    return True
+
+
+@dataclass(frozen=True, eq=False)
 class Extraction:
     """Which features are computed: of images as they are, and of views drawn as in training."""
 
@@ -106,6 +181,8 @@ class Extraction:
 
         They are computed and kept some images at a time, so that one that was stopped goes on.
         """
+        for line in lines(self.encoder.preprocessing.notes(self.images)):
+            self.log.info(line)
         center, bad = self._passes((None,))
         epochs = tuple(range(self.drawn.num_views))
         views, bad_views = self._passes(epochs) if epochs else (center[:0], {})
@@ -131,9 +208,11 @@ class Extraction:
         kept = self._kept(passes)
         shards = self._shards(kept.folder)
         shape = len(passes), self.encoder.num_features
-        found = {shard: read_shard(path, shape, len(shard)) for shard, path in shards.items()}
-        missing = [shard for shard, features in found.items() if features is None]
-        if len(missing) < len(shards):
+        stored = {shard: read_shard(path, shape, len(shard)) for shard, path in shards.items()}
+        missing = [shard for shard, features in stored.items() if features is None]
+        found: Found = {shard: made for shard, made in stored.items() if made is not None}
+        again = self._readable_again(found)
+        if found:
             views = "" if passes == (None,) else "views of "
             count = len(self.images) - sum(map(len, missing))
             self.log.info(
@@ -141,32 +220,44 @@ class Extraction:
             )
         for shard, computed in zip(missing, self._compute(missing, passes), strict=True):
             kept.write(shards[shard], *computed)
-            found[shard] = computed
+            stored[shard] = computed
+        found = {shard: made for shard, made in stored.items() if made is not None}
+        for shard in self._add(found, again, passes):
+            kept.write(shards[shard], *found[shard])
         if kept.problem:
             self.log.info(f"           features are not kept: {kept.problem}")
         kept.trim()
-        each = [(shard, made) for shard, made in found.items() if made is not None]
-        bad = {shard[row]: why for shard, (_, own) in each for row, why in own.items()}
-        return torch.cat([features for _, (features, _) in each], dim=1), bad
+        bad = {shard[row]: why for shard, (_, own) in found.items() for row, why in own.items()}
+        return torch.cat([features for features, _ in found.values()], dim=1), bad
+
+    def _readable_again(self, stored: Found) -> Rows:
+        """Return the images that could not be read when these were kept, and now can."""
+        images, view = self.encoder.preprocessing.applied(self.images), self.encoder.preprocessing
+        rows = (shard[row] for shard, (_, bad) in stored.items() for row in bad)
+        return tuple(row for row in rows if _is_readable(images, row, view))
+
+    def _add(self, found: Found, rows: Rows, passes: Sequence[Pass]) -> set[range]:
+        """Compute the features of images that could not be read; return the shards they are of."""
+        changed = set[range]()
+        for features, bad in self._compute([rows] if rows else [], passes):
+            place = {row: number for number, row in enumerate(rows) if number not in bad}
+            for shard, (own, reasons) in found.items():
+                read = [row for row in reasons if shard[row] in place]
+                if read:
+                    own[:, read] = features[:, [place[shard[row]] for row in read]]
+                    left = {row: why for row, why in reasons.items() if row not in read}
+                    found[shard] = own, left
+                    changed.add(shard)
+        return changed
 
     def _compute(
-        self, shards: Sequence[range], passes: Sequence[Pass]
+        self, shards: Sequence[Rows], passes: Sequence[Pass]
     ) -> Iterator[tuple[Passes, dict[int, str]]]:
         """Compute the features of some of the images at a time, each shard's rows from 0."""
         if not shards:
             return
-        encoder, drawn = self.encoder, self.drawn
         total = len(passes) * sum(map(len, shards))
         by = self._prepared(total)
-        augmented = Batches.of(
-            encoder.preprocessing.applied(self.images),
-            views_of(drawn.augment, ("strong",)),
-            image_size=encoder.image_size,
-            sampler=RandomBatchSampler(len(self.images), 1, drawn.seed),
-            device=self.device,
-            workers=self.workers,
-            by_content=True,
-        )
         crops = {shard: self._crops(shard, by.batch_size) for shard in shards}
 
         def inputs() -> Iterator[Tensor]:
@@ -175,20 +266,22 @@ class Extraction:
                     if epoch is None:
                         yield from (to_input(batch.to(self.device)) for batch in crops[shard])
                         continue
-                    # View e is the view that epoch e of a training would draw, but by the content
-                    # of the image: it is the same whichever other images there are.
                     for first in range(0, len(shard), by.batch_size):
                         rows = np.asarray(shard[first : first + by.batch_size])
-                        yield normalize(augmented.views(epoch, rows)[0])
+                        yield normalize(self._augmented.views(epoch, rows))
 
         text = "features" if passes == (None,) else "features of views"
         batches = tracked(inputs(), total, text, self.log.progress)
         for shard in shards:
             number = math.ceil(len(shard) / by.batch_size)
             encoded = torch.stack([encode(by.network, islice(batches, number)) for _ in passes])
-            bad = {shard.index(row): why for row, why in augmented.bad.items() if row in shard}
-            yield encoded, {**crops[shard].bad, **bad}
+            bad = crops[shard].bad if passes == (None,) else self._augmented.bad_of(shard)
+            yield encoded, dict(bad)
         next(batches, None)  # so that the last one is counted
+
+    @cached_property
+    def _augmented(self) -> _AugmentedViews:
+        return _AugmentedViews.of(self.encoder, self.images, self.drawn, self.device)
 
     def _prepared(self, count: int) -> Inference:
         how, many = (self.precision, self.batch_size), count if self.compiled else 0
@@ -197,6 +290,6 @@ class Extraction:
             self.log.info(line)
         return by
 
-    def _crops(self, shard: range, size: int) -> CenterCrops:
+    def _crops(self, shard: Rows, size: int) -> CenterCrops:
         images, view = self.images.subset(np.asarray(shard)), self.encoder.preprocessing
         return CenterCrops(images, view, batch_size=size, workers=self.workers)

@@ -31,7 +31,7 @@ from nearkin.extensions import is_reference, names_code
 from nearkin.files import usable, whole
 from nearkin.places import cache_folder
 
-VERSION: Final = 1  # Of how features are computed; another version has other names
+VERSION: Final = 2  # Of how features are computed; another version has other names
 LIMIT: Final = 20 * 2**30  # Bytes of all kept features, but for those of the run at work
 LIBRARIES: Final = {"nearkin", "torch", "torchvision", "timm", "transformers"}
 Pass = int | None

@@ -104,8 +104,7 @@ def write_results(
 ) -> None:
     """Write what both kinds of runs leave, the summary last: it marks the run complete.
 
-    `encoder` is the digest of the encoder that the embeddings are of; empty where a layer is on
-    top of it.
+    `encoder` is the digest of the encoder that the embeddings are of.
     """
     write_csv(folder.assignments, COLUMNS, assignments.table())
     if config.copy_to:

@@ -93,6 +93,8 @@ def audit(
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         if encoder is None:
+            if labels != "auto":
+                raise UsageError(f"--labels {labels} is of images, not of features; omit it")
             audited, ignored = _of_vectors(sets, split, ignore, log)
         else:
             loaded = load(

@@ -12,6 +12,7 @@ from nearkin.commands.settings import PathLike
 from nearkin.commands.sources import source_of
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
+from nearkin.data.split import trained_or_scored
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
@@ -142,7 +143,7 @@ def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) 
                 "metrics do not compare; give runs of the same images"
             )
     source = source_of(first.folder, data, trust_remote_code=trust_remote_code)
-    images = open_images(source, labels="none")
+    images = trained_or_scored(open_images(source, labels="none"))
     if images.fingerprint != first.images:
         raise UsageError(
             f"the images of {first.folder.path} have changed since; bring them back, or rank runs "

@@ -26,7 +26,7 @@ from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
-from nearkin.evaluation.duplicates import EditTest, Precision, edit_test
+from nearkin.evaluation.duplicates import LEAST, EditTest, Precision, edit_test
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import replace_text, writing
 from nearkin.metrics.selection import keep_one as keep_one_by_features
@@ -176,7 +176,7 @@ def duplicates(
         }
         with resource_errors(), open_vectors(features, data, **how) as opened:
             rows = opened.image_rows(images)
-            test = _test(opened, images, rows, groups, **computing)
+            test = _test(opened, images, rows, groups, threshold, **computing)
             threshold, estimate, others = _chosen(test, threshold, precision)
             keeper, similar = _by_features(
                 opened.table, rows, order, by_pixels, threshold, log.progress
@@ -196,11 +196,20 @@ def duplicates(
 
 
 def _test(
-    opened: Vectors, images: Images, rows: Rows, groups: Groups, **computing: Any
+    opened: Vectors,
+    images: Images,
+    rows: Rows,
+    groups: Groups,
+    threshold: float | None,
+    **computing: Any,
 ) -> EditTest | None:
-    """Test thresholds on edited copies; None without an encoder or images of 8 bits."""
+    """Test thresholds on edited copies; None without an encoder or images of 8 bits.
+
+    Also None where one is given, and a few images could not say how precise it is.
+    """
     encoder = opened.encoder()
-    if encoder is None or images.channels is not None:
+    enough = threshold is None or len(rows) >= LEAST
+    if encoder is None or images.channels is not None or not enough:
         return None
     return edit_test(opened.table, encoder, images, rows, groups, **computing)
 

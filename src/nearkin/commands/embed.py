@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from torch import nn
 
 from nearkin.choices import Engine
@@ -142,11 +143,15 @@ def _features(
     encoder, images = opened(config, data, network, log)
     if not config.ignore:
         return _unit_features(config, encoder, images, log)
-    split = hold_out(images, config, log.progress)
-    values = column_of(config.ignore, split.images, config.labels, data)
-    check_values(config.ignore, values[split.train_rows], values[split.test_rows])
-    embeddings = _unit_features(config, encoder, split.images, log)
-    of_each = values[embeddings.rows], split.held_out[embeddings.rows]
+    # By the parts that the file names, as `evaluate` of it: it learns from no validation part.
+    held_out = np.isin(images.splits, ("val", "test"))
+    if held_out.all() or not held_out.any():
+        split = hold_out(images, config, log.progress)
+        images, held_out = split.images, split.held_out
+    values = column_of(config.ignore, images, config.labels, data)
+    check_values(config.ignore, values[~held_out], values[held_out])
+    embeddings = _unit_features(config, encoder, images, log)
+    of_each = values[embeddings.rows], held_out[embeddings.rows]
     without, changes = remove_column(config.ignore, embeddings, *of_each, seed=config.seed)
     for line in changes:
         log.info(line)

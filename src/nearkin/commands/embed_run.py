@@ -154,10 +154,9 @@ def _measure(
 ) -> None:
     """Write the embeddings and the metrics of an encoder; a kill costs a shard of features."""
     folder, config, device, log = run.folder, run.config, run.device, run.log
-    where: Any = device, int(config.workers), log, folder.kept_features
-    how: Any = config.precision, config.batch_size
-    every = Extraction(encoder, split.images, UNTOUCHED, *where, *how, compiled=True)
-    extracted = every.compute()
+    how: Any = {"precision": config.precision, "batch_size": config.batch_size, "compiled": True}
+    where = device, int(config.workers), log, folder.kept_features
+    extracted = Extraction(encoder, split.images, UNTOUCHED, *where, **how).compute()
     features = {"encoder": extracted.embeddings(split.images)}
     bad = features["encoder"].bad
     notes = note_undecodable(folder, split.images, bad, log, config.max_bad)

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.embed import features_of, resolved
+from nearkin.commands.embed_run import resolved
 from nearkin.commands.evaluate_vectors import evaluate_vectors
+from nearkin.commands.features import features_of
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.sources import VectorsLike, is_table, source_of
 from nearkin.config import EmbedConfig, TrainConfig

@@ -2,11 +2,19 @@
 
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nearkin.commands.settings import PathLike, name_of
-from nearkin.commands.sources import Vectors, VectorsLike, images_of, is_table, table_of
+from nearkin.commands.sources import (
+    Vectors,
+    VectorsLike,
+    images_of,
+    is_table,
+    table_encoder,
+    table_of,
+)
 from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
 from nearkin.files import check_new, writing
@@ -79,7 +87,8 @@ def explore(
     _check_url(url)
     with Server(host=host, port=port, url=url, log=log.info) as server:
         images = images_of(folder, data, trust_remote_code=trust_remote_code)
-        site = RunSite(folder, images, trust_remote_code=trust_remote_code)
+        of_table = partial(table_encoder, folder)
+        site = RunSite(folder, images, of_table=of_table, trust_remote_code=trust_remote_code)
         log.info(f"open {server.url}")
         log.info("Ctrl-C ends it")
         # The command line turns SIGTERM and SIGHUP into SystemExit.

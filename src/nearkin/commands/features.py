@@ -99,7 +99,7 @@ def opened(
     for line in encoder.lines():
         log.info(line)
     images = open_images(data, labels=config.labels, on_progress=log.progress)
-    for line in lines(images.notes):
+    for line in lines((*images.notes, *encoder.preprocessing.notes(images))):
         log.info(line)
     return encoder, images
 

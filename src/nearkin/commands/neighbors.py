@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
-from nearkin.commands.sources import VectorsLike, check_origin, images_of, table_of
+from nearkin.commands.sources import VectorsLike, check_origin, images_of, table_encoder, table_of
 from nearkin.data.folders import list_files
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
@@ -120,8 +120,10 @@ def neighbors(
             f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA` "
             "writes"
         )
-    files = [os.fspath(image) for image in images]
-    stored = RunFolder(Path(name)).embeddings if vectors is None else vectors
+    files, stored = [os.fspath(image) for image in images], vectors
+    if stored is None:
+        folder = RunFolder(Path(name))
+        stored, loaded = folder.embeddings, table_encoder(folder, loaded)
     with table_of(stored, Silent()) as table:  # one without a column is refused
         check_origin(table, loaded, name)
         queries = _features(loaded, files, choose_device(device))

@@ -1,7 +1,7 @@
 """`nearkin select`: which images to label first."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,16 @@ from nearkin.choices import Rule
 from nearkin.commands.settings import EncoderLike, PathLike
 from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
 from nearkin.data.labels import class_of, splits_of
+from nearkin.data.opening import open_images
 from nearkin.data.tables import file_at, match
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import open_table
 from nearkin.metrics.selection import typical
 from nearkin.result import Result
 from nearkin.result import Row as Record
+from nearkin.run.data import held_out_by
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
@@ -114,13 +117,15 @@ def select(
         resource_errors(),
         open_vectors(encoder, data, vectors=vectors, **sizes, **computing) as opened,
     ):
-        table, assigned = opened.table, _assigned(opened)
+        table, (assigned, of_run) = opened.table, _assigned(opened)
         paths = table.texts("path")
         held_out = np.isin(splits_of(table.texts("split")), ("val", "test"))
+        if opened.source and not opened.is_of_run:
+            held_out |= _held_out_by_run(opened, data)
         pool = np.flatnonzero(~held_out)
         as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
         names = [as_stored.get(paths[row], paths[row]) for row in pool.tolist()]
-        has_label = _have_labels(names, labeled, assigned)
+        has_label = _have_labels(names, labeled, of_run - assigned.keys())
         num_unlabeled = int((~has_label).sum())
         if num > num_unlabeled:
             raise UsageError(
@@ -137,25 +142,43 @@ def select(
     return Selection(chosen, rule, num_unlabeled, int(has_label.sum()), where)
 
 
-def _assigned(opened: Vectors) -> dict[str, Row]:
-    """Return the rows of a run's assignments.csv by path; empty if it has none."""
+def _held_out_by_run(opened: Vectors, data: Any) -> Bool[np.ndarray, " table"]:
+    """Whether each row of a table is of an image that the encoder's run holds out.
+
+    By their contents, or by their names where there are only features.
+    """
+    if data is not None:
+        images = open_images(data, labels="none")
+        held: np.ndarray = held_out_by(opened.source, images)[opened.image_rows(images)]
+        return held
+    names, own = set[str](), RunFolder(Path(opened.source)).embeddings
+    if own.exists():
+        columns = (open_table(own).texts(name) for name in ("path", "split"))
+        names = {path for path, split in zip(*columns, strict=True) if split == "test"}
+    return np.array([path in names for path in opened.table.texts("path")])
+
+
+def _assigned(opened: Vectors) -> tuple[dict[str, Row], set[str]]:
+    """Return the rows of a run's assignments.csv by path, and the names of all its images.
+
+    Those that it has learned from are not in that table. Nothing where the run has none.
+    """
     folder = RunFolder(Path(opened.source))
-    if not opened.is_of_run or not folder.assignments.exists():
-        return {}
-    return {row["path"]: row for row in read_edited(folder.assignments, ("path", "cluster"))}
+    if not opened.source or not folder.assignments.exists():
+        return {}, set()
+    rows = read_edited(folder.assignments, ("path", "cluster"))
+    return {row["path"]: row for row in rows}, set(open_table(folder.embeddings).texts("path"))
 
 
 def _have_labels(
-    names: Sequence[str], labeled: PathLike | None, assigned: Mapping[str, Row]
+    names: Sequence[str], labeled: PathLike | None, learned: Collection[str]
 ) -> Bool[np.ndarray, " names"]:
     """Whether images have a label: in the table, or as those that a run has learned from."""
     in_table = set[str]()
     if labeled is not None:
         rows, _ = match(file_at(os.fspath(labeled)), names)
         in_table = {name for name, label in class_of(rows)[0].items() if label}
-    return np.array(
-        [name in in_table or bool(assigned and name not in assigned) for name in names]
-    )
+    return np.array([name in in_table or name in learned for name in names])
 
 
 def _table(paths: Sequence[str], assigned: Mapping[str, Row]) -> Iterator[list[str]]:

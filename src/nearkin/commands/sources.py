@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from nearkin.classification.data import open_labeled_data
+from nearkin.classifier.classifier import read_classifier
 from nearkin.commands.embed import embed
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.config import ClassifyConfig, DiscoverConfig
@@ -210,6 +211,16 @@ def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) ->
             f"{table.path} is of another encoder than {source}, or of the same at another image "
             f"size; give that --image-size, or make it again with {source}"
         )
+
+
+def table_encoder(folder: RunFolder, encoder: Encoder) -> Encoder:
+    """Return the encoder of the features in a run's own table, of the run's encoder.
+
+    A discovery has features below the heads of its classifier, which has a layer of its own.
+    """
+    if not folder.classifier.exists():
+        return encoder
+    return read_classifier(folder.classifier).below_heads(encoder)
 
 
 def check_output(

@@ -49,7 +49,8 @@ def train(
         overwrite: Replace the run that is in the folder.
         verbose: Whether to show progress, or what receives it.
         settings: Fields of `nearkin.TrainConfig`, and options of the method. `backbone` may be a
-            network of your own, untrained, from images to features; `method` a class.
+            network of your own, from images to features; `method` a class. As the network is
+            passed, it is also the baseline "untrained encoder": pass an untrained one.
 
     Returns:
         The finished run: its metrics, encoder and report.

@@ -64,7 +64,7 @@ LABEL_SUFFIXES: Final = (".cls", ".json")
 """A member of such a suffix holds the label of the image of its sample, as in WebDataset: as text,
 or as `label` or `cls` of a JSON object."""
 MAX_LABEL: Final = {".cls": 200, ".json": 2**24}  # Bytes of it that are read
-LISTINGS: Final = 3  # Version of the stored lists of members
+LISTINGS: Final = 4  # Version of the stored lists of members
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, NotImplementedError),
     *(EOFError, OSError, OverflowError, ValueError, MemoryError),
@@ -168,7 +168,7 @@ class _Found:
         self.names = list[str]()
         self.numbers = array("q")  # For each name, the position of its archive, and its `Place`
         self.rows = dict[str, Row]()  # What tables say of their images
-        self.labels = dict[str, str]()  # What members say of the images of their sample
+        self.labels = dict[str, Row]()  # What members say of the images of their sample
         self.bad = list[BadFile]()
         self.refused = list[str]()  # Files that are not read, and would not be images
 
@@ -178,7 +178,7 @@ class _Found:
         for member in members:
             name = prefix + member.name
             if member.label is not None:
-                self.labels[normalize("NFC", name)] = member.label
+                self.labels[normalize("NFC", name)] = Row.of(member.label)
                 continue
             refusal = member.refusal or ("duplicate name" if name in earlier else "")
             if member.row is not None:
@@ -270,13 +270,15 @@ def _with_labels(file: File, members: Iterable[Member]) -> Iterator[Member]:
         yield member._replace(label=text if suffix == ".cls" else _json_label(text))
 
 
-def _json_label(text: str) -> str:
+def _json_label(text: str) -> Any:
+    """What a sample's JSON gives as its label or class: one value, if one of them is; else ''."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
         return ""
     values = [said.get(name) for name in ("label", "cls")] if isinstance(said, dict) else []
-    return next((str(value) for value in values if isinstance(value, str | int | float)), "")
+    given = [value for value in values if value is not None]
+    return min(given, key=lambda value: not isinstance(value, str | int | float), default="")
 
 
 def _zip_members(path: File) -> Iterator[Member]:

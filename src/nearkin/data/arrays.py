@@ -44,7 +44,8 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
         labels = labels_of(where, part)
         prefix = f"{part.split}/" if part.split else ""
         for number, label in zip(numbers(len(labels)), labels, strict=True):
-            rows[f"{prefix}{number}"] = Row.of(label, split=part.split)
+            row = Row.of(label, split=part.split)
+            rows[f"{prefix}{number}"] = row if part.classes is None else row.named(part.classes)
     joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     states = np.tile([joined[0].nbytes, 0], (len(rows), 1))
     return listed(Arrays(joined, np.arange(len(rows))), [*rows], states, rows)
@@ -68,7 +69,7 @@ def _pixels(where: str, images: Any) -> np.ndarray:
 
 
 def labels_of(where: str, part: Part) -> list[Any]:
-    """The label of each image, by name where numbers have one."""
+    """The label of each image, where classes have names its number; else a `DataError`."""
     count = len(part.pixels)
     given = part.labels if isinstance(part.labels, list | tuple) else np.asarray(part.labels)
     labels = [None] * count if part.labels is None else list(given)
@@ -86,7 +87,7 @@ def labels_of(where: str, part: Part) -> list[Any]:
             f"{where}: labels from {low} to {high} for {len(part.classes)} classes; "
             f"count from 0, with {UNLABELED} for images without a label"
         )
-    return [(*part.classes, None)[number] for number in numbers]
+    return labels
 
 
 IMAGES: Final = ("x", "images")

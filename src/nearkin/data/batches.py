@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from nearkin.data.cache import Cache
 from nearkin.data.channels import named, preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, Pixels, as_image, center, crops
-from nearkin.data.images import Arrays, Images
+from nearkin.data.images import SMALL_SIDE, Arrays, Images
 from nearkin.data.loader import prefetch, workers_that_fit
 from nearkin.data.rng import uniform
 from nearkin.data.samplers import BatchSampler
@@ -88,8 +88,18 @@ class ViewDataset(Dataset[Crops]):
         so those of one that was squashed to a square show what they show of the whole.
         """
         images, size = self.images, self.image_size
-        resized = images.held_side(size) == size and images.are_square
+        resized = self.held_side == size and images.are_square
         return np.full((len(images), 2), size, np.int32) if resized else images.sizes
+
+    @property
+    def held_side(self) -> int:
+        """Side in pixels of the squares that are held in memory, see `Images`; 0 if none are.
+
+        Images whose views must not depend on others are held if each would be by itself.
+        """
+        side = self.images.held_side(self.image_size)
+        alone = self.images.are_square and self.image_size <= SMALL_SIDE
+        return side if alone or not self.by_content else 0
 
     def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
         """The parameters of each view of these images in one epoch."""
@@ -232,15 +242,15 @@ class Batches:
                 f"--cache {cache} holds RGB of 8 bits, and images have "
                 f"{named(images.pixel_type)}; give --cache off"
             )
-        held, bad, pixels = images.held_side(image_size), dict[int, str](), None
-        decoded = None if cache == "off" or held else Cache(images, image_size, cache)
+        bad, pixels = dict[int, str](), None
+        dataset = ViewDataset(images, views, sampler, image_size, multiple, by_content=by_content)
+        held = dataset.held_side
+        if cache != "off" and not held:
+            dataset = replace(dataset, cache=Cache(images, image_size, cache))
         if held:
             transform = SquareTransform(held, squash=True)
             squares, bad = center_crops(images, range(len(images)), transform)
             pixels = channels_first(torch.from_numpy(squares)).to(device)
-        dataset = ViewDataset(
-            images, views, sampler, image_size, multiple, decoded, by_content=by_content
-        )
         own_labels = np.full(len(images), UNLABELED) if labels is None else labels
         at_once = 1 if device.type == "cpu" else AT_ONCE
         return cls(dataset, device, workers, own_labels, pixels, bad, at_once)

@@ -32,6 +32,7 @@ from nearkin.data.decode import (
     is_deep,
     opened,
     orientation,
+    rgb,
     rgb_pixels,
     swapped,
     upright,
@@ -107,6 +108,13 @@ def as_color(pixels: np.ndarray) -> np.ndarray:
     """Gray of 8 bits as three equal channels, other pixels as they are."""
     gray = pixels.dtype == np.uint8 and pixels.shape[-1] == 1
     return pixels.repeat(3, axis=-1) if gray else pixels
+
+
+def in_8_bits(content: bytes | np.ndarray) -> bytes | np.ndarray:
+    """Gray pixels of more than 8 bits as `decode` reads a file of them; all else as it is."""
+    if isinstance(content, bytes) or content.dtype == np.uint8:
+        return content
+    return np.asarray(rgb(Image.fromarray(content[..., 0])))
 
 
 def header(encoded: bytes, *, whole: bool = True) -> Header:

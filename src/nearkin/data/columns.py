@@ -210,25 +210,27 @@ def _rows(batch: Any, schema: Any) -> Iterator[Row]:
     only = next(iter(classes)) if len(classes) == 1 else None
 
     def cells(column: str | None) -> list[Any]:
-        if column is None or column not in schema.names:
-            return [None] * len(batch)
-        names, values = classes.get(column), batch.column(column).to_pylist()
-        return values if names is None else [_class_name(names, value) for value in values]
+        there = column in schema.names
+        return batch.column(column).to_pylist() if there else [None] * len(batch)
+
+    def named(column: str | None) -> list[Any]:
+        names = classes.get(column or "")
+        return cells(column) if names is None else [_name(names, n) for n in cells(column)]
 
     label = columns.get("label", only)
-    yield from map(Row.of, *map(cells, (label, columns.get("group"), columns.get("split"))))
+    names = classes.get(label or "")
+    rows = map(Row.of, cells(label), named(columns.get("group")), named(columns.get("split")))
+    yield from rows if names is None else (row.named(names) for row in rows)
+
+
+def _name(names: Sequence[str], number: Any) -> str | None:
+    """What a number stands for, if it has a name."""
+    return names[number] if number in range(len(names)) else None
 
 
 def _columns(schema: Any) -> dict[str, str]:
     """The names of columns by how they are meant: a header may be in capitals."""
     return {name.strip().lower(): name for name in schema.names}
-
-
-def _class_name(names: Sequence[str], number: Any) -> Any:
-    """The name of a class by its number; None for -1 and numbers of no class."""
-    if not isinstance(number, int):
-        return number
-    return names[number] if 0 <= number < len(names) else None
 
 
 def _named_classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:

@@ -22,6 +22,7 @@ from nearkin.data.listing import (
     is_hidden,
     is_image,
     listed,
+    not_read,
     require_files,
 )
 from nearkin.data.notes import Note
@@ -122,7 +123,7 @@ def list_file(path: Path) -> Listing:
 
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
     """These files below a folder, also those that no walk comes to, and what is said of them."""
-    found, states, bad = _sorted_out((name, _state(f"{root}/{name}", name)) for name in names)
+    found, states, bad = _sorted_out((name, _state_of_listed(root, name)) for name in names)
     return replace(listed(Folder(root, found), found, states, rows), bad=bad)
 
 
@@ -140,6 +141,12 @@ def _sorted_out(
             names.append(name)
             states.extend((state.st_size, state.st_mtime_ns))
     return names, np.array(states, np.int64).reshape(-1, 2), bad
+
+
+def _state_of_listed(root: Path, name: str) -> State:
+    """The state of a file that is said to be an image."""
+    reason = not_read(name)
+    return BadFile(name, reason) if reason else _state(f"{root}/{name}", name)
 
 
 def _state(path: str, name: str) -> State:

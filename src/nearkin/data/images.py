@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped, UInt64
 from PIL import Image
 
-from nearkin.data.channels import Channels, as_color, image_pixels
+from nearkin.data.channels import Channels, as_color, image_pixels, in_8_bits
 from nearkin.data.decode import BadImage, PixelType
 from nearkin.data.notes import Note
 from nearkin.errors import ResourceError
@@ -187,6 +187,25 @@ class Either(Source):
         positions = self.rows[list(rows)]
         self.first.warm(positions[positions < self.start].tolist())
         self.second.warm((positions[positions >= self.start] - self.start).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class In8Bits(Source):
+    """Reads gray images of more than 8 bits in 8, whether they are files or pixels."""
+
+    source: Source
+
+    def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
+        """The file's bytes, which are decoded to 8 bits; or pixels."""
+        return in_8_bits(self.source.read(row, limit))
+
+    def only(self, rows: Rows) -> "In8Bits":
+        """The source of these images alone."""
+        return In8Bits(self.source.only(rows))
+
+    def warm(self, rows: Iterable[int]) -> None:
+        """Fetch those that lie in a store, at once."""
+        self.source.warm(rows)
 
 
 @dataclass(frozen=True, slots=True)

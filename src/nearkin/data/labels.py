@@ -33,6 +33,8 @@ SHARDS: Final = (".tar", ".parquet", ".arrow")
 """Files that hold a part of a data set: folders of their name to the images, but no classes."""
 NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?|nan", re.IGNORECASE | re.ASCII)
 WHOLE: Final = re.compile(r"[+-]?\d+(\.0*)?", re.ASCII)
+INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
+NO_CLASS: Final = "-1"  # The number of no class, where those of classes stand for names
 MISSING: Final = frozenset({"nan", "na", "n/a", "none", "null", "-1", "-1.0"})
 """What other programs write where there is no label; among names, it may be one."""
 STRAY: Final = 0.1  # The largest share of images in no folder, for the folders to be classes
@@ -86,6 +88,19 @@ class Row(NamedTuple):
         except TypeError:
             text, unusable = "", " ".join(repr(label).split())[:40]
         return cls(text, _written(group), _written(split), line, unusable)
+
+    def named(self, classes: Sequence[str]) -> "Row":
+        """Return the same with the name of the class whose number the label is.
+
+        -1 is of no class. So is a number beyond the names, which contradicts them.
+        """
+        if not INTEGER.fullmatch(self.label):
+            return self
+        number, last = int(self.label), len(classes) - 1
+        if 0 <= number <= last:
+            return self._replace(label=text_of(classes[number]))
+        beyond = f"{number} of {count(len(classes), 'class')}"
+        return self._replace(label="", unusable=NO_CLASS if number == UNLABELED else beyond)
 
 
 def _written(cell: Any) -> str:
@@ -149,7 +164,11 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
             )
             notes.append(Note("guessed", text, total, tuple(names)))
     unusable = [row.unusable for row in rows.values() if row.unusable]
-    notes += noted("left out", unusable, "labels that are not one class")
+    if total := unusable.count(NO_CLASS):
+        text = f"{count(total, 'label')} {NO_CLASS}, which means no label"
+        notes.append(Note("left out", text, total))
+    others = [said for said in unusable if said != NO_CLASS]
+    notes += noted("left out", others, "labels that are not one class")
     return {name: meaning.get(label, label) for name, label in labels.items()}, notes
 
 

@@ -163,6 +163,12 @@ def is_image(name: str) -> bool:
     return suffix(name) in EXTENSIONS and not is_hidden(name)
 
 
+def not_read(name: str) -> str:
+    """Why a file of this name is never read, whatever it holds; '' if it may be."""
+    ending = suffix(name)
+    return f"{ending} is not read; convert it first" if ending in NEVER else ""
+
+
 def found(names: Iterable[str]) -> str:
     """How many files of each suffix there are, in words."""
     counts = Counter(

@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -36,7 +36,7 @@ class Member(NamedTuple):
     name: str
     place: Place
     refusal: str = ""  # Why it is not read
-    label: str | None = None  # What a member says that is no image, of the one of its sample
+    label: Any = None  # What a member says that is no image, of the one of its sample
     row: Row | None = None  # What a table says of its own image
 
 

@@ -18,6 +18,7 @@ ACROSS: Final = 64  # Pixels along a side of each of them, evenly spread
 PERCENTILES: Final = (0.1, 99.9)
 """Of values that are not of 8 bits. CT is cut at .5 and 99.5 % (nnU-Net, Isensee et al. 2021),
 where few pixels matter as little; the bright cells of a microscope are often less than 1 %."""
+MOST: Final = 0.9  # Share of gray images from which on their type decides, and the rest is bad
 LEAST_STD: Final = 1e-3  # Of a channel that hardly differs from pixel to pixel
 
 
@@ -28,8 +29,8 @@ def of_one_pixel_type(
 ) -> Images:
     """The images of the most frequent channels and type, with their `Channels`; others are bad.
 
-    `channels` are 0 of an image that is RGB or gray of 8 bits. Where most are RGB of 8 bits, or
-    all are gray of several types, all that Pillow reads stay, as RGB of 8 bits.
+    `channels` are 0 of an image that is RGB or gray of 8 bits. Where most are that, or gray of
+    several types of which none is that of `MOST`, all that Pillow reads stay, as RGB of 8 bits.
     """
     if not channels.any():
         return images
@@ -42,13 +43,15 @@ def of_one_pixel_type(
     images = replace(images, formats=np.array(formats))
     counts = Counter(pixel_types)
     common = max(sorted(counts, key=lambda each: str(each or "")), key=lambda each: counts[each])
-    if len(counts) > 1 and all(each is None or each.num_channels == 1 for each in counts):
+    gray = all(each is None or each.num_channels == 1 for each in counts)
+    if gray and counts[common] < MOST * len(images):
         common = None
     same = np.array([each == common for each in pixel_types])
     if common is None:
         same |= [each is not None and _has_8_bits(images, n) for n, each in enumerate(pixel_types)]
         deep = int(same.sum()) - counts[None]
-        text = f"{deep} images of more than 8 bits are read in 8 bits, as the others are"
+        why = "as the others are" if counts[None] else "as no type is that of most"
+        text = f"{deep} images of more than 8 bits are read in 8 bits, {why}"
         if deep:
             images = images.noted(Note("substituted", text, deep))
     others = [

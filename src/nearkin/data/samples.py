@@ -71,11 +71,12 @@ def beside(names: Sequence[str]) -> list[Note]:
     return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
 
 
-def labels_beside(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, Row]:
+def labels_beside(labels: Mapping[str, Row], names: Iterable[str]) -> dict[str, Row]:
     """Return the label of each image, from members that hold labels; nothing if there are none."""
-    in_turn = sorted((name for name, label in labels.items() if label), key=in_bytes)
-    classes = {sample_key(name): labels[name] for name in in_turn}
-    return {name: Row(classes.get(sample_key(name), "")) for name in names} if classes else {}
+    telling = [name for name, row in labels.items() if row.label or row.unusable]
+    in_turn = sorted(telling, key=lambda name: (labels[name].label != "", in_bytes(name)))
+    rows = {sample_key(name): labels[name] for name in in_turn}  # the last one counts
+    return {name: rows.get(sample_key(name), Row()) for name in names} if rows else {}
 
 
 def masks(names: Sequence[str]) -> list[Note]:

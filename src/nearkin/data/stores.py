@@ -11,7 +11,7 @@ from nearkin.data.archives import forbidden, is_shard
 from nearkin.data.folders import images_or_shards
 from nearkin.data.images import BadFile, Images, Rows, Source, in_bytes, picked
 from nearkin.data.labels import Row
-from nearkin.data.listing import Listing, is_hidden, is_image, listed, require_files
+from nearkin.data.listing import Listing, is_hidden, is_image, listed, not_read, require_files
 from nearkin.data.members import Archives
 from nearkin.data.remote import (
     RemoteFile,
@@ -63,7 +63,7 @@ def list_remote_table(table: RemoteFile, written: Sequence[tuple[str, Row]]) -> 
 def _objects(
     root: str, files: Mapping[str, RemoteFile], rows: Mapping[str, Row] | None = None
 ) -> Listing:
-    reasons = {name: forbidden(name) for name in files}
+    reasons = {name: forbidden(name) or not_read(name) for name in files}
     names = [name for name in files if not reasons[name]]
     states = np.array([(files[n].size, files[n].tag) for n in names], np.int64).reshape(-1, 2)
     bad = [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason]

@@ -1,8 +1,9 @@
 """Warnings of a discovery: one sentence each, with a number, its meaning, and what to try."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -41,6 +42,13 @@ MIN_RANK: Final = 1.5  # Effective rank of features below which they differ in o
 UNLABELED_KNOWN: Final = 0.1
 """Share of the unlabeled images that may seem to be of known classes without a warning."""
 NEIGHBORS: Final = 10  # Nearest images that tell where an image lies
+TORCHVISION: Final = ("torchvision:", "https://download.pytorch.org/models/")
+"""How names and addresses of torchvision's weights begin. A name without a tag is of a file's."""
+LABELED: Final = re.compile(r"(^|_)inw?\d+k(_|$)")
+"""The sets of ImageNet in timm's tags."""
+FINE_TUNED: Final = "ft_in"
+UNLABELED_METHOD: Final = re.compile(r"mae|mim|dino|jepa")
+"""Methods in timm's tags that learn from images alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +76,49 @@ def labels_seen(encoder: Encoder) -> Iterator[Finding]:
     If these are of the known classes, those that are held out are separated before they are
     searched for.
     """
-    method, layers = str(encoder.details.get("method", "")), encoder.details.get("fine_tuned")
+    details = encoder.details
+    method, layers = str(details.get("method", "")), details.get("fine_tuned")
     supervised = method in METHODS and METHODS[method].uses_labels
-    if layers or supervised:
-        how = f"its layers {layers} were fine-tuned" if layers else f"it was trained by {method}"
+    weights = next(filter(learned_labels, _weights(details)), "")
+    if layers or supervised or weights:
+        how = f"its weights are {weights}" if weights else f"it was trained by {method}"
+        how = f"its layers {layers} were fine-tuned" if layers else how
         yield Finding(
             "labels seen",
             f"the encoder has learned from labels ({how}): if they are of the known classes, the "
             "accuracy on held-out ones, the calibration and the number of novel classes are too "
             "good; give an encoder that was trained without labels",
         )
+
+
+def _weights(details: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names and addresses of the weights that an encoder is or comes from, as it says.
+
+    Of an architecture that began with random weights, its name says nothing.
+    """
+    if origin := details.get("origin"):
+        if "start" in details or "method" not in details:
+            yield str(details.get("backbone", ""))
+        yield from str(origin["source"]).split()  # "distilled from ... into ..."
+
+
+def learned_labels(weights: str) -> bool:
+    """Whether weights of timm or torchvision have learned from labels, by their name or address.
+
+    All of torchvision have. A tag of timm names a labeled set, such as `in1k`. Its labels were
+    used unless the tag also names a method without labels, and no fine-tuning.
+
+    >>> [learned_labels(f"timm:vit_base_patch16_224.{tag}") for tag in ("augreg_in21k", "mae")]
+    [True, False]
+    >>> learned_labels("timm:eva02_base_patch14_224.mim_in22k")
+    False
+    >>> learned_labels("timm:beit_base_patch16_224.in22k_ft_in22k")
+    True
+    """
+    name, _, tag = weights.partition("?")[0].rpartition(".")
+    if weights.startswith(TORCHVISION):
+        return "://" in weights or bool(name)
+    return bool(LABELED.search(tag)) and (FINE_TUNED in tag or not UNLABELED_METHOD.search(tag))
 
 
 def number_capped(high: int, most: int) -> Iterator[Finding]:

@@ -59,6 +59,7 @@ class Outcome:
     by_number: Mapping[int, Sequence[Clustering]]
     """By each seed, for each number of novel classes that was trained with."""
     findings: list[Finding]
+    digest: str  # Of the encoder of the features that the heads take
 
     @property
     def dataset(self) -> DiscoveryData:
@@ -224,6 +225,7 @@ def build_outcome(
         clusterings=clusterings,
         by_number=by_number,
         findings=[*state.findings, *late_findings(assignments.predictions, mode=config.mode)],
+        digest=classifier.below_heads(network).digest,
     )
 
 

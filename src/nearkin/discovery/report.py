@@ -90,7 +90,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         build_page(outcome),
         numbers,
         data=outcome.data,
-        encoder="",
+        encoder=outcome.digest,
         log=log,
     )
     log.debug("\n".join(lines(numbers)))

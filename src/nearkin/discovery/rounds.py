@@ -112,14 +112,16 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
     guessed = {path: name for path, name in of_classes.items() if path in learned}
     every = {**guessed, **earlier.labels, **of_images}
     labels = {path: label for path, label in every.items() if own.get(path) == ""}
-    if not (labels or said.same):
+    found = {
+        row["path"]: row["cluster"] for row in read_edited(folder.assignments, ("path", "cluster"))
+    }
+    # An answer is on the classes of images which are to be among these.
+    answered = said.same and any(own.get(path) == "" for path in found)
+    if not (labels or answered):
         raise DataError(
             f"{run} labels none of these images: no image of a class with a name is flagged as "
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
-    found = {
-        row["path"]: row["cluster"] for row in read_edited(folder.assignments, ("path", "cluster"))
-    }
     pairs = ((found[path], label) for path, label in of_images.items() if path in found)
     excluded = [
         *earlier.excluded,

@@ -410,7 +410,8 @@ def rescaled(network: Backbone, view: Preprocessing) -> Backbone:
 def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None) -> Encoder:
     """Return the same architecture and preprocessing with random weights, a baseline for it.
 
-    `network` is the user's own, for an encoder of a network that has no name.
+    `network` is the user's own, for an encoder of a network that has no name. It has the weights
+    that it was passed with: nothing says how to draw others.
     """
     with seeded(seed, torch.device("cpu")):
         if network is None:

@@ -95,7 +95,7 @@ def inference(
     compiled = None
     if device.type == "cpu" and precision != "bf16" and many and is_installed():
         compiled = by_openvino(encoder.to(device).backbone, _noise(encoder, 3))
-    network = compiled or for_inference(encoder, device)
+    network = compiled or _for_inference(encoder, device)
     if precision == "bf16":
         network = Bfloat16(network)
     return Inference(network, encoder.preprocessing, device, size)
@@ -158,7 +158,7 @@ def neighbors_kept(
     return kept.double().mean().item(), len(kept)
 
 
-def for_inference(encoder: Encoder, device: torch.device) -> nn.Module:
+def _for_inference(encoder: Encoder, device: torch.device) -> nn.Module:
     """Return the network of an encoder on a device, as it is fastest there; the encoder moves.
 
     On a CPU its batch norms are folded: features differ by rounding, 2e-6 of the largest.

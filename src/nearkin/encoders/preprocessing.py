@@ -15,9 +15,11 @@ from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.data.batches import from_zero_to_one
 from nearkin.data.channels import Channels, named
 from nearkin.data.decode import CENTER, Pixels, as_image, center
-from nearkin.data.images import Images
+from nearkin.data.images import Images, In8Bits
+from nearkin.data.notes import Note
 from nearkin.data.views import MEAN, STD, input_statistics, normalize
 from nearkin.errors import DataError
+from nearkin.pace import count
 
 Crop = Literal["box", "center", "squash"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos", "nearest"]
@@ -119,7 +121,7 @@ class Preprocessing:
         """The same images, whose channels are scaled by its range.
 
         Without a range, gray images of more than 8 bits are scaled to 8 by their type, each as
-        it would be alone or among others.
+        it would be alone or among others, whether it is a file or an array.
 
         Raises:
             DataError: If they have other channels.
@@ -132,7 +134,19 @@ class Preprocessing:
                 f"{len(self.low)} channels in a range of their own" if self.low else named(None)
             )
             raise DataError(f"images are {named(given)}, and the encoder takes {takes}; {OTHER}")
-        return replace(images, channels=self.channels)
+        source = In8Bits(images.source) if gray else images.source
+        return replace(images, source=source, channels=self.channels)
+
+    def notes(self, images: Images) -> list[Note]:
+        """A note on gray images of more than 8 bits for which there is no range."""
+        given = images.pixel_type if images.channels else None
+        if given is None or given.num_channels > 1 or self.low:
+            return []
+        text = (
+            f"{count(len(images), 'gray image')} of {given.dtype} are scaled by that type, not by "
+            "their values, as the encoder of a run of nearkin embed or train scales them"
+        )
+        return [Note("guessed", text, len(images))]
 
     def __str__(self) -> str:
         """Name all of it, as the log prints it."""

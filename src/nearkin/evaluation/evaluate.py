@@ -21,7 +21,7 @@ from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
 from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
-from nearkin.evaluation.protocols import ENTRIES, QUICK, Entry, Inputs, chosen
+from nearkin.evaluation.protocols import ENTRIES, GEOMETRY, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
 from nearkin.evaluation.views import ImageViews, second_view
 from nearkin.metrics.metric import Difference, Metric
@@ -172,8 +172,10 @@ def evaluate_tables(
     )
     if not set(ENTRIES[QUICK]) <= set(chosen(protocol)):
         return evaluation  # the verdict is on the same metrics always
-    collapsed = "start" in metrics and has_collapsed(metrics)
-    return replace(evaluation, differences=differences(tables, metrics), collapsed=collapsed)
+    # It is on the encoder, also where the table of its projector's embedding comes first.
+    compared = {name: column for name, column in metrics.items() if name != "embedding"}
+    collapsed = "start" in compared and has_collapsed(compared)
+    return replace(evaluation, differences=differences(tables, compared), collapsed=collapsed)
 
 
 def _left_out(reasons: Mapping[str, Mapping[str, str]], tables: int) -> dict[str, str]:
@@ -260,7 +262,8 @@ def evaluate_split(
     parts = {"train": split.train, "test": split.test}
     parts = {name: part for name, part in parts.items() if len(part)}
     rows = {"train": split.train_rows, "test": split.test_rows}
-    study, computed = _Study(parts, seed, workers, augment, device), features or {}
+    with_view = not set(GEOMETRY).isdisjoint(chosen(protocol))
+    study, computed = _Study(parts, seed, workers, augment, device, with_view), features or {}
     of_table = under(TITLES.get(table, table), on_progress)
     encoded = study.encode(encoder, of_table, computed.get(table), rows)
     for part in encoded.values():
@@ -325,6 +328,7 @@ class _Study:
     workers: int
     augment: Augment
     device: torch.device
+    with_view: bool = True  # Whether a second view of some is needed
 
     def encode(
         self,
@@ -333,7 +337,7 @@ class _Study:
         computed: Embeddings | None = None,
         rows: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, Embeddings]:
-        """Embeddings of each part; of the last, which is scored, also a second view of some.
+        """Embeddings of each part; of the last, which is scored, also the second view of some.
 
         `computed` are features of all images, in which the parts are at these `rows`.
         """
@@ -345,6 +349,8 @@ class _Study:
             else _chosen(computed, part, rows[name])
             for name, part in self.parts.items()
         }
+        if not self.with_view:
+            return encoded
         scored = list(self.parts)[-1]
         readable = self.parts[scored].subset(encoded[scored].rows)
         view = second_view(

@@ -70,7 +70,7 @@ class Card:
         """Return what a file of weights holds beside them, as plain values."""
         return {
             "nearkin": versions()["nearkin"],
-            "architecture": str(self.encoder.details["backbone"]),
+            "architecture": without_paths(str(self.encoder.details["backbone"])),
             "preprocessing": self.encoder.preprocessing.to_dict(),
             "encoder_sha256": self.encoder.digest,
             "license": self.license or self._origin.get("license", NOT_STATED),
@@ -95,6 +95,7 @@ class Card:
             classes=self.classes,
             checks=checks,
             details=self.encoder.details,
+            backbone=without_paths(str(self.encoder.details["backbone"])),
             view=self.encoder.preprocessing,
             digest=self.encoder.digest,
             kind=self.folder.kind if self.folder else "",
@@ -193,9 +194,16 @@ def _columns(summary: Mapping[str, Any]) -> dict[str, dict[str, Metric]]:
 def _public(config: Config) -> Config:
     """Return settings with names in place of the paths of this computer."""
     values = {each.name: getattr(config, each.name) for each in fields(config)}
-    paths: dict[str, Any] = {
-        name: without_folder(value)
-        for name, value in values.items()
-        if isinstance(value, str) and Path(value).is_absolute()
+    texts: dict[str, Any] = {
+        name: without_paths(value) for name, value in values.items() if isinstance(value, str)
     }
-    return replace(config, **paths)
+    return replace(config, **texts)
+
+
+def without_paths(text: str) -> str:
+    """Return a setting with the names of files in place of their absolute paths.
+
+    >>> [without_paths(f"{name}/home/me/nets.py:Net") for name in ("", "resnet50@", "s3:/")]
+    ['nets.py:Net', 'resnet50@nets.py:Net', 's3://home/me/nets.py:Net']
+    """
+    return re.sub(r"(^|[:@=])/(?!/)([^/]*/)*", r"\1", text)

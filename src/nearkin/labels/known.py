@@ -30,6 +30,7 @@ from nearkin.data.scan import scan
 from nearkin.data.tables import Resolver, by_name, called, file_at, is_table, read_table
 from nearkin.data.union import copies, union
 from nearkin.errors import DataError, UsageError, redacted
+from nearkin.pace import count
 from nearkin.places import user_path
 from nearkin.schema import as_typed, suggestion
 from nearkin.types import UNLABELED
@@ -76,6 +77,12 @@ def labels_of(names: Sequence[str], images: Images) -> Int64[np.ndarray, " image
     number = np.full(len(images.classes) + 1, UNLABELED)  # the last one is at UNLABELED, -1
     for position, name in enumerate(names):
         if name not in images.classes:
+            bad = [file for file in images.bad if f"/{name}/" in f"/{file.name}"]
+            if bad:
+                raise DataError(
+                    f"--known {name}: none of its {count(len(bad), 'image')} can be used, such as "
+                    f"{bad[0].name!r} ({bad[0].reason}); replace them, or name other classes"
+                )
             near = suggestion(name, images.classes)
             raise UsageError(f"--known {name} is no class of the data.{near}")
         number[images.classes.index(name)] = position
@@ -106,9 +113,11 @@ def _labeled(
     keep = np.setdiff1d(np.arange(len(everything)), sorted(spare))
     annotated = _annotations(everything, recognized, groups)
     classes, numbers = numbered([merged[row] for row in keep])
+    lost = sorted(recognized.classes.keys() - set(everything.names))
+    _check_lost(labeled, {name: recognized.classes[name] for name in lost}, classes, everything)
     if len(classes) < 2:
         raise DataError(
-            f"{labeled}: usable images are labeled as {named(classes) or 'nothing'}; "
+            f"{labeled}: usable images are labeled as {named(classes)}; "
             "give at least two known classes"
         )
     if (numbers != UNLABELED).all() and not all_labeled:
@@ -117,7 +126,6 @@ def _labeled(
             "give images without a label, too"
         )
     notes = [*recognized.notes, *spellings(recognized.classes.values())]
-    lost = sorted(recognized.classes.keys() - set(everything.names))
     notes += noted("left out", lost, "labeled files that cannot be used")
     spread = sum(merged[row] != labels[row] for row in np.flatnonzero(own))
     if spread:
@@ -134,6 +142,20 @@ def _labeled(
         splits=np.array(annotated.splits, np.str_)[keep],
         classes=classes,
     )
+
+
+def _check_lost(
+    labeled: str, lost: Mapping[str, str], classes: Sequence[str], everything: Images
+) -> None:
+    """Refuse a class of which all images are lost: it would be discovered as a novel one."""
+    examples = {composed(label): name for name, label in reversed([*lost.items()])}
+    if gone := sorted(examples.keys() - {*classes}):
+        first = examples[gone[0]]
+        reason = next((file.reason for file in everything.bad if file.name == first), "unusable")
+        raise DataError(
+            f"{labeled}: {count(len(gone), 'known class')} without a usable image, such as "
+            f"{gone[0]!r} ({first!r}: {reason}); replace its files, or leave it out"
+        )
 
 
 def _annotations(
@@ -246,11 +268,26 @@ def _by_folders(data: Resolver, labeled: str) -> Recognized:
 
     places = list(map(place, images.names))
     classes = {place: label for place, label in zip(places, labels, strict=True) if label}
+    if images.bad:
+        classes |= {place(name): each for name, each in _classes_of_bad(images, labels).items()}
     outside = classes.keys() - data.names
     added = [row for row, place in enumerate(places) if place in outside]
     bad = tuple(file for file in images.bad if place(file.name) not in data.names)
     rest = replace(images.subset(np.array(added, np.int64)), bad=bad)
     return Recognized(classes, rest, prefix)
+
+
+def _classes_of_bad(images: Images, labels: Sequence[str]) -> dict[str, str]:
+    """Return the classes of files that cannot be used, of those that lie in class folders."""
+    bad = [file.name for file in images.bad if "/" in file.name]
+    try:
+        of_all = annotations_from_folders([*images.names, *bad], "folders")[0].labels
+    except DataError:  # one lies beside all class folders
+        return {}
+    # Where it lies beside the folder around them, all classes begin with that folder.
+    same = dict(zip(of_all, labels, strict=False))
+    of_bad = zip(bad, of_all[len(images) :], strict=True)
+    return {name: same.get(label, label) for name, label in of_bad}
 
 
 def read_classes(where: str) -> tuple[Images, list[str]]:

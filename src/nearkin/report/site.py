@@ -40,7 +40,10 @@ Json = Mapping[str, Any]  # plain values
 
 
 class RunSite:
-    """The content of a run's page and the actions it offers; thread-safe."""
+    """The content of a run's page and the actions it offers; thread-safe.
+
+    `of_table` makes of the run's encoder that of the features in its table, which are searched.
+    """
 
     def __init__(
         self,
@@ -48,9 +51,11 @@ class RunSite:
         images: Images,
         one_file: int = ONE_FILE,
         *,
+        of_table: Callable[[Encoder], Encoder] = lambda encoder: encoder,
         trust_remote_code: bool = False,
     ) -> None:
         self._folder = folder
+        self._of_table = of_table
         self._trust = trust_remote_code
         self._images = images
         self._one_file = one_file
@@ -113,12 +118,14 @@ class RunSite:
     def search(self, file: bytes) -> Json:
         """Return the nearest neighbors of an image file, and its coordinates on the map."""
         with self._lock:
-            query, stored = self._encode(file), self._embeddings
-            if stored.vectors.shape[1] != query.shape[1]:
+            stored, encoder = self._embeddings, self._searching
+            fits = stored.vectors.shape[1] == encoder.num_features
+            if not fits or stored.encoder not in ("", encoder.digest):
                 raise CheckpointError(
                     f"{self._folder.embeddings} is of another encoder than "
                     f"{self._folder.encoder}; train again"
                 )
+            query = self._encode(file)
             similarity, rows = nearest(torch.from_numpy(stored.vectors), query, TOP)
             xy = place(query.numpy(), *self._map)
             labels = self._labels()
@@ -132,11 +139,11 @@ class RunSite:
 
     def _encode(self, file: bytes) -> Float[Tensor, "1 dim"]:
         try:
-            pixels = torch.from_numpy(self._encoder.preprocessing.pixels(file))
+            pixels = torch.from_numpy(self._searching.preprocessing.pixels(file))
         except BadImage as error:
             raise DataError(f"the image cannot be read ({error.reason}); give another") from error
         batch = pixels.permute(2, 0, 1)[None]
-        return encode_pixels(self._encoder.backbone, [batch], self._device).cpu()
+        return encode_pixels(self._searching.backbone, [batch], self._device).cpu()
 
     def likeness(self, number: int, other: int) -> Json:
         """Return two images as the encoder sees them, below the heat map of their likeness.
@@ -162,6 +169,10 @@ class RunSite:
     @cached_property
     def _encoder(self) -> Encoder:
         return load(self._folder.path, trust_remote_code=self._trust).to(self._device)
+
+    @cached_property
+    def _searching(self) -> Encoder:
+        return self._of_table(self._encoder).to(self._device)
 
     @cached_property
     def _embeddings(self) -> Embeddings:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -48,6 +48,7 @@ HELD_OUT: Final = {"train": False, "test": True}
 Values = Shaped[np.ndarray, " images"]
 """What a column says of each image, as text; '' for nothing."""
 _ORIGINS: Final = dict[str, Path | None]()  # Of encoders in memory; see `note_origin`
+IN_MEMORY: Final = "object:"  # How their names begin
 ANEW: Final = "start anew with --encoder this run"
 
 
@@ -315,17 +316,24 @@ def noted_images(folder: RunFolder, images: Images) -> Images:
     return noted_channels(folder, images.subset(rows))
 
 
-def note_labels(folder: RunFolder, split: Split) -> None:
+def note_labels(
+    folder: RunFolder,
+    split: Split,
+    sources: Mapping[str, Mapping[str, str]] | None = None,
+    ignored: Values | None = None,
+) -> list[str]:
     """Note the images and labels of a run, or refuse others than those noted; see `note_data`."""
     digest = hashlib.sha256()
     for label in class_names(split.images):
         digest.update(in_bytes(label) + b"\0")
-    labels = {"labels": {"file": "the labels", "sha256": digest.hexdigest()}}
-    if note_data(folder, split, labels):
+    own = {"file": "the labels", "sha256": digest.hexdigest()}
+    warnings = note_data(folder, split, {**(sources or {}), "labels": own}, ignored)
+    if _noted(folder)[1].get("labels", own["sha256"]) != own["sha256"]:
         raise CheckpointError(
             "the labels have changed since the run was started; bring them back, or start anew "
             "with --overwrite"
         )
+    return warnings
 
 
 def hold_out(
@@ -388,9 +396,9 @@ def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
     if not (run and run.config.exists()):
         return _share(config)
     earlier, its_data = run.any_settings()
-    if its_data != data_name(data) or earlier.val == "auto":
+    if earlier.val in ("auto", _share(config)) or not _is_of(run, its_data, data):
         return _share(config)
-    if config.val not in ("auto", earlier.val):
+    if config.val != "auto":
         raise UsageError(
             f"--val {config.val}, but {run.path} was made with --val {earlier.val} of the same "
             "images, and what it held out stays held out; leave --val out"
@@ -398,17 +406,43 @@ def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
     return float(earlier.val)
 
 
+def _is_of(run: RunFolder, its_data: str, data: Any) -> bool:
+    """Whether data are those of a run: by their name or, of Python objects, by the images."""
+    if its_data != data_name(data) or isinstance(data, str | Path):
+        return its_data == data_name(data)
+    stored, images = stored_split(run), trained_or_scored(open_images(data, labels="none"))
+    return stored is not None and bool((stored.parts(images) != NEW).all())
+
+
 def _share(config: Config) -> float:
     return TrainConfig.val if config.val == "auto" else config.val
 
 
-def origin_of(encoder: str) -> Path | None:
-    """Return the folder of the run that an encoder is of, by its path, if it held images out."""
+def origin_of(encoder: str, passed: Collection[Path] = ()) -> Path | None:
+    """Return the folder of the run that an encoder is of, by its path, if it held images out.
+
+    A copy that a run keeps, of what it has started from or learns from, is of the run that the
+    original is of. Where that is gone, or names a copy already `passed`, it is of the run itself.
+    """
     path = Path(encoder)
     run = RunFolder(path.parent if path.is_file() else path)
-    named = path in (run.path, run.encoder) and encoder
-    # Other folders may have such files, too.
-    return run.path.resolve() if named and run.data.exists() else None
+    if not (encoder and run.data.exists()):  # other folders may have such files, too
+        return None
+    if original := _copied(run, path):
+        if original in _ORIGINS:
+            return _ORIGINS[original]
+        gone = original.startswith(IN_MEMORY) or (
+            Path(original).is_absolute() and not Path(original).exists()
+        )
+        if not gone and path not in passed:
+            return origin_of(original, {*passed, path})
+    return run.path.resolve() if original or path in (run.path, run.encoder) else None
+
+
+def _copied(run: RunFolder, file: Path) -> str:
+    """Return the encoder that a file is the copy of which a run keeps; '' for other files."""
+    setting = {run.start: "encoder", run.teacher: "teacher"}.get(file)
+    return getattr(run.any_settings()[0], setting, "") if setting and run.config.exists() else ""
 
 
 def note_origin(encoder: str, run: Path | None) -> None:
@@ -432,6 +466,12 @@ def trained_on(encoder: str, images: Images) -> Bool[np.ndarray, " images"]:
     return np.asarray(stored_parts(map(stored_split, runs), images) == 0)
 
 
+def held_out_by(encoder: str, images: Images) -> Bool[np.ndarray, " images"]:
+    """Return which images the run of an encoder holds out, and none before it was trained on."""
+    runs = _origins(EmbedConfig(encoder=encoder))
+    return np.asarray(stored_parts(map(stored_split, runs), images) == 1)
+
+
 def _named(config: Config) -> Iterator[RunFolder]:
     """Yield the runs that settings name: the accepted one, and those of encoder and teacher."""
     for encoder in (getattr(config, name, "") for name in ("accept", "encoder", "teacher")):
@@ -443,11 +483,17 @@ def _named(config: Config) -> Iterator[RunFolder]:
 def write_bad_files(
     path: Path, images: Images, undecodable: Mapping[str, str] | None = None
 ) -> None:
-    """List the unreadable images: those of the scan, and those that could not be decoded later."""
+    """List the unreadable images: those of the scan, and those that could not be decoded later.
+
+    Without any, a list that an earlier attempt has left is removed; but not while `undecodable` is
+    unknown, since it may be of a run that is done, and decodes no image again.
+    """
     rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
     rows += [(name, reason, "") for name, reason in sorted((undecodable or {}).items())]
     if rows:
         write_csv(path, ("path", "reason", "bytes"), rows)
+    elif undecodable is not None:
+        path.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:

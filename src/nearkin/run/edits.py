@@ -168,12 +168,16 @@ def _locked(folder: RunFolder) -> Iterator[None]:
 
 
 def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Write a table with its own columns and any of the user's; keep the first version."""
-    there = path.exists()
+    """Write a table with its own columns and any of the user's; keep the first version.
+
+    Where there was none, that is a table without rows.
+    """
+    there, columns = path.exists(), list(rows[0])
     marked = not there or path.read_bytes().startswith(BOM_UTF8)  # as the user's program left it
     if there and not original.exists():
         write_whole(original, path.read_bytes())
-    columns = list(rows[0])
+    elif not original.exists():
+        write_csv(original, columns, [], to_edit=True)
     with whole(path) as partial:
         cells = ([row.get(name, "") for name in columns] for row in rows)
         write_csv(partial, columns, cells, to_edit=marked)

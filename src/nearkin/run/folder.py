@@ -16,6 +16,7 @@ from nearkin.config import (
     ClassifyConfig,
     Config,
     DiscoverConfig,
+    Duration,
     EmbedConfig,
     Settings,
     TrainConfig,
@@ -29,7 +30,7 @@ from nearkin.extensions import absolute
 from nearkin.files import replace_text, usable, writing
 from nearkin.places import exists, user_path
 from nearkin.schema import suggestion
-from nearkin.toml import load_toml, read_toml, to_toml
+from nearkin.toml import load_toml, read_toml, stored_time, to_toml
 
 STAGES = "stages"
 KINDS: Final[Mapping[str, type[Config]]] = {
@@ -193,9 +194,17 @@ class RunFolder:
             return self.marker.read_text(encoding="utf-8").strip()
         return ""
 
-    def write_settings(self, config: Config, data: str) -> None:
-        """Store the configuration."""
-        replace_text(self.config, to_toml(config, data))
+    def write_settings(self, config: Config, data: str, planned_for: Duration = "") -> None:
+        """Store the configuration, and the time that its number of epochs is planned for, if any.
+
+        That of a run that goes on, whose number is known, stays.
+        """
+        replace_text(self.config, to_toml(config, data, planned_for or self.planned_for))
+
+    @property
+    def planned_for(self) -> Duration:
+        """The time that the stored number of epochs was planned for; '' for none."""
+        return stored_time(self.config) if self.config.exists() else ""
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Store the final metrics."""

@@ -177,7 +177,8 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
         if KINDS[folder.kind] is not type(config):
             raise UsageError(f"{folder.path} is a {folder.kind}; choose another -o")
         stored, _ = folder.settings_of(type(config))
-        goes_on = continued(config, replace(stored, **_absolute_paths(stored)))
+        stored = replace(stored, **_absolute_paths(stored))
+        goes_on = continued(config, stored, folder.planned_for)
         own = vars(config)
         taken = {name: value for name, value in vars(goes_on).items() if value != own[name]}
         check_trusted(taken, folder.config, config.trust_remote_code)

@@ -45,6 +45,7 @@ from nearkin.run.data import (
     Values,
     note_column,
     note_data,
+    note_labels,
     note_undecodable,
     noted_images,
     noted_values,
@@ -88,7 +89,7 @@ def train_encoder(
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
     """
-    for line in note_data(folder, split, sources_of(config), ignored):
+    for line in _noted(folder, config, split, ignored):
         log.info(line)
     if start:
         start.preprocessing = start.preprocessing.for_images(split.images)
@@ -111,7 +112,7 @@ def train_encoder(
         planned, config = config, with_epochs(config, method, parts, overhead, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
-        folder.write_settings(config, data_name(data))
+        folder.write_settings(config, data_name(data), planned.max_time)
         for line in [
             describe(config),
             *length(planned, config),
@@ -129,6 +130,14 @@ def train_encoder(
     origin = {"start": without_folder(config.encoder), **_taken_over(start)} if start else {}
     _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
     return True
+
+
+def _noted(
+    folder: RunFolder, config: TrainConfig, split: Split, ignored: Values | None
+) -> list[str]:
+    """Note the images, and the labels that are learned from, or refuse others; return warnings."""
+    note = note_labels if method_class(config.method).uses_labels else note_data
+    return note(folder, split, sources_of(config), ignored)
 
 
 def grouped(config: TrainConfig, sampler: BatchSampler) -> list[str]:
@@ -201,8 +210,9 @@ def growing(config: TrainConfig, parts: Sequence[BatchLoader]) -> BatchLoader:
 
 
 def _taken_over(start: Encoder) -> dict[str, Any]:
-    """Return what a trained encoder takes over from its start: pooling, origin and license."""
-    return {key: start.details[key] for key in ("pooling", "origin") if key in start.details}
+    """Return what a trained encoder takes over from its start, such as origin and license."""
+    kept = ("pooling", "origin", "fine_tuned")
+    return {key: start.details[key] for key in kept if key in start.details}
 
 
 def build(
@@ -350,7 +360,7 @@ def _write_encoder(
         "threads": torch.get_num_threads(),
         **origin,
     }
-    details |= inherited(folder, config)
+    details |= inherited(folder, config, details.get("origin"))
     trained = merged(method.backbone)
     if config.encoder:
         kept, average = _average(folder, config, trained, split, device, network, log)

@@ -9,7 +9,7 @@ the run folder; otherwise it runs in every step.
 import hashlib
 import json
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -78,15 +78,37 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
     return load(folder.teacher, trust_remote_code=True)  # the same one, as written
 
 
-def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
-    """Return what a student's file says of its teacher: its name, its origin and its license."""
+def inherited(
+    folder: RunFolder, config: TrainConfig, start: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what a student's file says of its teacher: its name, its origin and its license.
+
+    `start` is the origin of what the student started from, which is stated, too.
+    """
     if not config.teacher:
         return {}
     details: dict[str, Any] = {"teacher": without_folder(config.teacher)}
     teacher = load(folder.teacher, trust_remote_code=config.trust_remote_code)
     if origin := teacher.details.get("origin"):
-        details["origin"] = {**origin, "source": f"distilled from {origin['source']}"}
+        details["origin"] = _distilled(origin, start)
     return details
+
+
+def _distilled(teacher: Mapping[str, str], start: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the origin of a student by those of its teacher and its start, with both licenses.
+
+    >>> teacher = {"source": "big.pth", "license": "CC-BY-NC-4.0", "sha256": "ab"}
+    >>> print(_distilled(teacher, None)["source"])
+    distilled from big.pth
+    >>> print(*_distilled(teacher, dict(source="s.pth", license="MIT", sha256="cd")).values())
+    distilled from big.pth into s.pth MIT and CC-BY-NC-4.0 cd
+    """
+    source = f"distilled from {teacher['source']}"
+    if not start:
+        return {**teacher, "source": source}
+    licenses = dict.fromkeys((start["license"], teacher["license"]))
+    source = f"{source} into {start['source']}"
+    return {**start, "source": source, "license": " and ".join(licenses)}
 
 
 def _in_own_range(teacher: Encoder, view: Tensor, channels: Channels | None) -> Tensor:
