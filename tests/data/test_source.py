@@ -168,6 +168,20 @@ def test_a_list_has_images_of_any_sizes(how, tmp_path, monkeypatch):
     assert len(pickle.loads(pickle.dumps(images))) == 4  # as processes get them
 
 
+def test_folders_that_name_parts_do_so_in_a_list_of_paths_too(tmp_path):
+    """Or images that are held out would be trained on."""
+    paths = [tmp_path / part / f"{n}.png" for part in ("train", "test") for n in range(3)]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(png(number))
+    for given in (paths, ([str(path) for path in paths], list("ababab"))):
+        images = open_images(given)
+        assert images.splits.tolist() == open_images(tmp_path).splits.tolist()
+        assert set(images.splits) == {"train", "test"}
+    assert images.classes == ("a", "b")
+    assert set(open_images(paths[:3]).splits) == {""}
+
+
 def test_a_function_in_a_file_may_give_a_list_of_paths(tmp_path):
     Image.new("RGB", (9, 8)).save(tmp_path / "one.png")
     code = tmp_path / "code" / "data.py"
