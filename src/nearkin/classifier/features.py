@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +33,8 @@ from nearkin.schema import Auto
 
 Passes = Float[Tensor, "passes images dim"]
 Rows = range | tuple[int, ...]
-Found = dict[
-    range, tuple[Passes, dict[int, str]]
-]  # The features of shards, and what is unreadable
+Found = dict[range, tuple[Passes, dict[int, str]]]
+"""The features of each shard, and its unreadable images with the reason."""
 
 
 class CachedFeatures(NamedTuple):
@@ -109,13 +108,14 @@ class _AugmentedViews:
 
         def batches(images: Images) -> Batches:
             sampler = RandomBatchSampler(len(images), 1, drawn.seed)
-            how: dict[str, Any] = {
-                "image_size": size,
-                "sampler": sampler,
-                "device": device,
-                "by_content": True,
-            }
-            return Batches.of(images, views_of(drawn.augment, ("strong",)), **how)
+            return Batches.of(
+                images,
+                views_of(drawn.augment, ("strong",)),
+                image_size=size,
+                sampler=sampler,
+                device=device,
+                by_content=True,
+            )
 
         width, height = images.sizes.T
         small = (width == height) & (width <= SMALL_SIDE) & (size <= SMALL_SIDE)
@@ -208,9 +208,9 @@ class Extraction:
         kept = self._kept(passes)
         shards = self._shards(kept.folder)
         shape = len(passes), self.encoder.num_features
-        stored = {shard: read_shard(path, shape, len(shard)) for shard, path in shards.items()}
-        missing = [shard for shard, features in stored.items() if features is None]
-        found: Found = {shard: made for shard, made in stored.items() if made is not None}
+        stored = ((each, read_shard(path, shape, len(each))) for each, path in shards.items())
+        found: Found = {shard: made for shard, made in stored if made is not None}
+        missing = [shard for shard in shards if shard not in found]
         again = self._readable_again(found)
         if found:
             views = "" if passes == (None,) else "views of "
@@ -220,15 +220,14 @@ class Extraction:
             )
         for shard, computed in zip(missing, self._compute(missing, passes), strict=True):
             kept.write(shards[shard], *computed)
-            stored[shard] = computed
-        found = {shard: made for shard, made in stored.items() if made is not None}
+            found[shard] = computed
         for shard in self._add(found, again, passes):
             kept.write(shards[shard], *found[shard])
         if kept.problem:
             self.log.info(f"           features are not kept: {kept.problem}")
         kept.trim()
         bad = {shard[row]: why for shard, (_, own) in found.items() for row, why in own.items()}
-        return torch.cat([features for features, _ in found.values()], dim=1), bad
+        return torch.cat([found[shard][0] for shard in shards], dim=1), bad
 
     def _readable_again(self, stored: Found) -> Rows:
         """Return the images that could not be read when these were kept, and now can."""

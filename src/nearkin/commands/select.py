@@ -23,7 +23,7 @@ from nearkin.evaluation.table import open_table
 from nearkin.metrics.selection import typical
 from nearkin.result import Result
 from nearkin.result import Row as Record
-from nearkin.run.data import held_out_by
+from nearkin.run.data import held_out_by, runs_of
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
@@ -120,7 +120,7 @@ def select(
         table, (assigned, of_run) = opened.table, _assigned(opened)
         paths = table.texts("path")
         held_out = np.isin(splits_of(table.texts("split")), ("val", "test"))
-        if opened.source and not opened.is_of_run:
+        if opened.source and not opened.is_of_run and runs_of(opened.source):
             held_out |= _held_out_by_run(opened, data)
         pool = np.flatnonzero(~held_out)
         as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8

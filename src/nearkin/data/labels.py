@@ -167,7 +167,7 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
     if total := unusable.count(NO_CLASS):
         text = f"{count(total, 'label')} {NO_CLASS}, which means no label"
         notes.append(Note("left out", text, total))
-    others = [said for said in unusable if said != NO_CLASS]
+    others = [label for label in unusable if label != NO_CLASS]
     notes += noted("left out", others, "labels that are not one class")
     return {name: meaning.get(label, label) for name, label in labels.items()}, notes
 

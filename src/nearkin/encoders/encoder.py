@@ -33,7 +33,7 @@ from nearkin.networks.backbone import NATIVE, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.networks.tokens import TokenFeatures, prefix_tokens
-from nearkin.run.data import note_origin, origin_of
+from nearkin.run.data import OBJECT, note_origin, origin_of
 from nearkin.run.folder import RunFolder
 from nearkin.schema import Auto
 from nearkin.version import __version__, check_format
@@ -52,7 +52,6 @@ ARCHITECTURE = ("backbone", "config", "pooling")
 """Details that say what network it is; the last two, of networks of transformers."""
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 CUSTOM = "custom"  # Name of a backbone that was passed from Python
-OBJECT: Final = "object:"  # How the name of an encoder in memory begins
 _OBJECTS: Final = WeakValueDictionary[str, "Encoder"]()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.data.batches import from_zero_to_one
 from nearkin.data.channels import Channels, named
-from nearkin.data.decode import CENTER, Pixels, as_image, center
+from nearkin.data.decode import CENTER, Pixels, PixelType, as_image, center
 from nearkin.data.images import Images, In8Bits
 from nearkin.data.notes import Note
 from nearkin.data.views import MEAN, STD, input_statistics, normalize
@@ -128,7 +128,7 @@ class Preprocessing:
         """
         given = images.pixel_type if images.channels else None
         fits = bool(self.low) == bool(given) and images.num_channels == len(self.mean)
-        gray = given is not None and given.num_channels == 1 and not self.low
+        gray = self._type_scaled_by(images)
         if len(images) and not fits and not gray:
             takes = (
                 f"{len(self.low)} channels in a range of their own" if self.low else named(None)
@@ -137,10 +137,15 @@ class Preprocessing:
         source = In8Bits(images.source) if gray else images.source
         return replace(images, source=source, channels=self.channels)
 
+    def _type_scaled_by(self, images: Images) -> PixelType | None:
+        """The type of gray images of more than 8 bits for which there is no range; else None."""
+        given = images.pixel_type if images.channels else None
+        return given if given and given.num_channels == 1 and not self.low else None
+
     def notes(self, images: Images) -> list[Note]:
         """A note on gray images of more than 8 bits for which there is no range."""
-        given = images.pixel_type if images.channels else None
-        if given is None or given.num_channels > 1 or self.low:
+        given = self._type_scaled_by(images)
+        if given is None:
             return []
         text = (
             f"{count(len(images), 'gray image')} of {given.dtype} are scaled by that type, not by "

@@ -9,7 +9,6 @@ import numpy as np
 
 from nearkin.config import ClassifyConfig, Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
-from nearkin.encoders.encoder import OBJECT
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.baselines import TITLES
@@ -32,7 +31,7 @@ from nearkin.report.page.blocks import (
     Section,
     Table,
 )
-from nearkin.run.data import versions
+from nearkin.run.data import OBJECT, versions
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.schema import as_typed, option
 from nearkin.tables import read_numbers

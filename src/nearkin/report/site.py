@@ -118,14 +118,7 @@ class RunSite:
     def search(self, file: bytes) -> Json:
         """Return the nearest neighbors of an image file, and its coordinates on the map."""
         with self._lock:
-            stored, encoder = self._embeddings, self._searching
-            fits = stored.vectors.shape[1] == encoder.num_features
-            if not fits or stored.encoder not in ("", encoder.digest):
-                raise CheckpointError(
-                    f"{self._folder.embeddings} is of another encoder than "
-                    f"{self._folder.encoder}; train again"
-                )
-            query = self._encode(file)
+            query, stored = self._encode(file), self._embeddings
             similarity, rows = nearest(torch.from_numpy(stored.vectors), query, TOP)
             xy = place(query.numpy(), *self._map)
             labels = self._labels()
@@ -172,7 +165,14 @@ class RunSite:
 
     @cached_property
     def _searching(self) -> Encoder:
-        return self._of_table(self._encoder).to(self._device)
+        stored, encoder = self._embeddings, self._of_table(self._encoder).to(self._device)
+        fits = stored.vectors.shape[1] == encoder.num_features
+        if not fits or stored.encoder not in ("", encoder.digest):
+            raise CheckpointError(
+                f"{self._folder.embeddings} is of another encoder than {self._folder.encoder}; "
+                "train again"
+            )
+        return encoder
 
     @cached_property
     def _embeddings(self) -> Embeddings:

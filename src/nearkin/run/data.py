@@ -48,7 +48,7 @@ HELD_OUT: Final = {"train": False, "test": True}
 Values = Shaped[np.ndarray, " images"]
 """What a column says of each image, as text; '' for nothing."""
 _ORIGINS: Final = dict[str, Path | None]()  # Of encoders in memory; see `note_origin`
-IN_MEMORY: Final = "object:"  # How their names begin
+OBJECT: Final = "object:"  # How the name of an encoder in memory begins
 ANEW: Final = "start anew with --encoder this run"
 
 
@@ -431,7 +431,7 @@ def origin_of(encoder: str, passed: Collection[Path] = ()) -> Path | None:
     if original := _copied(run, path):
         if original in _ORIGINS:
             return _ORIGINS[original]
-        gone = original.startswith(IN_MEMORY) or (
+        gone = original.startswith(OBJECT) or (
             Path(original).is_absolute() and not Path(original).exists()
         )
         if not gone and path not in passed:
@@ -460,16 +460,20 @@ def _origins(config: Config) -> list[RunFolder]:
     return runs
 
 
+def runs_of(encoder: str) -> list[RunFolder]:
+    """Return the run of an encoder, and those that it started from, nearest first."""
+    return _origins(EmbedConfig(encoder=encoder))
+
+
 def trained_on(encoder: str, images: Images) -> Bool[np.ndarray, " images"]:
     """Return which images the run of an encoder was trained on, or one that it started from."""
-    runs = (run for run in _origins(EmbedConfig(encoder=encoder)) if not run.is_frozen)
+    runs = (run for run in runs_of(encoder) if not run.is_frozen)
     return np.asarray(stored_parts(map(stored_split, runs), images) == 0)
 
 
 def held_out_by(encoder: str, images: Images) -> Bool[np.ndarray, " images"]:
-    """Return which images the run of an encoder holds out, and none before it was trained on."""
-    runs = _origins(EmbedConfig(encoder=encoder))
-    return np.asarray(stored_parts(map(stored_split, runs), images) == 1)
+    """Return which images the run of an encoder holds out, and no run before it was trained on."""
+    return np.asarray(stored_parts(map(stored_split, runs_of(encoder)), images) == 1)
 
 
 def _named(config: Config) -> Iterator[RunFolder]:

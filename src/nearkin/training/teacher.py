@@ -1,4 +1,4 @@
-"""A teacher's features of the views that its student sees, as shard of every batch.
+"""A teacher's features of the views that its student sees, as part of every batch.
 
 The teacher sees exactly the student's view, at its own image size and in its own range of values
 (Beyer et al. 2022, "Knowledge distillation: a good teacher is patient and consistent"). With views
