@@ -168,18 +168,54 @@ def test_a_list_has_images_of_any_sizes(how, tmp_path, monkeypatch):
     assert len(pickle.loads(pickle.dumps(images))) == 4  # as processes get them
 
 
-def test_folders_that_name_parts_do_so_in_a_list_of_paths_too(tmp_path):
+def test_folders_that_name_parts_do_so_where_files_are_listed_too(tmp_path):
     """Or images that are held out would be trained on."""
     paths = [tmp_path / part / f"{n}.png" for part in ("train", "test") for n in range(3)]
     for number, path in enumerate(paths):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(png(number))
-    for given in (paths, ([str(path) for path in paths], list("ababab"))):
+    names = [str(path.relative_to(tmp_path)) for path in paths]
+    boxes = "\n".join(f"{name},0,0,4,4" for name in names)
+    coco = {
+        "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
+        "categories": [{"id": 1, "name": "a"}],
+        "annotations": [{"image_id": n, "category_id": 1, "bbox": [0, 0, 4, 4]} for n in range(6)],
+    }
+    tables = {
+        "labels.csv": "path,label\n" + "\n".join(f"{name},{name[-5]}" for name in names),
+        "empty.csv": "path,split\n" + "\n".join(f"{name}," for name in names),
+        "boxes.csv": f"path,x0,y0,x1,y1\n{boxes}",
+        "coco.json": json.dumps(coco),
+    }
+    for name, text in tables.items():
+        (tmp_path / name).write_text(text)
+    both = ([str(path) for path in paths], list("ababab"))
+    for given in (tmp_path, paths, both, *(tmp_path / name for name in tables)):
         images = open_images(given)
-        assert images.splits.tolist() == open_images(tmp_path).splits.tolist()
-        assert set(images.splits) == {"train", "test"}
-    assert images.classes == ("a", "b")
+        expected = [name.partition("/")[0] for name in images.names]
+        assert images.splits.tolist() == expected, given
+        assert set(expected) == {"train", "test"}
+        assert given == tmp_path or images.notes == (), given
+    assert open_images(both).classes == ("a", "b")
     assert set(open_images(paths[:3]).splits) == {""}
+    # Where a column names parts, folders do not.
+    (tmp_path / "own.csv").write_text("path,split\n" + f"{names[0]},test\n{names[1]},train\n")
+    assert open_images(tmp_path / "own.csv").splits.tolist() == ["test", "train"]
+
+
+def test_images_beside_the_folders_of_parts_are_noted_with_their_labels_or_without(tmp_path):
+    names = ("train/a.png", "test/b.png", "c.png")
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(png(number))
+    (folder,) = open_images(tmp_path).notes
+    assert folder.text == (
+        "1 image to train on beside the folders train and test, without a label"
+    )
+    labeled = open_images(([tmp_path / name for name in names], ["x", "y", "x"]))
+    (of_list,) = labeled.notes
+    assert of_list.text == "1 image to train on beside the folders train and test"
+    assert (labeled.labels >= 0).all()
 
 
 def test_a_function_in_a_file_may_give_a_list_of_paths(tmp_path):

@@ -113,7 +113,7 @@ def list_table(path: Path, written: Sequence[tuple[str, Row]]) -> Listing:
             f"{len(rows)} images by their paths below {root}, for some lie outside of the table's"
         )
         notes.append(Note("renamed", f"{text} folder", len(rows), listing.names[:3]))
-    return replace(listing, key=str(path.resolve()), folders=False, notes=notes)
+    return replace(listing, key=str(path.resolve()), notes=notes)
 
 
 def list_file(path: Path) -> Listing:

@@ -276,7 +276,8 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> tuple[Annotat
     notes = list[Note]()
     if level is not None and (beside := [f for f, split in splits.items() if not split]):
         total = sum(counts[folder] for folder in beside)
-        text = f"{total} images beside the folders train and test are trained on, without a label"
+        text = f"{count(total, 'image')} to train on beside the folders train and test"
+        text += "" if labels == "none" else ", without a label"
         notes.append(Note("guessed", text, total, tuple(beside[:3])))
     if labels == "folders":
         if stray := [folder for folder in counts if not classes.get(folder)]:
@@ -357,7 +358,7 @@ def _guessed(classes: Paths, counts: Mapping[str, int]) -> tuple[dict[str, str],
         text = "classes are folders at unequal depth; --labels none leaves them out"
         notes += noted("guessed", distinct, text)
     if stray:
-        text = f"{stray} images beside {len(distinct)} class folders have no label"
+        text = f"{count(stray, 'image')} without a label beside {len(distinct)} class folders"
         notes.append(Note("guessed", text, stray))
     to_score = [name for name in distinct if split_of(name) in ("val", "test")]
     text = "folders are classes, and not held out, as none is called train"

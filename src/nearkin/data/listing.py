@@ -74,7 +74,6 @@ class Listing:
     """What the data say of each image. Without it, folders may be classes."""
     regions: Mapping[str, Row] = field(default_factory=dict[str, Row])
     """What the data say of each region of an image, where these are what they hold."""
-    folders: bool = True  # Whether folders may be the parts of a split
     tried: Collection[str] = ()  # Names that do not say of an image that it is one
     others: Sequence[str] = ()  # Files that are passed over
     notes: Sequence[Note] = ()

@@ -87,10 +87,7 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
 
 
 def _list_paths(given: Any, labels: Any, where: str) -> Listing:
-    """Files, as if a table in the deepest folder that has all of them listed them.
-
-    As in that folder, the folders train and test name parts: nobody has named others.
-    """
+    """Files, as if a table in the deepest folder that has all of them listed them."""
     labels = labels_of(where, Part("", given, labels))
     paths = [user_path(str(path)) for path in given]
     if missing := next((path for path in paths if not exists(path)), None):
@@ -102,7 +99,7 @@ def _list_paths(given: Any, labels: Any, where: str) -> Listing:
     rows = [*zip(absolute, annotations, strict=True)]
     table = root / Path(where).name  # which is not there, but named in errors
     # Nothing is kept of what has no name.
-    return replace(list_table(table, rows), key="", folders=True)
+    return replace(list_table(table, rows), key="")
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:

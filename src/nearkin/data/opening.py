@@ -146,7 +146,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
     if labels != "auto":
         rows = {name: row._replace(label="", unusable="") for name, row in rows.items()}
     annotations, notes = annotations_from_rows(rows, names)
-    if listing.folders or labels == "folders":
+    if labels == "folders" or not any(annotations.splits):
         guess = "none" if rows or labels != "auto" else "auto"
         how = "folders" if labels == "folders" else guess
         of_folders, more = annotations_from_folders(names, how)

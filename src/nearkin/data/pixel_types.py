@@ -12,6 +12,7 @@ from nearkin.data.decode import BadImage, PixelType, header
 from nearkin.data.images import BadFile, Images, in_bytes
 from nearkin.data.notes import Note
 from nearkin.errors import DataError
+from nearkin.pace import count
 
 SAMPLE: Final = 128  # Images that ranges and statistics are of, evenly spread
 ACROSS: Final = 64  # Pixels along a side of each of them, evenly spread
@@ -35,8 +36,8 @@ def of_one_pixel_type(
     if not channels.any():
         return images
     pixel_types = [
-        PixelType(count, dtype) if count else None
-        for count, dtype in zip(channels.tolist(), dtypes.tolist(), strict=True)
+        PixelType(num, dtype) if num else None
+        for num, dtype in zip(channels.tolist(), dtypes.tolist(), strict=True)
     ]
     pairs = zip(images.formats.tolist(), pixel_types, strict=True)
     formats = [f"{name} of {each}" if each else name for name, each in pairs]
@@ -51,7 +52,7 @@ def of_one_pixel_type(
         same |= [each is not None and _has_8_bits(images, n) for n, each in enumerate(pixel_types)]
         deep = int(same.sum()) - counts[None]
         why = "as the others are" if counts[None] else "as no type is that of most"
-        text = f"{deep} images of more than 8 bits are read in 8 bits, {why}"
+        text = f"{count(deep, 'image')} of more than 8 bits, read in 8 bits, {why}"
         if deep:
             images = images.noted(Note("substituted", text, deep))
     others = [

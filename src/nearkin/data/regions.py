@@ -178,7 +178,7 @@ def _around(path: Path, first: str) -> list[str]:
 def _of_files(path: Path, root: Path, found: Mapping[str, Row], notes: list[Note]) -> Listing:
     listing = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in found))
     key = str(path.resolve())
-    return replace(listing, key=key, folders=False, regions=found, notes=notes)
+    return replace(listing, key=key, regions=found, notes=notes)
 
 
 def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:

@@ -57,7 +57,7 @@ def list_remote_table(table: RemoteFile, written: Sequence[tuple[str, Row]]) -> 
         files = files_below(root, rows.__contains__)
     if missing := [name for name in rows if name not in files]:
         raise absent(table, missing, len(rows), redacted(root))
-    return replace(_objects(root, files, rows), key=str(table), folders=False)
+    return replace(_objects(root, files, rows), key=str(table))
 
 
 def _objects(
