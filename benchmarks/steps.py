@@ -40,13 +40,13 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import choose_device, native_precision
-from nearkin.method import Method
+from nearkin.method import Method, half_cosine
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Branch, compile_branches
 from nearkin.networks.heads import Heads
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer, constant
+from nearkin.training.optimizer import build_optimizer
 from nearkin.types import UNLABELED, Batch
 
 SIZE, LR, MUON_LR, DECAY = 32, 0.06, 4e-3, 5e-4
@@ -134,7 +134,7 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
         batches.load(0, total),
         start=0,
         total=total,
-        schedule=constant(),
+        schedule=half_cosine(1.0, 1.0),
         seed=0,
         precision=setting.precision,
     )

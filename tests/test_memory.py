@@ -68,6 +68,42 @@ def test_a_class_stays_with_its_key(batch):
     assert Queue(5, dim=3).label.numel() == 0
 
 
+def test_keys_without_a_class_do_not_take_that_of_the_keys_before_them():
+    queue = Queue(4, dim=3, labeled=True)
+    queue.enqueue(*visits(0, 4), torch.arange(4))
+    queue.enqueue(*visits(8, 2))
+    assert queue.index.tolist() == [8, 9, 2, 3]
+    assert queue.label.tolist() == [UNLABELED, UNLABELED, 2, 3]
+
+
+def refused(memory, write, message):
+    """A write that is refused, and of which nothing is written."""
+    before = {name: value.clone() for name, value in memory.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        write()
+    assert all(torch.equal(value, before[name]) for name, value in memory.state_dict().items())
+
+
+def test_what_does_not_fit_a_memory_is_refused_before_anything_is_written():
+    queue, bank = Queue(4, dim=3), MemoryBank(4, 3, momentum=0.5)
+    keys, index = visits(0, 2)
+    numbers = keys.numpy()
+    refused(queue, lambda: queue.enqueue(keys, index, index), "the queue is not labeled=True")
+    refused(queue, lambda: queue.enqueue(numbers, index), "keys is of type ndarray, expected a")
+    refused(queue, lambda: queue.enqueue(keys, index.numpy()), "index is of type ndarray")
+    refused(queue, lambda: queue.enqueue(keys, None), "index is of type NoneType")
+    refused(bank, lambda: bank.write([0, 1], keys), "write: index is of type list, expected a")
+    refused(bank, lambda: bank.write(index, numbers), "write: keys is of type ndarray")
+    refused(bank, lambda: bank.write(index, keys[:, :2]), r"keys have shape \(2, 2\), the memory")
+
+
+def test_images_and_classes_may_be_integers_of_any_size():
+    queue, (keys, index) = Queue(4, dim=3, labeled=True), visits(5, 2)
+    queue.enqueue(keys, index.int(), index.short())
+    assert queue.index.tolist() == [5, 6, EMPTY, EMPTY]
+    assert queue.label.tolist() == [5, 6, UNLABELED, UNLABELED]
+
+
 def test_a_queue_copies_its_keys_without_their_graph():
     queue = Queue(4, dim=3)
     keys, index = visits(5, 2)

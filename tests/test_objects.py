@@ -49,7 +49,7 @@ def test_an_encoder_gives_what_its_name_gives_until_its_weights_change(
             weight.mul_(1.5)
     other = nearkin.embed(changed, digits_file, **QUIET)
     assert np.abs(other.vectors - features.vectors).max() > 1e-3
-    with pytest.raises(UsageError, match="these are features; give an encoder"):
+    with pytest.raises(UsageError, match="encoder is of type Embeddings; give"):
         nearkin.embed(features, digits_file, **QUIET)
 
 
@@ -159,3 +159,10 @@ def test_errors_speak_the_language_of_who_asked():
     assert worded("`nearkin list backbones`") == "`nearkin.list_backbones()`"
     assert worded("`nearkin train DATA --lora 4`") == "`nearkin.train(data, lora=4)`"
     assert not isinstance(NearkinError("x"), ValueError)
+
+
+def test_rows_of_a_classification_hold_numbers(classified):
+    row = classified.assignments.rows[0]
+    assert all(isinstance(row[name], float) for name in ("score", "margin", "entropy"))
+    assert row["view_agreement"] is None
+    assert isinstance(row["cluster"], str)

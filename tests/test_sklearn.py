@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from torch import nn
 
 import nearkin
+from nearkin.errors import DataError
 from nearkin.sklearn import NovelClassDiscovery, PretrainedEncoder, SelfSupervisedEncoder
 
 QUICK = {"epochs": 1, "device": "cpu", "random_state": 0, "settings": {"workers": 0}}
@@ -132,6 +133,51 @@ def test_a_pretrained_encoder_gives_the_features_that_embed_gives(digits, tmp_pa
         np.testing.assert_array_equal(found, expected.vectors)
 
 
+@pytest.fixture
+def encoder(tmp_path):
+    """An encoder of RGB of 8 bits that has learned nothing."""
+    return PretrainedEncoder(str(write_network(tmp_path / "encoder.safetensors")), device="cpu")
+
+
+def test_bytes_are_taken_as_they_are_and_after_them_no_fractions(encoder):
+    """Images are neither black nor white because they come in another type than those of `fit`."""
+    images = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    expected = clone(encoder).fit(images).transform(images)
+    for fitted in (images / 255, images / 17, images.astype(np.uint16), images[:3] + 400.0):
+        np.testing.assert_array_equal(clone(encoder).fit(fitted).transform(images), expected)
+    of_bytes = clone(encoder).fit(images)
+    for dtype in (np.int64, np.uint16, np.float32, np.float64):
+        np.testing.assert_array_equal(of_bytes.transform(images.astype(dtype)), expected)
+    whole = images.astype(np.int16)
+    for wrong in (images / 255, images / np.float32(255), whole - 1, whole + 1, whole * 1e30):
+        with pytest.raises(ValueError, match="of fit were uint8; give uint8, or whole numbers"):
+            of_bytes.transform(wrong)
+
+
+def test_images_that_cannot_be_used_are_a_value_error_in_one_line(encoder, finder, tmp_path):
+    """Which is nearkin's own, too, as training promises."""
+    images = np.zeros((8, 16, 16, 3), np.uint8)
+    four, missing = np.zeros((8, 16, 16, 4), np.uint8), [str(tmp_path / "missing.png")] * 8
+    (tmp_path / "bad.png").write_text("no image")
+    fitted, y = clone(encoder).fit(images), np.arange(8) % 3 - 1
+    channels, files = "4 channels of uint8, and the encoder takes RGB", "images can be used, such"
+    for call, message in (
+        (lambda: clone(encoder).fit(four), channels),
+        (lambda: clone(encoder).fit(missing), files),
+        (
+            lambda: fitted.transform([tmp_path / "bad.png"]),
+            f"none of 1 {files}.*text, not an image",
+        ),
+        (lambda: fitted.transform(missing), files),
+        (lambda: SelfSupervisedEncoder(backbone="tiny", **QUICK).fit(missing), files),
+        (lambda: clone(finder).fit(four, y), channels),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            call()
+        assert isinstance(error.value, DataError)
+        assert "\n" not in str(error.value)
+
+
 def test_novel_classes_are_found_among_images_without_a_label(digits, tmp_path):
     """A network that has learned nothing tells ones from zeros, which are labeled."""
     images, truth = (array[np.isin(digits[1], range(5))] for array in digits)
@@ -146,6 +192,8 @@ def test_novel_classes_are_found_among_images_without_a_label(digits, tmp_path):
     assert (predicted == truth)[truth < 3].mean() > 0.6
     np.testing.assert_array_equal(found.labels_, np.where(y == -1, predicted, y))
     assert not hasattr(finder, "classes_")
+    with pytest.raises(ValueError, match=r"none of 1 images can be used, .*missing\.png"):
+        found.predict(["missing.png"])
     for wrong in (truth, np.full_like(truth, -1)):
         with pytest.raises(ValueError, match="-1 for images without a label"):
             clone(finder).fit(images, wrong)

@@ -226,9 +226,13 @@ class FlattensTheImages(Good):
     "the contract of number formats .*: under bfloat16, the memo is torch.bfloat16, not torch.flo"
 )
 class RemembersInBfloat16(Changed):
+    def encode(self, batch):
+        query, key = super().encode(batch)
+        self.given = F.linear(query, torch.eye(8, dtype=query.dtype)).dtype
+        return query, key
+
     def changed(self, step, encoded, batch):
-        keys = F.linear(step.memo.keys, torch.eye(8, dtype=step.memo.keys.dtype))
-        return replace(step, memo=KeyUpdate(batch.index, keys))
+        return replace(step, memo=KeyUpdate(batch.index, step.memo.keys.to(self.given)))
 
 
 @breaks("invariant 5 .*: option dim is not keyword-only")

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
+from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
@@ -100,6 +101,29 @@ def test_the_whole_of_a_wide_image_is_in_a_view_of_all_of_it():
     (view,) = ViewTransform([whole], ("strong",), size=16, normalize=False)(pixels)
     expected = F.interpolate(pixels / 255, (16, 16), mode="bilinear", antialias=True)
     torch.testing.assert_close(view, expected)
+
+
+def test_the_interpolation_of_a_view_is_that_of_tensors_alone():
+    (array,), part = samples(1), dict(scale=(0.3, 0.3), ratio=(1.0, 1.0))
+    linear, cubic = (
+        ViewTransform([View(interpolation=name, **part)], ("strong",), size=24, normalize=False)
+        for name in ("bilinear", "bicubic")
+    )
+    for image in (array, Image.fromarray(array)):
+        assert equal(linear(image, index=0), cubic(image, index=0))
+    tensor = tensors(array[None])[0]
+    assert not equal(linear(tensor, index=0), cubic(tensor, index=0))
+
+
+@pytest.mark.parametrize("name", ["characters", "ncl_cifar", "simclr"])
+def test_a_weak_view_is_cropped_shifted_and_flipped_only(name):
+    """A shift stays: it is in the weak view of FixMatch, and is NCL's crop of a padded image."""
+    strong, weak = views_of(name, ("strong", "weak"))
+    kept = ("scale", "ratio", "flip", "translate", "whole_shifts", "interpolation", "size")
+    assert all(getattr(weak, each) == getattr(strong, each) for each in kept)
+    chances = ("jitter", "gray", "blur", "solarize", "rotate")
+    assert not any(getattr(weak, each) for each in chances)
+    assert (weak.translate > 0) == (name != "simclr")
 
 
 def test_floats_gray_images_and_other_modes_are_images_too():

@@ -22,6 +22,7 @@ TRUST: Final = "trust_remote_code"  # The setting that no file may hold: it woul
 AutoCount = Annotated[int, Meta(ge=1, le=MAX)] | Auto
 AutoCountOrZero = Annotated[int, Meta(ge=0, le=MAX)] | Auto
 ViewSize = Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)]
+AutoImageSize = ViewSize | Auto
 AutoRate = Annotated[float, Meta(ge=1e-12, le=MAX)] | Auto
 Share = Annotated[float, Meta(ge=0, le=1)]
 Milestone = Annotated[float, Meta(ge=1e-3, le=0.999)]
@@ -33,6 +34,18 @@ Duration = str | float
 """Text such as 45m, or seconds; Python takes a `timedelta`, too."""
 Augment = str | Sequence[dict[str, Any]]
 """A name, or the views themselves as tables of the fields that differ from their defaults."""
+
+
+EXCLUSIVE: Final = (
+    ("epochs", "max_time"),
+    ("known", "labeled", "accept"),
+    ("labels", "labeled"),
+    ("lr_milestones", "cosine_end"),
+    ("fsdp", "chunk_size"),
+    ("grad_checkpointing", "compile"),
+    ("optimizer", "lars_form"),
+)
+"""Settings that exclude each other: one that is typed takes precedence over all of a file."""
 
 
 def report_by_default() -> bool:
@@ -87,7 +100,7 @@ class RunConfig:
                     f"{option(name)} {redacted(value)}: password or signature of the address "
                     "would be stored; set credentials in the environment, or copy the file here"
                 )
-        if duration := getattr(self, "max_time", ""):
+        if (duration := getattr(self, "max_time", "")) != "":
             seconds(duration)
 
 
@@ -121,7 +134,7 @@ class TrainConfig(RunConfig):
     """Column of that table, or of DATA, that features are to ignore, such as camera."""
     val: HeldOut = 0.1
     """Fraction of the images held out for evaluation, where the data have no test part."""
-    image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
+    image_size: AutoImageSize = "auto"
     """Side in pixels of the images that the encoder is for."""
     num_views: Annotated[int, Meta(ge=0, le=64)] = 0
     """Views of each image, from the third on at two thirds of the side; 0: as the augmentation."""
@@ -191,6 +204,8 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if self.lr_milestones and self.cosine_end:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
+        if self.lars_form != "you" and self.optimizer not in ("auto", "lars"):
+            raise UsageError(f"--lars-form {self.lars_form} is of --optimizer lars; give that")
         if self.weight_decay == 0 and self.final_weight_decay not in ("auto", 0):
             raise UsageError("--final-weight-decay changes one above 0; give --weight-decay too")
         if self.fsdp and self.chunk_size:
@@ -325,7 +340,7 @@ class EmbedConfig(RunConfig):
     """Column of that table, or of DATA, such as camera, to remove from features that -o names."""
     val: HeldOut = 0.1
     """Fraction of the images held out for evaluation, where the data have no test part."""
-    image_size: Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)] | Auto = "auto"
+    image_size: AutoImageSize = "auto"
     """Side of the images in pixels; auto: that of the encoder."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the encoder; auto: fp32, or bf16 on a CPU that has it and if neighbors stay."""

@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 from uuid import uuid4
 
@@ -81,18 +82,44 @@ def writing(path: Path, remedy: str = "choose another -o") -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
-def check_new(path: Path, *, overwrite: bool, reads: Iterable[Any] = ()) -> None:
+@contextlib.contextmanager
+def creating(path: Path) -> Iterator[None]:
+    """As `writing`, of a file that the user names: its folder is made if it is not there."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+def check_new(
+    path: Path, *, overwrite: bool, reads: Iterable[Any] = (), is_file: bool = True
+) -> None:
     """Refuse to replace a file or a folder unasked, and ever one that is read.
 
     Raises:
-        OutputError: If there is one.
+        OutputError: If there is one, if a file would replace a folder, or if nothing can be
+            written there. The folder that it is to be in may be missing: `creating` makes it.
         UsageError: If it is one of `reads`, of which only paths count.
     """
     named = [Path(read) for read in reads if isinstance(read, str | os.PathLike)]
     if path.resolve() in [read.resolve() for read in named]:
         raise UsageError(f"this would replace {path}, which is read; choose another -o")
+    if is_file and path.is_dir():
+        raise OutputError(f"{path} is a folder; give the name of a file as -o")
     if not overwrite and os.path.lexists(path):
         raise OutputError(f"{path} exists; choose another -o, or replace it with --overwrite")
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path that cannot be made, whose folders may be missing, before it is written.
+
+    This is tried, since permissions do not tell of read-only disks, by a file without a name.
+
+    Raises:
+        OutputError: With the reason.
+    """
+    with writing(path):
+        TemporaryFile(dir=next(filter(os.path.lexists, path.absolute().parents))).close()
 
 
 @contextlib.contextmanager

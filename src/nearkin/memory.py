@@ -43,7 +43,7 @@ class Queue(nn.Module):
     """The latest `size` keys; the oldest are overwritten first (He et al. 2020, section 3.2).
 
     It starts full of random unit vectors that belong to no image. If `labeled`, it also stores
-    the class of each key's image.
+    the class of each key's image, which is `UNLABELED` unless it is given.
     """
 
     keys: Tensor
@@ -71,16 +71,24 @@ class Queue(nn.Module):
         index: Int[Tensor, " batch"],
         label: Int[Tensor, " batch"] | None = None,
     ) -> None:
-        """Overwrite the oldest keys with these, which belong to the images `index`."""
+        """Overwrite the oldest keys with these, which belong to the images `index`.
+
+        Raises:
+            ValueError: If shapes do not fit, or classes are given to a queue that stores none.
+        """
         size, written = len(self.keys), len(keys)
         _check_dim(keys, self.keys)
+        if label is None:
+            label = torch.full_like(index, UNLABELED)
+        elif not len(self.label):
+            raise ValueError("enqueue: label is given, and the queue is not labeled=True")
         slots = (self.cursor + torch.arange(written, device=keys.device)) % size
         # More keys than slots: only the last ones stay, and no slot is written twice.
-        slots, keys, index = slots[-size:], keys[-size:], index[-size:]
-        self.keys[slots] = keys
-        self.index[slots] = index
-        if label is not None:
-            self.label[slots] = label[-size:]
+        slots = slots[-size:]
+        self.keys[slots] = keys[-size:]
+        self.index[slots] = index[-size:].long()
+        if len(self.label):
+            self.label[slots] = label[-size:].long()
         self.cursor.copy_((self.cursor + written) % size)
 
 

@@ -1,5 +1,6 @@
 """What a method is: networks that encode, a loss that only reads, and a commit that writes."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,31 @@ from typing_extensions import override
 from nearkin.data.views import View
 from nearkin.distributed import gather_all, mean_over_rows
 from nearkin.networks.branch import Backbone, Branch
-from nearkin.objectives.numerics import dividing_rows
+from nearkin.objectives.numerics import dividing_rows, full_precision
 from nearkin.schema import Value
 from nearkin.types import Batch, Encoded, Memo, Step
 
 Schedule = Callable[[float], float]
 """A value as a function of progress, which runs from 0 at the start of training to 1."""
+
+
+def half_cosine(first: float, last: float) -> Schedule:
+    """Return a schedule from `first` to `last` along half a cosine.
+
+    >>> schedule = half_cosine(0.04, 0.4)
+    >>> [round(schedule(progress), 2) for progress in (0.0, 0.5, 1.0)]
+    [0.04, 0.22, 0.4]
+    """
+    return lambda progress: last + (first - last) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def line(first: float, last: float, until: float) -> Schedule:
+    """Return a schedule from `first` to `last` along a line, which ends at `until`.
+
+    >>> [round(line(0.04, 0.07, until=0.3)(progress), 3) for progress in (0.0, 0.15, 0.3, 1.0)]
+    [0.04, 0.055, 0.07, 0.07]
+    """
+    return lambda p: first + (last - first) * (min(p / until, 1.0) if until > 0 else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +111,11 @@ class Method(nn.Module, ABC, Generic[Memo]):
         encoded = tuple(self.encode(batch))
         teacher = batch.teacher or ()
         index, label, *others = gather_all([batch.index, batch.label, *teacher, *encoded])
-        taught, encoded = tuple(others[: len(teacher)]), tuple(others[len(teacher) :])
-        whole = Batch((), index, label, None if batch.teacher is None else taught)
+        taught = None if batch.teacher is None else tuple(others[: len(teacher)])
+        whole = Batch((), index, label, taught)
+        compute = full_precision(lambda *encoded: self.compute_loss(encoded, whole, progress))
         with dividing_rows(mean_over_rows):
-            return self.compute_loss(encoded, whole, progress)
+            return compute(*others[len(teacher) :])
 
     def encode(self, batch: Batch, /) -> Sequence[Tensor]:
         """Run the networks on the views; return tensors with one row per image.
@@ -105,7 +126,7 @@ class Method(nn.Module, ABC, Generic[Memo]):
 
     @abstractmethod
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float, /) -> Step[Memo]:
-        """Compute the loss of the whole batch, and leave the state as it is.
+        """Compute the loss of the whole batch in at least float32, and leave the state as it is.
 
         `batch` has no views; a teacher's features are in it. `progress` is the share of training
         that is done, from 0 to 1.

@@ -28,7 +28,7 @@ class Result(ABC):
 
     def to_dict(self) -> Mapping[str, Any]:
         """Plain values, for JSON: by default those of all fields, with paths as text."""
-        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_plain)
         return values
 
     def records(self) -> Sequence[Row]:
@@ -72,6 +72,11 @@ class Frame:
     def _repr_html_(self) -> str:
         text = escape(self.page.read_text(encoding="utf-8"))
         return f'<iframe srcdoc="{text}" width="100%" height="{self.height}"></iframe>'
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as Python's own; paths and all others as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _cells(row: Row) -> str:

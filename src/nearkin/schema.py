@@ -7,9 +7,11 @@ union of one with `Auto`.
 import csv
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
+from datetime import timedelta
 from functools import cache, partial
 from types import UnionType
 from typing import (
@@ -61,6 +63,7 @@ Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]  # of things that there may be none of
 Dim = Annotated[int, Meta(ge=1)]
 DimOrZero = Annotated[int, Meta(ge=0)]  # a width whose 0 has a meaning of its own
+Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: any that is free
 Weight = Annotated[float, Meta(ge=0, le=MAX)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Momentum = Annotated[float, Meta(ge=0, le=1), EMA()]
@@ -105,9 +108,13 @@ def check_value(name: str, value: object, kind: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number or array of NumPy as Python's own, alone or in a list; any other value as it is."""
+    """A value as files hold it, alone or in a list: numbers of NumPy, paths and durations are."""
     if hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
@@ -127,17 +134,28 @@ def from_text(text: str, kind: Any) -> Any:
 
     The values of a list are separated by commas; one that has a comma itself stands in quotes.
 
-    >>> from_text("0.5", Fraction), from_text("true", bool), from_text("x", int)
-    (0.5, True, 'x')
+    >>> from_text(".5", Fraction), from_text("1e3", Count), from_text("true", bool)
+    (0.5, 1000, True)
+    >>> from_text("1.5", Count), from_text("16", Count | str)
+    ('1.5', '16')
     >>> from collections.abc import Sequence
     >>> from_text('cat,"tench, Tinca tinca"', Sequence[str])
     ['cat', 'tench, Tinca tinca']
     """
-    listed = next(csv.reader([text], skipinitialspace=True), [])
-    for value in (text, [each.strip() for each in listed]):
+    listed = [each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])]
+    for value in (text, _number(text), listed, [*map(_number, listed)]):
         with suppress(msgspec.ValidationError):
             return msgspec.convert(value, kind, strict=False)
     return text
+
+
+def _number(text: str) -> int | float | str:
+    """Text as the number that Python reads in it, if any: .5, 1e3."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
 
 
 def choices(kind: Any) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,17 +20,32 @@ from nearkin.commands.discover import discover
 from nearkin.commands.predict import classified
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.train import train
+from nearkin.data.images import Images
 from nearkin.data.labels import Row, class_of, composed
 from nearkin.data.objects import ImageList, are_paths
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load
+from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Method
 from nearkin.run.reporter import Silent
 from nearkin.schema import Auto, Value
 from nearkin.tables import read_csv
 from nearkin.types import UNLABELED
+
+
+class _ImagesError(DataError, ValueError):
+    """A `DataError` as scikit-learn's users expect it."""
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    """Let images that cannot be used be a `ValueError`, too."""
+    try:
+        yield
+    except DataError as error:
+        raise _ImagesError(str(error)) from error
 
 
 class _ImageEncoder(
@@ -42,6 +58,7 @@ class _ImageEncoder(
     encoder_: Encoder
     device: str
 
+    @_as_value_error()
     def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:
         """Return the features of images, a unit vector for each.
 
@@ -49,11 +66,13 @@ class _ImageEncoder(
             ValueError: If these are no images, or a file cannot be read.
         """
         check_is_fitted(self)
-        images = open_images(checked_images(self, X, fitting=False))
         embeddings = encode_images(
-            self.encoder_, images, device=choose_device(self.device), workers=available_cpus()
+            self.encoder_,
+            _opened(self, X, fitting=False),
+            device=choose_device(self.device),
+            workers=available_cpus(),
         )
-        _refuse(X, {bad.name: bad.reason for bad in images.bad} | {**embeddings.bad})
+        _refuse(X, embeddings.bad)
         return embeddings.normalized().vectors
 
     @property
@@ -75,7 +94,8 @@ class SelfSupervisedEncoder(_ImageEncoder):
     Images are an array of shape (n, height, width) or (n, height, width, channels) with one
     channel or three; flattened, an array of shape (n, height * width * channels); or a list of
     paths of image files. Numbers of type uint8 are taken as they are. Others are scaled, so that
-    the smallest and the largest one of the training images become black and white.
+    the smallest and the largest one of the training images become black and white; if these were
+    uint8, others have to be whole numbers from 0 to 255.
 
     Args:
         method: What `nearkin.train` takes: a name, a reference, or a class.
@@ -123,6 +143,7 @@ class SelfSupervisedEncoder(_ImageEncoder):
         self.device = device
         self.random_state = random_state
 
+    @_as_value_error()
     def fit(self, X: Any, y: Any = None) -> "SelfSupervisedEncoder":
         """Train an encoder; labels are ignored.
 
@@ -178,15 +199,19 @@ class PretrainedEncoder(_ImageEncoder):
         self.image_shape = image_shape
         self.device = device
 
+    @_as_value_error()
     def fit(self, X: Any, y: Any = None) -> "PretrainedEncoder":
         """Load the encoder, and take the range of the numbers of images; nothing is learned.
 
         Raises:
-            ValueError: If these are no images, or there is no such encoder.
+            ValueError: If these are no images that it takes, a file cannot be read, or there is
+                no such encoder.
         """
         del y
-        checked_images(self, X, fitting=True)
-        self.encoder_ = load(name_of(self.encoder))
+        images = _opened(self, X, fitting=True)
+        encoder = load(name_of(self.encoder))
+        encoder.preprocessing.applied(images)
+        self.encoder_ = encoder
         return self
 
 
@@ -241,6 +266,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
 
+    @_as_value_error()
     def fit(self, X: Any, y: Any) -> "NovelClassDiscovery":
         """Find novel classes among the images whose label is -1.
 
@@ -283,6 +309,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         self.labels_ = self.classes_[numbers]
         return self
 
+    @_as_value_error()
     def predict(self, X: Any) -> Any:
         """Return the most probable class of each image, known or novel.
 
@@ -348,10 +375,26 @@ def checked_images(estimator: Any, X: Any, *, fitting: bool) -> Any:
 
 def _scaled(pixels: Any, limits: tuple[float, float] | None) -> Any:
     """Return numbers as uint8, or from 0 to 1 by the range of the training images."""
+    if pixels.dtype == np.uint8:
+        return pixels
     if limits is None:
-        return pixels.astype(np.uint8)
+        with np.errstate(invalid="ignore"):  # of numbers that are refused
+            whole = pixels.astype(np.uint8)
+        if not np.array_equal(whole, pixels):
+            raise ValueError(
+                f"X is {pixels.dtype} from {pixels.min():g} to {pixels.max():g}, and the images "
+                "of fit were uint8; give uint8, or whole numbers from 0 to 255"
+            )
+        return whole
     low, high = limits
     return np.clip((pixels.astype(np.float32) - low) / ((high - low) or 1.0), 0, 1)
+
+
+def _opened(estimator: Any, X: Any, *, fitting: bool) -> Images:
+    """Return images whose headers are read, checked as by `checked_images`."""
+    images = open_images(checked_images(estimator, X, fitting=fitting))
+    _refuse(X, {bad.name: bad.reason for bad in images.bad})
+    return images
 
 
 def _refuse(X: Any, bad: Mapping[str, str]) -> None:

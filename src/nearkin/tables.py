@@ -7,6 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
+from nearkin.files import whole
+
 WRITTEN: Final = ("label", "group", "split", "name")  # Columns that people write
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # How cells begin that spreadsheets take for formulas
 
@@ -18,13 +20,16 @@ def write_csv(
     *,
     to_edit: bool = False,
 ) -> None:
-    """Write a table with a header line.
+    """Write a table with a header line, whole or not at all.
 
     One that people edit begins with the mark by which spreadsheets know UTF-8. Others do not: it
     would be a part of the first column's name to programs that read plain UTF-8.
     """
     encoding = "utf-8-sig" if to_edit else "utf-8"
-    with path.open("w", newline="", encoding=encoding, errors="surrogateescape") as file:
+    with (
+        whole(path) as partial,
+        partial.open("w", newline="", encoding=encoding, errors="surrogateescape") as file,
+    ):
         plain = csv.writer(file, lineterminator="\n")
         quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
         plain.writerow(columns)

@@ -25,11 +25,11 @@ from nearkin.data.views import View
 from nearkin.distributed import process_group
 from nearkin.errors import UsageError
 from nearkin.method import Method
-from nearkin.methods import checked_class, option_types, parameters
+from nearkin.methods import checked_class, parameters
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
 from nearkin.objectives import unit
-from nearkin.schema import MemorySize, check_value, from_text, metadata
+from nearkin.schema import MemorySize, check_value, from_text, metadata, types_of
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
 from nearkin.types import UNLABELED, Batch, Step
@@ -104,7 +104,7 @@ class _Subject:
         facts["teacher_dim"] = TEACHER_DIM
         names = inspect.signature(cls.__init__).parameters
         self.options = {name: value for name, value in facts.items() if name in names}
-        for name, kind in option_types(cls).items():
+        for name, kind in types_of(cls.__init__).items():
             if metadata(kind, MemorySize):
                 self.options[name] = min(names[name].default, NUM_IMAGES // 2)
         self.options |= options
@@ -181,7 +181,7 @@ def _constructor(cls: type[Method[Any]]) -> Problems:
             yield SCHEMA, f"{each.name} is not keyword-only"
         if f"\n    {each.name}: " not in (inspect.getdoc(cls) or ""):
             yield SCHEMA, f"the docstring of the class does not explain {each.name} under Args:"
-    kinds = option_types(cls)
+    kinds = types_of(cls.__init__)
     for name, option in parameters(cls).items():
         yield from _option(name, option.default, kinds[name])
 

@@ -1,7 +1,9 @@
 """Text for people: without control characters, in columns, abridged."""
 
-from collections.abc import Sequence
-from typing import Final
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 from unicodedata import category
 
 JOINERS: Final = "\u200c\u200d"
@@ -47,3 +49,20 @@ def abridged(names: Sequence[str], most: int) -> list[str]:
 def as_text(name: str) -> str:
     r"""Return a name that any file format takes: bytes that are not UTF-8 become `\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def json_text(values: Any, indent: int | None = None) -> str:
+    """Format plain values as JSON, which has no infinity: numbers that are not finite are null.
+
+    >>> json_text({"low": 0.0, "high": float("inf")})
+    '{"low": 0.0, "high": null}'
+    """
+    return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {name: _finite(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values

@@ -124,10 +124,10 @@ def _same_time(mine: Duration, theirs: Duration) -> bool:
 
 
 FREE = (
-    "save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report", "track",
-    "copy_to", TRUST,
+    "save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "compile", "report",
+    "track", "copy_to", TRUST,
 )  # fmt: skip
-"""Settings that may change when a run is resumed: they do not touch its result."""
+"""Settings that may change when a run is resumed: at most, they change rounding."""
 
 
 def continued(requested: Settings, stored: Settings, planned_for: Duration = "") -> Settings:

@@ -34,8 +34,8 @@ class ViewTransform:
 
     Images are PIL images of any mode; arrays (height, width[, 3]) of uint8, or of floats from 0
     to 1; tensors (3, height, width) likewise. A batch is a list of these, or one tensor with a
-    batch dimension. PIL images and arrays are cropped bicubically, tensors bilinearly on their
-    device; both with antialiasing.
+    batch dimension. PIL images and arrays are cropped bicubically, tensors on their device by the
+    `interpolation` of each `View`, which is bilinear by default; all with antialiasing.
 
     Without `index`, random numbers come from torch's generator, which a `DataLoader` seeds in
     each worker. With it, they are a function of (seed, epoch, index) alone, and of the size of

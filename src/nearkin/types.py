@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import chain
-from typing import Final, Generic, ParamSpec, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Final, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import torch
 from jaxtyping import Float, Int
@@ -64,10 +65,12 @@ class Step(Generic[Memo]):
 
 
 def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Refuse tensors whose shapes or kinds contradict the annotations of a function.
+    """Refuse what contradicts the annotations of a function that are tensors, or tensors or None.
+
+    That is another type, such as an array, another kind of number, or another shape.
 
     Raises:
-        ValueError: Naming the tensor, its shape and the expected one.
+        ValueError: Naming the argument, what it is and what is expected.
     """
     names = list(inspect.signature(function).parameters)
     annotations = {name: _tensor_type(x) for name, x in function.__annotations__.items()}
@@ -77,27 +80,36 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
         sizes: dict[str, int | torch.SymInt] = {}  # symbols while a graph is made
         for name, value in chain(zip(names, args, strict=False), kwargs.items()):
             expected = annotations.get(name)
-            if isinstance(value, Tensor) and expected is not None:
-                reason = _mismatch(value, *expected, sizes)
-                if reason:
-                    raise ValueError(f"{function.__name__}: {name} {reason}")
+            reason = _mismatch(value, *expected, sizes) if expected else ""
+            if reason:
+                raise ValueError(f"{function.__name__}: {name} {reason}")
         return function(*args, **kwargs)
 
     return run
 
 
-def _tensor_type(annotation: object) -> tuple[str, tuple[str, ...]] | None:
-    """Return kind and dimensions of `Float[Tensor, "batch dim"]`, which may be optional."""
-    for part in (annotation, *get_args(annotation)):
-        if hasattr(part, "dim_str"):
-            return part.__name__.partition("[")[0], tuple(part.dim_str.split())
-    return None
+def _tensor_type(annotation: object) -> tuple[str, tuple[str, ...], bool] | None:
+    """Return kind and dimensions of `Float[Tensor, "batch dim"]`, and whether it may be None."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    parts = get_args(annotation) if is_union else (annotation,)
+    types = [part for part in parts if part is not NoneType]
+    if len(types) != 1 or not hasattr(types[0], "dim_str"):
+        return None
+    return types[0].__name__.partition("[")[0], tuple(types[0].dim_str.split()), NoneType in parts
 
 
 def _mismatch(
-    x: Tensor, kind: str, dims: tuple[str, ...], sizes: dict[str, int | torch.SymInt]
+    x: object,
+    kind: str,
+    dims: tuple[str, ...],
+    optional: bool,
+    sizes: dict[str, int | torch.SymInt],
 ) -> str:
-    """Return how a tensor differs from what is expected; `sizes` of dimensions are filled in."""
+    """Return how a value differs from what is expected; `sizes` of dimensions are filled in."""
+    if x is None and optional:
+        return ""
+    if not isinstance(x, Tensor):
+        return f"is of type {type(x).__name__}, expected a tensor"
     actual = "Float" if x.is_floating_point() else "Bool" if x.dtype == torch.bool else "Int"
     if actual != kind:
         return f"has dtype {x.dtype}, expected {kind.lower()}"

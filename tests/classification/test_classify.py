@@ -14,7 +14,7 @@ import kills
 import numpy as np
 import pytest
 import torch
-from builders import write_network
+from builders import contents, write_network
 from discoveries import rows, save, strict_json, table
 from kills import Aim
 from nearkin_command import run
@@ -285,6 +285,27 @@ def test_images_that_turn_out_unreadable_are_noted_and_count_as_bad(encoder, tmp
     assert notes == [{**note, "count": 3, "examples": cut}]
 
 
+def test_a_finished_run_makes_what_is_asked_of_it_later(encoder, tmp_path, refusal):
+    pixels, labels = builders.digits(12, 2)
+    named = {f"{label}/{row:02d}.png": p for row, (p, label) in enumerate(zip(pixels, labels))}
+    command = ["classify", encoder, save(tmp_path / "data", named), *QUICK, "-o", tmp_path / "run"]
+    assert run(*command, "--no-report") == 0
+    folder, resumed = RunFolder(tmp_path / "run"), [*command, "--resume"]
+    summary = folder.summary.read_bytes()
+    assert run(*resumed, "--report") == 0
+    assert folder.report.exists()
+    assert run(*resumed, "--copy-to", tmp_path / "copies") == 0
+    copies = {path.name: path.parent.name for path in (tmp_path / "copies").rglob("*.png")}
+    assigned = {f"{row['path'][2:]}": row["cluster"] for row in rows(folder.assignments)}
+    assert {name[-6:]: label for name, label in copies.items()} == assigned
+    before = contents(tmp_path / "copies")
+    assert run(*resumed, "--copy-to", f"{tmp_path}/copies/") == 0
+    assert contents(tmp_path / "copies") == before
+    line = refusal(4, *resumed, "--copy-to", folder.path)
+    assert "give a new folder" in line
+    assert folder.summary.read_bytes() == summary
+
+
 def test_settings_that_are_paths_hold_from_any_working_directory(encoder, tmp_path, monkeypatch):
     """Whatever files of the same names are there."""
     pixels, labels = builders.digits(12, 2)
@@ -365,6 +386,8 @@ def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_re
     assert own.count("outlier") < 10
     counted = strict_json(linear / "summary.json") | {"flags": {"outlier": 1, "border": 2}}
     assert {"outlier: 1 image", "border: 2 images"} <= {*lines(counted)}
+    learned, unseen = lines(counted)[0], {**counted["classes"][0], "name": "x", "train": 0}
+    assert lines(counted | {"classes": [*counted["classes"], unseen]})[0] == learned
     config, _ = RunFolder(linear).any_settings()
     assert isinstance(config, ClassifyConfig)
     assert (config.train_layers, RunFolder(linear).kind) == ("linear", "classification")

@@ -75,7 +75,7 @@ def test_json_and_python_say_the_same(photos, encoder, whole, capsys):
     names = [(row["path"].rpartition("-")[2], row["of"][-7:]) for row in leaks]
     assert sorted(names) == [(f"{n:03}.png", f"{7 * n:03}.png") for n in (0, 1, 4, 5)]
     assert printed["sizes"] == {"train": 60, "test": 24}
-    assert whole.lines()[1].startswith("leaks  4 of 24 test images (16.7%)")
+    assert whole.lines()[1].startswith("leaks   4 of 24 test images (16.7%)")
 
 
 def test_two_folders_are_two_parts(photos, encoder, whole):
@@ -128,7 +128,7 @@ def test_leaks_are_found_and_repaired_where_their_price_cannot_be_measured(tmp_p
     assert len(found.leaks.found) == 6
     assert (found.repaired != found.audited.embeddings.splits).sum() == 6
     why = "the linear probe needs labeled training images of two classes or more"
-    assert f"price  not measured, {why}" in found.lines()
+    assert f"price   not measured, {why}" in found.lines()
     assert (found.price, found.to_dict()["left_out"]) == (None, {"price": why})
     assert found.page("").sections
     few = "kNN top-1 with camera removed: not measured, it needs labeled test images"
@@ -302,6 +302,10 @@ def test_an_encoder_that_was_trained_on_test_images_is_named(photos, cameras, tm
     assert "was trained on 20 of 27 test images" in str(found)
     own = nearkin.audit(photos, encoder=run, verbose=False)
     assert own.to_dict()["encoder_trained_on"] == 0, "copies of training images are leaks"
+    file = tmp_path / "features.parquet"
+    nearkin.embed(run, photos, output=file, verbose=False)
+    unknown = nearkin.audit(file, verbose=False)
+    assert unknown.to_dict()["encoder_trained_on"] is None
     assert "encoder" not in str(own)
 
 
@@ -331,7 +335,7 @@ def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
     of_vectors = nearkin.evaluate(tmp_path / "c.parquet", **how)
     assert of_vectors.column.metrics[0].n == 50
     assert nearkin.audit(tmp_path / "c.parquet", ignore="camera", verbose=False).column.chance > 0
-    with pytest.raises(UsageError, match="labels folders is of images, not of features"):
+    with pytest.raises(UsageError, match="are of images with an encoder, not of features"):
         nearkin.audit(tmp_path / "c.parquet", labels="folders", verbose=False)
 
 

@@ -1,12 +1,21 @@
 """No command replaces a file of the user: it is refused before anything is read or computed."""
 
+import resource
 import shutil
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
+import torch
 from builders import contents, fill
 from nearkin_command import run
 
+from nearkin.commands.sources import write_rows
+from nearkin.errors import OutputError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.run.folder import data_name, run_folder
+from nearkin.run.sheets import save_sheet
 
 
 @pytest.fixture
@@ -34,7 +43,7 @@ def photos(tmp_path):
         ("select NONE photos --num 2 --labeled photos.csv -o photos.csv --overwrite", 2),
         ("duplicates photos.csv -o photos.csv --overwrite", 2),
         ("duplicates photos.csv --apply ./photos.csv --overwrite", 2),
-        ("explore old.parquet photos.csv -o photos.csv --overwrite", 2),
+        ("explore old.parquet old.html -o old.html --overwrite", 2),
         ("neighbors NONE photos/0.png -o photos/0.png --overwrite", 2),
         ("export old.parquet --format atlas -o old.parquet --overwrite", 2),
         ("predict NONE photos.csv -o photos.csv --overwrite", 2),
@@ -57,6 +66,108 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
     assert error.count("\n") == 1
     assert ("replace it with --overwrite" if code == 4 else "which is read") in error
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "why"),
+    [
+        ("embed NONE photos -o old.csv/x.parquet", 4, "Not a directory"),
+        ("predict NONE photos -o old.csv/x.csv", 4, "Not a directory"),
+        ("select NONE photos --num 2 -o old.csv/x.csv", 4, "Not a directory"),
+        ("duplicates photos --page old.csv/deep/x.html", 4, "Not a directory"),
+        ("duplicates photos --apply old.csv/kept", 4, "Not a directory"),
+        ("audit photos --encoder NONE -o old.csv/x.csv", 4, "Not a directory"),
+        ("compare NONE OTHER -o old.csv/x.html", 4, "Not a directory"),
+        ("explore NONE -o old.csv/x.html", 4, "Not a directory"),
+        ("export NONE -o old.csv/x.onnx", 4, "Not a directory"),
+        ("neighbors NONE photos/0.png -o old.csv/x.png", 4, "Not a directory"),
+        ("predict NONE photos -o folder.csv --overwrite", 4, "is a folder"),
+        ("embed NONE photos -o folder.npz --overwrite", 4, "is a folder"),
+        ("export NONE -o folder.onnx --overwrite", 4, "is a folder"),
+        ("predict NONE photos -o x.parquet", 2, "ends in .csv"),
+        ("explore NONE -o x.pdf", 2, "ends in .html"),
+        ("compare NONE OTHER -o x.csv", 2, "ends in .html"),
+        ("neighbors NONE photos/0.png -o x.txt", 2, "ends in .png"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_first(
+    tmp_path, monkeypatch, photos, refusal, command, code, why
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder.csv", "folder.npz", "folder.onnx"):
+        (tmp_path / name).mkdir()
+    before = contents(tmp_path)
+    assert why in refusal(code, *command.split())
+    assert contents(tmp_path) == before
+
+
+def test_the_folder_of_an_output_is_made(tmp_path, monkeypatch, photos):
+    monkeypatch.chdir(tmp_path)
+    options = ("-o", "new/a/x.csv", "--page", "new/b/x.html", "--apply", "new/c/x.csv")
+    assert run("duplicates", "photos", *options) == 0
+    assert sorted(contents(tmp_path / "new")) == ["a/x.csv", "b/x.html", "c/x.csv"]
+
+
+def test_files_of_a_run_are_no_outputs(tmp_path, monkeypatch, trained_run, photos, refusal):
+    """Also where the run is not read, by another path, and of its plots; others may be."""
+    monkeypatch.chdir(tmp_path)
+    out = shutil.copytree(trained_run, tmp_path / "run")
+    (tmp_path / "link").symlink_to(out)
+    (out / "mine.csv").write_text("mine")
+    before = contents(out)
+    for command in (
+        "predict run photos -o run/images.csv",
+        "select run --num 1 -o ./photos/../run/metrics.csv",
+        "duplicates photos -o link/images.csv",
+        "embed run photos -o run/embeddings.parquet",
+        "embed run/encoder.safetensors photos -o run/map.npz",
+        "neighbors run photos/0.png -o run/plots/map.png",
+        "explore run -o run/report.html",
+        "compare run link -o run/report.html",
+    ):
+        for more in ((), ("--overwrite",)):
+            line = refusal(2, *command.split(), *more)
+            assert "is a file of the run" in line
+    assert contents(out) == before
+    assert run("duplicates", "photos", "-o", "run/mine.csv", "--overwrite") == 0
+    (out / "config.toml").unlink()  # other folders may have files of these names
+    assert run("duplicates", "photos", "-o", "run/images.csv", "--overwrite") == 0
+
+
+@contextmanager
+def small_files(num_bytes):
+    """Let no file grow beyond so many bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _write_any(path):
+    """Write more than 4 KiB by the writer of that suffix."""
+    rng = np.random.default_rng(0)
+    if path.suffix == ".csv":
+        write_rows(path, ("path", "label"), [(f"{i}.png", "cat") for i in range(1000)])
+    elif path.suffix == ".png":
+        save_sheet([torch.from_numpy(rng.random((2, 3, 64, 64)))], path)
+    else:
+        paths = [f"{i}.png" for i in range(40)]
+        vectors = rng.normal(size=(40, 64)).astype(np.float32)
+        write_embeddings(path, Embeddings(vectors, np.zeros(40, np.int64), paths=paths))
+
+
+@pytest.mark.parametrize("name", ["old.parquet", "old.npz", "old.npy", "old.csv", "old.png"])
+def test_what_does_not_fit_leaves_what_is_there(tmp_path, photos, name):
+    path = tmp_path / name
+    _write_any(path)
+    before = contents(tmp_path)
+    with small_files(4096), pytest.raises((OutputError, OSError)):
+        _write_any(path)
+    assert contents(tmp_path) == before
+    _write_any(path)
+    assert contents(tmp_path).keys() == before.keys()
 
 
 def test_a_table_of_the_run_folder_that_a_command_reads_is_not_overwritten(

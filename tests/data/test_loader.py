@@ -71,7 +71,7 @@ def test_workers_that_die_again_end_the_run_in_one_line(photographs):
     again = dict.fromkeys(range(STEPS), signal.SIGKILL)
     with (
         pytest.raises(WorkerError, match=r"failed twice .*resume=True goes on"),
-        resource_errors(4),
+        resource_errors(4, resumes=True),
     ):
         run(batches(photographs, 1), again)
 
@@ -84,7 +84,7 @@ def test_without_enough_shared_memory_this_process_loads_and_says_so():
         "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
         "dataloader's workers are out of shared memory. Please try to raise your limit."
     )
-    with pytest.raises(WorkerError, match="enlarge /dev/shm"), resource_errors(4):
+    with pytest.raises(WorkerError, match="enlarge /dev/shm"), resource_errors(4, resumes=True):
         raise error
 
 
@@ -108,9 +108,9 @@ def test_without_a_run_the_advice_is_to_give_the_command_again_and_memory_can_be
     says = pytest.raises(
         ResourceError, match=r"too many open files; .* `ulimit -n 4096`, or .*workers"
     )
-    with says, resource_errors(4):  # as torch says it
+    with says, resource_errors(4, resumes=True):  # as torch says it
         raise RuntimeError("Too many open files. Communication with the workers is no longer ...")
-    with pytest.raises(WorkerError, match="give the same command again"), resource_errors(None):
+    with pytest.raises(WorkerError, match="give the same command again"), resource_errors():
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
     for batch_size, advice in ((4, "give about 2, or a smaller"), (None, "end other programs")):
         says = pytest.raises(ResourceError, match=f"^out of memory.*{advice}")

@@ -31,6 +31,7 @@ from safetensors.numpy import load_file
 from nearkin.data.rng import permutation
 from nearkin.metrics.metric import Metric
 from nearkin.run import auto as build
+from nearkin.run.folder import RunFolder
 
 DIGITS = ["digit 0", "digit 1", "digit 2"]
 
@@ -142,10 +143,12 @@ def test_the_command_for_another_number_of_classes_takes_the_encoder_that_was_tr
     data = builders.save_digits(tmp_path / "digits.npz", 60)
     out, again = tmp_path / "run", tmp_path / "again"
     settings = words("--known 0,1,2,3 --val 0 --method simclr --max-time 1s --report")
+    settings += ["--augment", "moco_cifar"]  # which the training of the encoder takes over
     assert run("discover", data, "-o", out, *settings, *SHORT, "--epochs", 1) == 0
     text = (out / "stages" / "page.json").read_text(encoding="utf-8")
     command = re.search(r"nearkin discover [^\"]*--classes [^\"]*", text)[0]
     encoder = out / "stages" / "features"
+    assert RunFolder(encoder).settings()[0].augment == "moco_cifar"
     assert f"take another with --encoder {encoder} " in (out / "train.log").read_text()
     assert run(*shlex.split(command)[1:], "-o", again, "-q") == 0
     assert not (again / "stages" / "features").exists(), "another encoder was trained"

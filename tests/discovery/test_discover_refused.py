@@ -22,7 +22,13 @@ REFUSED = [
     ([*KNOWING, "--classes", "many"], 2, "--classes"),
     ([*KNOWING, "--classes", "17"], 3, "17 novel classes among"),
     ([*KNOWING, "--encoder", "missing"], 2, "missing"),
-    ([*KNOWING, "--encoder", "missing", "--max-time", "1h"], 2, "--max-time 1h is the length of training an encoder"),
+    *(
+        ([*KNOWING, by, "missing", *more], 2, f"{' '.join(more)} is of the training of an encoder, and {by} gives one")
+        for by in ("--encoder", "--accept")
+        for more in (("--max-time", "1h"), ("--method", "moco"), ("--devices", "2"))
+    ),
+    ([*KNOWING, "--allow-partial"], 2, "--allow-partial is of the encoder that --encoder names"),
+    ([*KNOWING, "--allow-partial", "--accept", "missing"], 2, "--allow-partial is of the encoder that --encoder"),
     ([*KNOWING, "--method", "simclrr"], 2, "Did you mean simclr?"),
     ([*KNOWING, "--method", "ncl"], 2, "--method ncl learns from labels"),
     ([*KNOWING, "--mode", "both"], 2, "ncd"),

@@ -124,6 +124,18 @@ def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
     assert {path.name for path in other.rglob("*.png")} == names(unfinished)
 
 
+def test_a_finished_run_makes_what_is_asked_of_it_later(
+    discovery, flat, labels, encoder, tmp_path
+):
+    out, copies = shutil.copytree(discovery, tmp_path / "run"), tmp_path / "copies"
+    (out / "report.html").unlink(missing_ok=True)
+    settings = ["--labeled", labels, "--encoder", encoder, *LEAST, "--resume"]
+    assert discover(flat, "-o", out, *settings, "--copy-to", copies, "--report") == 0
+    assert {path.name for path in copies.rglob("*.png")} == names(out)
+    assert (out / "report.html").exists()
+    assert bytes_of(out, *RESULT) == bytes_of(discovery, *RESULT)
+
+
 def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
     flat, labels, encoder, tmp_path
 ):

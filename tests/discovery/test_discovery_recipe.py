@@ -143,7 +143,8 @@ def test_a_recipe_trains_the_end_of_its_network_and_slows_down_as_a_cosine(path,
     optimizer, body = optimizer_for(method, config), method.backbone.body
     before = {name: value.clone() for name, value in body.state_dict().items()}
     rates, two = [], feed.load(half - 1, half + 1)
-    how = dict(start=half - 1, total=total, schedule=schedule_for(config), seed=config.seed)
+    how = dict(start=half - 1, total=total, seed=config.seed)
+    how["schedule"] = schedule_for(config, total)
     for _, output in steps(method, optimizer, two, **how):
         assert output.loss.isfinite()
         rates.append([group["lr"] for group in optimizer.param_groups])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from small import begin_elsewhere, difference, of_two_processes, run, shares, small
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import nearkin.distributed
@@ -58,8 +59,18 @@ def train(method, name, rank=0, world=1, **options):
     return run(method.double(), name, total=STEPS, batches=shares(rank, world), **options)
 
 
+LEAVING = "simclr"
+
+
+def leaving():
+    """A method with a layer that it does not use, as networks keep one of their pretraining."""
+    method = small(LEAVING)
+    method.left = nn.Linear(2, 2)
+    return method
+
+
 def train_on_rank(rank: int, folder: Path) -> dict:
-    """By method: losses, state, and the state of what one process had begun; states of controls."""
+    """By method: losses, state, and the state of what one process had begun; states of others."""
     outcomes = {}
     for name in METHODS:
         method, continued = small(name), small(name)
@@ -70,6 +81,8 @@ def train_on_rank(rank: int, folder: Path) -> dict:
         more, _ = train(method, name, rank, 2, until=STEPS, start=(HALF, optimizer))
         train(continued, name, rank, 2, until=STEPS, folder=folder / name / "half of one")
         outcomes[name] = losses + more, method.state_dict(), continued.state_dict()
+    train(left := leaving(), LEAVING, rank, 2, until=STEPS)
+    outcomes["left"] = left.state_dict()
     for control, (sabotage, name) in CONTROLS.items():
         with pytest.MonkeyPatch.context() as monkey:
             sabotage(monkey)
@@ -120,6 +133,15 @@ def test_either_goes_on_from_where_the_other_stopped(name, folder, alone, both):
     method = small(name)
     train(method, name, until=STEPS, folder=folder / name / "half of two")
     assert difference(method.state_dict(), expected) <= CLOSE
+
+
+def test_a_layer_that_is_not_used_stays_as_it_is(both):
+    """Its gradient was waited for, and the second step refused."""
+    begun, alone = leaving().double().state_dict(), leaving()
+    train(alone, LEAVING, until=STEPS)
+    for state in both:
+        assert difference(state["left"], alone.state_dict()) <= CLOSE
+        assert torch.equal(state["left"]["left.weight"], begun["left.weight"])
 
 
 @pytest.mark.parametrize("control", CONTROLS)

@@ -4,12 +4,13 @@ import pkgutil
 
 import pytest
 import torch
-from small import NUM_IMAGES, SMALL, batch_at, batch_for, run, small
+from small import NUM_IMAGES, SMALL, assert_same_state, batch_at, batch_for, run, small
 
 import nearkin.methods
 from nearkin.methods import METHODS
 from nearkin.objectives import unit
 from nearkin.testing import check_method
+from nearkin.training.loop import gradients
 from nearkin.types import UNLABELED
 
 
@@ -45,6 +46,27 @@ def test_the_generator_of_the_caller_is_left_as_it_is():
     before = torch.get_rng_state()
     run(method, "nnclr", until=3)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_its_loss_is_computed_in_single_precision_whatever_that_of_the_networks(name):
+    """NCL's class probabilities had three digits: those near 1 had no gradient."""
+    method, batch = small(name), batch_for(name, 3)
+    run(method, name, until=3)  # memories hold images
+    halves = [x.detach().bfloat16() if x.is_floating_point() else x for x in method.encode(batch)]
+    singles = [x.float() if x.is_floating_point() else x for x in halves]
+    results = []
+    for autocast, encoded in ((True, halves), (False, singles)):
+        method.encode = lambda _, encoded=encoded: encoded
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = method(batch, 0.9).loss
+        if loss.requires_grad:
+            method.zero_grad()
+            loss.backward()
+        results.append({"loss": loss, **gradients(method)})
+    assert loss.dtype == torch.float32
+    assert_same_state(*results)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 from small import BATCH, NUM_IMAGES, assert_same_gradient, batch_at, double_at, run, small
 
-from nearkin.objectives import unit
+from nearkin.objectives import fused, unit
 
 SEED = 7
 
@@ -133,3 +133,14 @@ def test_only_first_views_join_the_support_set_once_and_after_the_loss():
     assert torch.equal(method.support_set.keys[BATCH:], before[BATCH:])
     assert method.support_set.index[:BATCH].tolist() == batch.index.tolist()
     assert method.support_set.cursor == BATCH
+
+
+def test_neighbors_are_found_in_single_precision_under_autocast(monkeypatch):
+    """As on a GPU, where `@` is not left to oneDNN."""
+    monkeypatch.setattr(fused, "_onednn_agrees", lambda: False)
+    method, z = small("nnclr", support_size=200, num_neighbors=5), unit(torch.randn(40, 8))
+    method.support_set.index.fill_(NUM_IMAGES)
+    index = torch.arange(40)
+    expected = method.neighbors(z, index)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(method.neighbors(z, index), expected)

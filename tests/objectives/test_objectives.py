@@ -5,17 +5,29 @@ Golden values and theorems stand in the files beside this one, a family of objec
 
 import math
 import random
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import pytest
 import restated
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from restated import agree, dot, gradients, lists, vectors
+from torch import Tensor
 from torch.autograd import gradcheck
 
 from nearkin import objectives
-from nearkin.objectives import look_up, soft_match
+from nearkin.objectives import (
+    full_precision,
+    in_batch,
+    info_nce,
+    look_up,
+    neighborhood_targets,
+    soft_match,
+    unit,
+)
 
 SEEDS = range(16)
 """Of random shapes, temperatures and vectors."""
@@ -265,6 +277,41 @@ def test_half_precision_inputs_are_computed_in_single_precision(name):
         result = fast(*rounded)
     assert result.dtype == torch.float32
     assert torch.equal(result, expected)
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    """Not by StopIteration, at which `map` would end without a word."""
+    z = torch.eye(2)
+    with pytest.raises(ValueError, match=r"^unit: x is of type ndarray, expected a tensor$"):
+        list(map(unit, [z, z.numpy()]))
+    for call, name in (
+        (lambda: in_batch(z.numpy(), z.numpy(), 0.5), "query"),
+        (lambda: in_batch(z, key=z.tolist(), temperature=0.5), "key"),
+        (lambda: info_nce(z, z, z, 0.5, np.eye(2, dtype=bool)), "same"),
+        (lambda: in_batch(z, None, 0.5), "key"),
+        (lambda: neighborhood_targets(z, z.numpy() > 0, own_weight=1, num_neighbors=1), "usable"),
+    ):
+        with pytest.raises(ValueError, match=f": {name} is of type .*, expected a tensor"):
+            call()
+    assert look_up(z, z, 0.5, own=None).shape == (2, 2)  # which may be left out
+
+
+def test_only_arguments_that_are_said_to_be_tensors_have_to_be():
+    @full_precision
+    def total(
+        parts: Sequence[Float[Tensor, " dim"]],
+        scale: Float[Tensor, ""] | float = 1.0,
+        start: Float[Tensor, ""] | None = None,
+    ) -> Float[Tensor, ""]:
+        return sum(part.sum() for part in parts) * scale + (0 if start is None else start)
+
+    one = torch.tensor(1.0)
+    assert total([torch.ones(2)], 3.0, one) == total([torch.ones(2)], 3 * one, one) == 7
+    assert total([torch.ones(2)], 3 * one) == 6
+    with pytest.raises(ValueError, match="total: start is of type float, expected a tensor"):
+        total([torch.ones(2)], one, 1.0)
+    with pytest.raises(ValueError, match="total: no argument is a tensor"):
+        total([torch.ones(2)])
 
 
 @every_objective

@@ -40,6 +40,12 @@ def test_a_vector_too_short_to_have_a_direction_stays_short_and_keeps_its_sign(
     assert unit(x).norm() < 1
 
 
+def test_a_vector_has_length_one_from_the_shortest_length_on():
+    for length, expected in ((1e-8, 0.01), (0.99 * SHORTEST, 0.99), (1.01 * SHORTEST, 1.0)):
+        for direction in ((1.0, 0.0), (0.6, -0.8)):
+            agree(unit(length * torch.tensor(direction)).norm(), expected, rtol=1e-5)
+
+
 @given(directions, st.integers(-40, 37))
 def test_the_gradient_of_a_unit_vector_is_one_over_its_length_and_bounded(direction, exponent):
     x = single(direction, exponent)

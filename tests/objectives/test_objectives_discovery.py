@@ -87,6 +87,15 @@ def test_official_targets_are_those_of_the_authors_code():
         agree(target, expected, rtol=1e-12)
 
 
+def test_without_a_neighbor_the_own_key_takes_all_unless_it_competes():
+    """Then all but its weight is lost, as in the authors' code."""
+    logits, usable = vectors(2, 5, seed=1), torch.zeros(2, 4, dtype=torch.bool)
+    own = torch.eye(5)[:1].expand(2, -1)
+    for competes, weight in ((False, 1.0), (True, 0.25)):
+        target = targets(logits, usable, own_weight=0.25, num_neighbors=3, own_competes=competes)
+        agree(target, (weight * own).tolist(), rtol=1e-12)
+
+
 @pytest.mark.parametrize("k", [1, 5, 19])
 def test_of_equally_near_neighbors_any_will_do(k):
     """Duplicates in the queue, and more neighbors than entries: the loss is that of the paper."""

@@ -131,7 +131,7 @@ def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
             compare(runs)
         assert "\n" not in str(raised.value)
     with pytest.raises(OutputError, match="cannot write"):
-        compare([a, training(tmp_path / "f")], output=tmp_path / "absent" / "c.html")
+        compare([a, training(tmp_path / "f")], output=tmp_path / "a" / "config.toml" / "c.html")
 
 
 LOG = """2026-01-01 10:00:00 nearkin 0.1.0 | cpu | seed 0 | writing /runs/a

@@ -425,6 +425,38 @@ def test_labels_that_are_given_in_a_report_are_those_of_a_table_that_commands_ta
     assert given == {read.names[1]: "red", read.names[4]: "blue", read.names[5]: "blue"}
 
 
+def test_the_address_is_shown_where_progress_is_not(trained):
+    for option in ("--quiet", "--json"):
+        reading, writing = os.pipe()
+
+        def print_there(writing=writing):
+            sys.stderr = os.fdopen(writing, "w", buffering=1)
+
+        process = kills.start(["explore", str(trained), option], print_there)
+        os.close(writing)
+        with os.fdopen(reading) as log:
+            assert re.match(r"open http://127\.0\.0\.1:\d+/\?token=", log.readline())
+        os.kill(process, signal.SIGKILL)
+        kills.finish(process)
+
+
+def test_the_folder_beside_a_page_is_not_filled_unasked(trained, data, tmp_path, refusal):
+    mine, page = tmp_path / "page_files" / "0.js", tmp_path / "page.html"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    table = [RunFolder(trained).embeddings, data]
+    for source in ([trained], table):
+        command = ["explore", *source, "-o", page, "--one-file", 3]
+        assert f"{mine.parent} exists; choose another -o" in refusal(4, *command)
+        assert not page.exists()
+        assert call(*command[:-1], 100, "--overwrite") == 0  # one file needs no folder
+        assert mine.read_text() == "mine"
+        assert call(*command, "--overwrite") == 0
+        assert mine.read_text() != "mine"
+        mine.write_text("mine")
+        page.unlink()
+
+
 def test_a_port_in_use_ends_with_code_10_and_is_named(trained, refusal):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -22,7 +22,7 @@ from nearkin.run.auto import (
     shrunk,
     with_length,
 )
-from nearkin.training.length import Overhead, epochs_within, planned_epochs
+from nearkin.training.length import Overhead, planned_epochs
 from nearkin.training.session import build, parts_of
 
 CPU = torch.device("cpu")
@@ -134,8 +134,15 @@ def test_groups_of_batch_statistics_are_shared_evenly_by_any_number_of_processes
     expected = {(1, "auto"): 8, (3, "auto"): 3, (6, "auto"): 6, (12, "auto"): 6, (4, 96): 4}
     assert expected.items() <= found.items()
     given = TrainConfig(method="moco", devices=3, batch_size=240, options={"bn_groups": 4})
-    with pytest.raises(UsageError, match="bn_groups 4 cannot be shared evenly by 3 processes"):
+    with pytest.raises(UsageError, match="by 3 processes, but by 1, 2, 4, 8; or give a"):
         resolve(given, images, CPU)
+
+
+@pytest.mark.parametrize("how", [{"devices": 2}, {"chunk_size": 64}])
+def test_what_cannot_be_compiled_is_refused_before_it_begins(how):
+    images = open_images(np.zeros((512, 8, 8, 3), np.uint8))
+    with pytest.raises(UsageError, match="cannot be compiled; give compile off"):
+        resolve(TrainConfig(epochs=1, compile="on", **how), images, CPU)
 
 
 def test_an_optimizer_that_is_not_the_methods_has_rates_of_its_own():
@@ -192,11 +199,11 @@ def test_network_and_sizes_fit_images_and_device(tmp_path):
 def test_a_time_is_for_the_whole_run():
     """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
     overhead = Overhead(start=10.0, evaluation=4.0, end=100.0)
-    assert epochs_within("15m", 70.0, overhead, max_evaluations=20) == (900 - 110) // (70 + 4)
-    assert epochs_within("15m", 0.5, overhead, max_evaluations=20) == (900 - 110 - 20 * 4) / 0.5
-    assert epochs_within("15m", 70.0, replace(overhead, end=1.0)) == (900 - 10 - 60) // 70
-    assert epochs_within("1m", 70.0, overhead) == 1
     timed = TrainConfig(max_time="15m")
-    assert planned_epochs(timed, 70.0, overhead) == 10
-    assert planned_epochs(replace(timed, evaluate_every=0), 70.0, overhead) == (900 - 110) // 70
+    assert planned_epochs(timed, 70.0, overhead) == (900 - 110) // (70 + 4) == 10
+    assert planned_epochs(timed, 0.5, overhead) == (900 - 110 - 20 * 4) / 0.5
+    assert planned_epochs(replace(timed, max_time="1m"), 70.0, overhead) == 1
+    unmeasured = replace(timed, evaluate_every=0)
+    assert planned_epochs(unmeasured, 70.0, overhead) == (900 - 110) // 70
+    assert planned_epochs(unmeasured, 70.0, replace(overhead, end=1.0)) == (900 - 10 - 60) // 70
     assert planned_epochs(replace(timed, evaluate_every=2), 1.0, overhead) == (900 - 110) // 3

@@ -26,7 +26,7 @@ from nearkin.config import (
 )
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.report.encoder_report import command
-from nearkin.run.folder import KINDS, RunFolder, run_folder
+from nearkin.run.folder import KINDS, RunFolder, data_name, run_folder
 from nearkin.run.options import checked_options
 from nearkin.schema import as_typed, parameter_docs
 from nearkin.toml import continued, read_toml, to_toml
@@ -176,14 +176,27 @@ def test_the_command_of_a_run_has_no_settings_without_effect():
     assert taught.endswith("--teacher dinov2-small --teacher-views 0 --epochs 3")
 
 
-def test_the_default_folder_is_a_free_one_or_of_the_newest_run(tmp_path, monkeypatch):
+def test_the_default_folder_is_a_free_one_or_of_the_newest_run_of_the_same_data(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    for name in ("digits-moco", "digits-moco-2"):
-        folder = tmp_path / "runs" / name
+    for data in ("a/digits", "b/digits", "c/digits"):
+        (tmp_path / data).mkdir(parents=True)
+    runs = ["digits", "a/digits", str(tmp_path / "a" / "digits"), "digits", "b/digits"]
+    for number, data in enumerate(runs, start=1):
+        folder = tmp_path / "runs" / f"digits-moco{f'-{number}' * (number > 1)}"
         folder.mkdir(parents=True)
-        (folder / "config.toml").touch()
-    names = [run_folder(None, "digits", "moco", again=again).path.name for again in (False, True)]
-    assert names == ["digits-moco-3", "digits-moco-2"]
+        (folder / "config.toml").write_text(to_toml(TrainConfig(), data_name(data)))
+    (folder.with_name("digits-moco-6")).write_text("a file")
+    folder.with_name("digits-moco-7").mkdir()
+    folder.with_name("digits-moco-7").joinpath("config.toml").write_text("data = ")
+
+    def of(data, again):
+        return run_folder(None, data, "moco", again=again).path.name.removeprefix("digits-moco-")
+
+    everything = ("digits", "a/digits", Path("b/digits"), "c/digits")
+    assert [of(data, again=True) for data in everything] == ["4", "3", "5", "8"]
+    assert {of(data, again=False) for data in everything} == {"8"}
 
 
 def test_every_setting_of_a_discovery_survives_the_file(tmp_path):

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import fill, pixels, write_files, write_network
+from builders import contents, fill, pixels, write_files, write_network
 
 from nearkin.commands.train import train
 from nearkin.config import ClassifyConfig, EmbedConfig, TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.run.data import held_share, hold_out, note_data, origin_of
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
@@ -104,6 +104,31 @@ def test_the_unreadable_images_of_a_refused_attempt_are_not_those_of_the_run(tmp
         (data / name).unlink()
     train(data, SMALL, output=out)
     assert not (out / "bad_files.csv").exists()
+
+
+def test_the_list_of_a_run_is_that_of_its_own_images_until_another_takes_its_place(tmp_path):
+    data, out = fill(tmp_path / "data", *(f"{n:02d}.png" for n in range(20))), tmp_path / "run"
+    others = fill(tmp_path / "others", *(f"{n:02d}.png" for n in range(21)))
+    write_files(data, {"broken.png": b"no image"})
+    train(data, SMALL, output=out)
+    before = contents(out)
+    write_files(others, {"other.png": b"no image"})
+    with pytest.raises(UsageError, match="batch_size"):
+        train(others, replace(SMALL, batch_size=64), output=out, overwrite=True)
+    with pytest.raises(CheckpointError, match="the data have changed"):
+        train(others, SMALL, output=out, resume=True)
+    broken = {f"broken-{number}.png": b"no image" for number in range(8)}
+    write_files(others, broken)
+    with pytest.raises(DataError, match="9 of 30 images are unreadable"):
+        train(others, SMALL, output=out, overwrite=True)
+    after = contents(out)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {"train.log", ".nearkin-run"}
+    assert after.keys() == before.keys()
+    for name in broken:
+        (others / name).unlink()
+    train(others, SMALL, output=out, overwrite=True)
+    assert [row["path"] for row in read_csv(out / "bad_files.csv")] == ["other.png"]
 
 
 def test_a_finished_run_keeps_its_list_of_images_that_only_decoding_found(tmp_path):

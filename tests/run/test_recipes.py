@@ -24,7 +24,7 @@ from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import checked_options, method_options
 from nearkin.toml import read_toml
-from nearkin.training.fit import optimizer_for, training_steps
+from nearkin.training.fit import optimizer_for, schedule_for, training_steps
 from nearkin.training.optimizer import LARS, LARS_FORMS
 from nearkin.training.session import build
 from nearkin.training.teacher import open_teacher, with_teacher
@@ -313,7 +313,11 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
         assert step.loss.isfinite()
         rates += [group["lr"] for group in optimizer.param_groups if group["name"] == ""][:1]
     assert len(rates) == 4
-    assert rates == pytest.approx([due(settings, step / total) for step in range(total)])
+    short = settings | {"warmup": 0.0}  # less than a step
+    assert rates == pytest.approx([due(short, step / total) for step in range(total)])
+    schedule, passed = schedule_for(config, 10_000), (0.0, 0.005, 0.05, 0.5)
+    whole = [config.lr * schedule(progress) for progress in passed]
+    assert whole == pytest.approx([due(settings, progress) for progress in passed])
     after = dict(method.backbone.named_parameters())
     assert all(p.isfinite().all() for p in after.values())
     learned = {name for name, p in after.items() if not torch.equal(p, before[name])}

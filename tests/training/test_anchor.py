@@ -7,12 +7,13 @@ import pytest
 import torch
 from small import SIDE, SMALL, batch_for, small, tiny_vit
 
+from nearkin.method import half_cosine
 from nearkin.methods import METHODS
-from nearkin.networks.branch import as_backbone, set_chunk_size
+from nearkin.networks.branch import as_backbone, set_chunk_size, trained_backbones
 from nearkin.objectives import gram, unit
 from nearkin.training.anchor import ANCHOR, Anchor
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer, constant
+from nearkin.training.optimizer import build_optimizer
 
 
 def train(method, name, weight, *, until=1, anchor=None, batches=batch_for, **how):
@@ -21,21 +22,25 @@ def train(method, name, weight, *, until=1, anchor=None, batches=batch_for, **ho
     optimizer = build_optimizer(
         method, name="sgd", lr=0.1, weight_decay=0.0, separate_backbone=bool(frozen)
     )
-    how = dict(start=0, total=4, schedule=constant(), seed=3) | how
+    how = dict(start=0, total=4, schedule=half_cosine(1.0, 1.0), seed=3) | how
     fed = (batches(name, step) for step in range(until))
     return [step for _, step in steps(method, optimizer, fed, anchor=anchor, **how)]
 
 
 def seen_by(method):
-    """What the backbone is given, and what it makes of it, in the order of its calls."""
+    """What backbones are given, and what they make of it, in the order of their calls."""
     seen = []
-    method.backbone.register_forward_hook(lambda _, images, out: seen.append((*images, out)))
+    for backbone in trained_backbones(method):
+        backbone.register_forward_hook(lambda _, images, out: seen.append((*images, out)))
     return seen
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_it_adds_the_distance_of_what_the_backbone_sees_from_what_its_start_does(name):
-    method, plain = small(name), small(name)
+SEPARATE = "moco_end_to_end", {"key_encoder": "separate"}  # two backbones, and both are held
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), SEPARATE])
+def test_it_adds_the_distance_of_what_the_backbone_sees_from_what_its_start_does(name, options):
+    method, plain = small(name, **options), small(name, **options)
     start = copy.deepcopy(method.backbone).eval()
     seen = seen_by(plain)
     (expected,) = train(plain, name, 0.0)

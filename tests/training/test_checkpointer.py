@@ -1,5 +1,7 @@
 """When checkpoints are due."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from small import small
@@ -60,6 +62,15 @@ def test_a_checkpoint_is_written_once_a_minute_or_at_once_where_somebody_asks(ma
     checkpointer, folder = made[0], made[0].files.folder.checkpoints
     checkpointer.after(checkpointer.done + 1, requested=True, last=False)
     assert checkpoint.latest(folder).name == f"ckpt-{checkpointer.done:08d}.pt"
+
+
+def test_a_process_that_writes_nothing_passes_a_request_on(made, monkeypatch):
+    told = []
+    monkeypatch.setattr(checkpoint, "all_reduce_max", lambda due: told.append(due) or 0)
+    worker = replace(made[0], files=None)
+    for requested in (False, True):
+        worker.after(1, requested=requested, last=False)
+    assert told == [0, 1]
 
 
 def test_checkpoints_that_take_long_take_a_fiftieth_of_the_time(made):

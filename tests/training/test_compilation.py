@@ -9,12 +9,19 @@ import pytest
 import torch
 from builders import pixels
 from small import BATCH, SIDE, small
+from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.split import Split
 from nearkin.errors import UsageError
-from nearkin.networks.branch import compile_branches, set_chunk_size, should_compile
+from nearkin.networks.branch import (
+    Backbone,
+    Branch,
+    compile_branches,
+    set_chunk_size,
+    should_compile,
+)
 from nearkin.training.health import Monitor
 
 TRAINED = """
@@ -25,7 +32,7 @@ from nearkin.networks.branch import compile_branches
 torch.set_num_threads(1)
 names, ways = ["moco"], [("cpu", False)]
 if torch.cuda.is_available():
-    names, ways = ["moco", "byol", "swav"], [("cuda", False), ("cuda", True)]
+    names, ways = ["moco", "byol", "swav", "dino"], [("cuda", False), ("cuda", True)]
 for name, (device, graphs) in itertools.product(names, ways):
     plain, compiled = small(name).to(device), small(name).to(device)
     compile_branches(compiled, graphs=graphs)
@@ -70,6 +77,25 @@ def test_evaluation_during_training_compiles_nothing():
 def test_neither_processors_nor_short_trainings_compile_by_themselves():
     assert not should_compile(torch.device("cpu"), 10**9)
     assert not should_compile(torch.device("cuda"), 100)
+
+
+def test_what_graphs_give_is_copied_before_they_run_again():
+    """DINO's target runs before the online network, and a graph has one place for its results."""
+    place = torch.zeros(2, 5)
+
+    class Graph(nn.Module):
+        def forward(self, images):
+            return place.copy_(images.flatten(1)[:, :5])
+
+    branch = Branch(Backbone(Graph(), 5))
+    branch.copies = True
+    first, second = (branch(torch.full((2, 3, 4, 4), x)) for x in (1.0, 2.0))
+    assert first.unique() == 1
+    assert second.unique() == 2
+    for graphs in (True, False):
+        method = small("dino")
+        compile_branches(method, graphs=graphs)
+        assert method.target.copies == method.online.copies == graphs
 
 
 def test_chunks_are_not_compiled():

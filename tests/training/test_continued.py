@@ -23,6 +23,7 @@ from nearkin.distributed import sharding
 from nearkin.encoders.encoder import Encoder, load, rescaled, resized, untrained_like
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import NearkinError, ResourceError, UsageError
+from nearkin.method import half_cosine
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.batch_norm import normalize_in_groups
@@ -35,9 +36,17 @@ from nearkin.run.folder import RunFolder
 from nearkin.training.anchor import Anchor
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
+from nearkin.training.optimizer import (
+    build_optimizer,
+    main_rate,
+    set_learning_rates,
+    warmup_cosine,
+)
 from nearkin.training.session import build, encoders_beside
 from nearkin.training.start import check_memory, fitting_size, write_start
+
+SEPARATE = "moco_end_to_end", "resnet"
+"""A method with two backbones that are trained."""
 
 
 def started(name: str, kind: str, *, adapt: bool = True):
@@ -53,7 +62,8 @@ def started(name: str, kind: str, *, adapt: bool = True):
         recompute_blocks(backbone.body, "tiny")
     if adapt and kind == "vit":
         add_lora(backbone, 2, SIDE)
-    return METHODS[name](backbone, **SMALL[name])
+    own = {"key_encoder": "separate"} if name == SEPARATE[0] else {}
+    return METHODS[name](backbone, **SMALL[name] | own)
 
 
 def train(
@@ -86,7 +96,8 @@ def backbones(method):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("simclr", "resnet"), ("ncl", "resnet"), ("moco", "vit"), ("swav", "vit")]
+    ("name", "kind"),
+    [("simclr", "resnet"), ("ncl", "resnet"), ("moco", "vit"), ("swav", "vit"), SEPARATE],
 )
 def test_a_frozen_backbone_stays_bit_for_bit_and_learns_afterwards(name, kind):
     method = started(name, kind)
@@ -185,7 +196,7 @@ def test_each_layer_learns_at_a_share_of_the_rate_of_the_one_above(architecture)
             body.heads = nn.Identity()
         method = METHODS["byol"](as_backbone(body, None, 8), dim=4, hidden_dim=4)
     optimizer = build_optimizer(method, name="adamw", lr=1e-2, weight_decay=0.05, layer_decay=0.5)
-    set_learning_rates(optimizer, method, constant(), 0.3)
+    set_learning_rates(optimizer, method, half_cosine(1.0, 1.0), 0.3)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     depth, top = DEPTHS[architecture]
     depths = {name: depth(name) for name, _ in body.named_parameters()}
@@ -193,7 +204,7 @@ def test_each_layer_learns_at_a_share_of_the_rate_of_the_one_above(architecture)
         assert rates[id(parameter)] == pytest.approx(1e-2 * 0.5 ** (top - depths[name])), name
     heads = [*method.predictor.parameters(), *method.online.projector.parameters()]
     assert {rates[id(p)] for p in heads} == {1e-2}
-    assert optimizer.param_groups[0]["lr"] == 1e-2  # which metrics.csv has
+    assert main_rate(optimizer) == 1e-2  # which metrics.csv has
     targets = {id(p) for p in method.target.parameters()}
     assert not targets & rates.keys()
 
@@ -213,7 +224,7 @@ def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own():
 
 
 TINY, VIT = "tiny.safetensors", "vit2.safetensors"
-SHARED = {"swav": "vit", "moco_v3": "resnet", "simgcd": "resnet"}
+SHARED = {"swav": "vit", "moco_v3": "resnet", "simgcd": "resnet", SEPARATE[0]: SEPARATE[1]}
 DIVIDED = "swav"
 FROZEN = dict(frozen=0.25, until=3, weight=3.0)
 CLIPPED = "simgcd"

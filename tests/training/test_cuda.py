@@ -13,13 +13,14 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import choose_device, to_device
+from nearkin.method import half_cosine
 from nearkin.methods import METHODS
 from nearkin.metrics.neighbors import nearest
 from nearkin.networks.batch_norm import GroupedBatchNorm
 from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer, constant
+from nearkin.training.optimizer import build_optimizer
 
 pytestmark = pytest.mark.needs("cuda")
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -72,7 +73,9 @@ def test_a_step_waits_for_nothing(name):
     batches = [batch_for(name, step).to(GPU) for step in range(6)]
     method = small(name).to(GPU)
     optimizer = build_optimizer(method, name="sgd", lr=0.05, weight_decay=0.0)
-    taken = steps(method, optimizer, batches, start=0, total=6, schedule=constant(), seed=0)
+    taken = steps(
+        method, optimizer, batches, start=0, total=6, schedule=half_cosine(1.0, 1.0), seed=0
+    )
     next(taken)  # what is set up once may wait
     try:
         torch.cuda.set_sync_debug_mode("error")

@@ -1,7 +1,9 @@
 """Whether collapse is told from health: on vectors whose geometry is known."""
 
+import itertools
 import math
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -12,12 +14,20 @@ from kills import resumed_steps
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.errors import CollapsedError, DivergedError
+from nearkin.errors import CollapsedError, DivergedError, StoppedError
 from nearkin.method import HealthBounds
 from nearkin.methods.byol import BYOL
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
-from nearkin.training.health import PATIENCE, SETTLED, Alarm, health, verdict, violations
+from nearkin.training.health import (
+    PATIENCE,
+    SETTLED,
+    Alarm,
+    Monitor,
+    health,
+    verdict,
+    violations,
+)
 
 SOUND = dict(effective_rank=30.0, directions=64.0, feature_std=0.98, mean_cosine=0.02)
 
@@ -85,10 +95,10 @@ def alarms(evaluations, start=SETTLED):
     return [alarm.update(each, start + 0.01 * number) for number, each in enumerate(evaluations)]
 
 
-def test_three_evaluations_in_a_row_are_reported_once_and_a_healthy_one_starts_the_count_anew():
+def test_three_evaluations_in_a_row_are_reported_and_a_healthy_one_starts_the_count_anew():
     assert PATIENCE == 3
     reports = alarms([SOUND, ALIKE, ALIKE, ALIKE, ALIKE, ALIKE])
-    assert [bool(text) for text in reports] == [False, False, False, True, False, False]
+    assert [bool(text) for text in reports] == [False, False, False, True, True, True]
     assert "spread below 0.65 and mean cosine above 0.55" in reports[3]
     assert not any(alarms([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, SOUND]))
     assert any(alarms([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, ALIKE]))
@@ -108,13 +118,13 @@ def test_a_spread_that_rises_is_no_collapse_but_one_that_fluctuates_or_a_rank_th
     assert any(alarms([ALIKE | dict(effective_rank=float(rank)) for rank in range(1, 6)]))
 
 
-def collapsing(out, **settings):
+def collapsing(out, resume=False, **settings):
     """A run whose weights decay to nothing."""
     config = TrainConfig(
         backbone="tiny", image_size=16, batch_size=16, epochs=7, evaluate_every=1, lr=0.05,
         optimizer="adamw", weight_decay=19.0, save_every=1000, report=False, **settings,
     )  # fmt: skip
-    return train(pixels(64), config, output=out)
+    return train(pixels(64), config, output=out, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +150,28 @@ def test_a_run_that_is_to_stop_on_it_saves_first_and_can_go_on(collapsed, tmp_pa
     assert resumed_steps(out) == [step]
     files = ("encoder.safetensors", "metrics.csv")
     assert bytes_of(out, *files) == bytes_of(collapsed.path, *files)
+
+
+def test_a_run_in_pieces_stops_after_the_step_where_an_unbroken_one_does(tmp_path, monkeypatch):
+    """With two evaluations in a piece, no third one in a row had ever come."""
+    with pytest.raises(CollapsedError) as unbroken:
+        collapsing(tmp_path / "whole", on_collapse="stop")
+    evaluate, evaluations = Monitor.evaluate, itertools.count(1)
+
+    def interrupted(monitor, method):
+        if next(evaluations) % 2 == 0:
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(monitor, method)
+
+    monkeypatch.setattr(Monitor, "evaluate", interrupted)
+    out = tmp_path / "parts"
+    with pytest.raises(StoppedError):
+        collapsing(out, on_collapse="stop")
+    with pytest.raises(CollapsedError) as broken:
+        collapsing(out, on_collapse="stop", resume=True)
+    assert str(broken.value) == str(unbroken.value)
+    with pytest.raises(CollapsedError):  # nothing has become better
+        collapsing(out, on_collapse="stop", resume=True)
 
 
 def test_a_method_of_ones_own_declares_its_bounds():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 from typing import get_args, get_type_hints
 
@@ -19,15 +20,15 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR
 from nearkin.config import TrainConfig
 from nearkin.distributed import native_precision
 from nearkin.errors import UsageError
-from nearkin.method import Method
+from nearkin.method import Method, half_cosine
 from nearkin.networks.branch import Backbone, Branch, frozen_copy, mlp
+from nearkin.training.fit import schedule_for
 from nearkin.training.loop import clip_gradients, gradients, steps, total_norm
 from nearkin.training.muon import Muon, is_matrix, orthogonal
 from nearkin.training.optimizer import (
     LARS,
     build_optimizer,
-    constant,
-    half_cosine,
+    main_rate,
     set_learning_rates,
     warmup_cosine,
     warmup_milestones,
@@ -218,6 +219,7 @@ def test_what_requires_gradients_is_held_once_with_the_learning_rate_of_its_pref
     groups = [(group["lr"], names_of(method, group["params"])) for group in optimizer.param_groups]
     rates = {n: rate for rate, names in groups for n in names}
     assert rates == {n: pytest.approx(0.4 if n.startswith("predictor.") else 0.2) for n in rates}
+    assert main_rate(optimizer) == pytest.approx(0.2)  # which metrics.csv has
 
 
 def test_the_most_specific_prefix_wins_and_one_that_names_nothing_is_refused():
@@ -391,6 +393,19 @@ def test_a_cosine_a_warmup_and_drops_are_torchs():
     assert_same_rates(drops, MultiStepLR, milestones=[12, 16], gamma=0.1)
 
 
+@pytest.mark.parametrize("milestones", [(), (0.9,)])
+def test_a_warmup_shorter_than_a_step_is_left_out(milestones):
+    """At a rate of zero, a training of one step had learned nothing."""
+    config = TrainConfig(
+        encoder="e", epochs=2, freeze_epochs=0, warmup=0.1, lr_milestones=milestones
+    )
+    first = {total: schedule_for(config, total)(0.0) for total in (1, 9, 10, 20)}
+    assert first == {1: 1.0, 9: 1.0, 10: 0.0, 20: 0.0}
+    frozen = replace(config, freeze_epochs=1)  # of 18 steps, the backbone learns in 9
+    assert schedule_for(frozen, 18)(0.0) == 1.0
+    assert schedule_for(frozen, 20)(0.0) == 0.0
+
+
 def decays(start):
     """The weight decays of matrices and of vectors, in each of the steps from a start to four."""
     method, seen = small("simclr"), []
@@ -453,7 +468,10 @@ def test_a_step_is_that_of_clipped_gradients():
         method = small("simclr")
         before = nn.utils.parameters_to_vector(method.parameters()).detach()
         optimizer = torch.optim.SGD([dict(params=[*method.parameters()], peak_lr=1.0, name="")])
-        batches, options = [batch_for("simclr", 0)], dict(schedule=constant(), clip_norm=limit)
+        batches, options = (
+            [batch_for("simclr", 0)],
+            dict(schedule=half_cosine(1.0, 1.0), clip_norm=limit),
+        )
         next(steps(method, optimizer, batches, start=0, total=1, seed=0, **options))
         moved = (nn.utils.parameters_to_vector(method.parameters()).detach() - before).norm()
         whole = total_norm(method, gradients(method).values())
@@ -466,7 +484,7 @@ def test_what_is_frozen_takes_no_part_in_the_norm_of_what_is_clipped():
     method = small("swav", freeze_until=0.5)
     before = nn.utils.parameters_to_vector(method.parameters()).detach()
     optimizer = build_optimizer(method, name="sgd", lr=1.0, weight_decay=0.0)
-    batches, options = [batch_for("swav", 0)], dict(schedule=constant(), clip_norm=0.01)
+    batches, options = [batch_for("swav", 0)], dict(schedule=half_cosine(1.0, 1.0), clip_norm=0.01)
     next(steps(method, optimizer, batches, start=0, total=1, seed=0, **options))
     moved = nn.utils.parameters_to_vector(method.parameters()).detach() - before
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)

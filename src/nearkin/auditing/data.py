@@ -57,9 +57,9 @@ class Audited:
         return np.flatnonzero(self.is_test)
 
     @property
-    def num_seen(self) -> int:
-        """How many test images the run of the encoder was trained on, as far as is known."""
-        return 0 if self.seen is None else int(self.seen[self.is_test].sum())
+    def num_seen(self) -> int | None:
+        """How many test images the run of the encoder was trained on; None where unknown."""
+        return None if self.seen is None else int(self.seen[self.is_test].sum())
 
     @property
     def groups(self) -> Int[np.ndarray, " n"]:
@@ -110,7 +110,7 @@ def open_parts(
     elif split:
         images = replace(images, splits=splits_of(column(split).tolist()))
     used = trained_or_scored(images) if has_test_part(images.splits) else images
-    for line in lines(used.notes):
+    for line in used.decisions():
         log.info(line)
     names = frozenset(used.names)
     kept = np.array([name in names for name in images.names])

@@ -151,7 +151,7 @@ class Audit(Result):
     def lines(self) -> list[str]:
         """Format what was found, subject by subject; the price stands below."""
         lines = [
-            f"{subject if not number else '':7}{sentence}"
+            f"{subject if not number else '':8}{sentence}"
             for subject, said in self._facts()
             for number, sentence in enumerate(said)
         ]

@@ -25,7 +25,6 @@ from nearkin.metrics.metric import Difference, Metric, difference, share
 from nearkin.run.folder import RunFolder
 
 OURS: Final = "classifier"  # The result among the baselines
-DOUBTS: Final = 100  # Labels to check, at most
 SURE: Final = 0.5  # Probability of another class from which a label is to be checked
 
 
@@ -111,7 +110,7 @@ class Outcome:
                 classes[predicted[row]],
                 float(score[row]),
             )
-            for row in wrong[np.argsort(-score[wrong], kind="stable")][:DOUBTS]
+            for row in wrong[np.argsort(-score[wrong], kind="stable")]
         ]
 
     @cached_property

@@ -45,8 +45,9 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     }
     notes = [f"{flag}: {count(n, 'image')}" for flag, n in summary["flags"].items()]
     doubts = len(summary["labels_to_check"])
+    learned = sum(each["train"] > 0 for each in summary["classes"])  # others are in the test part
     return [
-        f"learned {len(summary['classes'])} classes from {count(sizes['train'], 'image')}, "
+        f"learned {count(learned, 'class')} from {count(sizes['train'], 'image')}, "
         f"{summary['train_layers']}: {summary['protocol']}",
         *aligned(metric_rows(columns)),
         *notes,

@@ -88,6 +88,12 @@ class Assignments:
 COLUMNS: Final = ("path", *(column.name for column in fields(Assignments)[2:]))
 
 
+NUMBERS: Final = (
+    "score", "margin", "entropy", "view_agreement", "neighbor_agreement", "similarity",
+)  # fmt: skip
+"""Of these, those of numbers, which may be missing."""
+
+
 def rounded(value: Any) -> Any:
     """Round a float to four digits; None for NaN."""
     if not isinstance(value, float):

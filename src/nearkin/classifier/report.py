@@ -1,6 +1,6 @@
 """What the pages and files of a discovery and of a classification have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -17,6 +17,7 @@ from nearkin.evaluation.vectors import write_embeddings
 from nearkin.report.page.blocks import ClassView, Page, Tile
 from nearkin.report.pages import store_page, write_page
 from nearkin.run.copies import copy_to
+from nearkin.run.edits import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.tables import write_csv
@@ -108,11 +109,7 @@ def write_results(
     """
     write_csv(folder.assignments, COLUMNS, assignments.table())
     if config.copy_to:
-        destination = Path(config.copy_to)
-        copied = copy_to(
-            destination, images, assignments.rows, assignments.class_names, data=[data]
-        )
-        log.info(f"copied {copied} images to {destination}")
+        _copy(config.copy_to, images, assignments.rows, assignments.class_names, data, log)
     write_embeddings(folder.embeddings, embeddings, encoder)
     store_page(folder, page)
     if config.report:
@@ -120,3 +117,38 @@ def write_results(
     folder.write_summary(dict(summary))
     if config.report:
         log.info(f"report {folder.report.resolve()}")
+
+
+def complete_results(
+    folder: RunFolder,
+    config: DiscoverConfig | ClassifyConfig,
+    images: Images,
+    *,
+    data: str,
+    log: Logger,
+) -> None:
+    """Make what is asked of a finished run and is missing: copies of the images, the report.
+
+    Copies go by the names that classes have by now.
+    """
+    copies = bool(config.copy_to) and not any(Path(config.copy_to).glob("*"))
+    report = config.report and not folder.report.exists()
+    if copies:
+        of = class_names(folder)
+        rows = np.array([row for row, name in enumerate(images.names) if name in of], np.int64)
+        names = [of[images.names[row]] for row in rows.tolist()]
+        _copy(config.copy_to, images, rows, names, data, log)
+    if report:
+        write_page(folder, images)
+        log.info(f"report {folder.report.resolve()}")
+    if copies or report:
+        folder.write_settings(config, data)
+    else:
+        log.info("already complete")
+
+
+def _copy(
+    folder: str, images: Images, rows: Rows, classes: Sequence[str], data: str, log: Logger
+) -> None:
+    copied = copy_to(Path(folder), images, rows, classes, data=[data])
+    log.info(f"copied {copied} images to {Path(folder)}")

@@ -1,6 +1,5 @@
 """A function of `nearkin.commands` as a command: parse, call, print what it returns."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from inspect import Parameter as Argument
@@ -11,13 +10,13 @@ from typing import Any
 from docstring_parser import parse_from_object
 
 from nearkin.cli.declared import declared, imported
-from nearkin.cli.parameters import is_list, parameters_of, settings_of
+from nearkin.cli.parameters import is_list, is_number, parameters_of, settings_of
 from nearkin.cli.terminal import Terminal
-from nearkin.config import TRUST, RunConfig, settings_from
+from nearkin.config import EXCLUSIVE, TRUST, RunConfig, settings_from
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.schema import check_value, from_text, types_of
-from nearkin.text import aligned, printable
+from nearkin.text import aligned, json_text, printable
 from nearkin.toml import read_toml, settings_file
 
 
@@ -43,8 +42,9 @@ def command_of(target: str, name: str, *, everything: bool) -> tuple[Callable[..
         from nearkin.distributed import is_main_process
 
         is_first = is_main_process()
-        with Terminal(quiet or json or not is_first) as terminal:
-            shown = {"verbose": terminal} if "verbose" in hints else {}
+        with Terminal() as terminal:
+            verbose = not (quiet or json) and is_first and terminal
+            shown = {"verbose": verbose} if "verbose" in hints else {}
             result = imported(target)(**given, **shown)
         if is_first and result is not None:
             show(result, as_json=json)
@@ -59,8 +59,8 @@ def command_of(target: str, name: str, *, everything: bool) -> tuple[Callable[..
 
 
 def _value(name: str, value: Any, kind: Any) -> Any:
-    """What was typed, with the parts of a list; UsageError if it is none."""
-    if not (isinstance(value, str) and is_list(kind)):
+    """What was typed, as a number or with the parts of a list; UsageError if it is none."""
+    if not (isinstance(value, str) and (is_list(kind) or is_number(kind))):
         return value
     return check_value(name, from_text(value, kind), kind)
 
@@ -78,6 +78,8 @@ def _configured(
     }
     file = given.get("config_file")
     stored = read_toml(settings_file(file), kind) if file else {}
+    replaced = {name for group in EXCLUSIVE if typed.keys() & {*group} for name in group}
+    stored = {name: value for name, value in stored.items() if name not in replaced}
     named = {name: value for name, value in stored.items() if name not in {**typed, **arguments}}
     check_trusted(named, file or Path(), typed.get(TRUST, False))
     for word in words:
@@ -114,7 +116,7 @@ def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
 def show(result: Any, *, as_json: bool) -> None:
     """Print a result: as JSON, or as lines for people, each of them one line whatever it names."""
     if as_json:
-        print(json.dumps(_plain(result)))
+        print(json_text(_plain(result)))
         return
     text = [printable(line).replace("\n", r"\n") for line in _lines(result)]
     print("\n".join(text))

@@ -125,21 +125,31 @@ def _name(name: str) -> str | tuple[str, ...]:
 
 
 def _typed(kind: Any) -> Any:
-    """A type as it is parsed: paths, lists and whatever Python takes beside text are text."""
+    """A type as it is parsed: numbers, paths, lists and what Python takes beside text are text."""
     members = get_args(kind) or (kind,)
-    if kind is Any or {Path, str} & {*members} or is_list(kind):
+    if kind is Any or {Path, str} & {*members} or is_list(kind) or is_number(kind):
         return str | None if type(None) in members else str
     return kind
 
 
 def is_list(kind: Any) -> bool:
     """Whether a type holds several values, which are typed one after the other."""
+    return _holds(kind, inspect.ListType)
+
+
+def is_number(kind: Any) -> bool:
+    """Whether a type holds numbers, which are parsed as Python's are: 1.5 is no whole one."""
+    return _holds(kind, inspect.IntType) or _holds(kind, inspect.FloatType)
+
+
+def _holds(kind: Any, member: type[inspect.Type]) -> bool:
     try:
         whole = inspect.type_info(kind)
     except TypeError:  # of what only Python gives, such as an array
         return False
     members = whole.types if isinstance(whole, inspect.UnionType) else (whole,)
-    return any(isinstance(each, inspect.ListType) for each in members)
+    bare = (each.type if isinstance(each, inspect.Metadata) else each for each in members)
+    return any(isinstance(each, member) for each in bare)
 
 
 def _limits(kind: Any) -> str:

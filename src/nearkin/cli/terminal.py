@@ -23,8 +23,7 @@ BAR_SIZE: Final = 4, 40  # characters of the bar, at least and at most
 class Terminal:
     """A reporter that prints. The bar is removed from the screen, whatever ends the run."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
+    def __init__(self) -> None:
         self._live: Live | None = None
         self._shown = time.monotonic()
 
@@ -36,16 +35,15 @@ class Terminal:
 
     def info(self, text: str) -> None:
         """Print a log line above the bar."""
-        if not self._quiet:
-            err.print(printable(text))
-            self._shown = time.monotonic()
+        err.print(printable(text))
+        self._shown = time.monotonic()
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Update the bar, at most every `OFTEN` seconds."""
         redrawn = can_redraw()
         if done == total:
             self._clear()
-        elif time.monotonic() - self._shown >= (OFTEN if redrawn else SELDOM) and not self._quiet:
+        elif time.monotonic() - self._shown >= (OFTEN if redrawn else SELDOM):
             self._shown = time.monotonic()
             if redrawn:
                 ascii_only = err.options.ascii_only

@@ -1,5 +1,6 @@
 """`nearkin audit`: what a split of images hides, and what an encoder follows."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,8 +9,10 @@ from typing import Any
 
 from nearkin.auditing.data import Audited, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import check_output, places, table_of, write_rows
+from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
@@ -17,19 +20,19 @@ from nearkin.evaluation.column import Values
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import landmark_rows
 from nearkin.evaluation.table import are_vectors
-from nearkin.files import replace_text, writing
+from nearkin.files import creating, replace_text
 from nearkin.report.image_map import by_column, image_map
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
 from nearkin.report.pages import with_thumbnails
-from nearkin.run.data import trained_on
+from nearkin.run.data import runs_of, trained_on
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import Auto
 from nearkin.text import as_text
 
 
+@command
 def audit(
     data: Any = None,
     *,
@@ -43,12 +46,12 @@ def audit(
     page: PathLike | None = None,
     overwrite: bool = False,
     precision: float = 0.99,
-    image_size: int | Auto = "auto",
+    image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
-    workers: int | Auto = "auto",
+    workers: AutoCountOrZero = "auto",
     verbose: bool | Reporter = True,
 ) -> Audit:
     """Find what a split of images hides: leaks and what they cost, and labels that may be wrong.
@@ -66,7 +69,8 @@ def audit(
         split: The column of the table that names the part of each image: train, val or test.
         labels: The classes, as `nearkin train` takes them: auto, none, folders, or a table.
         ignore: A column of that table, or of DATA, that features are to ignore, such as camera.
-        output: A .csv file for the repaired split, which other commands take as data.
+        output: A .csv file for the repaired split, which other commands take as data; of features
+            alone, if it lies in the folder that their paths are relative to.
         page: A .html file, to look at what was found; with --ignore, also at a map of the images,
             colored by the column.
         overwrite: Replace these files.
@@ -93,8 +97,11 @@ def audit(
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         if encoder is None:
-            if labels != "auto":
-                raise UsageError(f"--labels {labels} is of images, not of features; omit it")
+            if (labels, image_size, allow_partial) != ("auto", "auto", False):
+                raise UsageError(
+                    "--labels, --image-size and --allow-partial are of images with an encoder, "
+                    "not of features; leave them out"
+                )
             audited, ignored = _of_vectors(sets, split, ignore, log)
         else:
             loaded = load(
@@ -106,7 +113,8 @@ def audit(
             images, ignored = open_parts(sets, split, ignore, labels, log)
             audited = of_images(images, loaded, where, processes, log)
             assert audited.images is not None
-            audited = replace(audited, seen=trained_on(name_of(encoder), audited.images))
+            if runs_of(name_of(encoder)):
+                audited = replace(audited, seen=trained_on(name_of(encoder), audited.images))
             ignored = ignored[audited.embeddings.rows]
         found = examine(
             audited,
@@ -121,7 +129,7 @@ def audit(
         _write_split(Path(output), found)
     if page is not None:
         name, map_ = Path(data_name(sets[0])).name, _colored(found, ignored)
-        with writing(Path(page)):
+        with creating(Path(page)):
             shown = with_thumbnails(found.page(name), audited.images, processes)
             replace_text(Path(page), render(shown, map_))
     return found
@@ -155,7 +163,8 @@ def _of_vectors(
 ) -> tuple[Audited, Values]:
     """Read features; refuse images, which need an encoder."""
     for each in sets:
-        if not (isinstance(each, Embeddings) or are_vectors(Path(str(each)))):
+        is_path = isinstance(each, str | os.PathLike)
+        if not (isinstance(each, Embeddings) or (is_path and are_vectors(Path(each)))):
             raise UsageError(f"{data_name(each)}: these are images; give --encoder, too")
     with ExitStack() as stack:
         tables = [stack.enter_context(table_of(each, log)) for each in sets]

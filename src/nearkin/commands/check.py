@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from typing_extensions import override
 
+from nearkin.commands.arguments import command
 from nearkin.config import TrainConfig
 from nearkin.data import notes
 from nearkin.data.duplicates import duplicates, leaks
@@ -118,6 +119,7 @@ def _summary(classes: dict[str, int]) -> str:
     return f"{count(len(classes), 'class')} of {each} images, for scoring only"
 
 
+@command
 def check(
     data: Any,
     *,

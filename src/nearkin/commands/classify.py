@@ -22,6 +22,8 @@ from nearkin.classification.report import write_outcome
 from nearkin.classifier.assignments import assign
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.classifier.layers import trained_parts
+from nearkin.classifier.report import complete_results
+from nearkin.commands.arguments import command
 from nearkin.commands.run import Run
 from nearkin.commands.settings import EncoderLike, PathLike, given, name_of
 from nearkin.config import ClassifyConfig
@@ -29,14 +31,16 @@ from nearkin.data.cache import cache_for, free_disk
 from nearkin.distributed import available_cpus, free_memory, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import UsageError
-from nearkin.run.data import held_share, note_labels, note_undecodable, write_bad_files
+from nearkin.run.data import held_share, list_bad, note_labels, note_undecodable
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
 from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.schema import option
 from nearkin.training.start import write_start
 
 
+@command
 def classify(
     encoder: EncoderLike,
     data: Any,
@@ -83,20 +87,21 @@ def classify(
     ) as run:
         for line in start.lines():
             run.log.info(line)
-        list_bad = partial(write_bad_files, folder.bad_files)
-        resumed = folder if resume else None
-        dataset = open_labeled_data(data, run.config, run.log.progress, list_bad, resumed)
+        on_open, resumed = partial(list_bad, folder), folder if resume else None
+        dataset = open_labeled_data(data, run.config, run.log.progress, on_open, resumed)
         for line in dataset.lines():
             run.log.info(line)
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
-            run.log.info("already complete")
+            with resource_errors():
+                made_from = data_name(data)
+                complete_results(folder, run.config, dataset.images, data=made_from, log=run.log)
             return Run(folder)
         config = replace(_resolved(run.config, dataset, start), val=held_share(data, run.config))
         run = replace(run, config=config)
-        with resource_errors(64):
+        with resource_errors(resumes=True):
             folder.write_settings(run.config, data_name(data))
             # A resumed run needs the source no longer; trained on is the file from the start.
             write_start(folder, start)
@@ -109,11 +114,11 @@ def classify(
 def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
     """Load the encoder from its source, and refuse settings that it cannot carry out."""
     frozen = config.train_layers in ("linear", "attentive")
-    tuning = ("epochs", "lr", "layer_decay", "batch_size")
+    tuning = ("epochs", "lr", "layer_decay", "batch_size", "augment", "save_every")
     explicit = [name for name in tuning if getattr(config, name) != "auto"]
     if frozen and explicit:
         raise UsageError(
-            f"--{explicit[0].replace('_', '-')} is of fine-tuning; give --train-layers last:N or "
+            f"{option(explicit[0])} is of fine-tuning; give --train-layers last:N or "
             "all, or leave it out"
         )
     if config.labeled and config.labels != "auto":

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from nearkin.choices import Criterion
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import PathLike
-from nearkin.commands.sources import source_of
+from nearkin.commands.sources import check_output, source_of
+from nearkin.config import AutoCountOrZero
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.split import trained_or_scored
@@ -19,7 +21,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.choice import Ranking
 from nearkin.evaluation.evaluate import label_free
 from nearkin.evaluation.metrics import GEOMETRY_IMAGES
-from nearkin.files import check_new, replace_text, writing
+from nearkin.files import creating, replace_text
 from nearkin.methods import METHODS
 from nearkin.pace import under
 from nearkin.report.comparison import (
@@ -36,6 +38,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 
 
+@command
 def compare(
     runs: Sequence[PathLike], *, output: PathLike | None = None, overwrite: bool = False
 ) -> Comparison:
@@ -51,15 +54,15 @@ def compare(
             encoder's run is of the kind of trainings: it says whether training helped.
         OutputError: If the page cannot be written.
     """
-    if output is not None:
-        check_new(Path(output), overwrite=overwrite)
+    check_output(output, ".html", overwrite=overwrite, reads=runs)
     comparison = side_by_side(_finished(runs, "compare"))
     if output is not None:
-        with writing(Path(output)):
+        with creating(Path(output)):
             replace_text(Path(output), comparison.page())
     return comparison
 
 
+@command
 def rank(
     runs: Sequence[PathLike],
     *,
@@ -68,7 +71,7 @@ def rank(
     backbone: nn.Module | None = None,
     trust_remote_code: bool = False,
     device: str = "auto",
-    workers: int | Literal["auto"] = "auto",
+    workers: AutoCountOrZero = "auto",
     verbose: bool | Reporter = True,
 ) -> Ranking:
     """Rank the encoders of finished runs without labels.

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from nearkin.commands.arguments import command
 from nearkin.commands.discover import discover
 from nearkin.commands.run import Run
 from nearkin.commands.settings import PathLike
@@ -11,6 +12,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.run.reporter import Reporter, reporter_of
 
 
+@command
 def demo(
     *,
     output: PathLike = "runs/demo",

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.choices import MODE_METHODS
+from nearkin.classifier.report import complete_results
+from nearkin.commands.arguments import command
 from nearkin.commands.run import Run
 from nearkin.commands.settings import PathLike, given
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import DiscoverConfig, TrainConfig, defaults
 from nearkin.discovery.data import (
-    BATCH_SIZE,
     DiscoveryData,
     check_sizes,
     open_discovery_data,
@@ -24,7 +25,7 @@ from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.methods import method_class
-from nearkin.run.data import held_share, note_labels, write_bad_files
+from nearkin.run.data import held_share, list_bad, note_labels
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import (
@@ -36,9 +37,11 @@ from nearkin.run.opening import (
 )
 from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.schema import option
 from nearkin.training.session import run_worker
 
 
+@command
 def discover(
     data: Any,
     config: DiscoverConfig | None = None,
@@ -83,19 +86,19 @@ def discover(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         config, log = replace(run.config, val=held_share(data, run.config)), run.log
-        list_bad = partial(write_bad_files, folder.bad_files)
-        resumed = folder if resume else None
-        dataset = open_discovery_data(data, config, log.progress, list_bad, resumed)
+        on_open, resumed = partial(list_bad, folder), folder if resume else None
+        dataset = open_discovery_data(data, config, log.progress, on_open, resumed)
         for line in dataset.lines():
             log.info(line)
         check_sizes(dataset, config)
         config = with_encoder(config, dataset.images, log.info)
-        write_bad_files(folder.bad_files, dataset.images)
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
-            log.info("already complete")
+            with resource_errors():
+                made_from = data_name(data)
+                complete_results(folder, run.config, dataset.images, data=made_from, log=log)
             return Run(folder)
         left = dataset.accepted.num_left
         if config.classes == "auto" and left is not None:
@@ -104,7 +107,7 @@ def discover(
         folder.write_settings(config, data_name(data))
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
-        with resource_errors(BATCH_SIZE):
+        with resource_errors(resumes=True):
             _run(Pipeline(data, config, folder, run.device, log), dataset)
     return Run(folder)
 
@@ -131,6 +134,7 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
 
 def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> DiscoverConfig:
     """Return the settings, checked as far as possible without the data."""
+    _check_encoder(config)
     if config.accept:
         config = _next_round(config)
     if bool(config.labeled) == bool(config.known):
@@ -148,8 +152,23 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
     return config
 
 
+def _check_encoder(config: DiscoverConfig) -> None:
+    """Refuse how to train an encoder where one is given, and how to load one where none is."""
+    named, usual = config.encoder != "auto", defaults(DiscoverConfig)
+    by = "--encoder" if named else "--accept"
+    for name in ("method", "max_time", "devices"):
+        value = getattr(config, name)
+        if (named or config.accept) and value != usual[name]:
+            raise UsageError(
+                f"{option(name)} {value} is of the training of an encoder, and {by} gives one; "
+                "leave one of the two out"
+            )
+    if config.allow_partial and not named:
+        raise UsageError("--allow-partial is of the encoder that --encoder names; give both")
+
+
 def _check_method(config: DiscoverConfig) -> None:
-    """Refuse a method of the first stage that needs more than images, and a length without one."""
+    """Refuse a method of the first stage that needs more than images."""
     method = method_class(TrainConfig.method if config.method == "auto" else config.method)
     if method.uses_teacher:
         raise UsageError(
@@ -158,11 +177,6 @@ def _check_method(config: DiscoverConfig) -> None:
         )
     if method.uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
-    if config.max_time and config.encoder != "auto":
-        raise UsageError(
-            f"--max-time {config.max_time} is the length of training an encoder, and --encoder "
-            "gives one; leave one of the two out"
-        )
 
 
 def _next_round(config: DiscoverConfig) -> DiscoverConfig:

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import PathLike
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.errors import DivergedError, UsageError
 from nearkin.extensions import check_trusted
 from nearkin.method import Method
+from nearkin.networks.branch import hooked
 from nearkin.pace import count
 from nearkin.result import Result
 from nearkin.run.data import note_data, open_split
@@ -53,6 +55,7 @@ class Diagnosis(Result):
         return aligned([*self.found.items()])
 
 
+@command
 def doctor(
     run: PathLike = "",
     data: Any = None,
@@ -81,13 +84,13 @@ def doctor(
         CheckpointError: If the images are not those of the run.
     """
     if not os.fspath(run):
-        return Diagnosis(_machine())
+        return Diagnosis(_machine(device))
     return Diagnosis(_replay(RunFolder(Path(run)), data, backbone, trust_remote_code, device))
 
 
-def _machine() -> dict[str, str]:
+def _machine(name: str) -> dict[str, str]:
     """Versions, device, precision and threads."""
-    device = choose_device("auto")
+    device = choose_device(name)
     packages = ("torch", "torchvision", "timm", "numpy", "Pillow", "scikit-learn")
     threads = count(torch.get_num_threads(), "thread")
     return {
@@ -150,17 +153,11 @@ def _watched(method: Method[Any]) -> Iterator[list[str]]:
     """Collect layers in the order in which their outputs stop being finite."""
     places: list[str] = []
 
-    def check(name: str, output: object) -> None:
-        if isinstance(output, Tensor) and not output.isfinite().all():
-            places.append(name)
+    leaves = {m: name for name, m in method.named_modules() if not list(m.children())}
 
-    leaves = {name: m for name, m in method.named_modules() if not list(m.children())}
-    hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: check(name, output))
-        for name, module in leaves.items()
-    ]
-    try:
+    def check(module: nn.Module, _inputs: Any, output: object) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            places.append(leaves[module])
+
+    with hooked(leaves, check):
         yield places
-    finally:
-        for hook in hooks:
-            hook.remove()

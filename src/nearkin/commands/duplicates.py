@@ -1,8 +1,8 @@
 """`nearkin duplicates`: exact and near-duplicates among images, and which of them to keep."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,24 +11,34 @@ import numpy as np
 from jaxtyping import Float, Int, Int64
 from typing_extensions import override
 
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import EncoderLike, PathLike
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
     check_output,
+    features_at,
     open_vectors,
     places,
     write_rows,
 )
-from nearkin.data.duplicates import Groups, exact_groups, keep_one, near_groups, signatures
-from nearkin.data.images import Images
+from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
+from nearkin.data.duplicates import (
+    Groups,
+    Signatures,
+    exact_groups,
+    keep_one,
+    near_groups,
+    signatures,
+)
+from nearkin.data.images import BadFile, Images
 from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.duplicates import LEAST, EditTest, Precision, edit_test
 from nearkin.evaluation.table import EmbeddingTable
-from nearkin.files import replace_text, writing
+from nearkin.files import creating, replace_text
 from nearkin.metrics.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.duplicates_page import Pair, duplicates_page
@@ -39,7 +49,6 @@ from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import Auto
 from nearkin.text import aligned, as_text
 
 PRECISION: Final = 0.99  # Of the threshold that is chosen by default
@@ -73,6 +82,8 @@ class DuplicateTable(Result):
     """Cluster by cluster: the kept image, then its duplicates, the most similar first."""
     threshold: float | None = None  # Least cosine of features; None without features
     estimate: Precision | None = None  # Of the threshold; None without an encoder
+    bad: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Names of images that cannot be read, with the reason; they are in no list."""
 
     @property
     def dropped(self) -> tuple[Duplicate, ...]:
@@ -100,9 +111,10 @@ class DuplicateTable(Result):
         if self.estimate is not None:
             title = f"on edited copies of {self.estimate.num} images:"
             lines += [title, *aligned(self.estimate.rows())]
-        return lines
+        return lines + [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
 
 
+@command
 def duplicates(
     data: Any,
     *,
@@ -114,12 +126,12 @@ def duplicates(
     overwrite: bool = False,
     threshold: float | None = None,
     precision: float | None = None,
-    image_size: int | Auto = "auto",
+    image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
-    workers: int | Auto = "auto",
+    workers: AutoCountOrZero = "auto",
     verbose: bool | Reporter = True,
 ) -> DuplicateTable:
     """Find exact and near-duplicates, and which image of each to keep.
@@ -154,13 +166,13 @@ def duplicates(
         OutputError: If a target exists or cannot be written.
         CheckpointError: If vectors are damaged, or of something else.
     """
-    features = vectors if encoder is None else encoder
-    _check_threshold(threshold, precision, has_features=features is not None)
+    features = features_at(vectors) if encoder is None else encoder
+    encoding = (image_size, allow_partial) != ("auto", False)
+    _check_options(threshold, precision, encoding=encoding, has_features=features is not None)
     _check_outputs(output, page, apply, data, encoder, vectors, overwrite=overwrite)
     log = reporter_of(verbose)
     processes = available_cpus() if workers == "auto" else workers
-    images = open_images(data, on_progress=log.progress)
-    known = signatures(images, log.progress)
+    images, known = _opened(data, log)
     groups, order = near_groups(known, log.progress), _preferred(images)
     keeper, similar = by_pixels = keep_one(known, groups, order)
     estimate, others = None, list[Pair]()
@@ -182,17 +194,33 @@ def duplicates(
                 opened.table, rows, order, by_pixels, threshold, log.progress
             )
     pairs = list(_pairs(keeper, by_pixels[0], exact_groups(known), similar))
-    found = DuplicateTable(len(images), tuple(_duplicates(images, pairs)), threshold, estimate)
+    found = _table(images, pairs, threshold, estimate)
     if output is not None:
         write_rows(Path(output), COLUMNS, map(astuple, found.duplicates))
     if page is not None:
         about = Path(data_name(data)).name, f"{found.lines()[0]}."
         content = duplicates_page(images, *about, estimate, pairs, others)
-        with writing(Path(page)):
+        with creating(Path(page)):
             replace_text(Path(page), render(with_thumbnails(content, images, processes)))
     if apply is not None:
         _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
     return found
+
+
+def _opened(data: Any, log: Reporter) -> tuple[Images, Signatures]:
+    """Open images, without those that cannot be decoded, and log what was decided about them."""
+    images = open_images(data, on_progress=log.progress)
+    known = signatures(images, log.progress)
+    decoded = np.array([any(digest) for digest in known["digest"].tolist()])
+    damaged = [
+        BadFile(images.names[row], "cannot be decoded", int(images.num_bytes[row]))
+        for row in np.flatnonzero(~decoded).tolist()
+    ]
+    sound = images.subset(np.flatnonzero(decoded))
+    images = replace(sound, bad=tuple(sorted((*images.bad, *damaged), key=lambda file: file.name)))
+    for line in images.decisions():
+        log.info(line)
+    return images, known[decoded]
 
 
 def _test(
@@ -207,7 +235,7 @@ def _test(
 
     Also None where one is given, and a few images could not say how precise it is.
     """
-    encoder = opened.encoder()
+    encoder = opened.encoder
     enough = threshold is None or len(rows) >= LEAST
     if encoder is None or images.channels is not None or not enough:
         return None
@@ -249,17 +277,20 @@ def _by_features(
     return keeper[keeper], np.minimum(similar, similar[keeper])
 
 
-def _check_threshold(
-    threshold: float | None, precision: float | None, *, has_features: bool
+def _check_options(
+    threshold: float | None, precision: float | None, *, encoding: bool, has_features: bool
 ) -> None:
-    """Refuse what cannot be done before anything is computed."""
+    """Refuse a threshold that is none, or two; and options of features, without them."""
+    given = {
+        "--threshold": threshold is not None,
+        "--precision": precision is not None,
+        "--image-size or --allow-partial": encoding,
+    }
+    for name in (name for name, is_given in given.items() if is_given and not has_features):
+        raise UsageError(f"{name} is of features; give --encoder or --vectors, too")
     if threshold is not None and precision is not None:
         raise UsageError("--precision chooses the threshold, and --threshold is one; give one")
     for name, value in (("threshold", threshold), ("precision", precision)):
-        if value is not None and not has_features:
-            raise UsageError(
-                f"--{name} is on the cosine of features; give --encoder or --vectors, too"
-            )
         if value is not None and not 0 < value <= 1:
             raise UsageError(f"--{name} {value:g} is not above 0 and at most 1")
 
@@ -298,6 +329,17 @@ def _pairs(
         of = int(keeper[row])
         why = "same bytes" if exact[row] == exact[of] else "near-duplicate"
         yield Pair(of, row, float(similar[row]), why if by_pixels[row] == of else BY_FEATURES)
+
+
+def _table(
+    images: Images,
+    pairs: Iterable[Pair],
+    threshold: float | None,
+    estimate: Precision | None,
+) -> DuplicateTable:
+    bad = {file.name: file.reason for file in images.bad}
+    duplicates = tuple(_duplicates(images, pairs))
+    return DuplicateTable(len(images), duplicates, threshold, estimate, bad)
 
 
 def _duplicates(images: Images, pairs: Iterable[Pair]) -> Iterator[Duplicate]:

@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from nearkin.choices import Engine
+from nearkin.commands.arguments import command
 from nearkin.commands.embed_run import embed_run
 from nearkin.commands.embed_shards import embed_shards, makes_shards
 from nearkin.commands.features import check_alone, features_of, opened
@@ -23,15 +24,17 @@ from nearkin.evaluation.column import check_values, remove_column
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.shards import ShardsWritten
 from nearkin.evaluation.vectors import FORMATS, check_format, write_embeddings
-from nearkin.files import check_new
 from nearkin.run.data import hold_out
 from nearkin.run.failures import resource_errors
+from nearkin.run.folder import check_target
 from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.schema import Count
 
 OTHER_FORMATS: Final = (".csv", ".tsv", ".json", ".txt", ".h5", ".pt", ".pkl", ".feather")
 """Endings of files that features are not written to, and no run folder has."""
 
 
+@command
 def embed(
     encoder: EncoderLike,
     data: Any,
@@ -59,9 +62,10 @@ def embed(
         settings: Fields of `nearkin.EmbedConfig`, other than those of a run folder.
 
     Returns:
-        Unit vectors, a row per readable image, in the order of the data. With `ignore`, LEACE
-        removes that column from them, fitted to those that are not held out, within classes where
-        they have labels; what kNN predicts of it for the others before and after is logged.
+        Unit vectors, a row per readable image, in the order of `paths`, which is that of the
+        names: a list of paths may have another. With `ignore`, LEACE removes that column from
+        them, fitted to those that are not held out, within classes where they have labels; what
+        kNN predicts of it for the others before and after is logged.
 
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
@@ -72,7 +76,7 @@ def embed(
     if path is not None:
         check_format(path)
         for file in (path, path.with_suffix(".csv")) if path.suffix == ".npy" else (path,):
-            check_new(file, overwrite=overwrite, reads=[data, config.labels])
+            check_target(file, overwrite=overwrite, reads=[data, config.labels])
     embeddings = _features(config, data, backbone, log)
     if path is not None:
         write_embeddings(path, embeddings, embeddings.encoder)
@@ -80,13 +84,14 @@ def embed(
     return embeddings
 
 
+@command
 def embed_files(
     encoder: EncoderLike,
     data: Any,
     config: EmbedConfig | None = None,
     *,
     output: PathLike | None = None,
-    shard_size: int | None = None,
+    shard_size: Count | None = None,
     shard: str = "",
     engine: Engine = "local",
     resume: bool = False,
@@ -165,4 +170,5 @@ def _unit_features(
     where = choose_device(config.device)
     with resource_errors():
         embeddings = features_of(config, encoder, images, where, processes, log)
-    return replace(embeddings.normalized(), encoder=encoder.digest)
+    bad = {file.name: file.reason for file in images.bad} | {**embeddings.bad}
+    return replace(embeddings.normalized(), bad=dict(sorted(bad.items())), encoder=encoder.digest)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from nearkin.classifier.features import UNTOUCHED, Extraction
+from nearkin.commands.arguments import command
 from nearkin.commands.features import check_no_column, loaded, with_precision
 from nearkin.commands.run import Run
 from nearkin.commands.settings import EncoderLike, PathLike, given, name_of
@@ -37,6 +38,7 @@ from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.training.health import health
 
 
+@command
 def embed_run(
     encoder: EncoderLike,
     data: Any,

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from nearkin.choices import Engine
+from nearkin.commands.arguments import command
 from nearkin.commands.features import (
     check_alone,
     check_no_column,
@@ -31,6 +32,7 @@ from nearkin.evaluation.shards import MOST, ShardFolder, ShardsWritten, note_on
 from nearkin.evaluation.table import are_vectors
 from nearkin.pace import Pace
 from nearkin.run.reporter import Reporter, Silent, reporter_of
+from nearkin.schema import Count
 
 
 def makes_shards(
@@ -41,13 +43,14 @@ def makes_shards(
     return asked or (output is not None and Path(output).is_dir() and are_vectors(Path(output)))
 
 
+@command
 def embed_shards(
     encoder: EncoderLike,
     data: Any,
     config: EmbedConfig | None = None,
     *,
     output: PathLike,
-    shard_size: int | None = None,
+    shard_size: Count | None = None,
     shard: str = "",
     engine: Engine = "local",
     backbone: nn.Module | None = None,
@@ -84,8 +87,6 @@ def embed_shards(
     check_no_column(config)
     path = Path(output)
     shard_size = ShardFolder.shard_size(path) if shard_size is None else shard_size
-    if shard_size < 1:
-        raise UsageError(f"--shard-size {shard_size} is less than one image; give at least 1")
     first, step = _turn(shard)
     log = reporter_of(verbose)
     if engine == "ray":

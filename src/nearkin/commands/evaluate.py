@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from nearkin.choices import Protocol
+from nearkin.commands.arguments import command
 from nearkin.commands.embed_run import resolved
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.features import features_of
 from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.sources import VectorsLike, is_table, source_of
-from nearkin.config import EmbedConfig, TrainConfig
+from nearkin.config import AutoCountOrZero, AutoImageSize, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.notes import lines
 from nearkin.data.opening import column_of
 from nearkin.data.split import Split
 from nearkin.distributed import available_cpus, choose_device
@@ -28,16 +28,15 @@ from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
-from nearkin.evaluation.protocols import chosen
 from nearkin.pace import count
 from nearkin.run.data import changed_data, note_column, open_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import Auto
 from nearkin.training.session import encoders_beside
 
 
+@command
 def evaluate(
     encoder: EncoderLike | Embeddings,
     data: Any = None,
@@ -46,12 +45,12 @@ def evaluate(
     protocol: Sequence[Protocol] = ("quick",),
     features: Literal["backbone", "embedding"] = "backbone",
     ignore: str = "",
-    image_size: int | Auto = "auto",
+    image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
-    workers: int | Literal["auto"] = "auto",
+    workers: AutoCountOrZero = "auto",
     verbose: bool | Reporter = True,
 ) -> Evaluation:
     """Measure an encoder beside its baselines: its start, the untrained network, raw pixels.
@@ -96,9 +95,9 @@ def evaluate(
     Raises:
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
-    chosen(protocol)  # refused before anything is opened
     if is_table(encoder):
-        if (data, features, image_size, allow_partial, backbone) != OF_IMAGES:
+        objects = data is not None, backbone is not None
+        if (*objects, features, image_size, allow_partial) != OF_IMAGES:
             raise UsageError("of features, no images are read; give --bank at most")
         return evaluate_vectors(encoder, bank, protocol, ignore, device, verbose)
     name = name_of(encoder)
@@ -171,7 +170,7 @@ def _opened(
     """Open images, divided as the run has noted, and say whether they are those of the run."""
     resumed = folder if folder.config.exists() else None
     split = open_split(data, config, log.progress, resumed=resumed)
-    for line in lines(split.images.notes):
+    for line in split.images.decisions():
         log.info(line)
     changes = changed_data(split)
     if changes:
@@ -182,7 +181,7 @@ def _opened(
     return split, not changes
 
 
-OF_IMAGES: Final = (None, "backbone", "auto", False, None)
+OF_IMAGES: Final = (False, False, "backbone", "auto", False)
 """What `evaluate` takes of images, where there are only vectors."""
 
 
@@ -205,7 +204,8 @@ def _run_of(
     """Return the run folder of an encoder, with its settings and what its images are opened from.
 
     An encoder that is of no run has the default settings, and no images. Settings that name code
-    to make images or views with are refused, unless it is trusted.
+    to make images or views with are refused, unless it is trusted. However many images cannot be
+    read, the others are measured.
     """
     folder = RunFolder(Path(encoder))
     if is_own(encoder) and not folder.path.is_file():
@@ -214,10 +214,10 @@ def _run_of(
         config, _ = folder.encoder_settings()
         trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         source = source_of(folder, data, augment=config.augment, **trust)
-        return folder, replace(config, **trust), source
+        return folder, replace(config, **trust, max_bad=1.0), source
     if data is None:
         raise UsageError(f"{encoder} keeps no images; give its images, too")
-    return folder, EmbedConfig(encoder=encoder), data
+    return folder, EmbedConfig(encoder=encoder, max_bad=1.0), data
 
 
 def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:

@@ -1,15 +1,18 @@
 """`nearkin explore`: the report of a run or of features, in a browser or a file."""
 
 import re
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import PathLike, name_of
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
+    check_output,
     images_of,
     is_table,
     table_encoder,
@@ -17,15 +20,17 @@ from nearkin.commands.sources import (
 )
 from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
-from nearkin.files import check_new, writing
-from nearkin.report.pages import write_page, write_table_page
+from nearkin.files import creating
+from nearkin.report.pages import files_beside, write_page, write_table_page
 from nearkin.report.server import LOOPBACK, Server
 from nearkin.report.site import RunSite
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.run.folder import RunFolder, check_target
+from nearkin.run.reporter import Reporter, Silent, reporter_of
+from nearkin.schema import CountOrZero, Port
 
 
+@command
 def explore(
     run: VectorsLike,
     data: Any = None,
@@ -33,11 +38,11 @@ def explore(
     write: bool = False,
     output: PathLike | None = None,
     overwrite: bool = False,
-    port: int = 0,
+    port: Port = 0,
     host: str = "127.0.0.1",
     i_know: bool = False,
     url: str = "",
-    one_file: int = 50_000,
+    one_file: CountOrZero = 50_000,
     trust_remote_code: bool = False,
     verbose: bool | Reporter = True,
 ) -> Path | None:
@@ -52,7 +57,7 @@ def explore(
         data: The images, if they have moved, or are those of features.
         write: Write report.html of the run again, rather than serve it.
         output: Write the report to this file instead.
-        overwrite: Replace that file.
+        overwrite: Replace that file, and files in the folder beside it.
         port: Port to listen on; 0 is any that is free.
         host: Address to listen on.
         i_know: Allow addresses other than loopback ones, although the traffic, with the secret,
@@ -62,7 +67,7 @@ def explore(
         one_file: Of more images, most of a written report is in a folder beside it, such as
             report_files.
         trust_remote_code: Whether to run code that files of the run name.
-        verbose: Whether to show progress and the address, or what receives them.
+        verbose: Whether to show progress, or what receives it; the address is always shown.
 
     Returns:
         The file that was written; None after serving.
@@ -72,15 +77,16 @@ def explore(
         NearkinError: One line on what failed.
     """
     log = reporter_of(verbose)
-    if output is not None:
-        check_new(Path(output), overwrite=overwrite, reads=[run, data])
+    check_output(output, ".html", overwrite=overwrite, reads=[run, data])
     if is_table(run):
-        return _write_map(run, data, output, one_file, log)
+        return _write_map(run, data, output, one_file, log, overwrite=overwrite)
     folder = RunFolder(Path(name_of(run)))
     if write or output is not None:
         images = images_of(folder, data, trust_remote_code=trust_remote_code)
         path = None if output is None else Path(output)
-        with writing(path or folder.report):
+        if path and len(images) > one_file:
+            check_target(files_beside(path), overwrite=overwrite, is_file=False)
+        with creating(path or folder.report):
             write_page(folder, images, log.progress, output=path, one_file=one_file)
         return path or folder.report
     _check_host(host, i_know=i_know)
@@ -89,6 +95,8 @@ def explore(
         images = images_of(folder, data, trust_remote_code=trust_remote_code)
         of_table = partial(table_encoder, folder)
         site = RunSite(folder, images, of_table=of_table, trust_remote_code=trust_remote_code)
+        if isinstance(log, Silent):  # without the address nothing is served
+            sys.stderr.write(f"open {server.url}\n")
         log.info(f"open {server.url}")
         log.info("Ctrl-C ends it")
         # The command line turns SIGTERM and SIGHUP into SystemExit.
@@ -115,13 +123,21 @@ def _check_url(url: str) -> None:
 
 
 def _write_map(
-    vectors: VectorsLike, data: Any, output: PathLike | None, one_file: int, log: Reporter
+    vectors: VectorsLike,
+    data: Any,
+    output: PathLike | None,
+    one_file: int,
+    log: Reporter,
+    *,
+    overwrite: bool,
 ) -> Path:
     """Write a page with the map of features."""
     if data is None or output is None:
         raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)
-    with table_of(vectors, log) as table, writing(path), resource_errors():
+    with table_of(vectors, log) as table, creating(path), resource_errors():
         rows = Vectors(table, "").image_rows(images)
+        if len(rows) > one_file:
+            check_target(files_beside(path), overwrite=overwrite, is_file=False)
         write_table_page(table, images, rows, path, one_file)
     return path

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from nearkin.choices import ExportFormat, GraphFormat, NativeFormat
 from nearkin.classifier.classifier import read_classifier
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import images_of
 from nearkin.data.images import Images
@@ -26,10 +27,10 @@ from nearkin.exports.graphs import write_graph
 from nearkin.exports.model_card import PREPROCESSING, Card
 from nearkin.exports.native import write_native
 from nearkin.exports.network import PixelNetwork
-from nearkin.files import PARTIAL, check_new, writing
+from nearkin.files import PARTIAL, writing
 from nearkin.result import Result
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder
+from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Reporter, reporter_of
 
 FILES: Final[Mapping[ExportFormat, str]] = {
@@ -58,6 +59,7 @@ class Export(Result):
         return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path}"]
 
 
+@command
 def export(
     run: EncoderLike,
     data: Any = None,
@@ -106,12 +108,11 @@ def export(
     name, trust, log = name_of(run), trust_remote_code, reporter_of(verbose)
     folder = RunFolder(Path(name))
     format, path, is_file = _destination(folder, output, format)
+    _check_held(format, is_file, dynamic_size=dynamic_size, licenses=bool(license or data_license))
     _check_replaceable(path, is_file, overwrite, [run, data])
     if format == "atlas":
         images = images_of(folder, data, trust_remote_code=trust)
         return Export(path.resolve(), f"{write_atlas(folder, images, path)} images")
-    if dynamic_size and format not in get_args(GraphFormat):
-        raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
     encoder, classifier = load(name, backbone=backbone, trust_remote_code=trust), None
     if folder.classifier.exists() and format in get_args(GraphFormat):
         classifier = read_classifier(folder.classifier)
@@ -176,9 +177,23 @@ def _destination(
     return chosen, Path(output), is_file
 
 
+def _check_held(
+    format: ExportFormat, is_file: bool, *, dynamic_size: bool, licenses: bool
+) -> None:
+    """Refuse what the format has no place for."""
+    is_graph = format in get_args(GraphFormat)
+    if dynamic_size and not is_graph:
+        raise UsageError(f"--dynamic-size is of graphs; {format} has no size of its own")
+    if licenses and (format == "atlas" or (is_file and not is_graph)):
+        raise UsageError(
+            f"--license and --data-license have no place in {format} as one file; give the name "
+            "of a folder, which has a model card, or leave them out"
+        )
+
+
 def _check_replaceable(path: Path, is_file: bool, overwrite: bool, reads: Sequence[Any]) -> None:
     """Refuse to replace what is there, unasked; and ever what is read, or is no export."""
-    check_new(path, overwrite=overwrite, reads=reads)
+    check_target(path, overwrite=overwrite, reads=reads, is_file=is_file)
     if os.path.lexists(path) and not (
         path.is_file() if is_file else (path / PREPROCESSING).is_file()
     ):

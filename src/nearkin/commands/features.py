@@ -9,7 +9,6 @@ from torch import nn
 
 from nearkin.config import TRUST, EmbedConfig, defaults
 from nearkin.data.images import Images
-from nearkin.data.notes import lines
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import Inference, choose_precision, inference
@@ -99,7 +98,7 @@ def opened(
     for line in encoder.lines():
         log.info(line)
     images = open_images(data, labels=config.labels, on_progress=log.progress)
-    for line in lines((*images.notes, *encoder.preprocessing.notes(images))):
+    for line in images.decisions(*encoder.preprocessing.notes(images)):
         log.info(line)
     return encoder, images
 

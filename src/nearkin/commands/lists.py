@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from nearkin.choices import Listed
+from nearkin.commands.arguments import command
 from nearkin.config import GROUPS, TRUST, TrainConfig, defaults
 from nearkin.encoders.sources import DINOV2, license_of
 from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults, Method
-from nearkin.methods import METHODS, method_class, option_types, parameters
+from nearkin.methods import METHODS, method_class, parameters
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.run.options import default_options, fitted_options
 from nearkin.schema import (
@@ -32,6 +33,7 @@ from nearkin.schema import (
     option,
     parameter_docs,
     suggestion,
+    types_of,
 )
 from nearkin.text import aligned
 from nearkin.toml import RECIPE, recipe_files, settings_file, toml_value
@@ -72,6 +74,7 @@ def list_methods() -> list[str]:
     return list(METHODS)
 
 
+@command
 def list_names(what: Listed, name: str = "") -> list[str]:
     """List what there is, or show one thing.
 
@@ -114,6 +117,7 @@ def _text_of(recipe: str) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines()
 
 
+@command
 def describe_method(method: str, *more: str) -> str:
     """Return all there is to say about a method, as Markdown: equation, options, paper.
 
@@ -178,7 +182,7 @@ class Option(NamedTuple):
 
 def options(cls: type[Method[Any]]) -> dict[str, Option]:
     """The options of a method, from its constructor."""
-    here, kinds, notes = default_options(cls), option_types(cls), parameter_docs(cls)
+    here, kinds, notes = default_options(cls), types_of(cls.__init__), parameter_docs(cls)
     described = {}
     for key, parameter in parameters(cls).items():
         meaning = f"{notes.get(key, '')} {values(kinds[key])}.".strip()
@@ -247,6 +251,7 @@ def list_recipes() -> dict[str, str]:
     return {RECIPE + name: text.splitlines()[0][2:] for name, text in texts.items()}
 
 
+@command
 def list_settings(name: str = "simclr") -> str:
     """Return every setting of a training with its default, as commented TOML for `--config`.
 
@@ -277,6 +282,7 @@ def list_settings(name: str = "simclr") -> str:
     return "\n".join(lines) + "\n"
 
 
+@command
 def list_backbones(pattern: str = "") -> list[str]:
     """Return the names of networks that can be trained; those that contain `pattern`.
 
@@ -287,6 +293,7 @@ def list_backbones(pattern: str = "") -> list[str]:
     return _matching(pattern, [*SMALL, *_prefixed(libraries)], "backbones")
 
 
+@command
 def list_pretrained(pattern: str = "") -> list[str]:
     """Return the names of encoders with weights, as `nearkin.load` takes them.
 

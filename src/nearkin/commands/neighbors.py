@@ -12,8 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import VectorsLike, check_origin, images_of, table_encoder, table_of
+from nearkin.config import AutoImageSize
 from nearkin.data.folders import list_files
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
@@ -23,13 +25,14 @@ from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.index import shortlist
 from nearkin.evaluation.table import EmbeddingTable
-from nearkin.files import check_new
+from nearkin.files import creating
 from nearkin.objectives import unit
 from nearkin.report.plots import contact_sheet
 from nearkin.result import Result, Row
-from nearkin.run.folder import RunFolder
+from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Silent
-from nearkin.schema import Auto
+from nearkin.run.sheets import image_format
+from nearkin.schema import Count
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,15 @@ class Neighbors(Result):
         return [self.image, *rows]
 
 
+@command
 def neighbors(
     encoder: EncoderLike,
     images: Sequence[PathLike],
     *,
     vectors: VectorsLike | None = None,
     index: PathLike | None = None,
-    top: int = 10,
-    image_size: int | Auto = "auto",
+    top: Count = 10,
+    image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
     output: PathLike | None = None,
@@ -102,9 +106,12 @@ def neighbors(
     """
     if output is not None:
         reads = [encoder, *images, vectors, index, data]
-        check_new(Path(output), overwrite=overwrite, reads=reads)
-    if top < 1 or not images:
-        raise UsageError("nothing to look for; give at least one image, and --top 1 or more")
+        image_format(Path(output))
+        check_target(Path(output), overwrite=overwrite, reads=reads)
+    if not images:
+        raise UsageError("nothing to look for; give at least one image")
+    if data is not None and output is None:
+        raise UsageError("--data is shown on a sheet of images; give -o sheet.png, too")
     if vectors is None and image_size != "auto":
         raise UsageError("--image-size is of --vectors; those of a run have a size of their own")
     name = name_of(encoder)
@@ -115,7 +122,7 @@ def neighbors(
         allow_partial=allow_partial,
         trust_remote_code=trust_remote_code,
     )
-    if vectors is None and not is_own(name):
+    if vectors is None and (not is_own(name) or Path(name).is_file()):
         raise UsageError(
             f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA` "
             "writes"
@@ -183,4 +190,5 @@ def _write_sheet(
     folder = RunFolder(Path(run))
     images = images_of(folder, trust_remote_code=trust) if data is None else open_images(data)
     rows = [(each.image, [(n.path, n.similarity) for n in each.neighbors]) for each in found]
-    contact_sheet(rows, images, output)
+    with creating(output):
+        contact_sheet(rows, images, output)

@@ -12,19 +12,19 @@ from nearkin.classifier import assignments
 from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.classifier import Classifier, read_classifier
 from nearkin.classifier.features import Extraction
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import PathLike
-from nearkin.commands.sources import write_rows
+from nearkin.commands.sources import check_output, write_rows
+from nearkin.config import AutoCountOrZero
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load
-from nearkin.files import check_new
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
 from nearkin.run.copies import copy_to as copy_images
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import Auto
 from nearkin.types import UNLABELED
 
 
@@ -58,6 +58,7 @@ class PredictedClasses(Result):
         return lines + [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
 
 
+@command
 def predict(
     run: PathLike,
     data: Any,
@@ -67,7 +68,7 @@ def predict(
     overwrite: bool = False,
     trust_remote_code: bool = False,
     device: str = "auto",
-    workers: int | Auto = "auto",
+    workers: AutoCountOrZero = "auto",
     verbose: bool | Reporter = True,
 ) -> PredictedClasses:
     """Sort new images into the classes of a discovery or a classification, without training.
@@ -86,8 +87,7 @@ def predict(
     Raises:
         NearkinError: One line on what cannot be done.
     """
-    if output is not None:
-        check_new(Path(output), overwrite=overwrite, reads=[data])
+    check_output(output, ".csv", overwrite=overwrite, reads=[run, data])
     folder = RunFolder(Path(run))
     classifier = read_classifier(folder.classifier)
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))

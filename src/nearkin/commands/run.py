@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from nearkin.classification.report import lines as classification_lines
+from nearkin.classifier.assignments import NUMBERS
 from nearkin.discovery.report import lines as discovery_lines
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import UsageError
@@ -66,7 +67,8 @@ class Run(Result):
         """
         if not self.folder.assignments.exists():
             raise UsageError(f"{self.path} has no classes; give a discovery or a classification")
-        return Table([dict(row) for row in read_csv(self.folder.assignments)])
+        rows = map(dict[str, Any], read_csv(self.folder.assignments))
+        return Table([row | {name: _number(row[name]) for name in NUMBERS} for row in rows])
 
     def predict(self, data: Any, **arguments: Any) -> "PredictedClasses":
         """Sort new images into the classes of the run; see `nearkin.predict`."""
@@ -103,3 +105,7 @@ class Run(Result):
         if summary.get("command") == "classify":
             return classification_lines(summary)
         return Evaluation.stored(summary, self.folder.start).lines()
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None

@@ -11,8 +11,10 @@ from jaxtyping import Bool
 from typing_extensions import override
 
 from nearkin.choices import Rule
+from nearkin.commands.arguments import command
 from nearkin.commands.settings import EncoderLike, PathLike
 from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
+from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
 from nearkin.data.labels import class_of, splits_of
 from nearkin.data.opening import open_images
 from nearkin.data.tables import file_at, match
@@ -28,7 +30,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
 from nearkin.run.reporter import Reporter
-from nearkin.schema import Auto
+from nearkin.schema import Count
 from nearkin.text import as_text
 
 
@@ -59,22 +61,23 @@ class Selection(Result):
         return [counts, f"fill in the column label: {self.output}"]
 
 
+@command
 def select(
     encoder: EncoderLike | Embeddings,
     data: Any = None,
     *,
-    num: int,
+    num: Count,
     output: PathLike | None = None,
     overwrite: bool = False,
     rule: Rule = "typical",
     labeled: PathLike | None = None,
     vectors: VectorsLike | None = None,
-    image_size: int | Auto = "auto",
+    image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
-    workers: int | Auto = "auto",
+    workers: AutoCountOrZero = "auto",
     verbose: bool | Reporter = True,
 ) -> Selection:
     """Select which images to label first, by their features; the same for equal arguments.
@@ -106,8 +109,6 @@ def select(
         OutputError: If `output` exists or cannot be written.
         CheckpointError: If vectors or assignments are damaged.
     """
-    if num < 1:
-        raise UsageError(f"--num {num} is less than one image; give at least 1")
     reads = [encoder, data, labeled, vectors]
     check_output(output, ".csv", overwrite=overwrite, reads=reads)
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
@@ -119,18 +120,15 @@ def select(
     ):
         table, (assigned, of_run) = opened.table, _assigned(opened)
         paths = table.texts("path")
-        held_out = np.isin(splits_of(table.texts("split")), ("val", "test"))
-        if opened.source and not opened.is_of_run and runs_of(opened.source):
-            held_out |= _held_out_by_run(opened, data)
-        pool = np.flatnonzero(~held_out)
+        pool = np.flatnonzero(~_held_out(opened, data))
         as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
         names = [as_stored.get(paths[row], paths[row]) for row in pool.tolist()]
         has_label = _have_labels(names, labeled, of_run - assigned.keys())
         num_unlabeled = int((~has_label).sum())
         if num > num_unlabeled:
-            raise UsageError(
-                f"--num {num}, but only {num_unlabeled} images have no label; give fewer"
-            )
+            few = f"only {num_unlabeled} images have no label; give fewer"
+            none = "all images have a label or are held out; give others"
+            raise UsageError(f"--num {num}, but {few if num_unlabeled else none}")
         if rule == "typical":
             order = typical(table.gather(pool), np.flatnonzero(has_label), num, seed=seed)
         else:
@@ -142,20 +140,30 @@ def select(
     return Selection(chosen, rule, num_unlabeled, int(has_label.sum()), where)
 
 
-def _held_out_by_run(opened: Vectors, data: Any) -> Bool[np.ndarray, " table"]:
-    """Whether each row of a table is of an image that the encoder's run holds out.
+def _held_out(opened: Vectors, data: Any) -> Bool[np.ndarray, " table"]:
+    """Whether each row of a table is of a part to score, or is held out by the encoder's run.
 
-    By their contents, or by their names where there are only features.
+    That is known by the contents of images, or by their names where there are only features.
+
+    Raises:
+        DataError: If the features are not of these images.
     """
+    held: np.ndarray = np.isin(splits_of(opened.table.texts("split")), ("val", "test"))
+    has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
     if data is not None:
         images = open_images(data, labels="none")
-        held: np.ndarray = held_out_by(opened.source, images)[opened.image_rows(images)]
+        rows = opened.image_rows(images)
+        if has_run:
+            held |= held_out_by(opened.source, images)[rows]
+        return np.asarray(held)
+    if not has_run:
         return held
     names, own = set[str](), RunFolder(Path(opened.source)).embeddings
     if own.exists():
         columns = (open_table(own).texts(name) for name in ("path", "split"))
         names = {path for path, split in zip(*columns, strict=True) if split == "test"}
-    return np.array([path in names for path in opened.table.texts("path")])
+    of_run = np.array([path in names for path in opened.table.texts("path")])
+    return np.asarray(held | of_run)
 
 
 def _assigned(opened: Vectors) -> tuple[dict[str, Row], set[str]]:

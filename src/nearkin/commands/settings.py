@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -69,8 +68,6 @@ def stored(name: str, value: Any) -> Any:
         return name_of(value)
     if isinstance(value, torch.device):
         return str(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
     if isinstance(value, type):
         return method_name(value)
     return stored_views(value) if name == "augment" and not isinstance(value, str) else value

@@ -1,11 +1,12 @@
 """What commands on features and their images take: a run, an encoder with images, or vectors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 from jaxtyping import Int
@@ -24,13 +25,15 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, open_table
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import check_trusted
-from nearkin.files import check_new, writing
-from nearkin.run.folder import RunFolder, data_name
+from nearkin.files import creating
+from nearkin.run.folder import RunFolder, check_target, data_name
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Auto
 from nearkin.tables import write_csv
 from nearkin.text import as_text
 
+OF_STORED: Final[Mapping[str, Any]] = {"image_size": "auto", "allow_partial": False}
+"""What is given of features that are not computed."""
 VectorsLike = PathLike | Embeddings
 """Features: a folder of shards or a .parquet that `embed` has written, or what it has returned."""
 
@@ -42,17 +45,30 @@ def is_table(source: EncoderLike | Embeddings) -> TypeGuard[VectorsLike]:
     return isinstance(source, Embeddings) or are_vectors(Path(source))
 
 
+def features_at(vectors: VectorsLike | None) -> Embeddings | Path | None:
+    """The features that are named: a file or a folder of them or, of a run, its own table.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    if vectors is None or isinstance(vectors, Embeddings):
+        return vectors
+    own = RunFolder(Path(vectors)).embeddings
+    return open_table(own if own.exists() else Path(vectors)).path
+
+
 @contextmanager
 def table_of(vectors: VectorsLike, log: Reporter) -> Iterator[EmbeddingTable]:
     """Open a table of features, and log which column is removed; those in memory become a file."""
     with ExitStack() as stack:
-        if isinstance(vectors, Embeddings):
+        at = features_at(vectors)
+        if isinstance(at, Embeddings):
             folder = stack.enter_context(TemporaryDirectory(prefix="nearkin-"))
             path = Path(folder) / "embeddings.parquet"
-            write_embeddings(path, vectors, vectors.encoder)
-        else:
-            path = Path(vectors)
-        table = open_table(path)
+            write_embeddings(path, at, at.encoder)
+            at = path
+        assert at is not None
+        table = open_table(at)
         if table.removed:
             log.info(f"{table.path.name}: features without {table.removed}, which is removed")
         yield table
@@ -73,6 +89,7 @@ class Vectors:
         """Whether the table is a run's own."""
         return bool(self.source) and self.table.path == RunFolder(Path(self.source)).embeddings
 
+    @cached_property
     def encoder(self) -> Encoder | None:
         """Load the encoder, or refuse one that the table is not from; None if none was given."""
         if not self.source:
@@ -130,6 +147,11 @@ def open_vectors(
         UsageError: If that does not fit together.
     """
     how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
+    if (is_table(source) or (vectors is None and data is None)) and how != OF_STORED:
+        raise UsageError(
+            "--image-size and --allow-partial are of an encoder with images, and these features "
+            "are made; leave them out"
+        )
     how["trust_remote_code"] = trust_remote_code
     log = reporter_of(verbose)
     if is_table(source):
@@ -150,7 +172,9 @@ def open_vectors(
         computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": log}
         vectors = embed(name, data, labels="none", **computing, **how)
     with table_of(vectors, log) as table:
-        yield Vectors(table, name, **how)
+        found = Vectors(table, name, **how)
+        assert found.encoder is not None  # or it is refused, as one of other features
+        yield found
 
 
 def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = False) -> Images:
@@ -226,17 +250,17 @@ def table_encoder(folder: RunFolder, encoder: Encoder) -> Encoder:
 def check_output(
     path: PathLike | None, suffix: str, *, overwrite: bool, reads: Iterable[Any]
 ) -> None:
-    """Refuse another suffix, or what `check_new` refuses, before anything is computed."""
+    """Refuse another suffix, or what `check_target` refuses, before anything is computed."""
     if path is None:
         return
     if Path(path).suffix != suffix:
         raise UsageError(f"cannot write {Path(path)}; give a name that ends in {suffix}")
-    check_new(Path(path), overwrite=overwrite, reads=reads)
+    check_target(Path(path), overwrite=overwrite, reads=reads)
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table for people."""
-    with writing(path):
+    with creating(path):
         write_csv(path, columns, rows)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from nearkin.commands.arguments import command
 from nearkin.commands.run import Run
 from nearkin.commands.settings import PathLike, given
 from nearkin.config import TrainConfig
@@ -14,6 +15,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.layout import EarlyMap
 from nearkin.extensions import label
 from nearkin.report.pages import write_page
+from nearkin.run.auto import resolve
 from nearkin.run.data import ignored_values, learnable, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, run_folder
@@ -22,9 +24,10 @@ from nearkin.run.options import check_teacher, checked_options, known_classes
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.run.tracking import Tracking, check_trackers
 from nearkin.training.session import run_worker, train_encoder
-from nearkin.training.start import read_start, resolved_settings
+from nearkin.training.start import read_start, with_start
 
 
+@command
 def train(
     data: Any,
     config: TrainConfig | None = None,
@@ -70,13 +73,13 @@ def train(
         start = read_start(folder, config, network, device, log)
         split = learnable(open_logged(folder, data, config, log, resume=resume))
         # Settings that do not fit are refused before anything is overwritten.
-        config = resolved_settings(config, split.train, device, start)
+        config = resolve(with_start(config, start, split.train), split.train, device)
         ignored = ignored_values(data, config, split)
         if overwrite:
             clear(folder)
         batch_size = int(config.batch_size)
         with (
-            resource_errors(batch_size),
+            resource_errors(batch_size, resumes=True),
             EarlyMap(folder, split.images) as early,
             Tracking(config.track, folder, log) as tracking,
         ):
@@ -107,6 +110,11 @@ def _checked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     """Check the settings as far as that takes no data; raise UsageError."""
     if config.max_time and config.epochs != "auto":
         raise UsageError("--epochs and --max-time both set the length; give one")
+    if config.on_collapse == "stop" and config.evaluate_every == 0:
+        raise UsageError(
+            "--on-collapse stop needs evaluations on the way, and --evaluate-every 0 leaves them "
+            "out; give one of the two"
+        )
     config = self_contained(config)
     options = checked_options(config.method, config.options)
     known_classes(config)

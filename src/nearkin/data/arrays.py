@@ -72,6 +72,9 @@ def labels_of(where: str, part: Part) -> list[Any]:
     """The label of each image, where classes have names its number; else a `DataError`."""
     count = len(part.pixels)
     given = part.labels if isinstance(part.labels, list | tuple) else np.asarray(part.labels)
+    if part.labels is not None and np.ndim(given) == 0 and not isinstance(given, list | tuple):
+        kind = type(part.labels).__name__
+        raise DataError(f"{where}: the labels are a {kind}; give a list or an array, one each")
     labels = [None] * count if part.labels is None else list(given)
     if len(labels) != count:
         raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")

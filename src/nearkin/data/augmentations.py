@@ -61,7 +61,7 @@ CHARACTERS: Final = View(
 
 
 def weak(view: View) -> View:
-    """Crop and flip only, as the weak view of ReSSL (Zheng et al. 2021) and FixMatch."""
+    """Crop, shift and flip only: the weak view of ReSSL (Zheng et al. 2021) and of FixMatch."""
     return replace(view, kind="weak", jitter=0.0, gray=0.0, blur=0.0, solarize=0.0, rotate=0.0)
 
 

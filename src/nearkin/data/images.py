@@ -18,7 +18,7 @@ from PIL import Image
 
 from nearkin.data.channels import Channels, as_color, image_pixels, in_8_bits
 from nearkin.data.decode import BadImage, PixelType
-from nearkin.data.notes import Note
+from nearkin.data.notes import Note, lines
 from nearkin.errors import ResourceError
 from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 
@@ -282,6 +282,14 @@ class Images:
     def noted(self, *notes: Note) -> "Images":
         """The same images with more notes."""
         return replace(self, notes=(*self.notes, *notes))
+
+    def decisions(self, *more: Note) -> list[str]:
+        """Lines of the notes, of more, and of files that cannot be used, for want of a list."""
+        if self.bad:
+            text = f"{len(self.bad)} of {len(self) + len(self.bad)} images, which cannot be read"
+            first = tuple(f"{file.name} ({file.reason})" for file in self.bad[:3])
+            more = (*more, Note("left out", text, len(self.bad), first))
+        return lines((*self.notes, *more))
 
     def spread(self, count: int) -> "Images":
         """At most `count` images, evenly spread over the rows, first and last included."""

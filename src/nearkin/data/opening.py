@@ -32,6 +32,7 @@ from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import is_reference, load_reference
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.places import exists, user_path
+from nearkin.schema import check_value
 
 
 def open_images(
@@ -65,6 +66,7 @@ def open_images(
         DataError: There are no usable images, or their annotations contradict each other. A
             damaged file does not raise: it is listed in `bad`.
     """
+    labels = check_value("labels", labels, str)
     resolved, where = _resolve(data)
     listing = _list(resolved, where)
     if not cache:
@@ -180,7 +182,7 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
     if table is None:
         raise UsageError(
             f"column {column}: there is no table; give one with the columns path and {column}, "
-            "as the data or by --labels"
+            "as the data or as their labels"
         )
     file, name = file_at(table), column.strip().lower()
     rows = dict[str, Row]()

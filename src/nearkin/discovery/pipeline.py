@@ -48,7 +48,8 @@ from nearkin.types import UNLABELED
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
 SHARED: Final = (
-    "val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad", "max_time",
+    "augment", "val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad",
+    "max_time",
 )  # fmt: skip
 """Settings that the first stage takes over."""
 
@@ -185,7 +186,7 @@ class Pipeline:
             stage=True,
         ) as run:
             settings = resolve(run.config, parts.train, self.device)
-            with resource_errors(int(settings.batch_size)):
+            with resource_errors(resumes=True):
                 train_encoder(
                     stage, settings, parts, data=self.data, device=self.device, log=run.log
                 )

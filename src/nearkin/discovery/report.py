@@ -423,7 +423,7 @@ def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
     others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
     encoder, file = kept_encoder(outcome.config, outcome.folder), outcome.folder.config
-    again = replace(outcome.config, encoder=encoder, method="auto", max_time="")
+    again = replace(outcome.config, encoder=encoder, method="auto", max_time="", devices=1)
     to_file = ("-o", "new.csv")
     return [
         *(

@@ -9,10 +9,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -64,6 +63,9 @@ def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+_trainings = count()  # Of this program, that a launcher has started
+
+
 @contextmanager
 def training_group(devices: int, worker: Callable[..., object], *args: Any) -> Iterator[None]:
     """Train together with other processes for the length of a `with` block.
@@ -72,31 +74,19 @@ def training_group(devices: int, worker: Callable[..., object], *args: Any) -> I
         devices: Number of processes on this machine, unless a launcher has started them.
         worker: What the others run, if they are started here: an importable function that enters
             a `training_group` itself.
-        args: For `worker`; workers of a `worker_group` have their own.
+        args: For `worker`.
 
     Raises:
         WorkerError: If another process fails, is killed or hangs.
-    """
-    with ExitStack() as stack:
-        if _group.get() is None:
-            stack.enter_context(worker_group(devices, worker, *args))
-        if (group := _group.get()) is not None:
-            stack.enter_context(group.rendezvous(worker))
-        yield
-
-
-@contextmanager
-def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Iterator[None]:
-    """Keep workers for the length of a `with` block, for any number of `training_group`s.
-
-    For the arguments and errors see `training_group`.
     """
     here = rank_info()
     if here is not None:
         os.environ.update(slurm_env(os.environ))
         with _as_worker_error(None):
             launched = rendezvous("env://", here.rank, here.world_size, timeout=START_TIMEOUT)
-            with WorkerGroup(*next(launched)):
+            store, rank, world_size = next(launched)
+            # The launcher's store outlives a training, and a program may have several.
+            with _joined(PrefixStore(f"training {next(_trainings)}", store), rank, world_size):
                 yield
     elif devices == 1:
         yield
@@ -110,7 +100,11 @@ def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Ite
                 _start_worker, (env, threads, worker, args), devices - 1, join=False
             )
         try:
-            with _as_worker_error(started), WorkerGroup(store, 0, devices, started, threads):
+            with (
+                _as_worker_error(started),
+                cpu_affinity(threads, 0, devices),
+                _joined(store, 0, devices, started),
+            ):
                 yield
         finally:
             for process in started.processes:
@@ -118,79 +112,38 @@ def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Ite
                 process.join()
 
 
-@dataclass
-class WorkerGroup:
-    """Processes that train together, once or several times, as a `with` block.
+@contextmanager
+def _joined(
+    store: Store, rank: int, world_size: int, started: ProcessContext | None = None
+) -> Iterator[None]:
+    """Train with the others, which were `started` here or by a launcher, in a `with` block.
 
-    Every training has a torch.distributed group of its own. The workers learn of it through a
-    key-value store, which needs no collective call while the main process is busy elsewhere. At
-    the end of the block the main process waits until the workers have left theirs.
+    They meet through a key-value store, which needs no collective call while the main process is
+    busy elsewhere. At the end the main process waits until the workers have left.
     """
-
-    store: Store
-    rank: int
-    world_size: int
-    started: ProcessContext | None = None
-    """The workers, if they were started here."""
-    threads: int | None = None
-    """Threads of this process in a training; None if they are set already."""
-    num_trainings: int = 0
-
-    def __enter__(self) -> "WorkerGroup":
-        _group.set(self)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        _group.set(None)
-        left = [f"left {rank}" for rank in range(1, self.world_size)]
-        with suppress(dist.DistError):  # the other processes may be gone
-            self.store.set(left[self.rank - 1] if self.rank else self._next, "")
-        if self.rank or kind is not None:
-            return
-        if self.started is not None:
-            self.started.join(timeout=TIMEOUT.seconds)
-        else:
-            self.store.wait(left, TIMEOUT)
-
-    @property
-    def _next(self) -> str:
-        return f"training {self.num_trainings}"
-
-    def wait_for_call(self) -> str:
-        """Return the name of the worker function that the main process calls next."""
-        while not self.store.check([self._next]):
-            time.sleep(0.1)  # no signal would interrupt the store's own waiting
-        return self.store.get(self._next).decode()
-
-    @contextmanager
-    def rendezvous(self, worker: Callable[..., object]) -> Iterator[None]:
-        """Train with the others, who are called to run `worker`."""
-        key = self._next
-        self.store.set(f"{key} {self.rank}" if self.rank else key, _name(worker))
-        self.wait_for_call()
-        others = [f"{key} {rank}" for rank in range(1, self.world_size)]
-        while self.started is not None and not self.store.check(others):
-            self.started.join(timeout=0.1)  # raises if a worker is lost, instead of waiting for it
-        self.num_trainings += 1
-        with ExitStack() as stack:
-            if self.threads is not None:
-                stack.enter_context(cpu_affinity(self.threads, self.rank, self.world_size))
-            group = process_group(
-                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-                store=PrefixStore(key, self.store),
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=TIMEOUT,
-            )
-            stack.enter_context(group)
+    workers = range(1, world_size)
+    store.set(f"ready {rank}", "")
+    while not store.check(["ready 0"]):
+        time.sleep(0.1)  # no signal would interrupt the store's own waiting
+    while started is not None and not store.check([f"ready {worker}" for worker in workers]):
+        started.join(timeout=0.1)  # raises if a worker is lost, instead of waiting for it
+    group = process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=PrefixStore("group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=TIMEOUT,
+    )
+    try:
+        with group:
             yield
-
-
-_group: ContextVar[WorkerGroup | None] = ContextVar("worker group", default=None)
-
-
-def _name(worker: Callable[..., object]) -> str:
-    return f"{worker.__module__}.{worker.__qualname__}"
+    finally:
+        with suppress(dist.DistError):  # the other processes may be gone
+            store.set(f"left {rank}", "")
+    if started is not None:
+        started.join(timeout=TIMEOUT.seconds)
+    elif rank == 0:
+        store.wait([f"left {worker}" for worker in workers], TIMEOUT)
 
 
 @contextmanager

@@ -234,12 +234,13 @@ def is_sharded(module: nn.Module) -> bool:
 def data_parallel(module: nn.Module) -> nn.Module:
     """Start every rank from the state of rank 0, and average gradients from then on.
 
-    Buffers are not synchronized again: ranks write the same rows, so they stay equal.
+    Buffers are not synchronized again: ranks write the same rows, so they stay equal. The first
+    step shows which weights have no gradient, such as those of a layer that a network has left.
     """
     if world_size() == 1 or is_sharded(module):
         return module
     broadcast_state(module)
-    return DistributedDataParallel(module, **_NO_BUFFER_SYNC)
+    return DistributedDataParallel(module, static_graph=True, **_NO_BUFFER_SYNC)
 
 
 def broadcast_state(module: nn.Module) -> None:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import AutoImageSize
 from nearkin.data.channels import stored_channels
 from nearkin.data.decode import BadImage, Pixels, rgb_pixels
 from nearkin.data.rng import seeded
@@ -33,9 +34,10 @@ from nearkin.networks.backbone import NATIVE, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.networks.tokens import TokenFeatures, prefix_tokens
+from nearkin.places import user_path
 from nearkin.run.data import OBJECT, note_origin, origin_of
 from nearkin.run.folder import RunFolder
-from nearkin.schema import Auto
+from nearkin.schema import Auto, check_value
 from nearkin.version import __version__, check_format
 
 if TYPE_CHECKING:
@@ -255,14 +257,14 @@ def load(
     source: str | os.PathLike[str],
     *,
     backbone: nn.Module | None = None,
-    image_size: int | Auto = "auto",
+    image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
     trust_remote_code: bool = False,
 ) -> Encoder:
     """Load an encoder: of a run, of another library by name, or from a file.
 
     Args:
-        source: A run, its folder or its encoder.safetensors; or what `nearkin.encoders.pretrained`
+        source: A run, its folder or its encoder.safetensors; or what `nearkin.encoders.sources`
             reads: `dinov2-small`, `timm:NAME`, `torchvision:NAME`, a folder in the layout of
             Hugging Face, or a checkpoint, `ARCHITECTURE@FILE`.
         backbone: The network the run was given from Python, untrained; not needed for networks
@@ -278,6 +280,9 @@ def load(
         CheckpointError: If the file is damaged, or not what it says.
     """
     name = os.fspath(source)
+    if name.startswith("~"):
+        name = str(user_path(name))
+    image_size = check_value("image_size", image_size, AutoImageSize)
     if name.startswith(OBJECT):
         encoder = copy.deepcopy(_in_memory(name))  # which nothing that is done with it changes
     elif is_own(name):

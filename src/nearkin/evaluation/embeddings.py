@@ -15,7 +15,7 @@ from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference, encode_pixels, inference
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count, ignore_progress, tracked
 from nearkin.result import Result, Row
@@ -52,6 +52,22 @@ class Embeddings(Result):
     group_names: Sequence[str] = ()
     """What the data call the group of each image, '' for none; empty where they name no group."""
 
+    def __post_init__(self) -> None:
+        """Refuse columns of other lengths, and labels that are no classes' numbers."""
+        if not isinstance(self.vectors, np.ndarray) or self.vectors.ndim != 2:
+            raise UsageError("the vectors are no array with a row per image; give one of NumPy")
+        for name in ("labels", "groups", "rows", "paths", "splits", "group_names"):
+            column = getattr(self, name)
+            optional = name != "labels" and (column is None or not len(column))
+            if not optional and len(column) != len(self):
+                raise UsageError(f"{len(self)} vectors, but {len(column)} {name}; give one each")
+        kind, low, high = self.labels.dtype.kind, *_extent(self.labels)
+        if kind not in "iu" or low < UNLABELED or (self.classes and high >= len(self.classes)):
+            raise UsageError(
+                f"labels from {low} to {high} are no numbers of {len(self.classes)} classes; "
+                f"count from 0, with {UNLABELED} for images without a label"
+            )
+
     def __len__(self) -> int:
         return len(self.vectors)
 
@@ -85,8 +101,9 @@ class Embeddings(Result):
 
     @property
     def class_names(self) -> Shaped[np.ndarray, " n"]:
-        """Each image's class name; empty where unknown."""
-        names: np.ndarray = np.array([*self.classes, ""], np.str_)[self.labels]
+        """Each image's class name, its number where classes have no names; empty where unknown."""
+        classes = self.classes or map(str, range(_extent(self.labels)[1] + 1))
+        names: np.ndarray = np.array([*classes, ""], np.str_)[self.labels]
         return names
 
     @property
@@ -104,20 +121,24 @@ class Embeddings(Result):
         ]
         return [called[each] for each in group.tolist()]
 
-    def subset(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
-        """Return the images at these positions, in that order, without their second view."""
+    def subset(self, rows: Shaped[np.ndarray, " rows"] | Sequence[int]) -> "Embeddings":
+        """Return the images at these positions, in that order, without their second view.
+
+        A mask of booleans selects, too.
+        """
+        taken = np.arange(len(self))[np.asarray(rows)]
 
         def texts(column: Sequence[str]) -> tuple[str, ...]:
-            return tuple(map(column.__getitem__, rows.tolist() if column else ()))
+            return tuple(map(column.__getitem__, taken.tolist() if column else ()))
 
         def chosen(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " chosen"]:
-            return column[rows] if len(column) else column
+            return column[taken] if len(column) else column
 
         return replace(
             self,
-            vectors=self.vectors[rows],
-            labels=self.labels[rows],
-            groups=None if self.groups is None else self.groups[rows],
+            vectors=self.vectors[taken],
+            labels=self.labels[taken],
+            groups=None if self.groups is None else self.groups[taken],
             rows=chosen(self.rows),
             paths=texts(self.paths),
             group_names=texts(self.group_names),
@@ -137,6 +158,11 @@ class Embeddings(Result):
     def unlabeled(self) -> "Embeddings":
         """Return the same without labels."""
         return replace(self, labels=np.full_like(self.labels, UNLABELED))
+
+
+def _extent(labels: Shaped[np.ndarray, " n"]) -> tuple[Any, Any]:
+    """The least and the greatest label; of no image, `UNLABELED`."""
+    return (labels.min(), labels.max()) if len(labels) else (UNLABELED, UNLABELED)
 
 
 def embeddings_of(

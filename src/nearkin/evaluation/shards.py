@@ -156,8 +156,8 @@ class ShardFolder:
     def write(self, number: int, embeddings: Embeddings) -> None:
         """Write one shard, and in it which of its images could not be read."""
         path = self.files[number]
-        with writing(path, ROOM), whole(path) as partial:
-            write_parquet(partial, embeddings, self.note.encoder)
+        with writing(path, ROOM), whole(path) as partial, partial.open("wb") as file:
+            write_parquet(file, embeddings, self.note.encoder)
 
     def compute(
         self,
@@ -204,8 +204,8 @@ class ShardFolder:
             bad.update(unread)
         if images.bad or bad:
             path = self.path / BAD_FILES
-            with writing(path, ROOM), whole(path) as partial:
-                write_bad_files(partial, images, bad)
+            with writing(path, ROOM):
+                write_bad_files(path, images, bad)
         for partial in self.path.glob(f".shard-*{PARTIAL}*"):  # of killed processes
             partial.unlink(missing_ok=True)
         if not total:

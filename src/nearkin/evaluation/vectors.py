@@ -8,18 +8,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nearkin.data.arrays import numbers
 from nearkin.data.images import Images
 from nearkin.data.labels import grouped, numbered
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.files import usable, writing
+from nearkin.files import creating, usable, whole
 from nearkin.objectives import unit
 from nearkin.schema import suggestion
 from nearkin.tables import write_csv
@@ -39,19 +40,21 @@ AGAIN: Final = "write it again with nearkin embed"
 def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> None:
     """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
 
-    `encoder` is the digest of the encoder, which a .parquet and an .npz note, with the column that
-    is removed.
+    A file is whole, or as it was. `encoder` is the digest of the encoder, which a .parquet and an
+    .npz note, with the column that is removed.
     """
     check_format(path)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with creating(path), whole(path) as partial, partial.open("wb") as file:
         if path.suffix == SUFFIX:
-            write_parquet(path, embeddings, encoder)
+            write_parquet(file, embeddings, encoder)
         elif path.suffix == ".npz":
             columns = _text(embeddings) | {ENCODER: [encoder], REMOVED: [embeddings.removed]}
-            np.savez(path, allow_pickle=False, **columns, vector=embeddings.vectors)
+            np.savez(file, allow_pickle=False, **columns, vector=embeddings.vectors)
         else:
-            np.save(path, embeddings.vectors)
+            np.save(file, embeddings.vectors)
+            text = _text(embeddings)
+            rows = zip(*text.values(), strict=True)
+            write_csv(path.with_suffix(".csv"), tuple(text), rows)
             text = _text(embeddings)
             rows = zip(*text.values(), strict=True)
             write_csv(path.with_suffix(".csv"), tuple(text), rows)
@@ -62,14 +65,15 @@ def check_format(path: Path) -> None:
     if path.suffix not in FORMATS:
         raise UsageError(
             f"cannot write embeddings as {path.name}.{suggestion(path.suffix, FORMATS)} "
-            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of shards"
+            f"Give a name that ends in {', '.join(FORMATS)}, or, with --shard-size, a folder"
         )
 
 
 def _text(embeddings: Embeddings) -> dict[str, list[str]]:
-    """Return the columns beside the vectors."""
-    splits, labels = embeddings.splits.tolist(), embeddings.class_names.tolist()
-    columns = {"path": embeddings.paths, "split": splits, "label": labels}
+    """Return the columns beside the vectors; images without a path are numbered."""
+    splits = embeddings.splits.tolist() or [""] * len(embeddings)
+    paths = embeddings.paths or numbers(len(embeddings))
+    columns = {"path": paths, "split": splits, "label": embeddings.class_names.tolist()}
     columns["group"] = embeddings.named_groups
     return {name: list(map(as_text, column)) for name, column in columns.items()}
 
@@ -81,7 +85,7 @@ def _lists(vectors: Float[np.ndarray, "n dim"]) -> Any:
     return pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])
 
 
-def write_parquet(path: Path, embeddings: Embeddings, encoder: str) -> None:
+def write_parquet(file: IO[bytes], embeddings: Embeddings, encoder: str) -> None:
     """Write a .parquet, which notes the encoder and the images that cannot be read."""
     import pyarrow
     from pyarrow import parquet
@@ -98,8 +102,8 @@ def write_parquet(path: Path, embeddings: Embeddings, encoder: str) -> None:
         },
     )
     repeated = ["split", "label", "group"]  # of the others, hardly two cells are equal
-    with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-        parquet.write_table(table, file, row_group_size=BLOCK_SIZE, use_dictionary=repeated)
+    # Into an open file, since pyarrow takes no path that is not UTF-8.
+    parquet.write_table(table, file, row_group_size=BLOCK_SIZE, use_dictionary=repeated)
 
 
 def read_embeddings(path: Path, images: Images) -> Embeddings:

@@ -4,7 +4,7 @@ To add one to the package, write its module and import it here.
 """
 
 import inspect
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_origin
 
 from nearkin.config import TrainConfig
 from nearkin.errors import UsageError
@@ -32,7 +32,7 @@ from nearkin.methods.supervised import Supervised as Supervised
 from nearkin.methods.swav import SwAV as SwAV
 from nearkin.methods.uno import UNO as UNO
 from nearkin.methods.vicreg import VICReg as VICReg
-from nearkin.schema import suggestion
+from nearkin.schema import suggestion, types_of
 
 METHODS: dict[str, type[Method[Any]]] = {
     cls.__module__.rpartition(".")[2]: cls
@@ -81,11 +81,6 @@ def parameters(cls: type[Method[Any]]) -> dict[str, inspect.Parameter]:
     return {key: value for key, value in signature.items() if key not in FACTS}
 
 
-def option_types(cls: type[Method[Any]]) -> dict[str, Any]:
-    """The types of a method's options, with their ranges."""
-    return get_type_hints(cls.__init__, include_extras=True)
-
-
 def checked_class(cls: Any, name: str) -> type[Method[Any]]:
     """A class from outside of the package, if it is a method whose constructor is a schema.
 
@@ -98,7 +93,7 @@ def checked_class(cls: Any, name: str) -> type[Method[Any]]:
     if missing := sorted(cls.__abstractmethods__):
         raise UsageError(f"{where} does not define {', '.join(missing)}; define it")
     try:
-        kinds = option_types(cls)
+        kinds = types_of(cls.__init__)
     except NameError as error:
         raise UsageError(f"{where}: a type of its constructor cannot be read: {error}") from error
     if "backbone" not in inspect.signature(cls.__init__).parameters:

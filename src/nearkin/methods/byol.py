@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
+from nearkin.method import Defaults, Method, half_cosine
+from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
 from nearkin.objectives import alignment, unit
 from nearkin.schema import Dim, DimOrZero, Momentum
 from nearkin.types import Batch, Encoded, Step
@@ -89,7 +89,6 @@ class BYOL(Method[None]):
     @override
     def commit(self, memo: None, progress: float, /) -> None:
         """The target moves towards the online network."""
-        momentum = (
-            cosine_to_one(self.momentum, progress) if self.rising_momentum else self.momentum
-        )
+        last = 1.0 if self.rising_momentum else self.momentum
+        momentum = half_cosine(self.momentum, last)(progress)
         ema_update(self.target, self.online, momentum)

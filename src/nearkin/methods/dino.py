@@ -12,6 +12,9 @@ The networks give cosines with their prototypes. View i is one of the two large 
 any; t is `temperature`, t' the target's, c is `center_momentum`, and m rises from `momentum` to
 one.
 
+    online, target: backbone -> (Linear GELU) x 2 -> Linear -> unit length
+    prototypes: Linear without bias, a unit vector each
+
 Queries: online embeddings of all views. Keys: prototypes.
 """
 
@@ -22,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.method import Defaults, HealthBounds, Method, Schedule
-from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy
+from nearkin.method import Defaults, HealthBounds, Method, Schedule, half_cosine, line
+from nearkin.networks.branch import Branch, ema_update, frozen_copy
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import mean_over_rows, swapped_match
 from nearkin.schema import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
@@ -83,8 +86,7 @@ class DINO(Method[Tensor]):
         self.momentum = momentum
         self.center_momentum = center_momentum
         self.freeze_until = freeze_until
-        self.warmup_until = warmup_until
-        self.target_temperatures = first_target_temperature, target_temperature
+        self.sharpness = line(first_target_temperature, target_temperature, warmup_until)
         self.temperature = temperature
         sizes = hidden_dim, hidden_dim, dim
         self.online = Branch(backbone, *sizes, norm=projector_norm, activation=nn.GELU)
@@ -119,7 +121,7 @@ class DINO(Method[Tensor]):
     @override
     def commit(self, mean_answer: Tensor, progress: float, /) -> None:
         """The target moves towards the online network, and the center towards the mean answer."""
-        momentum = cosine_to_one(self.momentum, progress)
+        momentum = half_cosine(self.momentum, 1.0)(progress)
         ema_update(self.target, self.online, momentum)
         ema_update(self.target_prototypes, self.prototypes, momentum)
         self.center.lerp_(mean_answer, 1 - self.center_momentum)
@@ -127,9 +129,3 @@ class DINO(Method[Tensor]):
     @override
     def learning_rates(self, schedule: Schedule, /) -> Mapping[str, Schedule]:
         return {"prototypes": lambda p: 0.0 if p < self.freeze_until else schedule(p)}
-
-    def sharpness(self, progress: float) -> float:
-        """The target's temperature, which rises in a line at first."""
-        first, last = self.target_temperatures
-        risen = min(progress / self.warmup_until, 1.0) if self.warmup_until > 0 else 1.0
-        return first + (last - first) * risen

@@ -8,6 +8,8 @@ for self-supervised knowledge distillation. BMVC 2021, arXiv:2201.05131.
 z_S is the student's embedding of a view and z_T the teacher's features of the same view, unit
 vectors.
 
+    backbone -> (Linear BN ReLU) x 3 -> Linear -> unit length
+
 Queries: online embeddings. Keys: the teacher's features of the same view.
 """
 

@@ -16,6 +16,8 @@ CVPR 2018, arXiv:1805.01978.
 v is the embedding of image i and v_j row j of the bank of n, of which m are drawn as noise; t is
 `temperature`, lambda is `proximal_weight`, b is `momentum`.
 
+    backbone -> Linear -> unit length
+
 Queries: online embeddings. Keys: rows of the bank, the image's own and the noise.
 """
 
@@ -96,6 +98,7 @@ class InstDisc(Method[BankUpdate]):
             loss = info_nce(query, key, bank, self.temperature, own)
         else:
             noise = bank[self.bank.sample(self.num_noise)]
+            # Once would do, but a GPU would have to be asked whether it was done.
             normalizer = torch.where(normalizer > 0, normalizer, self.estimate(query, noise))
             loss = nce(query, key, noise, self.temperature, normalizer, len(bank))
         if self.proximal_weight > 0:

@@ -10,6 +10,8 @@ convolutional neural networks. 2014, arXiv:1406.6909.
 v is the embedding of image i, a unit vector, and w_j are learned, of any length; t is
 `temperature`.
 
+    backbone -> Linear -> unit length
+
 Queries: online embeddings. Keys: learned weights, a vector per image.
 """
 

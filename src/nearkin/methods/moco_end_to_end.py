@@ -7,6 +7,8 @@ CVPR 2020, arXiv:1911.05722, figure 2a.
 
 q_i and k_i are the embeddings of the two views of image i; t is `temperature`.
 
+    queries, keys: backbone -> Linear ReLU -> Linear
+
 Queries: online embeddings of view 1. Keys: embeddings of view 2.
 """
 

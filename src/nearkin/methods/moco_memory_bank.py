@@ -9,6 +9,8 @@ CVPR 2020, arXiv:1911.05722, figure 2b.
 q is the embedding of image i and k_i its row of the bank; j runs over rows drawn, those of other
 images; t is `temperature`, m is `momentum`.
 
+    backbone -> Linear ReLU -> Linear
+
 Queries: online embeddings. Keys: rows of the bank, the image's own and those drawn.
 """
 

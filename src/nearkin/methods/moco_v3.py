@@ -25,15 +25,8 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.method import Defaults, Method
-from nearkin.networks.branch import (
-    Branch,
-    cosine_to_one,
-    ema_update,
-    freeze_first_convolution,
-    frozen_copy,
-    mlp,
-)
+from nearkin.method import Defaults, Method, half_cosine
+from nearkin.networks.branch import Branch, ema_update, freeze_first_convolution, frozen_copy, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.schema import Count, Dim, DimOrZero, Momentum, Temperature
 from nearkin.types import Batch, Encoded, Step
@@ -99,4 +92,4 @@ class MoCoV3(Method[None]):
     @override
     def commit(self, memo: None, progress: float, /) -> None:
         """The target moves towards the online network."""
-        ema_update(self.target, self.online, cosine_to_one(self.momentum, progress))
+        ema_update(self.target, self.online, half_cosine(self.momentum, 1.0)(progress))

@@ -22,6 +22,9 @@ own key is view 2's unit features; e is a key least like q and l one of a known 
 are `novel_weight`, `known_weight` and `joint_weight`, w rises to `consistency_weight`, alpha is
 `own_weight`, K at most `num_neighbors`, t is `temperature`.
 
+    known classes: backbone -> Linear
+    novel classes: backbone -> Linear
+
 Queries: unit features of view 1. Keys: unit features of view 2, the queue of the image's part,
 and mixtures of both queues.
 """

@@ -34,7 +34,7 @@ from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.metrics.neighbors import nearest
 from nearkin.networks.branch import Branch, mlp
-from nearkin.objectives import in_batch, nt_xent, unit
+from nearkin.objectives import full_precision, in_batch, nt_xent, unit
 from nearkin.schema import Count, Dim, DimOrZero, QueueSize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
@@ -126,6 +126,7 @@ class NNCLR(Method[KeyUpdate]):
         self.support_set.enqueue(memo.keys, memo.images)
 
     @torch.no_grad()
+    @full_precision
     def neighbors(
         self, z: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]
     ) -> Int[Tensor, "batch neighbors"]:

@@ -7,6 +7,8 @@ ICLR 2018, arXiv:1803.07728.
 
 h_y are the features of a view that was turned by y quarters, and y is 0, 1, 2 and 3.
 
+    backbone -> Linear
+
 Queries: features of all four turns. Keys: learned weights, a vector per turn.
 """
 

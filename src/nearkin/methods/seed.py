@@ -11,6 +11,8 @@ z_S is the student's embedding of a view and z_T the teacher's features of the s
 vectors. d_j are the teacher's features of the images in the queue, and z_T itself. t_S is
 `temperature`, t_T is `teacher_temperature`.
 
+    backbone -> Linear ReLU -> Linear
+
 Queries: online embeddings and the teacher's features of the same view. Keys: the teacher's
 features of earlier images, and its features of the view.
 """
@@ -31,9 +33,9 @@ from nearkin.types import Batch, Encoded, Step
 class SEED(Method[KeyUpdate]):
     """The student must find a view as similar to the queue's images as its teacher does.
 
-    The queue holds the teacher's features alone, so it is right from the first batch on and needs
-    no momentum encoder. Older entries of the view's own image stay in it: the teacher says how
-    similar they are.
+    The queue holds the teacher's features, which do not age: there is no momentum encoder. It
+    starts full of random unit vectors. Older entries of the view's own image stay in it: the
+    teacher says how similar they are.
 
     Args:
         teacher_dim: Dimension of the teacher's features, and so of the embedding.

@@ -17,6 +17,9 @@ and l_same are over views of labeled images alone. s is `sup_weight`, e is `entr
 `temperature`, t' falls from `first_sharp_temperature` to `sharp_temperature`, u is
 `contrast_temperature`, and v is `sup_temperature`.
 
+    projector: backbone -> (Linear GELU) x 2 -> Linear -> unit length
+    classifier: backbone -> unit length -> Linear without bias
+
 Queries: unit features and embeddings of all views. Keys: prototypes of all classes, and the
 embeddings of all other views.
 """
@@ -27,7 +30,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.method import Defaults, HealthBounds, Method
+from nearkin.method import Defaults, HealthBounds, Method, line
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
@@ -82,8 +85,7 @@ class SimGCD(Method[None]):
         super().__init__()
         self.sup_weight, self.entropy_weight = sup_weight, entropy_weight
         self.temperature = temperature
-        self.sharp_temperatures = first_sharp_temperature, sharp_temperature
-        self.sharp_until = sharp_until
+        self.sharpness = line(first_sharp_temperature, sharp_temperature, sharp_until)
         self.contrast_temperature = contrast_temperature
         self.sup_temperature = sup_temperature
         sizes = hidden_dim, hidden_dim, dim
@@ -113,9 +115,3 @@ class SimGCD(Method[None]):
         taught = terms["class_contrast"] + terms["classify"]
         loss = (1 - self.sup_weight) * free + self.sup_weight * taught
         return Step(loss, None, {name: term.detach() for name, term in terms.items()})
-
-    def sharpness(self, progress: float) -> float:
-        """The temperature of targets, which falls in a line at first."""
-        first, last = self.sharp_temperatures
-        fallen = min(progress / self.sharp_until, 1.0) if self.sharp_until > 0 else 1.0
-        return first + (last - first) * fallen

@@ -8,6 +8,8 @@ reference for all that is learned without labels.
 
 h are the features of an image that has a label; images without one count for nothing.
 
+    backbone -> Linear
+
 Queries: features of labeled images. Keys: learned weights, a vector per known class.
 """
 

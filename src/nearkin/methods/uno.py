@@ -12,6 +12,9 @@ those of an embedding with prototypes of novel classes. Codes are made by Sinkho
 unlabeled images of a batch, and t is `temperature`. Several heads have a projector and novel
 prototypes each, and as many have several times the classes; the loss is their mean.
 
+    known: backbone -> unit length -> Linear without bias
+    novel: backbone -> Linear BN ReLU -> Linear -> unit length -> Linear without bias
+
 Queries: features and embeddings of all views. Keys: prototypes of all classes.
 """
 
@@ -27,7 +30,7 @@ from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
-from nearkin.networks.heads import MultiHead, ProjectedPrototypes, Prototypes
+from nearkin.networks.heads import MultiHead, Prototypes, projected_prototypes
 from nearkin.objectives import sinkhorn, swapped_match, unit
 from nearkin.schema import Count, Dim, DimOrZero, Temperature
 from nearkin.types import UNLABELED, Batch, Encoded, Step
@@ -82,7 +85,7 @@ class UNO(Method[Losses]):
         novel, more = num_novel_classes, overclustering * num_novel_classes
         self.heads = MultiHead(*sizes, num_known_classes, novel, num_heads, temperature)
         self.more_classes = nn.ModuleList(
-            ProjectedPrototypes(*sizes, more) for _ in range(num_heads if more else 0)
+            projected_prototypes(*sizes, more) for _ in range(num_heads if more else 0)
         )
 
     @override

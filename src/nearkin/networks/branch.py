@@ -1,9 +1,8 @@
 """The networks of a method: any backbone, a projector on top, momentum encoders."""
 
 import copy
-import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import groupby, pairwise
@@ -138,6 +137,7 @@ class Branch(nn.Module):
     """
 
     chunk_size: int = 0  # rows that training computes at a time, see `set_chunk_size`; 0: all
+    copies: bool = False  # whether results are copied: CUDA graphs overwrite them when run again
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
     """Run a network of a branch in its chunks, if it has a size of chunks and is being trained."""
     size = branch.chunk_size
     if not size or not branch.training:
-        return network(images)
+        return network(images).clone() if branch.copies else network(images)
     if len(images) % size:
         raise UsageError(f"{len(images)} rows are not chunks of {size} each")
     with accumulate_statistics(branch):
@@ -261,6 +261,12 @@ def freeze_backbones(network: nn.Module, frozen: bool) -> None:
             module.keeps_gradients = not frozen or world_size() > 1
 
 
+def trained_backbones(network: nn.Module) -> list[Backbone]:
+    """Return the backbones inside that are trained: not those of momentum encoders."""
+    inside = (module for module in network.modules() if isinstance(module, Backbone))
+    return [each for each in inside if any(p.requires_grad for p in each.parameters())]
+
+
 def freeze_first_convolution(backbone: Backbone) -> None:
     """Let the first convolution of a backbone keep its weights.
 
@@ -289,17 +295,6 @@ def shuffle_bn(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with torch.no_grad():
         shuffled = gather(x)[order[own]]
     return gather(network(shuffled))[order.argsort()[own]]
-
-
-def cosine_to_one(momentum: float, progress: float) -> float:
-    """Return a momentum that rises along half a cosine to 1: the target slows to a halt.
-
-    Grill et al. 2020, section 3.2: `1 - (1 - momentum) (cos(pi k / K) + 1) / 2` at step k of K.
-
-    >>> [cosine_to_one(0.5, progress) for progress in (0.0, 0.5, 1.0)]
-    [0.5, 0.75, 1.0]
-    """
-    return 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
 
 
 def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
@@ -342,15 +337,30 @@ def eval_mode(network: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def hooked(modules: Iterable[nn.Module], hook: Callable[..., None]) -> Iterator[None]:
+    """Call a function with the inputs and output of each of these modules in a `with` block."""
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def trial_images(network: nn.Module, size: int) -> Tensor:
+    """Return two images of zeros that a network can be tried with, on its device."""
+    device = next(network.parameters(), torch.zeros(())).device
+    return torch.zeros(2, input_channels(network), size, size, device=device)
+
+
 def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
     """Return the features of two images, of the size given or of the first that fits."""
-    device = next(body.parameters(), torch.zeros(())).device
     sizes = TRIED_SIZES if image_size is None else (image_size,)
     for size in sizes:
         try:
             with torch.no_grad(), eval_mode(body):
-                shape = (2, input_channels(body), size, size)
-                features = body(torch.zeros(shape, device=device))
+                features = body(trial_images(body, size))
         except Exception as error:  # a network of the user's may raise anything
             if size == sizes[-1]:
                 raise size_error(name, size, error) from error
@@ -398,7 +408,9 @@ def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
     """
     branches = [module for module in method.modules() if isinstance(module, Branch)]
     if world_size() > 1 or any(branch.chunk_size for branch in branches):
-        raise UsageError("several processes, or chunks, cannot be compiled; leave out --compile")
+        raise UsageError("several processes, or chunks, cannot be compiled; give --compile off")
+    for branch in branches:
+        branch.copies = graphs
     for network in dict.fromkeys(part for branch in branches for part in branch.children()):
         # A graph for each size of views: one for sizes in general would be slower for all.
         network.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)

@@ -43,10 +43,6 @@ class DropPath(nn.Module):
         factor = (stays / (1 - self.rate)).to(branch.dtype)
         return branch * factor.view(-1, *[1] * (branch.ndim - 1))
 
-    @override
-    def extra_repr(self) -> str:
-        return f"rate={self.rate:.3f}"
-
 
 def _draw(rows: int, device: torch.device) -> Float[Tensor, " {rows}"]:
     """Draw a number from 0 to 1 for each row of this process."""

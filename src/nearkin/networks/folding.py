@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from nearkin.networks.branch import Module, eval_mode
+from nearkin.networks.branch import Module, eval_mode, hooked
 
 TOLERANCE: Final = 1e-4
 """Largest difference of a feature by another rounding, relative to the largest feature."""
@@ -53,16 +53,8 @@ def _pairs(network: nn.Module, images: Tensor) -> tuple[dict[str, str], Tensor]:
         elif id(inputs[0]) in outputs:
             pairs[outputs[id(inputs[0])][0]] = names[module]
 
-    handles = [
-        module.register_forward_hook(note)
-        for module in names
-        if isinstance(module, nn.Conv2d) or _is_norm(module)
-    ]
-    try:
+    with hooked([m for m in names if isinstance(m, nn.Conv2d) or _is_norm(m)], note):
         features = network(images)
-    finally:
-        for handle in handles:
-            handle.remove()
     once = {conv: norm for conv, norm in pairs.items() if uses[conv] == uses[norm] == 1}
     return once, features
 

@@ -1,5 +1,7 @@
 """Heads from features to classes, the known classes first."""
 
+from collections import OrderedDict
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -59,7 +61,6 @@ class Prototypes(nn.Module):
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
-        self.num_classes = num_classes
         self.weight = nn.Parameter(unit(torch.randn(num_classes, dim)))
 
     @override
@@ -67,34 +68,10 @@ class Prototypes(nn.Module):
         return look_up(unit(x), self.weight, temperature=1.0)
 
 
-class ProjectedPrototypes(nn.Module):
-    """Prototypes on top of a projector (Fini et al. 2021, section 3.2)."""
-
-    def __init__(self, features: int, hidden: int, dim: int, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.projector = mlp(features, hidden, dim)
-        self.prototypes = Prototypes(dim, num_classes)
-
-    @override
-    def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
-        cosines: Tensor = self.prototypes(self.projector(features))
-        return cosines
-
-
-class PrototypeHeads(nn.Module):
-    """Prototypes of known classes and of novel ones: cosines, divided by a temperature above 0."""
-
-    def __init__(self, known: nn.Module, novel: nn.Module, temperature: float) -> None:
-        super().__init__()
-        self.known = known
-        self.novel = novel
-        self.temperature = temperature
-
-    @override
-    def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
-        """Logits of all classes."""
-        return torch.cat([self.known(features), self.novel(features)], dim=1) / self.temperature
+def projected_prototypes(features: int, hidden: int, dim: int, num_classes: int) -> nn.Module:
+    """Return prototypes on top of a projector (Fini et al. 2021, section 3.2)."""
+    parts = {"projector": mlp(features, hidden, dim), "prototypes": Prototypes(dim, num_classes)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 class MultiHead(nn.Module):
@@ -119,17 +96,12 @@ class MultiHead(nn.Module):
         self.temperature = temperature
         self.known = Prototypes(features, num_known)
         self.novel = nn.ModuleList(
-            ProjectedPrototypes(features, hidden, dim, num_novel) for _ in range(num_heads)
+            projected_prototypes(features, hidden, dim, num_novel) for _ in range(num_heads)
         )
         self.register_buffer("losses", torch.zeros(num_heads))
 
     @override
     def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
         """Logits of all classes."""
-        logits: Tensor = self.best()(features)
-        return logits
-
-    def best(self) -> "PrototypeHeads":
-        """Return the prototypes of known classes beside the head of least loss."""
-        novel = self.novel[int(self.losses.argmin())]
-        return PrototypeHeads(self.known, novel, self.temperature)
+        novel: Tensor = self.novel[int(self.losses.argmin())](features)
+        return torch.cat([self.known(features), novel], dim=1) / self.temperature

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nearkin.errors import UsageError
-from nearkin.networks.branch import Backbone, eval_mode, input_channels
+from nearkin.networks.branch import Backbone, eval_mode, hooked, trial_images
 
 
 def add_lora(backbone: Backbone, rank: int, image_size: int) -> None:
@@ -44,16 +44,11 @@ def _called_linears(body: nn.Module, image_size: int) -> list[str]:
 
     Some networks read the weights of such a layer instead; a matrix beside it would do nothing.
     """
-    called, hooks = list[str](), []
-    for name, module in body.named_modules():
-        if type(module) is nn.Linear:
-            hook = module.register_forward_hook(lambda *_, name=name: called.append(name))
-            hooks.append(hook)
-    device = next(body.parameters()).device
-    with torch.no_grad(), eval_mode(body):
-        body(torch.zeros(2, input_channels(body), image_size, image_size, device=device))
-    for hook in hooks:
-        hook.remove()
+    linears = {layer: name for name, layer in body.named_modules() if type(layer) is nn.Linear}
+    called = list[str]()
+    noted = hooked(linears, lambda layer, *_: called.append(linears[layer]))
+    with noted, torch.no_grad(), eval_mode(body):
+        body(trial_images(body, image_size))
     return list(dict.fromkeys(called))
 
 
@@ -69,9 +64,7 @@ def merged(backbone: Backbone) -> Backbone:
         layer: Any = plain.body.get_submodule(name)
         layer.merge(safe_merge=True)
         plain.body.set_submodule(name, layer.get_base_layer())
-    for attribute in ("peft_config",):  # of no use to a plain network
-        if hasattr(plain.body, attribute):
-            delattr(plain.body, attribute)
+    vars(plain.body).pop("peft_config", None)  # of no use to a plain network
     return plain
 
 

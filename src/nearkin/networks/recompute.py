@@ -24,18 +24,17 @@ class _Recomputed:
             return run(*inputs, **named)
         # What `views_of_batch` has said holds for the second run too.
         again = copy_context()
-        contexts = partial(_contexts, self)
         return checkpoint(
-            partial(again.run, run), *inputs, use_reentrant=False, context_fn=contexts, **named
+            partial(again.run, run),
+            *inputs,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _keeping_statistics(self)),
+            **named,
         )
 
 
-def _contexts(block: Any) -> tuple[Any, Any]:
-    return nullcontext(), _keeping_statistics(block)
-
-
 @contextmanager
-def _keeping_statistics(block: nn.Module) -> Iterator[None]:
+def _keeping_statistics(block: Any) -> Iterator[None]:
     """Let no batch norm of a block move its running statistics: the first run has done that."""
     norms = [norm for norm in block.modules() if isinstance(norm, _BatchNorm)]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]

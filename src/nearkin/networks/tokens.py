@@ -1,7 +1,6 @@
 """What a network computes before it pools: the tokens of a transformer, the map of a ConvNet."""
 
 import math
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.errors import UsageError
-from nearkin.networks.branch import Backbone, eval_mode
+from nearkin.networks.branch import Backbone, eval_mode, hooked, trial_images
 
 PREFIXES: Final = ("cls_token", "class_token", "class_embedding", "register_tokens")
 """What libraries call the parameters of class and register tokens."""
@@ -35,7 +34,8 @@ class TokenFeatures(nn.Module):
         super().__init__()
         self.backbone = backbone
         self._place = _token_place(backbone, image_size)
-        tokens = self._tried(image_size)
+        with torch.no_grad(), eval_mode(backbone):
+            tokens: Tensor = self(trial_images(backbone, image_size))
         _, self.num_tokens, self.dim = tokens.shape
 
     @override
@@ -49,45 +49,27 @@ class TokenFeatures(nn.Module):
         if self._place == FORWARD_FEATURES:
             output: Tensor = getattr(body, FORWARD_FEATURES)(self.backbone.scaled(images))
             return as_tokens(output, self.backbone.feature_dim)
-        handle = body.get_submodule(self._place).register_forward_hook(keep)
-        try:
+        with hooked([body.get_submodule(self._place)], keep):
             self.backbone(images)
-        finally:
-            handle.remove()
         return as_tokens(outputs[-1], self.backbone.feature_dim)
-
-    def _tried(self, image_size: int) -> Tensor:
-        device = next(self.backbone.parameters(), torch.zeros(())).device
-        with torch.no_grad(), eval_mode(self.backbone):
-            channels = self.backbone.num_channels
-            images = torch.zeros(2, channels, image_size, image_size, device=device)
-            tokens: Tensor = self(images)
-        return tokens
 
 
 def _token_place(backbone: Backbone, image_size: int) -> str:
     """Return the name of the last module that gives several positions for each image."""
     body, places = backbone.body, list[str]()
-    device = next(backbone.parameters(), torch.zeros(())).device
-    images = torch.zeros(2, backbone.num_channels, image_size, image_size, device=device)
+    names = {module: name for name, module in body.named_modules()}
+    images = trial_images(backbone, image_size)
 
-    def note(place: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    def note(module: nn.Module, _inputs: Any, output: Any) -> None:
         if _has_positions(output):
-            places.append(place)
+            places.append(names[module])
 
     with torch.no_grad(), eval_mode(backbone):
         up_to_pooling = getattr(body, FORWARD_FEATURES, None)
         if up_to_pooling and _has_positions(up_to_pooling(backbone.scaled(images))):
             return FORWARD_FEATURES
-        handles = [
-            module.register_forward_hook(partial(note, name))
-            for name, module in body.named_modules()
-        ]
-        try:
+        with hooked(names, note):
             backbone(images)
-        finally:
-            for handle in handles:
-                handle.remove()
     if not places:
         raise UsageError(
             f"backbone {backbone.name} has neither tokens nor a feature map; take its features "

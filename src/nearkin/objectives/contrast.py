@@ -25,9 +25,10 @@ MIN_LENGTH: Final = 1e-6
 
 @full_precision
 def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """Scale each vector to length one, whatever its length: squares cannot overflow or vanish.
+    """Scale each vector to length one, or by `1 / MIN_LENGTH` if it is shorter than `MIN_LENGTH`.
 
-    Near zero the gradient, which is one over the length, is held at `1 / MIN_LENGTH`.
+    So the gradient near zero, which is one over the length, is held at `1 / MIN_LENGTH`. Squares
+    cannot overflow or vanish.
 
     >>> unit(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearkin.objectives.contrast import unit
 from nearkin.objectives.numerics import full_precision
-from nearkin.types import UNLABELED
+from nearkin.types import UNLABELED, checked
 
 EPSILON: Final = 1e-7
 """Keeps the logarithm of an impossible agreement finite."""
@@ -154,6 +154,7 @@ def ramp(progress: float, until: float) -> float:
     return math.exp(-5 * missing**2)
 
 
+@checked
 def neighborhood_targets(
     logits: Float[Tensor, "batch matches"],
     usable: Bool[Tensor, "batch keys"],
@@ -167,10 +168,12 @@ def neighborhood_targets(
     Args:
         logits: Of each query against its own key, then against the queue, as from `look_up`.
         usable: Which entries of the queue may be neighbors.
-        own_weight: The weight alpha of the own key. It takes all where there is no neighbor.
+        own_weight: The weight alpha of the own key. Unless `own_competes`, the own key takes all
+            where there is no neighbor.
         num_neighbors: Maximum number of neighbors.
-        own_competes: Whether the own key takes one of the neighbors' places, and the weight of
-            that place is lost, as in the official code.
+        own_competes: Whether the own key, if it is among the nearest, takes one of the neighbors'
+            places, and the weight of that place is lost, as in the official code. Where there is
+            no neighbor, all but alpha is lost.
     """
     own = torch.full_like(usable[:, :1], own_competes)
     candidates = logits.masked_fill(~torch.cat([own, usable], dim=1), -torch.inf)
@@ -183,6 +186,7 @@ def neighborhood_targets(
     return targets
 
 
+@checked
 def class_targets(
     logits: Float[Tensor, "batch matches"],
     label: Int[Tensor, " batch"],

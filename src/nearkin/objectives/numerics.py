@@ -22,7 +22,7 @@ _mean: ContextVar[Mean | None] = ContextVar("mean", default=None)
 def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Run a function with autocast off and its half-precision tensors widened to float32.
 
-    Shapes and kinds of tensors are checked by their annotations; see `nearkin.types.checked`.
+    Tensors are checked by their annotations; see `nearkin.types.checked`. There has to be one.
     Similarities divided by a small temperature lose their digits in bfloat16, and the largest
     of them decides the gradient.
     """
@@ -34,8 +34,10 @@ def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameter
     @checked
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        device = next(x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        with torch.autocast(device, enabled=False):
+        devices = [x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if not devices:
+            raise ValueError(f"{function.__name__}: no argument is a tensor")
+        with torch.autocast(devices[0], enabled=False):
             wide = {name: widen(x) for name, x in kwargs.items()}
             return function(*map(widen, args), **wide)  # type: ignore[arg-type]
 

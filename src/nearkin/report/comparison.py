@@ -114,19 +114,25 @@ def _metrics(kind: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, Metri
 
 
 def _duration(log: Path) -> float | None:
-    """Seconds between the first and last line of the session that made the run."""
+    """Seconds from the first line of the session that made the run to the one that says so."""
     sessions: list[list[str]] = []
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
         if " | writing " in line:
             sessions.append([])
         if sessions and line[:4].isdigit():
             sessions[-1].append(line)
-    # Resuming a complete run adds a session that did nothing.
-    working = [lines for lines in sessions if not any("already complete" in x for x in lines)]
+    working = [lines for lines in sessions if _finished_at(lines)]
     if not working or any("resuming after" in line for line in working[-1]):
         return None
-    start, end = (datetime.fromisoformat(line[:19]) for line in (working[-1][0], working[-1][-1]))
-    return (end - start).total_seconds()
+    start, end = working[-1][0], working[-1][_finished_at(working[-1])]
+    return (datetime.fromisoformat(end[:19]) - datetime.fromisoformat(start[:19])).total_seconds()
+
+
+def _finished_at(session: Sequence[str]) -> int:
+    """The line of a session that says that the run is done; 0 if it was refused or did nothing."""
+    if any("already complete" in line for line in session):
+        return 0
+    return next((at for at, line in enumerate(session) if line[20:].startswith("done ")), 0)
 
 
 @dataclass(frozen=True)

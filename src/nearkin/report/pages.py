@@ -119,10 +119,15 @@ def write_table_page(
 
 def _files(map_: ImageMap | None, page: Path) -> str:
     """Write the files of a map beside its page, if it has such; return their address."""
-    folder = page.with_name(f"{page.stem}_{FILES}")
+    folder = files_beside(page)
     if map_ and map_.per_file:
         write_files(map_, folder)
     return quote(os.fsencode(folder.name))
+
+
+def files_beside(page: Path) -> Path:
+    """Return the folder of the files of a page, if it has such."""
+    return page.with_name(f"{page.stem}_{FILES}")
 
 
 def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:

@@ -15,6 +15,7 @@ from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.errors import DataError, OutputError
+from nearkin.files import whole
 from nearkin.report.page.blocks import Cards, Chart, ClassView, Confusion, Page
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder
@@ -102,7 +103,8 @@ def figure(path: Path, width: float, height: float) -> Iterator["Figure"]:
         warnings.filterwarnings("ignore", "Glyph")  # names may be in any script
         fig = Figure((width, height), layout="constrained")
         yield fig
-        fig.savefig(path)
+        with whole(path) as partial:
+            fig.savefig(partial, format=path.suffix[1:])
 
 
 def curves(charts: Sequence[Chart], path: Path) -> Path:

@@ -83,6 +83,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
     if config.fsdp and processes == 1:
         raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
+    if config.compile in ("on", "graphs") and (processes > 1 or config.chunk_size):
+        raise UsageError("several processes, or chunks, cannot be compiled; give --compile off")
     check_batch(batch, len(images), processes)
     config = _planned(config, chosen, device)
     optimizer = _or(config.optimizer, lambda: usable_optimizer(chosen, config))
@@ -198,7 +200,7 @@ def check_batch(batch: int, num_images: int, processes: int) -> None:
     if batch % processes:
         raise UsageError(
             f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
-            f"multiple of {processes}"
+            f"multiple of {processes}, or a number of processes that divides it"
         )
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
+from nearkin.files import check_writable
 from nearkin.places import user_path
 from nearkin.text import JOINERS
 
@@ -73,6 +74,7 @@ def check_destination(folder: Path, data: Iterable[str]) -> None:
         raise _unwritable(folder, error) from error
     if occupied:
         raise OutputError(f"{folder} is a link or not empty; give a new folder")
+    check_writable(folder)
 
 
 def file_names(names: Iterable[str]) -> list[str]:

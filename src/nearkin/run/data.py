@@ -49,7 +49,7 @@ Values = Shaped[np.ndarray, " images"]
 """What a column says of each image, as text; '' for nothing."""
 _ORIGINS: Final = dict[str, Path | None]()  # Of encoders in memory; see `note_origin`
 OBJECT: Final = "object:"  # How the name of an encoder in memory begins
-ANEW: Final = "start anew with --encoder this run"
+ANEW: Final = "start anew with this run as the encoder"
 
 
 def open_usable(
@@ -130,8 +130,8 @@ def open_logged(
 
     If `resume`, images stay on the side on which the run has noted them.
     """
-    list_bad = partial(write_bad_files, folder.bad_files)
-    split = open_split(data, config, log.progress, list_bad, folder if resume else None)
+    on_open = partial(list_bad, folder)
+    split = open_split(data, config, log.progress, on_open, folder if resume else None)
     if resume:
         split = replace(split, images=noted_channels(folder, split.images))
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
@@ -217,7 +217,7 @@ def note_data(
     sources: Mapping[str, Mapping[str, str]] | None = None,
     ignored: Values | None = None,
 ) -> list[str]:
-    """Note in a run folder which images it has, or refuse others than those noted there.
+    """Note in a run folder which images it has and lacks, or refuse others than those noted there.
 
     `sources` are the files of the method and the backbone and their SHA-256, where they are the
     user's own. Returns a warning for each that has changed since the run was started. `ignored` is
@@ -238,6 +238,7 @@ def note_data(
         counts = {"train": len(split.train), "test": len(split.test)}
         new: dict[str, Any] = {**counts, "fingerprint": split.fingerprint}
         new |= {"channels": asdict(images.channels)} if images.channels else {}
+        write_bad_files(folder.bad_files, images, {})
         replace_text(folder.data, json.dumps({**new, "sources": sources or {}}) + "\n")
         return []
     fingerprint, used, _ = _noted(folder)
@@ -484,19 +485,26 @@ def _named(config: Config) -> Iterator[RunFolder]:
             yield RunFolder(found)
 
 
-def write_bad_files(
-    path: Path, images: Images, undecodable: Mapping[str, str] | None = None
-) -> None:
+def list_bad(folder: RunFolder, images: Images) -> None:
+    """List the unreadable images of a new run, which may be too many of them.
+
+    A folder that has noted its images has a list of its own, which this run may not replace yet;
+    or it is done, and decodes no image again.
+    """
+    if not folder.data.exists():
+        write_bad_files(folder.bad_files, images, {})
+
+
+def write_bad_files(path: Path, images: Images, undecodable: Mapping[str, str]) -> None:
     """List the unreadable images: those of the scan, and those that could not be decoded later.
 
-    Without any, a list that an earlier attempt has left is removed; but not while `undecodable` is
-    unknown, since it may be of a run that is done, and decodes no image again.
+    Without any, a list that an earlier attempt has left is removed.
     """
     rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
-    rows += [(name, reason, "") for name, reason in sorted((undecodable or {}).items())]
+    rows += [(name, reason, "") for name, reason in sorted(undecodable.items())]
     if rows:
         write_csv(path, ("path", "reason", "bytes"), rows)
-    elif undecodable is not None:
+    else:
         path.unlink(missing_ok=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nearkin.errors import OutputError, UsageError
-from nearkin.files import whole, write_whole, writing
+from nearkin.files import write_whole, writing
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import (
     CLUSTER_COLUMNS,
@@ -178,6 +178,5 @@ def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> N
         write_whole(original, path.read_bytes())
     elif not original.exists():
         write_csv(original, columns, [], to_edit=True)
-    with whole(path) as partial:
-        cells = ([row.get(name, "") for name in columns] for row in rows)
-        write_csv(partial, columns, cells, to_edit=marked)
+    cells = ([row.get(name, "") for name in columns] for row in rows)
+    write_csv(path, columns, cells, to_edit=marked)

@@ -15,10 +15,11 @@ from nearkin.run.reporter import Reporter
 
 
 @contextmanager
-def resource_errors(batch_size: int | None = None) -> Iterator[None]:
+def resource_errors(batch_size: int | None = None, *, resumes: bool = False) -> Iterator[None]:
     """Turn running out of memory or disk, and dead loader workers, into errors with advice.
 
-    `batch_size` is that of a training, which goes on with --resume; None if nothing is trained.
+    `batch_size` is that of a command whose memory it decides; `resumes` says whether the same
+    command goes on with --resume.
     """
     try:
         yield
@@ -31,7 +32,7 @@ def resource_errors(batch_size: int | None = None) -> Iterator[None]:
             raise
         again = (
             "the same command with --resume goes on, with --workers 0 without them"
-            if batch_size
+            if resumes
             else "give the same command again or, from Python, workers=0"
         )
         raise WorkerError(
@@ -43,7 +44,7 @@ def resource_errors(batch_size: int | None = None) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = error.filename or "to the disk"
-        then = "use --resume" if batch_size else "try again"
+        then = "use --resume" if resumes else "try again"
         raise ResourceError(f"no room left to write {where}; make room, then {then}") from error
 
 

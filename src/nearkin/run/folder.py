@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +27,10 @@ from nearkin.data.folders import MARKER
 from nearkin.data.remote import is_url
 from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
-from nearkin.files import replace_text, usable, writing
+from nearkin.files import check_new, replace_text, usable, writing
 from nearkin.places import exists, user_path
 from nearkin.schema import suggestion
+from nearkin.text import json_text
 from nearkin.toml import load_toml, read_toml, stored_time, to_toml
 
 STAGES = "stages"
@@ -208,7 +209,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Store the final metrics."""
-        replace_text(self.summary, json.dumps(summary, indent=2) + "\n")
+        replace_text(self.summary, json_text(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """The stored metrics; empty before there are any."""
@@ -231,7 +232,7 @@ class RunFolder:
         further = {"metrics": metrics, "left_out": missing}
         if column := evaluation.get("column", stored.get("column")):
             further["column"] = column
-        replace_text(self.evaluation, json.dumps(further, indent=2) + "\n")
+        replace_text(self.evaluation, json_text(further, indent=2) + "\n")
 
     def read_evaluated(self) -> dict[str, Any]:
         """The summary with what `add_metrics` has stored, which tests a column last."""
@@ -295,12 +296,32 @@ def clear(run: RunFolder) -> None:
 
 def cleared(run: RunFolder) -> list[Path]:
     """Return the files that `clear` removes."""
-    made = {*vars(run).values()} - {run.lock, run.marker, run.log, run.bad_files}
+    return [*_written(run) - {run.lock, run.marker, run.log, run.bad_files}]
+
+
+def _written(run: RunFolder) -> set[Path]:
+    """Return the files that a run, or a command on it, has written under a name of its own."""
+    made = {*vars(run).values()}
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
     made |= {*run.tensorboard.glob("events.out.tfevents.*")}
     made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
     made |= {*(run.path / STAGES).rglob("*")}
-    return [file for file in made if file.is_file()]
+    return {file for file in made if file.is_file()}
+
+
+def check_target(
+    path: Path, *, overwrite: bool, reads: Iterable[Any] = (), is_file: bool = True
+) -> None:
+    """Refuse an output before anything is computed: a file of a run, and see `check_new`.
+
+    Only the table for Embedding Atlas is replaced: it is `nearkin export` that writes it.
+    """
+    entry = path.parent.resolve() / path.name  # which is replaced, even if it is a link
+    for run in map(RunFolder, entry.parents):
+        is_run = run.config.exists() and run.data.exists()  # others may have one of the two
+        if is_run and entry in _written(run) - {run.atlas}:
+            raise UsageError(f"{path} is a file of the run {run.path}; choose another -o")
+    check_new(path, overwrite=overwrite, reads=reads, is_file=is_file)
 
 
 def run_folder(
@@ -308,7 +329,8 @@ def run_folder(
 ) -> RunFolder:
     """The folder `output`; `runs/DATA-NAME` if None, with a number behind it.
 
-    That is the next which is free or, where a run is to be resumed or replaced, the newest.
+    That is the next which is free or, where a run is to be resumed or replaced, the newest of the
+    same data: others may have a folder of the same name.
     """
     if output is not None:
         return RunFolder(Path(output))
@@ -321,6 +343,15 @@ def run_folder(
     path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
     while path.exists() and (not path.is_dir() or RunFolder(path).is_occupied):
-        newest, number = path, number + 1
+        if again and _is_of(RunFolder(path), named):
+            newest = path
+        number += 1
         path = first.with_name(f"{first.name}-{number}")
-    return RunFolder(newest if again and newest else path)
+    return RunFolder(newest or path)
+
+
+def _is_of(run: RunFolder, named: str) -> bool:
+    """Whether the settings of a run can be read, and name these data."""
+    with suppress(UsageError):
+        return load_toml(run.config, "the configuration").get("data") == named
+    return False

@@ -151,8 +151,10 @@ def kept_copy(copy: Path, source: str, *, resume: bool) -> str | Path:
 
 
 def check_copies(folder: RunFolder, destination: str, data: Any, *, resume: bool) -> None:
-    """Refuse a folder for copies of the images that is not new, unless all is done."""
-    if destination and not (resume and folder.summary.exists()):
+    """Refuse a folder for copies of the images that is not new, unless a finished run has it."""
+    done = resume and folder.summary.exists()
+    made = getattr(folder.any_settings()[0], "copy_to", "") if done else ""
+    if destination and not (made and Path(made) == Path(destination)):
         check_destination(Path(destination), [data_name(data)])
 
 

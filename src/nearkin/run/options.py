@@ -9,7 +9,7 @@ from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.labels.known import listed
 from nearkin.method import Method
-from nearkin.methods import method_class, option_types, parameters
+from nearkin.methods import method_class, parameters
 from nearkin.pace import count
 from nearkin.schema import (
     BatchGroups,
@@ -20,6 +20,7 @@ from nearkin.schema import (
     metadata,
     option,
     suggestion,
+    types_of,
 )
 
 SMALLEST_GROUP = 2  # Images that batch statistics can be taken over
@@ -34,7 +35,7 @@ def default_options(cls: type[Method[Any]]) -> dict[str, Any]:
 
 def fitted_options(cls: type[Method[Any]]) -> dict[str, MemorySize | BatchGroups]:
     """The options that `auto` fits to the number of images or to the batch, with their marks."""
-    kinds = option_types(cls)
+    kinds = types_of(cls.__init__)
     marks = {
         key: metadata(kinds[key], MemorySize) or metadata(kinds[key], BatchGroups)
         for key in parameters(cls)
@@ -52,7 +53,7 @@ def checked_options(
     A suggestion for an unknown one may also be a setting of `kind`.
     """
     cls = method_class(name)
-    options, kinds = parameters(cls), option_types(cls)
+    options, kinds = parameters(cls), types_of(cls.__init__)
     checked = {}
     for key, value in requested.items():
         if key not in options:
@@ -122,9 +123,11 @@ def _check_groups(key: str, groups: int, batch_size: int, processes: int) -> Non
             f"{SMALLEST_GROUP} images or more; change one of them"
         )
     if not _shared(groups, processes):
+        near = range(1, 2 * max(groups, processes) + 1)
+        fitting = ", ".join(str(n) for n in near if batch_size % n == 0 and _shared(groups, n))
         raise UsageError(
-            f"{option(key)} {groups} cannot be shared evenly by {processes} processes; give a "
-            f"multiple of {processes}, or a number that divides it"
+            f"{option(key)} {groups} cannot be shared evenly by {processes} processes, but by "
+            f"{fitting}; or give a multiple of {processes}, or a number that divides it"
         )
 
 

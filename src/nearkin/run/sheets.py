@@ -14,6 +14,8 @@ from torch import Tensor
 from nearkin.data.batches import Batches, CenterCrops, from_zero_to_one, squares
 from nearkin.data.channels import preview
 from nearkin.data.images import Images
+from nearkin.errors import UsageError
+from nearkin.files import whole
 from nearkin.text import printable
 
 MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
@@ -70,8 +72,21 @@ def save_sheet(
         if labels:
             draw.text((8, top + cell / 2), labels[number], "black", label_font, anchor="lm")
         write(captions[number] if captions else (), top + cell)
-    sheet.save(path)
+    with whole(path) as partial:
+        sheet.save(partial, image_format(path))
     return path
+
+
+def image_format(path: Path) -> str:
+    """Return what Pillow calls the format that a suffix names.
+
+    Raises:
+        UsageError: If Pillow writes no such files.
+    """
+    name = Image.registered_extensions().get(path.suffix.lower(), "")
+    if name not in Image.SAVE:
+        raise UsageError(f"cannot write {path}; give a name that ends in .png")
+    return name
 
 
 def _text_height(rows: Sequence[Sequence[Lines]]) -> int:

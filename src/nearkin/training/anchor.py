@@ -7,7 +7,7 @@ It is added to the loss of any method, which does not know of it, and is part of
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.method import Method
-from nearkin.networks.branch import Backbone, frozen_copy
+from nearkin.networks.branch import Backbone, frozen_copy, hooked, trained_backbones
 from nearkin.objectives import gram, unit
 from nearkin.objectives.numerics import dividing_rows
 from nearkin.types import Batch, Step
@@ -58,11 +58,8 @@ class Anchor:
             metrics = {**step.metrics, ANCHOR: distance}
             return replace(step, loss=step.loss + self.weight * distance, metrics=metrics)
 
-        handle = method.backbone.register_forward_hook(torch.compiler.disable(note))
-        try:
+        with hooked(trained_backbones(method), torch.compiler.disable(note)):
             yield anchored
-        finally:
-            handle.remove()
 
     def _distance(self, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Compute the distance of the whole batch, from this process's share of it."""
@@ -71,8 +68,3 @@ class Anchor:
         features = torch.cat([features for _, features in seen])
         with dividing_rows(mean_over_rows):
             return gram(unit(gather(features)), unit(gather(before)))
-
-
-def holding(anchor: Anchor | None, method: Method[Any], forward: Forward) -> Any:
-    """Return a context that gives the forward pass of steps, with an anchor or without."""
-    return anchor.holding(method, forward) if anchor else nullcontext(forward)

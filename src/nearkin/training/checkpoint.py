@@ -269,14 +269,14 @@ class Checkpointer:
         self._last, self._pause = time.monotonic(), INTERVAL
 
     def after(self, done: int, *, requested: bool, last: bool) -> None:
-        """Save what stands after `done` steps, if that is due or requested by a signal.
+        """Save what stands after `done` steps, if that is due or requested of any process.
 
         Raises:
             ResourceError: If the `last` one, or three in a row, cannot be written.
             DivergedError: If what stands is no longer finite.
         """
         self.done = done
-        due = self.files is not None and (requested or last or self._is_due())
+        due = requested or (self.files is not None and (last or self._is_due()))
         if not all_reduce_max(int(due)):
             return
         with diverging_together():

@@ -22,7 +22,7 @@ from nearkin.distributed import (
     shard,
     world_size,
 )
-from nearkin.method import Method, Schedule
+from nearkin.method import Method, Schedule, half_cosine
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
 from nearkin.run.auto import PRECISIONS
@@ -33,11 +33,11 @@ from nearkin.training import checkpoint
 from nearkin.training.anchor import ANCHOR, Anchor
 from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.csv_logger import CSVLogger
-from nearkin.training.health import Alarm, Evaluate
+from nearkin.training.health import PATIENCE, Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
     build_optimizer,
-    half_cosine,
+    main_rate,
     restore_optimizer,
     warmup_cosine,
     warmup_milestones,
@@ -77,17 +77,16 @@ def frozen_share(config: TrainConfig) -> float:
     return 0.0 if config.freeze_epochs == "auto" else config.freeze_epochs / int(config.epochs)
 
 
-def schedule_for(config: TrainConfig) -> Schedule:
-    """Build the learning rate schedule of a resolved configuration."""
+def schedule_for(config: TrainConfig, total: int) -> Schedule:
+    """Build the learning rate schedule of a resolved configuration of so many steps.
+
+    A warm-up shorter than a step is left out: its first rate, often zero, would be that step's.
+    """
+    moving = total * (1 - frozen_share(config))  # steps of the backbone, which warms up last
+    warmup = config.warmup if config.warmup * moving >= 1 else 0.0
     if config.lr_milestones:
-        return warmup_milestones(config.lr_milestones, config.warmup, config.warmup_start)
-    return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
-
-
-def weight_decay_for(config: TrainConfig) -> Schedule:
-    """Build the weight decay of a resolved configuration, as a function of progress."""
-    first, last = float(config.weight_decay), config.final_weight_decay
-    return half_cosine(first, first if last == "auto" else last)
+        return warmup_milestones(config.lr_milestones, warmup, config.warmup_start)
+    return warmup_cosine(warmup, config.cosine_end, config.warmup_start)
 
 
 def training_steps(
@@ -101,24 +100,21 @@ def training_steps(
     anchor: Anchor | None = None,
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Take the steps of a resolved configuration; see `steps`."""
+    first, last = float(config.weight_decay), config.final_weight_decay
     return steps(
         method,
         optimizer,
         batches,
         start=start,
         total=total,
-        schedule=schedule_for(config),
-        weight_decay=weight_decay_for(config),
+        schedule=schedule_for(config, total),
+        weight_decay=half_cosine(first, first if last == "auto" else last),
         clip_norm=config.clip_norm,
         seed=config.seed,
         precision=PRECISIONS[config.precision],
         frozen=frozen_share(config),
         anchor=anchor,
     )
-
-
-def ignore_row(row: Mapping[str, int | float]) -> None:
-    """Do nothing with a row of metrics.csv."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class Lead:
     folder: RunFolder
     log: Logger
     evaluate: Evaluate
-    on_row: Callable[[Mapping[str, int | float]], object] = ignore_row
+    on_row: Callable[[Mapping[str, int | float]], object] = lambda _: None
     """Called with every row of metrics.csv, without its empty cells."""
 
 
@@ -163,10 +159,10 @@ def fit(
         for done, step in training_steps(
             config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
-            due = evaluation_due(every, done, per_epoch, total)
+            due = done == total or bool(every and done % (every * per_epoch) == 0)
             with evaluating(method, trained) if due else nullcontext():
                 if record:
-                    record.after(done, step, optimizer.param_groups[0]["lr"], due)
+                    record.after(done, step, main_rate(optimizer), due)
             # All processes must stop after the same step, whichever of them got the signal. It is
             # read once per step: a signal that comes while saving is for the next step.
             stop = all_reduce_max(interrupts.stop)
@@ -187,12 +183,6 @@ def evaluating(method: Method[Any], trained: Method[Any]) -> Iterator[None]:
         yield
 
 
-def evaluation_due(every: int, done: int, per_epoch: int, total: int) -> bool:
-    """Return whether to evaluate after `done` of `total` steps: every so many epochs, and last."""
-    epoch, part = divmod(done, per_epoch)
-    return done == total or bool(every and not part and epoch % every == 0)
-
-
 @dataclass(eq=False)
 class Record:
     """Evaluates when that is due, writes metrics.csv, and logs epochs and lasting collapses."""
@@ -209,7 +199,9 @@ class Record:
         self.terms = self.journal.columns[len(COLUMNS) :]
         self.per_epoch = self.sampler.steps_per_epoch
         self.total = int(self.config.epochs) * self.per_epoch
-        self.epoch = self.journal.rows()[self.start - self.start % self.per_epoch :]
+        rows = self.journal.rows()
+        self.epoch = rows[self.start - self.start % self.per_epoch :]
+        self.evaluated = [row for row in rows if "feature_std" in row]  # before it was resumed
         self.pace = Pace(self.total, self.sampler.batch_size)
         self.alarm = Alarm(type(self.method))
         self.logged = time.monotonic()
@@ -240,10 +232,13 @@ class Record:
     def _evaluated(self, done: int) -> dict[str, float]:
         with self.pace.paused():  # evaluation counts for nothing in images per second
             measured = self.lead.evaluate(self.method)
+        for row in self.evaluated:  # the alarm has no other memory; directions stay as many
+            self.alarm.update({**measured, **row}, row["step"] / self.total)
+        self.evaluated.clear()
         verdict = self.alarm.update(measured, done / self.total)
         if verdict and self.config.on_collapse == "stop" and done < self.total:
             self.interrupts.collapse(verdict)
-        elif verdict:
+        elif self.alarm.in_a_row == PATIENCE:
             self.lead.log.info(f"warning: {verdict}")
         return measured
 
@@ -267,19 +262,12 @@ def broadcast_start(optimizer: torch.optim.Optimizer, step: int) -> int:
     """Give every process the first one's optimizer state; return its step."""
     if world_size() == 1:
         return step
-    state = broadcast_state({"step": step, "optimizer": optimizer.state_dict()})
-    restore_optimizer(optimizer, state["optimizer"])
-    first: int = state["step"]
-    return first
-
-
-def broadcast_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first process's state in all of them: tensors, numbers and text by name."""
     content = io.BytesIO()
-    torch.save(dict(state), content)
+    torch.save({"step": step, "optimizer": optimizer.state_dict()}, content)
     received = io.BytesIO(broadcast_bytes(content.getvalue()))
     first: dict[str, Any] = torch.load(received, map_location="cpu", weights_only=True)
-    return first
+    restore_optimizer(optimizer, first["optimizer"])
+    return int(first["step"])
 
 
 def _resume(lead: Lead, method: Method[Any], optimizer: torch.optim.Optimizer, total: int) -> int:

@@ -103,17 +103,17 @@ class Alarm:
     def __init__(self, method: type[Method[Any]]) -> None:
         self.method = method
         self._before: dict[str, float] = {}
-        self._in_a_row = 0
+        self.in_a_row = 0  # Evaluations that have shown a collapse
 
     def update(self, health: Mapping[str, float], progress: float) -> str:
-        """Return the verdict at the third evaluation in a row that shows a collapse, else ''."""
+        """Return the verdict from the third evaluation in a row that shows a collapse, else ''."""
         now = violations(health, self.method)
         stuck = any(
             not far <= (1 - RECOVERY) * self._before.get(name, 0.0) for name, far in now.items()
         )
         self._before = now
-        self._in_a_row = self._in_a_row + 1 if stuck and progress >= SETTLED else 0
-        return verdict(health, self.method) if self._in_a_row == PATIENCE else ""
+        self.in_a_row = self.in_a_row + 1 if stuck and progress >= SETTLED else 0
+        return verdict(health, self.method) if self.in_a_row >= PATIENCE else ""
 
 
 class Monitor:
@@ -166,16 +166,13 @@ class Monitor:
         save.
         """
         with torch.compiler.set_stance("force_eager"):
-            return self._measured(method)
-
-    def _measured(self, method: Method[Any]) -> dict[str, float]:
-        features = self._encode(method, self.queries)
-        embedding = encode(method.online.projector, [features.to(self.device)])
-        measured = health(embedding)
-        if self.scored:
-            bank = Embeddings(self._encode(method, self.bank).numpy(), self.bank_labels)
-            queries = Embeddings(features.numpy(), self.query_labels)
-            measured["knn"] = knn(bank, queries, device=self.device)[0].value
+            features = self._encode(method, self.queries)
+            embedding = encode(method.online.projector, [features.to(self.device)])
+            measured = health(embedding)
+            if self.scored:
+                bank = Embeddings(self._encode(method, self.bank).numpy(), self.bank_labels)
+                queries = Embeddings(features.numpy(), self.query_labels)
+                measured["knn"] = knn(bank, queries, device=self.device)[0].value
         self.latest = measured
         return measured
 

@@ -4,17 +4,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final
 
 from nearkin.config import Duration, TrainConfig, seconds
 from nearkin.data.batches import BatchLoader
+from nearkin.data.split import Split
 from nearkin.distributed import CpuTime, broadcast_bytes
 from nearkin.method import Method
 from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
+from nearkin.training.average import IMAGES, SHARES
 from nearkin.training.fit import anchor_for, optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 
@@ -31,20 +33,16 @@ class EpochTime:
     """How long an epoch takes, measured beside whatever else the machine does."""
 
     seconds: float
-    slowdown: float  # How many times as long as without other processes, about
+    alone: float  # Without other processes, about
     taken: float  # The share of the CPUs that other processes take
-
-    @property
-    def alone(self) -> float:
-        """Seconds that an epoch would take without other processes, about."""
-        return self.seconds / self.slowdown
 
     @property
     def busy(self) -> str:
         """A text if other processes make a difference; empty if not, or where it is unknown."""
-        if self.slowdown < BUSY:
+        slowdown = self.seconds / self.alone
+        if slowdown < BUSY:
             return ""
-        times = f"{self.slowdown:.{1 if self.slowdown < 10 else 0}f} times"
+        times = f"{slowdown:.{1 if slowdown < 10 else 0}f} times"
         return f"other processes take {self.taken:.0%} of the CPUs, steps {times} as long"
 
 
@@ -53,10 +51,7 @@ def time_epoch(
 ) -> EpochTime:
     """Estimate how long an epoch takes here, as the mean over equal parts of a training."""
     times = [_time_epoch(config, method, part) for part in parts]
-    seconds, alone = (
-        fmean(each) for each in zip(*((t.seconds, t.alone) for t in times), strict=True)
-    )
-    return EpochTime(seconds, seconds / alone, fmean(time.taken for time in times))
+    return EpochTime(*map(fmean, zip(*map(astuple, times), strict=True)))
 
 
 def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) -> EpochTime:
@@ -82,7 +77,7 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) 
     # Of all steps: by now loader workers have ended, and no longer count as other processes.
     spent = CpuTime.now() - start
     seconds = seconds_per_step(laps[warm_up:], group) * batches.sampler.steps_per_epoch
-    return EpochTime(seconds, spent.slowdown, spent.taken)
+    return EpochTime(seconds, seconds / spent.slowdown, spent.taken)
 
 
 @contextmanager
@@ -122,9 +117,12 @@ class Overhead:
     end: float = 0.0  # For features, measures and page
 
 
-def time_overhead(log: Logger, monitor: Monitor, method: Method[Any], num_images: int) -> Overhead:
+def time_overhead(
+    log: Logger, monitor: Monitor, method: Method[Any], config: TrainConfig, split: Split
+) -> Overhead:
     """Estimate what a run takes beside its steps, by encoding some images."""
     each = monitor.seconds_per_image(method)
+    num_images = len(split.images) + (len(SHARES) + 1) * IMAGES * bool(config.encoder)
     return Overhead(log.seconds, each * monitor.num_images, MEASURING * each * num_images)
 
 
@@ -163,36 +161,25 @@ def with_epochs(
 def planned_epochs(
     config: TrainConfig, epoch_seconds: float, overhead: Overhead = Overhead()
 ) -> int:
-    """Return the number of epochs of a training that may have a time, a number, or both."""
+    """Return the number of epochs of a training that may have a time, a number, or both.
+
+    What is not steps takes its part of a time, a fifteenth is left for the end in any case, and
+    one epoch is trained at least.
+
+    >>> planned_epochs(TrainConfig(max_time="45m"), epoch_seconds=60.0)
+    42
+    """
     most = math.inf if config.epochs == "auto" else config.epochs
     if not config.max_time:
         return int(most)
-    if config.evaluate_every == "auto":
-        fitting = epochs_within(config.max_time, epoch_seconds, overhead, MAX_EVALUATIONS)
+    left, each = _seconds_left(config.max_time, overhead), overhead.evaluation
+    if config.evaluate_every == "auto":  # after each epoch, but at most so often
+        fitting = max(
+            left / (epoch_seconds + each), (left - MAX_EVALUATIONS * each) / epoch_seconds
+        )
     else:
-        each = overhead.evaluation / config.evaluate_every if config.evaluate_every else 0.0
-        fitting = epochs_within(config.max_time, epoch_seconds + each, overhead)
-    return int(min(most, fitting))
-
-
-def epochs_within(
-    duration: Duration,
-    epoch_seconds: float,
-    overhead: Overhead = Overhead(),
-    max_evaluations: int = 0,
-) -> int:
-    """Return how many epochs fit into a duration, beside what is not steps; at least one.
-
-    A fifteenth of it is left for the end in any case. There is an evaluation after each epoch,
-    but at most `max_evaluations` of them.
-
-    >>> epochs_within("45m", epoch_seconds=60.0)
-    42
-    """
-    left = _seconds_left(duration, overhead)
-    few = left / (epoch_seconds + overhead.evaluation) if max_evaluations else 0.0
-    many = (left - max_evaluations * overhead.evaluation) / epoch_seconds
-    return max(1, int(max(few, many)))
+        fitting = left / (epoch_seconds + each / (config.evaluate_every or math.inf))
+    return int(min(most, max(1, fitting)))
 
 
 def time_is_short(duration: Duration, epoch_seconds: float, overhead: Overhead) -> str:

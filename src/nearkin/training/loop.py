@@ -1,6 +1,7 @@
 """The training loop: a generator of steps that keeps no state but the method's and optimizer's."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
+from torch.utils._pytree import register_pytree_node
 
 from nearkin.data.rng import seeded
 from nearkin.distributed import data_parallel, fixed_shapes, is_sharded, to_host_async
@@ -16,10 +18,15 @@ from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import freeze_backbones
-from nearkin.training.anchor import Anchor, holding
+from nearkin.training.anchor import Anchor
 from nearkin.training.muon import Muon
 from nearkin.training.optimizer import set_learning_rates, set_weight_decay
 from nearkin.types import Batch, Step
+
+# So that several processes find the loss in a step.
+register_pytree_node(
+    Step, lambda step: ([step.loss, step.memo, step.metrics], None), lambda parts, _: Step(*parts)
+)
 
 
 def fold(seed: int, step: int) -> int:
@@ -138,7 +145,8 @@ def steps(
     device = next(method.parameters()).device
     upcoming = islice(batches, max(0, total - start))
     batch = next(upcoming, None)
-    with keep_freed_memory(), holding(anchor, method, model) as forward:
+    held: Any = anchor.holding(method, model) if anchor else nullcontext(model)
+    with keep_freed_memory(), held as forward:
         for step in range(start, total):
             if batch is None:
                 return

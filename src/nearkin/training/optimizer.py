@@ -1,19 +1,20 @@
 """LARS, optimizers with a group for every learning rate a method names, and schedules."""
 
-import math
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer, ParamsT
 from typing_extensions import override
 
 from nearkin.errors import UsageError
-from nearkin.method import Method, Schedule
+from nearkin.method import Method, Schedule, half_cosine
 from nearkin.networks.blocks import layer_depths
-from nearkin.networks.branch import Backbone
+from nearkin.networks.branch import trained_backbones
 from nearkin.training.muon import Muon
 
 MOMENTUM = 0.9  # Of SGD and LARS
@@ -123,16 +124,6 @@ def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
     return torch.where((w > 0) & (g > 0), ratio, 1)
 
 
-def constant() -> Schedule:
-    """Return a schedule that stays at the peak.
-
-    >>> schedule = constant()
-    >>> [schedule(progress) for progress in (0.0, 0.5, 1.0)]
-    [1.0, 1.0, 1.0]
-    """
-    return lambda _: 1.0
-
-
 def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -> Schedule:
     """Return a linear warm-up to the peak, then half a cosine down to `final`.
 
@@ -156,16 +147,6 @@ def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -
 
     cosine = half_cosine(1.0, final)
     return _risen(warmup, start, lambda progress: cosine((progress - warmup) / (1 - warmup)))
-
-
-def half_cosine(first: float, last: float) -> Schedule:
-    """Return a schedule from `first` to `last` along half a cosine.
-
-    >>> schedule = half_cosine(0.04, 0.4)
-    >>> [round(schedule(progress), 2) for progress in (0.0, 0.5, 1.0)]
-    [0.04, 0.22, 0.4]
-    """
-    return lambda progress: last + (first - last) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def warmup_milestones(
@@ -245,7 +226,8 @@ def build_optimizer(
         if params
     ]
     if layer_decay < 1 or separate_backbone:
-        scales = _rate_scales(method.backbone, layer_decay)
+        each = [_rate_scales(part.body, layer_decay) for part in trained_backbones(method)]
+        scales = dict(ChainMap(*each))
         groups = [part for group in groups for part in _by_layer(group, scales)]
     match name:
         case "sgd":
@@ -291,6 +273,12 @@ def set_learning_rates(
         group["lr"] = float(group["peak_lr"] * due(progress))  # checkpoints hold no numpy numbers
 
 
+def main_rate(optimizer: Optimizer) -> float:
+    """Return the learning rate of what no prefix names: of heads, where the backbone's differs."""
+    rate: float = min(optimizer.param_groups, key=itemgetter("name"))["lr"]
+    return rate
+
+
 def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
     """Set the weight decay of every group that has any."""
     for group in optimizer.param_groups:
@@ -314,7 +302,7 @@ def _by_prefix(method: Method[Any]) -> dict[str, list[Parameter]]:
     """Group trainable parameters by the most specific prefix that names them, or under ""."""
     names = dict(method.named_parameters())
     groups: dict[str, list[Parameter]] = {}
-    for prefix in sorted(method.learning_rates(constant()), key=len, reverse=True):
+    for prefix in sorted(method.learning_rates(half_cosine(1.0, 1.0)), key=len, reverse=True):
         under = [name for name in names if f"{name}.".startswith(f"{prefix}.")]
         if not under:
             raise UsageError(
@@ -326,9 +314,9 @@ def _by_prefix(method: Method[Any]) -> dict[str, list[Parameter]]:
     return {prefix: [p for p in some if p.requires_grad] for prefix, some in groups.items()}
 
 
-def _rate_scales(backbone: Backbone, layer_decay: float) -> dict[Parameter, float]:
+def _rate_scales(body: nn.Module, layer_decay: float) -> dict[Parameter, float]:
     """Return the rate of each parameter of a backbone, as a share of that of its top layer."""
-    depths, names = layer_depths(backbone.body), dict(backbone.body.named_parameters())
+    depths, names = layer_depths(body), dict(body.named_parameters())
     top = max(depths.values(), default=0)
     return {names[name]: layer_decay ** (top - depth) for name, depth in depths.items()}
 

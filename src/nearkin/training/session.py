@@ -4,7 +4,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,11 @@ from nearkin.run.opening import sources_of
 from nearkin.run.options import kinds_of_views, known_classes
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import augmentation_sheet
-from nearkin.training.average import IMAGES, SHARES, Average, choose_average
-from nearkin.training.fit import Lead, fit, ignore_row
+from nearkin.training.average import IMAGES, Average, choose_average
+from nearkin.training.fit import Lead, fit
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
-from nearkin.training.start import preprocessing_of, starting_backbone, write_start
+from nearkin.training.start import starting_backbone, write_start
 from nearkin.training.teacher import CachedTeacher, inherited, open_teacher, with_teacher
 
 
@@ -76,7 +76,7 @@ def train_encoder(
     start: Encoder | None = None,
     ignored: Values | None = None,
     on_embeddings: Callable[[], object] = lambda: None,
-    on_row: Callable[[Mapping[str, int | float]], object] = ignore_row,
+    on_row: Callable[[Mapping[str, int | float]], object] = lambda _: None,
 ) -> bool:
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
@@ -91,10 +91,11 @@ def train_encoder(
     """
     for line in _noted(folder, config, split, ignored):
         log.info(line)
+    view = Preprocessing.of(int(config.image_size), split.images.channels)
     if start:
         start.preprocessing = start.preprocessing.for_images(split.images)
         write_start(folder, start)
-    view = preprocessing_of(start, config, split.images)
+        view = start.preprocessing.resized(int(config.image_size))
     teacher = open_teacher(folder, config, split.images)
     for line in teacher.lines() if teacher else []:
         log.info(f"teacher {line}")
@@ -104,11 +105,10 @@ def train_encoder(
         method, batches = build(config, split.train, device, network, teacher, folder)
         before = time.monotonic()
         parts = parts_of(folder, config, batches, teacher, log.progress)
-        spent = time.monotonic() - before
         if isinstance(parts[0], CachedTeacher):
-            log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
+            log.info(f"teacher features of {parts[0].files} in {time.monotonic() - before:.1f} s")
         monitor = Monitor(split, config, device, log.progress, view)
-        overhead = partial(time_overhead, log, monitor, method, num_encoded(config, split))
+        overhead = partial(time_overhead, log, monitor, method, config, split)
         planned, config = config, with_epochs(config, method, parts, overhead, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
@@ -128,7 +128,9 @@ def train_encoder(
     if not trained and folder.summary.exists():
         return False
     origin = {"start": without_folder(config.encoder), **_taken_over(start)} if start else {}
-    _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
+    _Trained(folder, config, method, batches, monitor, split, network, log).evaluate(
+        origin, on_embeddings
+    )
     return True
 
 
@@ -148,11 +150,6 @@ def grouped(config: TrainConfig, sampler: BatchSampler) -> list[str]:
         f"ignore {config.ignore}: {sampler.num_pure} of {sampler.steps_per_epoch} batches of an "
         f"epoch have one of its {len(np.unique(sampler.values))} values"
     ]
-
-
-def num_encoded(config: TrainConfig, split: Split) -> int:
-    """Return how many images are encoded after the last step, counted for one encoder."""
-    return len(split.images) + (len(SHARES) + 1) * IMAGES * bool(config.encoder)
 
 
 def _send(settings: Mapping[str, Any], path: str, split: Split) -> None:
@@ -306,129 +303,112 @@ def encoders_beside(
     return teacher | start | {"untrained": random}
 
 
-def _average(
-    folder: RunFolder,
-    config: TrainConfig,
-    end: Backbone,
-    split: Split,
-    device: torch.device,
-    network: nn.Module | None,
-    log: Logger,
-) -> tuple[Encoder, Average]:
-    """Average the start of a training and its end, as images without labels decide.
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """A training that has taken its last step, in one process."""
 
-    These are held out, unless there are too few.
-    """
-    size, trust = int(config.image_size), config.trust_remote_code
-    start = load(folder.start, backbone=network, trust_remote_code=trust)
-    held_out = len(split.test) > 1
-    measure = partial(
-        label_free,
-        images=(split.test if held_out else split.train).spread(IMAGES),
-        seed=config.seed,
-        workers=int(config.workers),
-        augment=config.augment,
-        device=device,
-        on_progress=under("average of weights", log.progress),
-    )
-    same_size = start if size == start.image_size else resized(start, size)
-    images = "held-out images" if held_out else "training images"
-    kept, average = choose_average(start, same_size, end.body.state_dict(), measure, images)
-    log.info(f"average {average.text}")
-    return kept, average
+    folder: RunFolder
+    config: TrainConfig
+    method: Method[Any]
+    batches: Batches
+    monitor: Monitor
+    split: Split
+    network: nn.Module | None
+    log: Logger
 
+    def average(self, end: Backbone) -> tuple[Encoder, Average]:
+        """Average the start of a training and its end, as images without labels decide.
 
-def _write_encoder(
-    folder: RunFolder,
-    config: TrainConfig,
-    method: Method[Any],
-    view: Preprocessing,
-    split: Split,
-    device: torch.device,
-    network: nn.Module | None,
-    log: Logger,
-    origin: dict[str, Any],
-) -> dict[str, Any]:
-    """Write the encoder's file; return its header, which says where the weights come from."""
-    details: dict[str, Any] = {
-        "method": label(config.method),
-        "backbone": config.backbone,
-        "image_size": int(config.image_size),
-        "epochs": int(config.epochs),
-        "seed": config.seed,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        **origin,
-    }
-    details |= inherited(folder, config, details.get("origin"))
-    trained = merged(method.backbone)
-    if config.encoder:
-        kept, average = _average(folder, config, trained, split, device, network, log)
-        trained, view = kept.backbone, kept.preprocessing
-        details |= {"backbone": kept.details["backbone"], "image_size": kept.image_size}
-        details["average"] = average.to_dict()
-    write_encoder(folder.encoder, trained, details, view)
-    return details
+        These are held out, unless there are too few.
+        """
+        config, split = self.config, self.split
+        size, trust = int(config.image_size), config.trust_remote_code
+        start = load(self.folder.start, backbone=self.network, trust_remote_code=trust)
+        held_out = len(split.test) > 1
+        measure = partial(
+            label_free,
+            images=(split.test if held_out else split.train).spread(IMAGES),
+            seed=config.seed,
+            workers=int(config.workers),
+            augment=config.augment,
+            device=self.batches.device,
+            on_progress=under("average of weights", self.log.progress),
+        )
+        same_size = start if size == start.image_size else resized(start, size)
+        images = "held-out images" if held_out else "training images"
+        kept, average = choose_average(start, same_size, end.body.state_dict(), measure, images)
+        self.log.info(f"average {average.text}")
+        return kept, average
 
+    def write_encoder(self, origin: dict[str, Any]) -> dict[str, Any]:
+        """Write the encoder's file; return its header, which says where the weights come from."""
+        config, view = self.config, self.monitor.view
+        details: dict[str, Any] = {
+            "method": label(config.method),
+            "backbone": config.backbone,
+            "image_size": int(config.image_size),
+            "epochs": int(config.epochs),
+            "seed": config.seed,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            **origin,
+        }
+        details |= inherited(self.folder, config, details.get("origin"))
+        trained = merged(self.method.backbone)
+        if config.encoder:
+            kept, average = self.average(trained)
+            trained, view = kept.backbone, kept.preprocessing
+            details |= {"backbone": kept.details["backbone"], "image_size": kept.image_size}
+            details["average"] = average.to_dict()
+        write_encoder(self.folder.encoder, trained, details, view)
+        return details
 
-def _evaluate(
-    folder: RunFolder,
-    config: TrainConfig,
-    method: Method[Any],
-    batches: Batches,
-    monitor: Monitor,
-    split: Split,
-    network: nn.Module | None,
-    log: Logger,
-    origin: dict[str, Any],
-    on_embeddings: Callable[[], object],
-) -> None:
-    """Write the encoder, its embeddings and its metrics."""
-    details = _write_encoder(
-        folder, config, method, monitor.view, split, batches.device, network, log, origin
-    )
-    health = monitor.latest or monitor.evaluate(method)  # the last step is evaluated already
-    state = verdict(health, type(method))
-    log.info(f"health {state}")
-    # What is measured is the file, not the method in memory.
-    # Its header names the backbone of the settings, which are trusted by now.
-    encoder = load(folder.path, backbone=network, trust_remote_code=True)
-    write_projector(folder.projector, method.online.projector, encoder)
+    def evaluate(self, origin: dict[str, Any], on_embeddings: Callable[[], object]) -> None:
+        """Write the encoder, its embeddings and its metrics."""
+        folder, config, split, log = self.folder, self.config, self.split, self.log
+        device, workers = self.batches.device, int(config.workers)
+        details = self.write_encoder(origin)
+        # The last step is evaluated already.
+        health = self.monitor.latest or self.monitor.evaluate(self.method)
+        state = verdict(health, type(self.method))
+        log.info(f"health {state}")
+        # What is measured is the file, not the method in memory.
+        # Its header names the backbone of the settings, which are trusted by now.
+        encoder = load(folder.path, backbone=self.network, trust_remote_code=True)
+        write_projector(folder.projector, self.method.online.projector, encoder)
 
-    def encoded(embeddings: Embeddings) -> None:
-        write_embeddings(folder.embeddings, embeddings, encoder.digest)
-        on_embeddings()
+        def encoded(embeddings: Embeddings) -> None:
+            write_embeddings(folder.embeddings, embeddings, encoder.digest)
+            on_embeddings()
 
-    evaluation, embeddings = evaluate_split(
-        encoder,
-        split,
-        beside=encoders_beside(
-            encoder, folder, config, split, batches.device, int(config.workers), network
-        ),
-        seed=config.seed,
-        workers=int(config.workers),
-        augment=config.augment,
-        device=batches.device,
-        on_encoded=encoded,
-        on_progress=log.progress,
-    )
-    if config.ignore:
-        evaluation = _with_column(evaluation, folder, config, embeddings, split.images)
-    bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
-    bad_files |= embeddings.bad
-    notes = note_undecodable(folder, split.images, bad_files, log)  # no end after hours
-    # Last: a run without a summary is evaluated again.
-    # The verdict and the title: the page is written again without the method's class.
-    details |= {"title": type(method).__name__, "health": health, "verdict": state}
-    details["notes"] = plain((*split.images.notes, *notes))
-    folder.write_summary({**details, **evaluation.to_dict()})
-    log.debug("\n".join(replace(evaluation, differences={}, leaks=None).lines()))
-    if evaluation.leaks:
-        log.info(f"warning: {evaluation.leaks}")
-    for kept in evaluation.kept:
-        log.info(f"student {kept}")
-    if evaluation.comparison:
-        log.info(evaluation.comparison.line(folder.start))
+        evaluation, embeddings = evaluate_split(
+            encoder,
+            split,
+            beside=encoders_beside(encoder, folder, config, split, device, workers, self.network),
+            seed=config.seed,
+            workers=workers,
+            augment=config.augment,
+            device=device,
+            on_encoded=encoded,
+            on_progress=log.progress,
+        )
+        if config.ignore:
+            evaluation = _with_column(evaluation, folder, config, embeddings, split.images)
+        bad_files = {split.train.names[row]: why for row, why in self.batches.bad.items()}
+        bad_files |= embeddings.bad
+        notes = note_undecodable(folder, split.images, bad_files, log)  # no end after hours
+        # Last: a run without a summary is evaluated again.
+        # The verdict and the title: the page is written again without the method's class.
+        details |= {"title": type(self.method).__name__, "health": health, "verdict": state}
+        details["notes"] = plain((*split.images.notes, *notes))
+        folder.write_summary({**details, **evaluation.to_dict()})
+        log.debug("\n".join(replace(evaluation, differences={}, leaks=None).lines()))
+        if evaluation.leaks:
+            log.info(f"warning: {evaluation.leaks}")
+        for kept in evaluation.kept:
+            log.info(f"student {kept}")
+        if evaluation.comparison:
+            log.info(evaluation.comparison.line(folder.start))
 
 
 def _with_column(

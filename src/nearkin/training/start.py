@@ -29,7 +29,7 @@ from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import add_lora
 from nearkin.networks.recompute import recompute_blocks
-from nearkin.run.auto import anchor_weight, resolve, usable_optimizer
+from nearkin.run.auto import anchor_weight, usable_optimizer
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 
@@ -106,13 +106,6 @@ def fitting_size(start: Encoder, images: Images) -> int:
     return min(own, max(side, smallest))
 
 
-def resolved_settings(
-    config: TrainConfig, images: Images, device: torch.device, start: Encoder | None
-) -> TrainConfig:
-    """Replace every `auto`, also of a training that starts from an encoder; see `resolve`."""
-    return resolve(with_start(config, start, images), images, device)
-
-
 def with_start(config: TrainConfig, start: Encoder | None, images: Images) -> TrainConfig:
     """Replace `auto` by what follows from the encoder that a training starts from."""
     if start is None:
@@ -185,15 +178,6 @@ def starting_backbone(
     if config.grad_checkpointing:
         recompute_blocks(backbone.body, backbone.name)
     return backbone, view.applied(images)
-
-
-def preprocessing_of(start: Encoder | None, config: TrainConfig, images: Images) -> Preprocessing:
-    """Return the preprocessing of the encoder that a training leaves: its start's, resized."""
-    size = int(config.image_size)
-    if start is None:
-        return Preprocessing.of(size, images.channels)
-    view = start.preprocessing.for_images(images)
-    return view if view.image_size == size else view.resized(size)
 
 
 def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:

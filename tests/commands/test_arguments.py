@@ -1,0 +1,314 @@
+"""Arguments of commands from Python: checked by their types, as the command line checks options."""
+
+import inspect
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from builders import encoded, fill
+from nearkin_command import run
+
+import nearkin
+from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.errors import DataError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.vectors import write_embeddings
+from nearkin.run.reporter import Silent
+
+QUIET = {"workers": 0, "verbose": False}
+
+
+def features_of_no_images():
+    vectors = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    return Embeddings(
+        vectors / np.linalg.norm(vectors, axis=1, keepdims=True),
+        np.arange(60) % 3,
+        paths=[f"{n:02}.png" for n in range(60)],
+        classes=("a", "b", "c"),
+    )
+
+
+FEATURES = features_of_no_images()
+
+
+def test_every_command_checks_its_arguments():
+    """By one decorator, so that none is forgotten."""
+    names = [*nearkin._COMMANDS, "embed_run", "embed_shards", "rank", "describe_method"]
+    for name in names:
+        assert inspect.unwrap(getattr(nearkin, name)) is not getattr(nearkin, name), name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: nearkin.select(FEATURES, num=3, rule="Typical"),
+            "rule Typical is not typical or",
+        ),
+        (lambda: nearkin.select(FEATURES, num=2.5), "num 2.5 is not a whole number of at least 1"),
+        (lambda: nearkin.select(FEATURES, num=True), "num true is not a whole number"),
+        (lambda: nearkin.select(FEATURES, num=2, seed=-1), "seed -1 is not a whole number from 0"),
+        (lambda: nearkin.evaluate(FEATURES, features="embeddings"), "features embeddings is not"),
+        (
+            lambda: nearkin.evaluate(FEATURES, protocol=["kn"]),
+            r"protocol kn is not a list of .*mean k",
+        ),
+        (lambda: nearkin.evaluate(FEATURES, protocol="knn"), "protocol knn is not a list"),
+        (
+            lambda: nearkin.evaluate(FEATURES, np.zeros((3, 9, 9))),
+            "of features, no images are read",
+        ),
+        (lambda: nearkin.evaluate(FEATURES, workers=-1), "workers -1 is not"),
+        (
+            lambda: nearkin.evaluate(FEATURES, verbose=0),
+            "verbose is of type int; give bool or Reporter",
+        ),
+        (lambda: nearkin.check("digits", scan="everything"), "scan everything is not headers"),
+        (lambda: nearkin.rank(["a", "b"], by="knn"), "by knn is not effective-rank, agree"),
+        (lambda: nearkin.export("run", format="tensorflow"), "format tensorflow is not"),
+        (lambda: nearkin.embed_shards("e", "d", output="x", engine="Ray"), "engine Ray is not"),
+        (lambda: nearkin.embed_shards("e", "d", output="x", shard_size=2.5), "shard_size 2.5"),
+        (lambda: nearkin.neighbors("e", ["a.png"], top=2.5), "top 2.5 is not"),
+        (lambda: nearkin.neighbors("e", np.zeros((3, 9))), "images: of type ndarray; give p"),
+        (lambda: nearkin.neighbors("e", [np.zeros(3)]), "images: of type ndarray; give paths"),
+        (lambda: nearkin.duplicates("d", encoder="e", threshold="0.9"), "threshold 0.9 is not"),
+        (lambda: nearkin.audit(FEATURES, precision="0.9"), "precision 0.9 is not a number"),
+        (
+            lambda: nearkin.train("digits", {"epochs": 3}),
+            "config is of type dict; give TrainConfig",
+        ),
+        (lambda: nearkin.train("digits", nearkin.EmbedConfig()), "config is of type EmbedConfig"),
+        (lambda: nearkin.explore("run", port=99_999), "port 99999 is not a whole number from 0"),
+        (lambda: nearkin.load("run", image_size="big"), "image_size big is not auto or a whole"),
+        (lambda: nearkin.load("run", image_size=24.7), "image_size 24.7 is not"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_before_anything_is_opened(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "{data}", "--epochs", "1.5"),
+        ("select", "run", "--num", "2.6"),
+        ("select", "run", "--num", "2", "--seed", "-1"),
+        ("neighbors", "run", "a.png", "--top", "1.4"),
+        ("embed", "run", "{data}", "--shard-size", "10.4", "-o", "shards"),
+        ("evaluate", "run", "--workers", "-1"),
+        ("explore", "run", "--port", "x"),
+    ],
+)
+def test_the_command_line_rounds_no_number(tmp_path, capsys, words):
+    fill(tmp_path, "a/1.png", "b/2.png")
+    code = run(*(word.format(data=tmp_path) for word in words))
+    assert code == 2
+    message = capsys.readouterr().err
+    assert " is not " in message
+    assert message.count("\n") == 1
+
+
+def test_numbers_of_numpy_paths_and_durations_are_taken(tmp_path):
+    assert len(nearkin.select(FEATURES, num=np.int64(2), seed=np.uint8(3)).paths) == 2
+    config = TrainConfig(max_time=timedelta(minutes=5), labels=Path("l.csv"), epochs=np.int64(3))
+    assert (config.max_time, config.labels, config.epochs) == (300.0, "l.csv", 3)
+    for wrong in (0, timedelta(0), "0", -1):
+        with pytest.raises(UsageError, match="is not a duration"):
+            TrainConfig(max_time=wrong)
+    fill(tmp_path, "x/1.png", "x/2.png", "y/3.png", "y/4.png")
+    (tmp_path / "l.csv").write_text("path,label\nx/1.png,one\n")
+    found = nearkin.check(tmp_path, labels=tmp_path / "l.csv", verbose=False)
+    assert "one" in found.images.classes
+    with pytest.raises(UsageError, match="labels"):
+        open_images(tmp_path, labels=["x"])
+
+
+def test_the_home_folder_is_found_in_what_is_read_and_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(fill(tmp_path / "here", "a.png"))
+    nearkin.select(FEATURES, num=2, output="~/chosen.csv")
+    assert (tmp_path / "chosen.csv").exists()
+    assert not Path("~").exists()
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        nearkin.load("~/run/encoder.safetensors")
+
+
+def test_one_path_is_a_list_of_one_and_an_iterator_is_read_once(
+    trained_run, digits_file, tmp_path
+):
+    image = tmp_path / "a.png"
+    image.write_bytes(encoded(0, (20, 10)))
+    (alone,) = nearkin.neighbors(trained_run, image, top=2)
+    (of_text,) = nearkin.neighbors(trained_run, str(image), top=2)
+    sheet = tmp_path / "sheet.png"
+    (of_iterator,) = nearkin.neighbors(
+        trained_run, tmp_path.glob("a.png"), top=2, output=sheet, data=digits_file
+    )
+    assert alone.neighbors == of_text.neighbors == of_iterator.neighbors
+    assert sheet.exists()
+
+
+def test_what_cannot_be_read_is_counted(trained_run, tmp_path, caplog):
+    """Whether the header of a file says so, or only its pixels."""
+    fill(tmp_path, *(f"{n}.png" for n in range(5)))
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.png").write_text("no image")
+    whole = encoded(9, (20, 10))
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) - 30])
+    bad = ["cut.png", "empty.jpg", "text.png"]
+    embeddings = nearkin.embed(trained_run, tmp_path, workers=0)
+    assert [*embeddings.bad] == bad
+    assert len(embeddings) == 5
+    found = nearkin.duplicates(tmp_path, workers=0)
+    assert ([*found.bad], found.num_images) == (bad, 5)
+    assert [*found.to_dict()["bad"]] == bad
+    (tmp_path / "kept").mkdir()
+    nearkin.duplicates(tmp_path, apply=tmp_path / "kept" / "kept.csv", verbose=False)
+    assert "cut.png" not in (tmp_path / "kept" / "kept.csv").read_text()
+    assert "2 of 8 images, which cannot be read, such as 'empty.jpg (" in caplog.text
+
+
+def test_features_need_no_more_than_vectors_and_labels():
+    few = Embeddings(FEATURES.vectors, FEATURES.labels)
+    assert nearkin.evaluate(few, protocol=["knn"], verbose=False).metrics
+    assert set(nearkin.select(few, num=2, verbose=False).paths) <= {f"{n:02}" for n in range(60)}
+    assert few.class_names[:4].tolist() == ["0", "1", "2", "0"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"labels": np.full(60, 3)}, "labels from 3 to 3 are no numbers of 3 classes"),
+        ({"labels": np.full(60, -2)}, "labels from -2 to -2 are no numbers"),
+        ({"labels": np.zeros(60)}, "are no numbers of 3 classes"),
+        ({"labels": np.zeros(59, int)}, "60 vectors, but 59 labels"),
+        ({"paths": ["a"]}, "60 vectors, but 1 paths"),
+        ({"vectors": torch.zeros(60, 8)}, "give one of NumPy"),
+    ],
+)
+def test_columns_of_features_that_do_not_fit_are_refused(columns, message):
+    given = {"vectors": FEATURES.vectors, "labels": FEATURES.labels, "classes": ("a", "b", "c")}
+    with pytest.raises(UsageError, match=message):
+        Embeddings(**given | columns)
+
+
+def test_a_mask_chooses_the_same_images_as_their_rows():
+    mask = FEATURES.labels == 1
+    by_mask, by_rows = FEATURES.subset(mask), FEATURES.subset(np.flatnonzero(mask))
+    assert by_mask.paths == by_rows.paths == tuple(f"{n:02}.png" for n in range(1, 60, 3))
+    assert by_mask.records()[3]["path"] == "10.png"
+    assert FEATURES.subset([4, 2]).paths == ("04.png", "02.png")
+
+
+def test_options_of_an_encoder_are_refused_where_features_are_stored(trained_run, tmp_path):
+    file = tmp_path / "f.parquet"
+    write_embeddings(file, FEATURES)
+    for call in (
+        lambda how: nearkin.select(FEATURES, num=2, **how),
+        lambda how: nearkin.select(trained_run, num=2, **how),
+        lambda how: nearkin.select(file, num=2, **how),
+        lambda how: nearkin.duplicates("digits", vectors=file, threshold=0.9, **how),
+        lambda how: nearkin.duplicates("digits", **how),
+        lambda how: nearkin.audit(file, **how),
+        lambda how: nearkin.evaluate(file, **how),
+    ):
+        for how in ({"image_size": 64}, {"allow_partial": True}):
+            with pytest.raises(UsageError):
+                call(how)
+
+
+def test_select_refuses_features_of_another_encoder_or_of_other_images(
+    trained_run, digits_file, tmp_path
+):
+    file = tmp_path / "f.parquet"
+    nearkin.embed(trained_run, digits_file, output=file, **QUIET)
+    other = nearkin.load(trained_run)
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.5)
+    with pytest.raises(nearkin.errors.CheckpointError, match="is of another encoder"):
+        nearkin.select(other, digits_file, num=2, vectors=file, verbose=False)
+    with pytest.raises(DataError, match="are not among these"):
+        nearkin.select(
+            trained_run, fill(tmp_path / "few", "a.png"), num=2, vectors=file, verbose=False
+        )
+    assert len(nearkin.select(trained_run, digits_file, num=2, vectors=file).paths) == 2
+
+
+def test_numbers_of_numpy_stay_numbers_in_results():
+    threshold = np.percentile([0.9, 0.99], 50)
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 9, 9, 3), np.uint8)
+    named = Embeddings(FEATURES.vectors, FEATURES.labels, paths=[f"{n:02}" for n in range(60)])
+    found = nearkin.duplicates(pixels, vectors=named, threshold=threshold, verbose=Silent())
+    assert found.to_dict()["threshold"] == pytest.approx(0.945)
+
+
+def test_labels_that_are_no_list_are_one_line():
+    pixels = np.zeros((3, 9, 9), np.uint8)
+    for labels in ({0: "a"}.values(), (each for each in "abc"), "abc", 5, {"a", "b", "c"}):
+        with pytest.raises(DataError, match="give a list or an array"):
+            nearkin.check((pixels, labels), verbose=False)
+
+
+def test_images_are_no_features_of_an_audit():
+    pixels = np.zeros((300, 9, 9), np.uint8)
+    with pytest.raises(UsageError, match="these are images; give encoder"):
+        nearkin.audit(pixels)
+
+
+def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(tmp_path, capsys):
+    file = tmp_path / "settings.toml"
+    file.write_text('epochs = 3\nlars_form = "simclr"\noptimizer = "lars"\n')
+    words = ["--config", file, "--max-time", "5m", "--optimizer", "adamw"]
+    assert run("train", tmp_path / "gone", *words) == 3
+    assert "no such file" in capsys.readouterr().err
+    assert run("train", tmp_path / "gone", "--epochs", "3", "--max-time", "5m") == 2
+    assert run("train", tmp_path / "gone", "--lars-form", "byol", "--optimizer", "adamw") == 2
+    stop = ["--on-collapse", "stop", "--evaluate-every", "0"]
+    assert run("train", tmp_path / "gone", *stop) == 2
+
+
+def test_the_features_of_a_run_are_vectors(trained_run, digits_file, tmp_path):
+    file = tmp_path / "f.parquet"
+    nearkin.embed(trained_run, digits_file, output=file, **QUIET)
+    for vectors in (trained_run, file):
+        found = nearkin.duplicates(digits_file, vectors=vectors, threshold=0.9999, verbose=False)
+        assert found.threshold == 0.9999
+        image = fill(tmp_path / "query", "a.png") / "a.png"
+        assert nearkin.neighbors(trained_run, image, vectors=vectors, top=1)
+    (tmp_path / "f.npz").touch()
+    with pytest.raises(UsageError, match="is no table of features"):
+        nearkin.duplicates(digits_file, vectors=tmp_path / "f.npz", threshold=0.9)
+    with pytest.raises(UsageError, match="has no images of its own"):
+        nearkin.neighbors(Path(trained_run) / "encoder.safetensors", image)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("export", "{run}", "--format", "atlas", "--dynamic-size", "-o", "a.parquet"), "of grap"),
+        (("export", "{run}", "--format", "atlas", "--license", "MIT", "-o", "a.parquet"), "place"),
+        (
+            ("export", "{run}", "--format", "torchvision", "--license", "MIT", "-o", "e.pth"),
+            "no place",
+        ),
+        (("doctor", "--device", "bogus"), "device bogus"),
+        (("neighbors", "{run}", "a.png", "--data", "gone"), "--data is shown on a sheet"),
+        (("classify", "{run}", "digits", "--augment", "simclr"), "--augment is of fine-tuning"),
+        (("classify", "{run}", "digits", "--save-every", "3"), "--save-every is of fine-tuning"),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(trained_run, capsys, words, message):
+    assert run(*(word.format(run=trained_run) for word in words)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_evaluate_measures_what_can_be_read_however_much_cannot(trained_run, tmp_path, capsys):
+    fill(tmp_path, *(f"{c}/{n}.png" for c in "ab" for n in range(6)))
+    for n in range(8):
+        (tmp_path / f"a/bad{n}.png").write_text("no image")
+    assert run("evaluate", Path(trained_run) / "encoder.safetensors", tmp_path) == 0
+    assert "8 of 20 images, which cannot be read" in capsys.readouterr().err
