@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import count
 from typing import Any, Final
 
 import torch
@@ -63,9 +62,6 @@ def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-_trainings = count()  # Of this program, that a launcher has started
-
-
 @contextmanager
 def training_group(devices: int, worker: Callable[..., object], *args: Any) -> Iterator[None]:
     """Train together with other processes for the length of a `with` block.
@@ -84,9 +80,7 @@ def training_group(devices: int, worker: Callable[..., object], *args: Any) -> I
         os.environ.update(slurm_env(os.environ))
         with _as_worker_error(None):
             launched = rendezvous("env://", here.rank, here.world_size, timeout=START_TIMEOUT)
-            store, rank, world_size = next(launched)
-            # The launcher's store outlives a training, and a program may have several.
-            with _joined(PrefixStore(f"training {next(_trainings)}", store), rank, world_size):
+            with _joined(*next(launched)):
                 yield
     elif devices == 1:
         yield
@@ -122,6 +116,9 @@ def _joined(
     busy elsewhere. At the end the main process waits until the workers have left.
     """
     workers = range(1, world_size)
+    # A launcher's store outlives a training: all have joined one before any joins the next.
+    number = (store.add("joined", 1) - 1) // world_size
+    store = PrefixStore(f"training {number}", store)
     store.set(f"ready {rank}", "")
     while not store.check(["ready 0"]):
         time.sleep(0.1)  # no signal would interrupt the store's own waiting
