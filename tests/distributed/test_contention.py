@@ -149,8 +149,7 @@ def test_max_time_says_that_the_machine_is_busy(crowded, data, tmp_path):
 
 
 def test_a_machine_of_little_use_to_others_is_not_busy():
-    epoch = EpochTime(seconds=10.0, slowdown=1.1, taken=0.5)
+    epoch = EpochTime(seconds=10.0, alone=9.1, taken=0.5)
     assert epoch.busy == ""
-    crowded = replace(epoch, slowdown=4.0)
+    crowded = replace(epoch, alone=2.5)
     assert crowded.busy == "other processes take 50% of the CPUs, steps 4.0 times as long"
-    assert crowded.alone == 2.5

@@ -220,7 +220,7 @@ def test_clusters_do_not_depend_on_the_length_of_the_features(table):
 
 
 def test_clusters_far_apart_are_found_and_collapsed_features_give_the_largest_class():
-    truth = np.repeat([5, -3, 8], 40)
+    truth = np.repeat([5, 3, 8], 40)
     far = torch.eye(3).repeat_interleave(40, dim=0) + 0.01 * normal(120, 3)
     found = clusters(features(far, truth), seed=0)
     assert [m.value for m in found] == [1.0] * 3

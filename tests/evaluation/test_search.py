@@ -229,7 +229,7 @@ def test_tables_that_are_not_there_or_not_complete_are_refused(
 ):
     image = images / "cat" / "00.png"
     bare = shutil.copy(run / "encoder.safetensors", tmp_path / "encoder.safetensors")
-    assert "embeddings.parquet does not exist" in refusal(2, "neighbors", bare, image)
+    assert "has no images of its own" in refusal(2, "neighbors", bare, image)
     assert "does not exist" in refused(2, tmp_path / "no.parquet")
     assert "no table of features" in refused(2, image)
     assert "has no _shards.json" in refused(2, tmp_path)

@@ -157,8 +157,9 @@ def test_no_page_without_what_it_needs(trained, discovered, digits_file, tmp_pat
         explore(tmp_path, write=True)
     with pytest.raises(UsageError):
         images_of(RunFolder(tmp_path / "nothing"))
+    (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="choose another"):
-        explore(trained.path, output=tmp_path / "no" / "page.html")
+        explore(trained.path, output=tmp_path / "file" / "page.html")
     with pytest.raises(DataError, match="no such"):
         explore(trained.path, tmp_path / "gone", write=True)
     content = discovered.page.read_bytes()
@@ -184,9 +185,9 @@ def test_images_that_are_gone_are_left_out_of_the_map(trained):
 
 def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
     path = tmp_path / "a page.html"
-    for _ in range(2):  # the folder of an earlier page is replaced with it
+    for again in ((), ("--overwrite",)):  # the folder of an earlier page is replaced with it
         path.unlink(missing_ok=True)
-        assert call("explore", trained.path, "-o", path, "--one-file", "50") == 0
+        assert call("explore", trained.path, "-o", path, "--one-file", "50", *again) == 0
         made = {file.name: file.read_bytes() for file in (tmp_path / "a page_files").iterdir()}
     assert made.keys() == {"0.js", "0.webp"}
     data = packed(path.read_text())
@@ -231,7 +232,7 @@ def test_vectors_have_a_page_too(trained, digits_file, tmp_path, refusal):
     assert [one["name"] for one in shown["colorings"]] == ["Label", "Split"]
     assert {file.name for file in (tmp_path / "page_files").iterdir()} == {"0.js", "0.webp"}
     assert "give their images, too, and the page as -o" in refusal(2, "explore", parts)
-    refusal(4, "explore", parts, digits_file, "-o", tmp_path / "no" / "page.html")
+    refusal(4, "explore", parts, digits_file, "-o", page / "page.html")
 
 
 def test_the_first_paragraph_says_what_labels_were_used_for(trained, tmp_path):

@@ -12,8 +12,8 @@ those of an embedding with prototypes of novel classes. Codes are made by Sinkho
 unlabeled images of a batch, and t is `temperature`. Several heads have a projector and novel
 prototypes each, and as many have several times the classes; the loss is their mean.
 
-    known: backbone -> unit length -> Linear without bias
-    novel: backbone -> Linear BN ReLU -> Linear -> unit length -> Linear without bias
+    known: backbone -> unit length -> prototypes
+    novel: backbone -> Linear BN ReLU -> Linear -> unit length -> prototypes
 
 Queries: features and embeddings of all views. Keys: prototypes of all classes.
 """
