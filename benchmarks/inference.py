@@ -37,8 +37,8 @@ from benchmarks.shared.turns import turns
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import encode, inference
+from nearkin.encoders.openvino import by_openvino
 from nearkin.networks.branch import as_backbone
-from nearkin.networks.openvino import by_openvino
 
 CPU = torch.device("cpu")
 OPTIONS: Final = (

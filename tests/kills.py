@@ -79,7 +79,7 @@ def in_epoch(position: int) -> Callable[..., bool]:
 COMMIT = "METHOD.commit"
 SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.files.write_sealed"
 FLUSH, LOOK = (
-    "nearkin.training.csv_logger.CSVLogger.flush",
+    "nearkin.run.csv_logger.CSVLogger.flush",
     "nearkin.training.health.Monitor.evaluate",
 )
 HEALTH, TRAIN = "nearkin.training.health.health", "nearkin.training.session"

@@ -335,7 +335,9 @@ def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
     of_vectors = nearkin.evaluate(tmp_path / "c.parquet", **how)
     assert of_vectors.column.metrics[0].n == 50
     assert nearkin.audit(tmp_path / "c.parquet", ignore="camera", verbose=False).column.chance > 0
-    with pytest.raises(UsageError, match="are of images with an encoder, not of features"):
+    with pytest.raises(
+        UsageError, match="labels is of images with an encoder, and these features are stored"
+    ):
         nearkin.audit(tmp_path / "c.parquet", labels="folders", verbose=False)
 
 

@@ -7,11 +7,11 @@ import pytest
 from small import small
 
 from nearkin.errors import ResourceError
+from nearkin.run.csv_logger import CSVLogger
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
-from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.optimizer import build_optimizer
 
 

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 from builders import pixels
-from small import BATCH, SIDE, small
+from small import SIDE, small
 from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.split import Split
-from nearkin.errors import UsageError
 from nearkin.networks.branch import (
     Backbone,
     Branch,
     compile_branches,
-    set_chunk_size,
     should_compile,
 )
 from nearkin.training.health import Monitor
@@ -96,10 +94,3 @@ def test_what_graphs_give_is_copied_before_they_run_again():
         method = small("dino")
         compile_branches(method, graphs=graphs)
         assert method.target.copies == method.online.copies == graphs
-
-
-def test_chunks_are_not_compiled():
-    method = small("simclr")
-    set_chunk_size(method, 4, BATCH)
-    with pytest.raises(UsageError, match="cannot be compiled"):
-        compile_branches(method)

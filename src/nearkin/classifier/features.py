@@ -23,10 +23,10 @@ from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference, Precision, encode, inference
+from nearkin.encoders.openvino import is_installed
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, images_per_shard
-from nearkin.networks.openvino import is_installed
 from nearkin.pace import tracked
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.schema import Auto

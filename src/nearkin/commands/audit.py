@@ -11,7 +11,7 @@ from nearkin.auditing.data import Audited, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
 from nearkin.commands.arguments import command
 from nearkin.commands.settings import EncoderLike, PathLike, name_of
-from nearkin.commands.sources import check_output, places, table_of, write_rows
+from nearkin.commands.sources import check_output, check_stored, places, table_of, write_rows
 from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
@@ -25,7 +25,7 @@ from nearkin.report.image_map import by_column, image_map
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
 from nearkin.report.pages import with_thumbnails
-from nearkin.run.data import runs_of, trained_on
+from nearkin.run.data import trained_on
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -97,11 +97,11 @@ def audit(
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         if encoder is None:
-            if (labels, image_size, allow_partial) != ("auto", "auto", False):
-                raise UsageError(
-                    "--labels, --image-size and --allow-partial are of images with an encoder, "
-                    "not of features; leave them out"
-                )
+            check_stored(
+                labels=labels != "auto",
+                image_size=image_size != "auto",
+                allow_partial=allow_partial,
+            )
             audited, ignored = _of_vectors(sets, split, ignore, log)
         else:
             loaded = load(
@@ -113,8 +113,7 @@ def audit(
             images, ignored = open_parts(sets, split, ignore, labels, log)
             audited = of_images(images, loaded, where, processes, log)
             assert audited.images is not None
-            if runs_of(name_of(encoder)):
-                audited = replace(audited, seen=trained_on(name_of(encoder), audited.images))
+            audited = replace(audited, seen=trained_on(name_of(encoder), audited.images))
             ignored = ignored[audited.embeddings.rows]
         found = examine(
             audited,

@@ -286,8 +286,9 @@ def _check_options(
         "--precision": precision is not None,
         "--image-size or --allow-partial": encoding,
     }
-    for name in (name for name, is_given in given.items() if is_given and not has_features):
-        raise UsageError(f"{name} is of features; give --encoder or --vectors, too")
+    for name, is_given in given.items():
+        if is_given and not has_features:
+            raise UsageError(f"{name} is of features; give --encoder or --vectors, too")
     if threshold is not None and precision is not None:
         raise UsageError("--precision chooses the threshold, and --threshold is one; give one")
     for name, value in (("threshold", threshold), ("precision", precision)):
@@ -337,9 +338,8 @@ def _table(
     threshold: float | None,
     estimate: Precision | None,
 ) -> DuplicateTable:
-    bad = {file.name: file.reason for file in images.bad}
     duplicates = tuple(_duplicates(images, pairs))
-    return DuplicateTable(len(images), duplicates, threshold, estimate, bad)
+    return DuplicateTable(len(images), duplicates, threshold, estimate, images.reasons)
 
 
 def _duplicates(images: Images, pairs: Iterable[Pair]) -> Iterator[Duplicate]:

@@ -170,5 +170,5 @@ def _unit_features(
     where = choose_device(config.device)
     with resource_errors():
         embeddings = features_of(config, encoder, images, where, processes, log)
-    bad = {file.name: file.reason for file in images.bad} | {**embeddings.bad}
+    bad = images.reasons | {**embeddings.bad}
     return replace(embeddings.normalized(), bad=dict(sorted(bad.items())), encoder=encoder.digest)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from nearkin.commands.embed_run import resolved
 from nearkin.commands.evaluate_vectors import evaluate_vectors
 from nearkin.commands.features import features_of
 from nearkin.commands.settings import EncoderLike, name_of
-from nearkin.commands.sources import VectorsLike, is_table, source_of
+from nearkin.commands.sources import VectorsLike, check_stored, is_table, source_of
 from nearkin.config import AutoCountOrZero, AutoImageSize, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.opening import column_of
@@ -96,9 +96,14 @@ def evaluate(
         UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
     if is_table(encoder):
-        objects = data is not None, backbone is not None
-        if (*objects, features, image_size, allow_partial) != OF_IMAGES:
-            raise UsageError("of features, no images are read; give --bank at most")
+        if data is not None:
+            raise UsageError("of features, no images are read; leave the images out")
+        check_stored(
+            backbone=backbone is not None,
+            features=features != "backbone",
+            image_size=image_size != "auto",
+            allow_partial=allow_partial,
+        )
         return evaluate_vectors(encoder, bank, protocol, ignore, device, verbose)
     name = name_of(encoder)
     if bank is not None:
@@ -179,10 +184,6 @@ def _opened(
             "there"
         )
     return split, not changes
-
-
-OF_IMAGES: Final = (False, False, "backbone", "auto", False)
-"""What `evaluate` takes of images, where there are only vectors."""
 
 
 def _tables(

@@ -154,7 +154,7 @@ def _features(
             raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
     listing = list_files(Path("/"), set(names))
     images = scan(listing)
-    bad = {file.name: file.reason for file in images.bad}
+    bad = images.reasons
     if not bad:
         embeddings = encode_images(encoder, images, device=device, workers=0, allow_none=True)
         bad = dict(embeddings.bad)

@@ -120,6 +120,5 @@ def classified(
     readable, no_labels = images.subset(rows), np.full(len(rows), UNLABELED)
     predicted = classifier.predict(cached, tuple(readable.names), no_labels)
     assigned = assignments.assign(predicted, classifier.top_reference, classifier.calibration)
-    reasons = {file.name: file.reason for file in images.bad}
-    reasons |= extracted.reasons(images)
+    reasons = images.reasons | extracted.reasons(images)
     return PredictedClasses(readable, assigned, dict(sorted(reasons.items())))

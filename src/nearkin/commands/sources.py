@@ -1,12 +1,12 @@
 """What commands on features and their images take: a run, an encoder with images, or vectors."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Int
@@ -28,12 +28,10 @@ from nearkin.extensions import check_trusted
 from nearkin.files import creating
 from nearkin.run.folder import RunFolder, check_target, data_name
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import Auto
+from nearkin.schema import Auto, option
 from nearkin.tables import write_csv
 from nearkin.text import as_text
 
-OF_STORED: Final[Mapping[str, Any]] = {"image_size": "auto", "allow_partial": False}
-"""What is given of features that are not computed."""
 VectorsLike = PathLike | Embeddings
 """Features: a folder of shards or a .parquet that `embed` has written, or what it has returned."""
 
@@ -55,6 +53,20 @@ def features_at(vectors: VectorsLike | None) -> Embeddings | Path | None:
         return vectors
     own = RunFolder(Path(vectors)).embeddings
     return open_table(own if own.exists() else Path(vectors)).path
+
+
+def check_stored(**given: bool) -> None:
+    """Refuse the options that are given of images and an encoder, where features are stored.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{option(name)} is of images with an encoder, and these features are stored; "
+                "leave it out"
+            )
 
 
 @contextmanager
@@ -147,11 +159,8 @@ def open_vectors(
         UsageError: If that does not fit together.
     """
     how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
-    if (is_table(source) or (vectors is None and data is None)) and how != OF_STORED:
-        raise UsageError(
-            "--image-size and --allow-partial are of an encoder with images, and these features "
-            "are made; leave them out"
-        )
+    if is_table(source) or (vectors is None and data is None):
+        check_stored(image_size=image_size != "auto", allow_partial=allow_partial)
     how["trust_remote_code"] = trust_remote_code
     log = reporter_of(verbose)
     if is_table(source):

@@ -291,6 +291,11 @@ class Images:
             more = (*more, Note("left out", text, len(self.bad), first))
         return lines((*self.notes, *more))
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each file that cannot be used is left out, by its name."""
+        return {file.name: file.reason for file in self.bad}
+
     def spread(self, count: int) -> "Images":
         """At most `count` images, evenly spread over the rows, first and last included."""
         rows = np.linspace(0, len(self) - 1, min(count, len(self)))

@@ -195,7 +195,7 @@ def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:
     assert isinstance(images.source, Folder)
     named = dict(zip(files.written, files.names, strict=True))
     row_of = {name: row for row, name in enumerate(images.names)}
-    reasons = {file.name: file.reason for file in images.bad}
+    reasons = images.reasons
     bad, said = list[BadFile](), dict[str, Row]()
     rows, boxes = list[int](), list[Box]()
     for name, file, box, row in _in_order(files.regions, named):

@@ -20,12 +20,12 @@ from nearkin.data.images import Images
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.distributed.devices import native_precision
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.folding import fold_batch_norms
+from nearkin.encoders.openvino import OpenVINONetwork, by_openvino, is_installed
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.networks.branch import eval_mode
-from nearkin.networks.folding import fold_batch_norms
-from nearkin.networks.openvino import OpenVINONetwork, by_openvino, is_installed
 from nearkin.objectives import unit
 from nearkin.schema import Auto
 

@@ -151,7 +151,7 @@ def _check_lost(
     examples = {composed(label): name for name, label in reversed([*lost.items()])}
     if gone := sorted(examples.keys() - {*classes}):
         first = examples[gone[0]]
-        reason = next((file.reason for file in everything.bad if file.name == first), "unusable")
+        reason = everything.reasons.get(first, "unusable")
         raise DataError(
             f"{labeled}: {count(len(gone), 'known class')} without a usable image, such as "
             f"{gone[0]!r} ({first!r}: {reason}); replace its files, or leave it out"

@@ -401,14 +401,8 @@ def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
     Args:
         method: Changed in place. Objectives, predictors and memories are left alone.
         graphs: Whether to use CUDA graphs.
-
-    Raises:
-        UsageError: If there are several processes or chunks, whose batch statistics cross what is
-            compiled.
     """
     branches = [module for module in method.modules() if isinstance(module, Branch)]
-    if world_size() > 1 or any(branch.chunk_size for branch in branches):
-        raise UsageError("several processes, or chunks, cannot be compiled; give --compile off")
     for branch in branches:
         branch.copies = graphs
     for network in dict.fromkeys(part for branch in branches for part in branch.children()):

@@ -76,7 +76,7 @@ def open_usable(
 
 def _check_bad(images: Images, undecodable: Mapping[str, str], max_bad: float) -> None:
     """Refuse more unreadable images, of the scan and of decoding, than the settings allow."""
-    reasons = {file.name: file.reason for file in images.bad} | {**undecodable}
+    reasons = images.reasons | {**undecodable}
     bad, every = len(reasons), len(images) + len(images.bad)
     if bad > max_bad * every:
         first = ", ".join(f"{name!r} ({why})" for name, why in islice(reasons.items(), NAMED))
@@ -466,9 +466,14 @@ def runs_of(encoder: str) -> list[RunFolder]:
     return _origins(EmbedConfig(encoder=encoder))
 
 
-def trained_on(encoder: str, images: Images) -> Bool[np.ndarray, " images"]:
-    """Return which images the run of an encoder was trained on, or one that it started from."""
-    runs = (run for run in runs_of(encoder) if not run.is_frozen)
+def trained_on(encoder: str, images: Images) -> Bool[np.ndarray, " images"] | None:
+    """Return which images the run of an encoder was trained on, or one that it started from.
+
+    None where no run of it is known.
+    """
+    if not (known := runs_of(encoder)):
+        return None
+    runs = (run for run in known if not run.is_frozen)
     return np.asarray(stored_parts(map(stored_split, runs), images) == 0)
 
 

@@ -18,9 +18,9 @@ from nearkin.distributed import all_reduce_max, diverging_together, full_state, 
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.files import usable
 from nearkin.method import Method
+from nearkin.run.csv_logger import CSVLogger
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.optimizer import restore_optimizer
 from nearkin.version import check_format
 

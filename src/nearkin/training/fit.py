@@ -26,13 +26,13 @@ from nearkin.method import Method, Schedule, half_cosine
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
 from nearkin.run.auto import PRECISIONS
+from nearkin.run.csv_logger import CSVLogger
 from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.training import checkpoint
 from nearkin.training.anchor import ANCHOR, Anchor
 from nearkin.training.checkpoint import Checkpointer, Files
-from nearkin.training.csv_logger import CSVLogger
 from nearkin.training.health import PATIENCE, Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (

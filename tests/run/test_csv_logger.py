@@ -5,7 +5,7 @@ import os
 import pytest
 
 from nearkin.errors import CheckpointError, ResourceError
-from nearkin.training.csv_logger import CSVLogger
+from nearkin.run.csv_logger import CSVLogger
 
 COLUMNS = ("step", "loss", "knn")
 
