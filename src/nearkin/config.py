@@ -278,7 +278,8 @@ class DiscoverConfig(RunConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         super().__post_init__()
-        _check_layers(self.train_layers.removesuffix(",top"), ("top",))
+        part = self.train_layers.removesuffix(",top")
+        _check_layers(part, ("top",) if part == self.train_layers else ())
 
 
 @dataclass(frozen=True, kw_only=True)

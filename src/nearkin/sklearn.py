@@ -284,6 +284,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         name_of = dict(zip(labels, known, strict=True)) | {UNLABELED: ""}
         names = [name_of[label] for label in y.tolist()]
         data = replace(images, labels=names) if isinstance(images, ImageList) else (images, names)
+        _refuse(X, open_images(images).reasons)
         with tempfile.TemporaryDirectory() as folder:
             run = discover(
                 data,
@@ -393,7 +394,7 @@ def _scaled(pixels: Any, limits: tuple[float, float] | None) -> Any:
 def _opened(estimator: Any, X: Any, *, fitting: bool) -> Images:
     """Return images whose headers are read, checked as by `checked_images`."""
     images = open_images(checked_images(estimator, X, fitting=fitting))
-    _refuse(X, {bad.name: bad.reason for bad in images.bad})
+    _refuse(X, images.reasons)
     return images
 
 

@@ -449,10 +449,12 @@ def _trained_share(
 def _generators_kept() -> Iterator[None]:
     """Leave the caller's random generators as they are."""
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _doubled(batch: Batch) -> Batch:

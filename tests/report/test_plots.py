@@ -221,7 +221,7 @@ def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkey
         digits(range(20)), (large, large, small), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
         device=torch.device("cpu"),
     )  # fmt: skip
-    sheets.augmentation_sheet(batches, tmp_path / "a.png")
+    sheets.augmentation_sheet(batches, tmp_path / "a.png", 16)
     assert saved["headings"][:4] == [
         ["", "image"], ["epoch 1", "view 1"], ["epoch 1", "view 2"], ["epoch 1", "view 3", "(8 px)"],
     ]  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.data.images import Either, Images
@@ -20,7 +21,7 @@ from nearkin.data.split import scored_part, trained_or_scored, validation_notes
 from nearkin.data.union import union
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, UsageError
-from nearkin.evaluation.column import Values
+from nearkin.evaluation.column import Values, check_values
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.pace import count
@@ -68,11 +69,14 @@ class Audited:
         return np.arange(len(self)) if groups is None else groups
 
 
-def check_parts(splits: Values, labels: Int[np.ndarray, " n"]) -> None:
+def check_parts(
+    splits: Values, labels: Int[np.ndarray, " n"], ignore: str = "", values: Values | None = None
+) -> None:
     """Refuse parts that nothing can be learned of.
 
     Raises:
-        UsageError: If a part is empty, or all labels are of one class.
+        UsageError: If a part is empty, all labels are of one class, or the column `ignore` has
+            too few values; see `check_values`.
     """
     for part, name in (("train", "training"), ("test", "test")):
         if not (splits == part).any():
@@ -82,6 +86,8 @@ def check_parts(splits: Values, labels: Int[np.ndarray, " n"]) -> None:
             )
     if len(np.unique(labels[labels != UNLABELED])) == 1:
         raise UsageError("all labels are of one class; give some of several, or none")
+    if ignore and values is not None:
+        check_values(ignore, values[splits == "train"], values[splits == "test"])
 
 
 def open_parts(
@@ -115,7 +121,7 @@ def open_parts(
     names = frozenset(used.names)
     kept = np.array([name in names for name in images.names])
     splits = np.where(used.splits == "test", "test", "train")
-    check_parts(splits, used.labels)
+    check_parts(splits, used.labels, ignore, values[kept])
     return replace(used, splits=splits), values[kept]
 
 
@@ -139,11 +145,6 @@ def of_tables(
         UsageError: If a table lacks a column.
         CheckpointError: If two tables are of different encoders.
     """
-    if len({each.encoder for each in tables} - {""}) > 1:
-        raise CheckpointError(
-            "the two tables are of different encoders, or of one with a column removed from each; "
-            "embed both by one, at once"
-        )
 
     def column(name: str, *, needed: bool = False) -> Values:
         cells = [table.texts(name) for table in tables]
@@ -152,11 +153,7 @@ def of_tables(
                 raise UsageError(f"{table.path} has no column {name}; give one that it has")
         return np.array([cell for own in cells for cell in own], np.str_)
 
-    vectors = [table.gather() for table in tables]
-    if len({each.shape[1] for each in vectors}) > 1:
-        raise CheckpointError(
-            "the two tables have different numbers of features; embed both by one"
-        )
+    vectors = _vectors(tables)
     parts = splits_of(column(split or "split").tolist())
     if len(tables) == 2:
         parts = np.repeat(["train", "test"], [len(each) for each in vectors])
@@ -168,19 +165,38 @@ def of_tables(
     for line in lines(validation_notes(parts)):
         log.info(line)
     splits = np.where(parts == scored, "test", "train")
-    check_parts(splits[used], numbers[used])
+    check_parts(splits[used], numbers[used], ignore, ignored[used])
+    paths = column("path").tolist()
+    if len(tables) == 2:  # as of images: either may have an image of the same path
+        start = len(vectors[0])
+        paths = [*paths[:start], *(SECOND + path for path in paths[start:])]
     embeddings = Embeddings(
         torch.cat(vectors).numpy(),
         numbers,
         groups=grouped(groups),
         rows=np.arange(len(parts)),
-        paths=column("path").tolist(),
+        paths=paths,
         classes=classes,
         splits=splits,
         removed=tables[0].removed,
         group_names=groups,
     )
     return Audited(embeddings.subset(used)), ignored[used]
+
+
+def _vectors(tables: Sequence[EmbeddingTable]) -> list[Float[Tensor, "_ dim"]]:
+    """Read the vectors of tables, which have to be of one encoder."""
+    if len({each.encoder for each in tables} - {""}) > 1:
+        raise CheckpointError(
+            "the two tables are of different encoders, or of one with a column removed from each; "
+            "embed both by one, at once"
+        )
+    vectors = [table.gather() for table in tables]
+    if len({each.shape[1] for each in vectors}) > 1:
+        raise CheckpointError(
+            "the two tables have different numbers of features; embed both by one"
+        )
+    return vectors
 
 
 def has_test_part(splits: Values) -> bool:

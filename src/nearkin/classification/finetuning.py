@@ -37,6 +37,7 @@ from nearkin.metrics.probe import (
 )
 from nearkin.networks.branch import Backbone, Branch
 from nearkin.objectives import classify
+from nearkin.pace import count
 from nearkin.run.auto import LAYER_DECAY, augment_for, precision_of
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
@@ -126,7 +127,7 @@ class FineTuner:
         method = self._fitted("all", data.train_rows, chosen)
         details = {**self.encoder.details, "fine_tuned": layers}
         how = "the default" if not len(held_out) else f"chosen on {len(held_out)} held-out ones"
-        if len(candidates) == 1:
+        if "auto" not in (self.config.lr, self.config.epochs):
             how = "as given"
         return Trained(
             Encoder(method.backbone.cpu(), self.encoder.preprocessing, details),
@@ -135,8 +136,8 @@ class FineTuner:
             validated,
             {"lr": chosen.lr, "epochs": chosen.epochs},
             f"Fine-tuning ({layers}) on {len(data.train_rows)} training images from the linear "
-            f"probe on, AdamW, learning rate {chosen.lr:g}, {chosen.epochs} epochs: {how}. "
-            f"Each layer learns at {self._layer_decay:g} times the rate of the one above it.",
+            f"probe on, AdamW, learning rate {chosen.lr:g}, {count(chosen.epochs, 'epoch')}: "
+            f"{how}. Each layer learns at {self._layer_decay:g} times the rate of the one above.",
         )
 
     @property

@@ -93,7 +93,7 @@ def train_attentive(
     Of more images than fit into memory, as many of each class are taken as possible.
     """
     network = TokenFeatures(encoder.backbone, encoder.image_size)
-    most = max(2, MAX_NUMBERS // (network.num_tokens * network.dim))
+    most = max(2, data.num_classes, MAX_NUMBERS // (network.num_tokens * network.dim))
     rows = evenly(data.train_labels, data.train_rows, most)
     images = data.images.subset(rows)
     network.to(device).to(memory_format=torch.channels_last)

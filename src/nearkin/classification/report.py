@@ -28,7 +28,7 @@ from nearkin.report.page.blocks import (
     Tile,
     Tiles,
 )
-from nearkin.run.data import computed_with
+from nearkin.run.data import computed_with, versions
 from nearkin.run.reporter import Logger
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
@@ -98,6 +98,7 @@ def build_page(outcome: Outcome) -> Page:
                 outcome.config,
                 _protocol(outcome),
                 _next_steps(outcome),
+                versions(),
             ),
         ),
         tiny=images.is_small,

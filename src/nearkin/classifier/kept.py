@@ -66,10 +66,11 @@ class KeptFeatures:
         views = [augment, seed, len(passes)] if with_views else []
         channels = encoder.preprocessing.applied(images).channels
         contents = hashlib.sha256()
-        for column in (images.contents, images.num_bytes, images.modified):
+        for column in (images.contents, images.num_bytes, images.modified, images.sizes):
             contents.update(column.tobytes())
         described = [
             *(VERSION, encoder.digest, contents.hexdigest(), repr(channels), views),
+            str(images.pixel_type),
             *(*computed, PIL.__version__, *_versions(encoder.backbone)),
         ]
         key = hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:32]
@@ -161,7 +162,7 @@ def make_room(own: Path, limit: int) -> None:
     """Remove the folders beside `own` that were used first, until all fit into a limit."""
     used = list[tuple[float, int, Path]]()
     with suppress(OSError):  # another process may make room as well
-        for folder in own.parent.iterdir():
+        for folder in filter(Path.is_dir, own.parent.iterdir()):
             size = sum(file.stat().st_size for file in folder.iterdir())
             used.append((folder.stat().st_mtime, size, folder))
     excess = sum(size for _, size, _ in used) - limit

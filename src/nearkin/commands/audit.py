@@ -102,6 +102,11 @@ def audit(
                 image_size=image_size != "auto",
                 allow_partial=allow_partial,
             )
+            if len(sets) == 2 and output is not None:
+                raise UsageError(
+                    "-o is a table of images, and two tables of features do not say where these "
+                    "are; give the images, with --encoder"
+                )
             audited, ignored = _of_vectors(sets, split, ignore, log)
         else:
             loaded = load(

@@ -137,7 +137,7 @@ def _finished(runs: Sequence[PathLike], verb: str) -> list[FinishedRun]:
 
 
 def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) -> Images:
-    """Open the images that all of these runs are of, without their labels."""
+    """Open the images that all of these runs are of, whose labels may name a part left out."""
     first = runs[0]
     for run in runs:
         if run.images != first.images:
@@ -146,7 +146,8 @@ def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) 
                 "metrics do not compare; give runs of the same images"
             )
     source = source_of(first.folder, data, trust_remote_code=trust_remote_code)
-    images = trained_or_scored(open_images(source, labels="none"))
+    labels = getattr(first.folder.any_settings()[0], "labels", "none")
+    images = trained_or_scored(open_images(source, labels=labels))
     if images.fingerprint != first.images:
         raise UsageError(
             f"the images of {first.folder.path} have changed since; bring them back, or rank runs "

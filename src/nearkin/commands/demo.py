@@ -16,6 +16,7 @@ from nearkin.run.reporter import Reporter, reporter_of
 def demo(
     *,
     output: PathLike = "runs/demo",
+    resume: bool = False,
     overwrite: bool = False,
     verbose: bool | Reporter = True,
 ) -> list[Run]:
@@ -27,6 +28,7 @@ def demo(
 
     Args:
         output: The folder of the two run folders, `train` and `discover`.
+        resume: Go on with a demo that was interrupted.
         overwrite: Replace an earlier demo in it.
         verbose: Whether to show progress, or what receives it.
 
@@ -34,7 +36,7 @@ def demo(
         The training, and the discovery with its encoder.
     """
     log, folder = reporter_of(verbose), Path(output)
-    how: dict[str, Any] = {"overwrite": overwrite, "verbose": log}
+    how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "verbose": log}
     settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
     log.info("1/2 train: digits, without labels")
     trained = train("digits", settings, output=folder / "train", **how)

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from nearkin.commands.arguments import command
 from nearkin.commands.settings import PathLike
+from nearkin.data.batches import Growing
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.errors import DivergedError, UsageError
 from nearkin.extensions import check_trusted
@@ -27,12 +28,12 @@ from nearkin.result import Result
 from nearkin.run.data import note_data, open_split
 from nearkin.run.folder import RunFolder
 from nearkin.run.opening import sources_of
-from nearkin.text import aligned
+from nearkin.text import abridged, aligned
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
 from nearkin.training.fit import anchor_for, optimizer_for, training_steps
-from nearkin.training.session import build
-from nearkin.training.teacher import open_teacher, with_teacher
+from nearkin.training.session import build, parts_of
+from nearkin.training.teacher import open_teacher
 from nearkin.version import __version__
 
 NAMED: Final = 5  # Images of the batch, or tensors of the state, whose names are given
@@ -121,9 +122,8 @@ def _replay(
     optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
-    batch = next(with_teacher(folder, config, batches, teacher).load(step, step + 1))
-    total = int(config.epochs) * batches.sampler.steps_per_epoch
-    total = max(total, step + 1)
+    total = max(int(config.epochs) * batches.sampler.steps_per_epoch, step + 1)
+    batch = next(Growing(parts_of(folder, config, batches, teacher), total).load(step, step + 1))
     with _watched(method) as places:
         try:
             taken = training_steps(
@@ -134,7 +134,7 @@ def _replay(
             happened = str(error).partition(" at step")[0]
     low = min(view.min().item() for view in batch.views)
     high = max(view.max().item() for view in batch.views)
-    names = ", ".join(repr(split.train.names[row]) for row in batch.index[:NAMED].tolist())
+    names = abridged([repr(split.train.names[row]) for row in batch.index.tolist()], NAMED)
     return {
         **(
             {"warning": "; ".join(each.removeprefix("warning: ") for each in warnings)}
@@ -144,7 +144,8 @@ def _replay(
         f"step {step}, once more": happened,
         "before it, not finite": before,
         "first output that is not finite": next(iter(places), "none"),
-        "batch": f"{len(batch.index)} images, pixels from {low:.2f} to {high:.2f}: {names}, ...",
+        "batch": f"{count(len(batch.index), 'image')}, pixels from {low:.2f} to {high:.2f}: "
+        f"{', '.join(names)}",
     }
 
 

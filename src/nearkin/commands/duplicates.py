@@ -35,7 +35,7 @@ from nearkin.data.images import BadFile, Images
 from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.errors import UsageError
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.duplicates import LEAST, EditTest, Precision, edit_test
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import creating, replace_text
@@ -239,7 +239,12 @@ def _test(
     enough = threshold is None or len(rows) >= LEAST
     if encoder is None or images.channels is not None or not enough:
         return None
-    return edit_test(opened.table, encoder, images, rows, groups, **computing)
+    try:
+        return edit_test(opened.table, encoder, images, rows, groups, **computing)
+    except DataError:
+        if threshold is None:
+            raise
+        return None
 
 
 def _chosen(

@@ -30,7 +30,7 @@ from nearkin.evaluation.vectors import write_embeddings
 from nearkin.methods import METHODS
 from nearkin.report.pages import write_page
 from nearkin.run.auto import augment_for
-from nearkin.run.data import note_data, note_undecodable, open_logged
+from nearkin.run.data import note_data, note_undecodable, open_logged, versions
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, kept_copy, open_run, self_contained, split_source
@@ -186,7 +186,7 @@ def _measure(
         "digest": encoder.digest,
         "seed": config.seed,
         "precision": config.precision,
-        "torch": torch.__version__,
+        **versions(),
         "threads": torch.get_num_threads(),
         "health": health(embeddings.tensor),
         "notes": plain((*split.images.notes, *notes)),

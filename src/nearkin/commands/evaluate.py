@@ -25,7 +25,7 @@ from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder
 from nearkin.encoders.sources import unknown
 from nearkin.errors import OutputError, UsageError
-from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
+from nearkin.evaluation.column import ColumnTest, Values, check_values, column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.pace import count
@@ -121,7 +121,7 @@ def evaluate(
     )
     tables = _tables(loaded, folder, features, log)
     split, same = _opened(folder, config, source, log)
-    values = column_of(ignore, split.images, config.labels, source) if ignore else None
+    values = _values(ignore, split, config.labels, source) if ignore else None
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
         computed = None
@@ -153,6 +153,13 @@ def evaluate(
     if data is None and same and (ignore or table == "embedding" or [*protocol] != ["quick"]):
         _store(folder, evaluation, split.images, values, log)
     return replace(evaluation, start=folder.start)
+
+
+def _values(ignore: str, split: Split, labels: str, source: Any) -> Values:
+    """What a column says of each image, which has to be enough to be measured."""
+    values = column_of(ignore, split.images, labels, source)
+    check_values(ignore, values[split.train_rows], values[split.test_rows])
+    return values
 
 
 def _log_bad(log: Reporter, embeddings: Embeddings) -> None:

@@ -22,8 +22,8 @@ from nearkin.data.labels import numbered, splits_of
 from nearkin.data.notes import Note, lines
 from nearkin.data.split import scored_part, validation_notes
 from nearkin.distributed import choose_device
-from nearkin.errors import CheckpointError, DataError, ResourceError
-from nearkin.evaluation.column import column_test
+from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
+from nearkin.evaluation.column import check_values, column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
@@ -55,14 +55,21 @@ def evaluate_vectors(
         CheckpointError: If a table is damaged, or both are of different encoders.
         ResourceError: If disk or memory have less room than the metrics take.
     """
-    entries, log = chosen(protocol), reporter_of(verbose)
+    entries, log, where = chosen(protocol), reporter_of(verbose), choose_device(device)
     with ExitStack() as stack:
         table = learned_from = stack.enter_context(table_of(vectors, log))
         if bank is not None:
             learned_from = stack.enter_context(table_of(bank, log))
+            _check_other(table, learned_from, log)
         _check_one_encoder(table, learned_from)
         stack.enter_context(resource_errors())
         learned, scored = stack.enter_context(_mapped(table, learned_from, log))
+        values = None
+        if ignore:
+            pairs = zip((learned_from, table), (learned, scored), strict=True)
+            train, test = (np.array(t.texts(ignore, part.rows), np.str_) for t, part in pairs)
+            check_values(ignore, train, test)
+            values = train, test
         sizes = f"{len(learned):,} training images, {len(scored):,} test images"
         log.info(f"vectors  {sizes}")
         dim = scored.vectors.shape[1]
@@ -77,18 +84,27 @@ def evaluate_vectors(
             {"encoder": (learned, scored)},
             seed=EmbedConfig().seed,
             protocol=protocol,
-            device=choose_device(device),
+            device=where,
             on_progress=log.progress,
         )
-        if ignore:
-            pairs = zip((learned_from, table), (learned, scored), strict=True)
-            train, test = (np.array(t.texts(ignore, part.rows), np.str_) for t, part in pairs)
+        if values:
             pair, seed = (learned, scored), EmbedConfig().seed
-            tested = column_test(ignore, pair, (train, test), seed=seed)
+            tested = column_test(ignore, pair, values, seed=seed, device=where)
             evaluation = replace(evaluation, column=tested)
     kind = "vectors of length one" + (f", {table.removed} removed" if table.removed else "")
     column = [metric.of(kind) for metric in evaluation.metrics["encoder"]]
     return replace(evaluation, metrics={"encoder": column})
+
+
+def _check_other(table: EmbeddingTable, bank: EmbeddingTable, log: Reporter) -> None:
+    """Refuse a bank that is the table itself; warn of paths that are in both."""
+    if bank.path.resolve() == table.path.resolve():
+        raise UsageError(f"--bank is {table.path} itself, whose column split divides it; omit it")
+    if both := {*bank.texts("path")} & {*table.texts("path")}:
+        log.info(
+            f"warning: {count(len(both), 'path')} of {table.path} stand in {bank.path}, too, such "
+            f"as {min(both)!r}; if these are the same images, the metrics are too high"
+        )
 
 
 def _check_one_encoder(table: EmbeddingTable, bank: EmbeddingTable) -> None:

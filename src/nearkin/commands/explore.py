@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nearkin.commands.arguments import command
 from nearkin.commands.settings import PathLike, name_of
 from nearkin.commands.sources import (
@@ -19,7 +21,7 @@ from nearkin.commands.sources import (
     table_of,
 )
 from nearkin.data.opening import open_images
-from nearkin.errors import UsageError
+from nearkin.errors import DataError, UsageError
 from nearkin.files import creating
 from nearkin.report.pages import files_beside, write_page, write_table_page
 from nearkin.report.server import LOOPBACK, Server
@@ -137,6 +139,12 @@ def _write_map(
     images, path = open_images(data), Path(output)
     with table_of(vectors, log) as table, creating(path), resource_errors():
         rows = Vectors(table, "").image_rows(images)
+        if (late := np.flatnonzero(np.diff(rows) <= 0)).size:
+            name = table.texts("path")[int(late[0]) + 1]
+            raise DataError(
+                f"{table.path}: {name!r} is not in the order of the images, or stands twice; "
+                "write the features again with nearkin embed"
+            )
         if len(rows) > one_file:
             check_target(files_beside(path), overwrite=overwrite, is_file=False)
         write_table_page(table, images, rows, path, one_file)

@@ -24,8 +24,8 @@ from nearkin.errors import DataError, NearkinError, OutputError, UsageError
 from nearkin.exports.atlas import write_atlas
 from nearkin.exports.compare import Sample, compare_graph, compare_native, noise, sample_of
 from nearkin.exports.graphs import write_graph
-from nearkin.exports.model_card import PREPROCESSING, Card
-from nearkin.exports.native import write_native
+from nearkin.exports.model_card import CARD, PREPROCESSING, SETTINGS, Card
+from nearkin.exports.native import CONFIG, write_native
 from nearkin.exports.network import PixelNetwork
 from nearkin.files import PARTIAL, writing
 from nearkin.result import Result
@@ -42,6 +42,8 @@ FILES: Final[Mapping[ExportFormat, str]] = {
 """The formats that are one file, by their names and suffixes; the others are folders."""
 BY_SUFFIX: Final = {Path(name).suffix: format for format, name in FILES.items()}
 FORMATS: Final = (*get_args(GraphFormat), *get_args(NativeFormat), "atlas")
+OWN: Final = (PREPROCESSING, SETTINGS, CARD, CONFIG, "preprocessor_config.json")
+"""What exports write into a folder, beside files that are called model."""
 OF_FILES: Final = (*BY_SUFFIX, ".pt", ".safetensors", ".bin")  # Suffixes that no folder has
 
 
@@ -174,7 +176,7 @@ def _destination(
         names = ["a folder"] * (chosen != "atlas")
         names += [f"a name that ends in {end}" for end, of in BY_SUFFIX.items() if of == chosen]
         raise UsageError(f"{output} is no name for {chosen}; give {' or '.join(names)} as -o")
-    return chosen, Path(output), is_file
+    return chosen, Path(os.path.abspath(output)), is_file  # noqa: PTH100  (keeps links)
 
 
 def _check_held(
@@ -215,9 +217,13 @@ def _whole(path: Path, is_file: bool) -> Iterator[Path]:
                 for file in sorted(new.iterdir(), reverse=True):
                     file.replace(path.with_name(file.name))
                 return
+            old = partial / "old"
             if path.exists():
-                path.rename(partial / "old")
+                path.rename(old)
             new.rename(path)
+            for kept in old.glob("*"):  # what no export has written
+                if kept.name not in OWN and not kept.name.startswith("model."):
+                    kept.rename(path / kept.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

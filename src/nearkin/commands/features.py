@@ -20,9 +20,11 @@ from nearkin.schema import option
 
 USED_ALONE: Final = (
     "encoder", "allow_partial", TRUST, "labels", "ignore", "image_size", "device", "precision",
-    "batch_size", "workers", "report",
+    "batch_size", "workers",
 )  # fmt: skip
 """Settings that have an effect without a run folder."""
+OF_COLUMN: Final = ("val", "seed")
+"""Those that have one where a column is removed, on images that are held out."""
 
 
 def check_alone(config: EmbedConfig, *, resume: bool, overwrite: bool = False) -> None:
@@ -30,7 +32,8 @@ def check_alone(config: EmbedConfig, *, resume: bool, overwrite: bool = False) -
     unused = [
         option(name)
         for name, value in defaults(EmbedConfig).items()
-        if name not in USED_ALONE and getattr(config, name) != value
+        if name not in (USED_ALONE + OF_COLUMN if config.ignore else USED_ALONE)
+        and getattr(config, name) != value
     ]
     unused += ["--resume"] * resume + ["--overwrite"] * overwrite
     if unused:

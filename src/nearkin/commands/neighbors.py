@@ -17,6 +17,7 @@ from nearkin.commands.settings import EncoderLike, PathLike, name_of
 from nearkin.commands.sources import VectorsLike, check_origin, images_of, table_encoder, table_of
 from nearkin.config import AutoImageSize
 from nearkin.data.folders import list_files
+from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
 from nearkin.distributed import choose_device
@@ -131,14 +132,15 @@ def neighbors(
     if stored is None:
         folder = RunFolder(Path(name))
         stored, loaded = folder.embeddings, table_encoder(folder, loaded)
+    shown = None if output is None else _shown(name, data, trust_remote_code)
     with table_of(stored, Silent()) as table:  # one without a column is refused
         check_origin(table, loaded, name)
         queries = _features(loaded, files, choose_device(device))
         likely = None if index is None else shortlist(Path(index), table, queries, top)
         nearest = _nearest(table, queries, top, likely)
     found = [Neighbors(file, near) for file, near in zip(files, nearest, strict=True)]
-    if output is not None:
-        _write_sheet(found, name, Path(output), data, trust_remote_code)
+    if output is not None and shown is not None:
+        _write_sheet(found, shown, Path(output))
     return found
 
 
@@ -183,12 +185,17 @@ def _nearest(
     ]
 
 
-def _write_sheet(
-    found: Sequence[Neighbors], run: str, output: Path, data: Any, trust: bool
-) -> None:
+def _shown(encoder: str, data: Any, trust: bool) -> Images:
+    """Open the images that are shown beside others, before these are looked for."""
+    if data is not None:
+        return open_images(data)
+    if not RunFolder(Path(encoder)).config.exists():
+        raise UsageError(f"{encoder} has no images to show beside others; give --data")
+    return images_of(RunFolder(Path(encoder)), trust_remote_code=trust)
+
+
+def _write_sheet(found: Sequence[Neighbors], images: Images, output: Path) -> None:
     """Draw images beside their neighbors, with names and similarities."""
-    folder = RunFolder(Path(run))
-    images = images_of(folder, trust_remote_code=trust) if data is None else open_images(data)
     rows = [(each.image, [(n.path, n.similarity) for n in each.neighbors]) for each in found]
     with creating(output):
         contact_sheet(rows, images, output)

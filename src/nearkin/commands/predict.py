@@ -97,11 +97,11 @@ def predict(
     found = classified(
         classifier, encoder, data, choose_device(device), processes, reporter_of(verbose)
     )
-    if output is not None:
-        write_rows(Path(output), COLUMNS, found.assignments.table())
-    if copy_to is not None:
+    if copy_to is not None:  # before a table that may lie in the same new folder
         every, classes = np.arange(len(found.images)), found.assignments.class_names
         copy_images(Path(copy_to), found.images, every, classes, data=[data_name(data)])
+    if output is not None:
+        write_rows(Path(output), COLUMNS, found.assignments.table())
     return found
 
 

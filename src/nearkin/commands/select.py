@@ -15,9 +15,10 @@ from nearkin.commands.arguments import command
 from nearkin.commands.settings import EncoderLike, PathLike
 from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
 from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
+from nearkin.data.images import Images
 from nearkin.data.labels import class_of, splits_of
 from nearkin.data.opening import open_images
-from nearkin.data.tables import file_at, match
+from nearkin.data.tables import file_at, match, read_table
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
@@ -25,7 +26,7 @@ from nearkin.evaluation.table import open_table
 from nearkin.metrics.selection import typical
 from nearkin.result import Result
 from nearkin.result import Row as Record
-from nearkin.run.data import held_out_by, runs_of
+from nearkin.run.data import held_out_by, runs_of, stored_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
@@ -111,6 +112,8 @@ def select(
     """
     reads = [encoder, data, labeled, vectors]
     check_output(output, ".csv", overwrite=overwrite, reads=reads)
+    if labeled is not None:
+        read_table(file_at(os.fspath(labeled)), ("path", "label"))  # before features are computed
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     sizes["trust_remote_code"] = trust_remote_code
     computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
@@ -118,9 +121,10 @@ def select(
         resource_errors(),
         open_vectors(encoder, data, vectors=vectors, **sizes, **computing) as opened,
     ):
-        table, (assigned, of_run) = opened.table, _assigned(opened)
+        images = None if data is None else open_images(data, labels="none")
+        table, (assigned, of_run) = opened.table, _assigned(opened, images)
         paths = table.texts("path")
-        pool = np.flatnonzero(~_held_out(opened, data))
+        pool = np.flatnonzero(~_held_out(opened, images))
         as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
         names = [as_stored.get(paths[row], paths[row]) for row in pool.tolist()]
         has_label = _have_labels(names, labeled, of_run - assigned.keys())
@@ -140,7 +144,7 @@ def select(
     return Selection(chosen, rule, num_unlabeled, int(has_label.sum()), where)
 
 
-def _held_out(opened: Vectors, data: Any) -> Bool[np.ndarray, " table"]:
+def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " table"]:
     """Whether each row of a table is of a part to score, or is held out by the encoder's run.
 
     That is known by the contents of images, or by their names where there are only features.
@@ -150,8 +154,7 @@ def _held_out(opened: Vectors, data: Any) -> Bool[np.ndarray, " table"]:
     """
     held: np.ndarray = np.isin(splits_of(opened.table.texts("split")), ("val", "test"))
     has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
-    if data is not None:
-        images = open_images(data, labels="none")
+    if images is not None:
         rows = opened.image_rows(images)
         if has_run:
             held |= held_out_by(opened.source, images)[rows]
@@ -166,16 +169,23 @@ def _held_out(opened: Vectors, data: Any) -> Bool[np.ndarray, " table"]:
     return np.asarray(held | of_run)
 
 
-def _assigned(opened: Vectors) -> tuple[dict[str, Row], set[str]]:
+def _assigned(opened: Vectors, images: Images | None) -> tuple[dict[str, Row], set[str]]:
     """Return the rows of a run's assignments.csv by path, and the names of all its images.
 
-    Those that it has learned from are not in that table. Nothing where the run has none.
+    Those that it has learned from are not in that table. Nothing where the run has none. Where
+    images are given, those of the run are known by their contents, whatever they are called now.
     """
     folder = RunFolder(Path(opened.source))
     if not opened.source or not folder.assignments.exists():
         return {}, set()
-    rows = read_edited(folder.assignments, ("path", "cluster"))
-    return {row["path"]: row for row in rows}, set(open_table(folder.embeddings).texts("path"))
+    rows = {row["path"]: row for row in read_edited(folder.assignments, ("path", "cluster"))}
+    every, stored = set(open_table(folder.embeddings).texts("path")), stored_split(folder)
+    if images is None or stored is None:
+        return rows, every
+    called = dict(zip(stored.contents.tolist(), stored.names, strict=True))
+    then = {n: called.get(c) for n, c in zip(images.names, images.contents.tolist(), strict=True)}
+    own = {name: rows[was] for name, was in then.items() if was in rows}
+    return own, {name for name, was in then.items() if was and as_text(was) in every}
 
 
 def _have_labels(

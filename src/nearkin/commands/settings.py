@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from nearkin.encoders.encoder import Encoder, object_name
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.methods import method_name
+from nearkin.places import user_path
+from nearkin.run.opening import TAKEN
 
 PathLike = str | os.PathLike[str]
 """A path; a `Run` is that of its folder."""
@@ -25,8 +28,8 @@ def given(
 ) -> tuple[Settings, nn.Module | None]:
     """Return settings as a run stores them, and a network of one's own if `backbone` is one.
 
-    Paths, devices, encoders and runs become text, methods and views what names them. What is no
-    setting is an option of the method.
+    Paths, devices, encoders and runs become text, methods and views what names them. A leading `~`
+    of a path is the home folder. What is no setting is an option of the method.
 
     Args:
         kind: The class of the settings.
@@ -41,7 +44,12 @@ def given(
     network = None
     if takes_one and isinstance(values.get("backbone"), nn.Module):
         network = values.pop("backbone")
-    return settings_from(kind, vars(config) if config else {}, values), network
+    found = settings_from(kind, vars(config) if config else {}, values)
+    named = {name: getattr(found, name, "") for name in (*TAKEN, "copy_to")}
+    paths: dict[str, Any] = {
+        name: str(user_path(path)) for name, path in named.items() if path.startswith("~")
+    }
+    return replace(found, **paths), network
 
 
 def name_of(encoder: EncoderLike | Embeddings) -> str:

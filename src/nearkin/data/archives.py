@@ -293,11 +293,12 @@ def _zip_members(path: File) -> Iterator[Member]:
             elif not deflated and info.compress_type != zipfile.ZIP_STORED:
                 refused = "unusual compression"
             numbers = info.header_offset, info.compress_size, info.file_size
-            if not info.is_dir():
+            name = info.filename.replace("\\", "/")  # as some programs of Windows write it
+            if name and not name.endswith("/"):
                 form = DEFLATED if deflated else STORED
                 offset, packed, size = map(_bounded, numbers)
                 place = Place(offset, packed, size, form)
-                yield Member(_plain(info.filename), place, refused)
+                yield Member(_plain(name), place, refused)
 
 
 def _tar_members(path: File) -> Iterator[Member]:

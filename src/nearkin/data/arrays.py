@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
-from nearkin.data.labels import Row, split_of, text_of
+from nearkin.data.labels import Row, split_of, text_of, whole_number
 from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import noted
 from nearkin.data.remote import File
@@ -71,7 +71,8 @@ def _pixels(where: str, images: Any) -> np.ndarray:
 def labels_of(where: str, part: Part) -> list[Any]:
     """The label of each image, where classes have names its number; else a `DataError`."""
     count = len(part.pixels)
-    given = part.labels if isinstance(part.labels, list | tuple) else np.asarray(part.labels)
+    given = part.labels.tolist() if hasattr(part.labels, "detach") else part.labels
+    given = given if isinstance(given, list | tuple) else np.asarray(given)
     if part.labels is not None and np.ndim(given) == 0 and not isinstance(given, list | tuple):
         kind = type(part.labels).__name__
         raise DataError(f"{where}: the labels are a {kind}; give a list or an array, one each")
@@ -81,7 +82,7 @@ def labels_of(where: str, part: Part) -> list[Any]:
     if part.classes is None:
         return labels
     try:
-        numbers = [int(text_of(label) or UNLABELED) for label in labels]
+        numbers = [int(whole_number(text_of(label)) or UNLABELED) for label in labels]
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: labels are no numbers of the named classes") from error
     low, high = min(numbers), max(numbers)

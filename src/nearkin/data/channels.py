@@ -25,6 +25,7 @@ from nearkin.data.decode import (
     Header,
     PixelType,
     as_array,
+    check_several,
     check_size,
     check_type,
     decode,
@@ -100,6 +101,7 @@ def array_pixels(images: Any, ndim: int) -> np.ndarray:
         floats_or_bytes = deep.dtype.kind == "f" or dtype == "uint8"
         fits = count <= min(deep.shape[-3:-1])  # or these are no channels, but a side
         if fits and (dtype in DEEP or (floats_or_bytes and count not in (1, 3))):
+            check_several(pixels, ndim)
             return deep
     return eight_bits(images, ndim)
 
@@ -281,9 +283,10 @@ def _decoded(content: bytes) -> np.ndarray:
         if max(offset + size for page in parts for offset, size in page) > len(content):
             raise BadImage("truncated")
         pixels: np.ndarray = series.asarray()
-        axis = max(map(series.axes.find, "CS"))
-        last = pixels if axis < 0 else np.moveaxis(pixels, axis, -1)
-        return upright(last.reshape(shape), _turn(_first_page(file)))
+        # Others, of length one, come first.
+        order = sorted(range(pixels.ndim), key=lambda axis: "YXCS".find(series.axes[axis]))
+        last = pixels.transpose(order).reshape(shape)
+        return upright(last, _turn(_first_page(file)))
 
 
 def preview(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:

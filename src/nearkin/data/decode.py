@@ -486,6 +486,14 @@ def is_channels_last(images: Any, ndim: int) -> bool:
     return color or len(shape) < ndim or not is_tensor(images)
 
 
+def check_several(images: Any, ndim: int) -> None:
+    """Refuse one color image where several (`ndim` 4) are asked for."""
+    shape = tuple(images.shape)
+    if len(shape) == ndim - 1 == 3 and shape[-1] in (1, 3):
+        kind = "a tensor" if is_tensor(images) else "an array"
+        raise ValueError(f"{kind} of shape {shape} is one image; give a list of images")
+
+
 def check_pixels(images: Any, ndim: int) -> None:
     """Refuse what is no image (of `ndim` 3) or batch (4) of uint8, or of floats from 0 to 1.
 
@@ -496,8 +504,7 @@ def check_pixels(images: Any, ndim: int) -> None:
     if is_tensor(images):
         kind, layout = "a tensor", "(3, height, width)"
     shape, dtype = tuple(images.shape), str(images.dtype)
-    if len(shape) == ndim - 1 == 3 and shape[-1] in (1, 3):
-        raise ValueError(f"{kind} of shape {shape} is one image; give a list of images")
+    check_several(images, ndim)
     color = len(shape) == ndim and shape[-1 if is_channels_last(images, ndim) else -3] in (1, 3)
     if not (color or len(shape) == ndim - 1) or 0 in shape:
         each = " of each image" if ndim == 4 else ""

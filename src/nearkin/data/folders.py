@@ -71,10 +71,12 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     try:
         shards = _with_images(shards)
         packed = list_shards(where, shards)
-    except DataError:
+    except DataError as error:
         if not loose.names:
             raise
-        return loose  # beside images, what cannot be read is no shard
+        text = f"{count(len(shards), 'archive or table')} beside the images: {error}"
+        note = Note("left out", text, len(shards), tuple([*shards][:3]))
+        return replace(loose, notes=[*loose.notes, note])
     files, images = count(len(loose.names), "file"), count(len(packed.names), "image")
     several = count(len(shards), "shard")
     if len(loose.names) >= len(packed.names):

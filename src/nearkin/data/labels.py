@@ -94,13 +94,22 @@ class Row(NamedTuple):
 
         -1 is of no class. So is a number beyond the names, which contradicts them.
         """
-        if not INTEGER.fullmatch(self.label):
+        if not INTEGER.fullmatch(label := whole_number(self.label)):
             return self
-        number, last = int(self.label), len(classes) - 1
+        number, last = int(label), len(classes) - 1
         if 0 <= number <= last:
             return self._replace(label=text_of(classes[number]))
         beyond = f"{number} of {count(len(classes), 'class')}"
         return self._replace(label="", unusable=NO_CLASS if number == UNLABELED else beyond)
+
+
+def whole_number(text: str) -> str:
+    """Return a whole number without the fraction that floats have; other text as it is.
+
+    >>> [whole_number(text) for text in ("3.0", "-1", "3.5", "cat")]
+    ['3', '-1', '3.5', 'cat']
+    """
+    return text.partition(".")[0].removeprefix("+") if WHOLE.fullmatch(text) else text
 
 
 def _written(cell: Any) -> str:
@@ -147,7 +156,7 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
         meaning = dict.fromkeys(none, "")
         rest = counts.keys() - meaning.keys()
         if all(map(WHOLE.fullmatch, rest)):
-            meaning |= {x: x.partition(".")[0].removeprefix("+") for x in rest}
+            meaning |= {x: whole_number(x) for x in rest}
         if none:
             total = sum(counts[label] for label in none)
             text = f"{count(total, 'label')} {' or '.join(sorted(none))}, which means no label"

@@ -1,5 +1,6 @@
 """Opening images: any kind of data is listed, its headers are read, its labels are numbered."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,10 @@ def _resolve(data: Any) -> tuple[Any, str]:
 def _list(data: Any, where: str) -> Listing:
     """What the data hold: an object of Python, a name, or what lies at a path or an address."""
     if type(data).__module__.partition(".")[0] == "datasets":
+        if isinstance(data, Mapping):
+            raise DataError(
+                f"{where}: a dictionary of {', '.join(map(str, data))}; give one of them"
+            )
         copy = copied_dataset(data)
         return replace(list_archives(where, {"": copy}), key=str(copy))
     if not isinstance(data, str):

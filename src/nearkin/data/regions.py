@@ -1,6 +1,7 @@
 """Regions of images as images: boxes that a table lists, or a COCO file."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from nearkin.data.boxes import Box, region
 from nearkin.data.decode import MIN_SIDE, decode
 from nearkin.data.folders import list_files
 from nearkin.data.images import BadFile, Folder, Images, Region, Rows, Source, in_bytes
-from nearkin.data.labels import Row
+from nearkin.data.labels import Row, split_of
 from nearkin.data.listing import Listing
 from nearkin.data.notes import Note
 from nearkin.data.tables import by_name, folder_of, places_of
@@ -55,10 +56,6 @@ class Regions(Source):
         """The source of these boxes alone, and of their images."""
         files, own = np.unique(self.rows[rows], return_inverse=True)
         return Regions(self.images.only(files), self.sizes[files], own, self.boxes[rows])
-
-    def warm(self, rows: Iterable[int]) -> None:
-        """Fetch the images of these boxes that lie in a store, at once."""
-        self.images.warm(np.unique(self.rows[list(rows)]).tolist())
 
 
 def list_regions(table: Path, rows: Iterable[tuple[str, Row]]) -> Listing:
@@ -128,11 +125,36 @@ def list_coco(path: Path) -> Listing:
     Raises:
         DataError: If the file is none of COCO's, or images do not exist.
     """
+    boxed, left = _boxes(path)
+    if not boxed:
+        raise DataError(f"{path}: no annotation has a box; give a file with boxes")
+    root, places = places_of(path, (file for file, _, _ in boxed), _around(path, boxed[0][0]))
+    found, again = dict[str, Row](), 0
+    for file, box, label in boxed:
+        name = region(places[file], box)
+        if name not in found:
+            found[name] = Row(label, box=box)
+        elif found[name].label == label:
+            again += 1
+        else:
+            found[name] = Row(unusable="two classes", box=box)
+    notes = list[Note]()
+    if left:
+        text = f"{count(left, 'annotation')} of {path} of a crowd, or without pixels"
+        notes.append(Note("left out", text, left))
+    if again:
+        text = f"{count(again, 'annotation')} of {path} with the boxes of others"
+        notes.append(Note("merged", text, again))
+    return _of_files(path, root, found, notes)
+
+
+def _boxes(path: Path) -> tuple[list[tuple[str, Box, str]], int]:
+    """The image, the box and the class of annotations, and how many are left out."""
     try:
         coco = msgspec.json.decode(path.read_bytes(), type=_Coco)
         files = {image.id: image.file_name for image in coco.images}
         classes = {category.id: category.name for category in coco.categories}
-        used = [each for each in coco.annotations if len(each.bbox) == 4 and not each.iscrowd]
+        used = [each for each in coco.annotations if _has_pixels(each) and not each.iscrowd]
         boxed = [
             (files[each.image_id], _of_coco(each.bbox), classes[each.category_id]) for each in used
         ]
@@ -144,20 +166,12 @@ def list_coco(path: Path) -> Listing:
         raise DataError(
             f"{path} is no COCO file ({error}); give one with images, annotations, categories"
         ) from error
-    if not boxed:
-        raise DataError(f"{path}: no annotation has a box; give a file with boxes")
-    root, places = places_of(path, (file for file, _, _ in boxed), _around(path, boxed[0][0]))
-    found = dict[str, Row]()
-    for file, box, label in boxed:
-        name = region(places[file], box)
-        first = found.setdefault(name, Row(label, box=box))
-        if first.label not in ("", label):
-            found[name] = Row(unusable="two classes", box=box)
-    notes = list[Note]()
-    if left := len(coco.annotations) - len(used):
-        text = f"{count(left, 'annotation')} of {path} of a crowd, or without a box"
-        notes.append(Note("left out", text, left))
-    return _of_files(path, root, found, notes)
+    return boxed, len(coco.annotations) - len(used)
+
+
+def _has_pixels(annotation: _Annotation) -> bool:
+    """Whether there is a box, which in COCO's own files may have no height."""
+    return len(annotation.bbox) == 4 and min(annotation.bbox[2:]) > 0
 
 
 def _of_coco(box: list[float]) -> Box:
@@ -166,13 +180,27 @@ def _of_coco(box: list[float]) -> Box:
 
 
 def _around(path: Path, first: str) -> list[str]:
-    """Folders that images may lie in, that of the first image before the others."""
+    """Folders that images may lie in, that of the first image before the others.
+
+    Where folders of several parts have it, the name of the file says which one is meant.
+
+    Raises:
+        DataError: If it does not.
+    """
     above = path.resolve().parent
     folders = [above, above.parent]
     for folder in (above, above.parent):
         with suppress(OSError):
             folders += sorted(each for each in folder.iterdir() if each.is_dir())
-    return sorted(map(str, folders), key=lambda folder: not Path(folder, first).is_file())
+    part = {split_of(word) for word in re.split(r"[\W_]+", path.stem)} - {""}
+    having = [folder for folder in folders if (folder / first).is_file()]
+    meant = [folder for folder in having if split_of(folder.name) in part]
+    parts = [folder for folder in having if split_of(folder.name)]
+    if len(parts) > 1 and not meant:
+        raise DataError(
+            f"{path}: {first!r} is in {parts[0]} and in {parts[1]}; write the folder in file_name"
+        )
+    return list(dict.fromkeys(map(str, [*meant, *having, *folders])))
 
 
 def _of_files(path: Path, root: Path, found: Mapping[str, Row], notes: list[Note]) -> Listing:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from posixpath import splitext
 from typing import Final
 
 from nearkin.data.images import in_bytes
@@ -72,11 +73,16 @@ def beside(names: Sequence[str]) -> list[Note]:
 
 
 def labels_beside(labels: Mapping[str, Row], names: Iterable[str]) -> dict[str, Row]:
-    """Return the label of each image, from members that hold labels; nothing if there are none."""
+    """Return the label of each image, from members that hold labels of any of them; else nothing.
+
+    A member of the image's whole name but for the ending counts before others of its sample.
+    """
     telling = [name for name, row in labels.items() if row.label or row.unusable]
     in_turn = sorted(telling, key=lambda name: (labels[name].label != "", in_bytes(name)))
     rows = {sample_key(name): labels[name] for name in in_turn}  # the last one counts
-    return {name: rows.get(sample_key(name), Row()) for name in names} if rows else {}
+    rows |= {splitext(name)[0]: labels[name] for name in in_turn}
+    said = {name: rows.get(splitext(name)[0], rows.get(sample_key(name))) for name in names}
+    return {name: row or Row() for name, row in said.items()} if any(said.values()) else {}
 
 
 def masks(names: Sequence[str]) -> list[Note]:

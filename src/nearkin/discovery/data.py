@@ -144,13 +144,13 @@ def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
         )
     if config.classes != "auto" and config.classes > unlabeled:
         raise DataError(
-            f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "
-            "with --classes, or more images"
+            f"{config.classes} novel classes among {count(unlabeled, 'unlabeled image')}; give "
+            "fewer with --classes, or more images"
         )
     if config.classes == "auto" and unlabeled < FEWEST:
         raise DataError(
-            f"{unlabeled} unlabeled images to learn from, and counting classes takes {FEWEST}; "
-            "say how many classes there are with --classes, or give more images"
+            f"{count(unlabeled, 'unlabeled image')} to learn from, and counting classes takes "
+            f"{FEWEST}; say how many classes there are with --classes, or give more images"
         )
     without = np.setdiff1d(np.arange(len(dataset.classes)), dataset.label[rows])
     if len(without):

@@ -117,9 +117,14 @@ def _draw(
     if len(np.unique(label[labeled])) < 2:
         labeled = np.flatnonzero(label != UNLABELED)[:count]
     novel = generator.permutation(np.flatnonzero(label == UNLABELED))[:count]
-    x = normalize(compact(torch.from_numpy(features[np.append(novel, labeled)])))
+    known = np.flatnonzero(label != UNLABELED)
+    others = known[~np.isin(label[known], label[labeled])]
+    others = others[np.unique(label[others], return_index=True)[1]]
+    rows = np.concatenate([novel, labeled, others])
+    x = normalize(compact(torch.from_numpy(features[rows])))
     number = np.unique(label[labeled], return_inverse=True)[1]
-    return _Task(x[: len(novel)], x[len(novel) :], number, disjoint)
+    free, several, single = np.split(x, np.cumsum([len(novel), len(labeled)]))
+    return _Task(free, several, single, number, disjoint)
 
 
 def _balanced(
@@ -153,6 +158,8 @@ class _Task:
 
     x: Float[np.ndarray, "u dim"]
     labeled: Float[np.ndarray, "l dim"]
+    single: Float[np.ndarray, "m dim"]
+    """An image of each known class that `labeled` has none of, since it has one label alone."""
     label: Int[np.ndarray, " l"]  # 0 to one less than the number of classes
     disjoint: bool  # Whether no unlabeled image is of a known class
 
@@ -186,7 +193,8 @@ class _Task:
         # Going outwards, from all known ones too far and no left-out one near to the opposite.
         near = np.cumsum(np.append(weight, weight)[order])
         cut = float(both[order[min(int(near.searchsorted(1)), len(order) - 1)]])
-        return np.asarray(self.x[_squares(self.x, means).min(axis=1) > cut])
+        places = np.concatenate([means, self.single])
+        return np.asarray(self.x[_squares(self.x, places).min(axis=1) > cut])
 
     @cached_property
     def silhouette(self) -> Callable[[int], float]:
@@ -195,8 +203,9 @@ class _Task:
 
         x, label, known = self.x, np.full(len(self.x), UNLABELED), 0
         if not self.disjoint:
-            x, label = np.concatenate([x, self.labeled]), np.append(label, self.label)
-            known = int(label.max(initial=UNLABELED)) + 1
+            x, many = np.concatenate([x, self.labeled, self.single]), len(self.size)
+            known = many + len(self.single)
+            label = np.concatenate([label, self.label, np.arange(many, known)])
         distance, free = pairwise_distances(x), label == UNLABELED
 
         def silhouette(k: int) -> float:

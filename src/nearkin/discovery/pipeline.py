@@ -313,7 +313,7 @@ class Pipeline:
         for seed in range(count):
             name = f"{method}-{seed}" if is_result else f"{method}-{number}-classes-{seed}"
             self.log.info(f"           {name}")
-            own = replace(base, seed=base.seed + seed)
+            own = replace(base, seed=(base.seed + seed) % 2**32)
             stage = class_stage(state.encoder, task, own, init, method, state.options(number))
             stage.run(self.folder.stage(name), self.log)
             methods.append(stage.method)

@@ -20,6 +20,7 @@ from nearkin.classifier.report import (
     tiles,
     write_results,
 )
+from nearkin.config import DiscoverConfig
 from nearkin.data.notes import plain
 from nearkin.discovery.alternatives import table
 from nearkin.discovery.clusters import (
@@ -53,7 +54,7 @@ from nearkin.report.page.blocks import (
     Tiles,
 )
 from nearkin.run.copies import file_names
-from nearkin.run.data import computed_with
+from nearkin.run.data import computed_with, versions
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import class_sheet
 from nearkin.tables import read_numbers, write_csv
@@ -210,6 +211,7 @@ def build_page(outcome: Outcome) -> Page:
                 outcome.config,
                 _protocol(outcome),
                 _next_steps(outcome),
+                versions(),
             ),
         ),
         tiny=images.is_small,
@@ -380,9 +382,8 @@ def _training_charts(outcome: Outcome) -> list[Chart]:
             if name in row:
                 epochs[ceil(row["epoch"])].append(row[name])
         if epochs:
-            label = name.replace("_", " ")
             points = [(float(epoch), fmean(values)) for epoch, values in sorted(epochs.items())]
-            charts.append(Chart(label.capitalize(), "epoch", label, {name: points}))
+            charts.append(Chart(name.capitalize(), "epoch", name, {name: points}))
     return charts
 
 
@@ -396,15 +397,20 @@ def _protocol(outcome: Outcome) -> list[str]:
         "Unlabeled images are taken to be of novel classes only (ncd)."
         if config.mode == "ncd"
         else "Unlabeled images may be of known or of novel classes (gcd).",
-        "The encoder is trained without labels, then frozen; labels train a layer on top of it."
-        if layers == "top"
-        else f"The encoder is trained without labels first; labels then train {layers}.",
+        f"{_encoder(config)}; labels train {'a layer on top' if layers == 'top' else layers}.",
         f"Trained on {len(task.labeled)} labeled and {len(task.unlabeled)} unlabeled images. "
         f"Held out: {len(outcome.dataset.parts.test_rows)}.",
         f"The last epoch counts. The objective is {chosen}, {origin}; nothing was chosen by "
         "the labels of novel classes.",
         _outliers(outcome),
     ]
+
+
+def _encoder(config: DiscoverConfig) -> str:
+    """Say what the encoder has seen before."""
+    if config.encoder == "auto":
+        return "The encoder is trained on these images without labels"
+    return f"The encoder is {config.encoder}, as it was"
 
 
 def _outliers(outcome: Outcome) -> str:

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from nearkin.classifier.calibration import calibration_error
 from nearkin.metrics.clusters import (
     RESAMPLES,
+    UNSEEN,
     adjusted_rand_index,
     agreement,
     match,
@@ -153,6 +154,8 @@ def score_quality(
     for name, statistic in statistics.items() if len(correct) else ():
         value = statistic(certainty, correct)
         half = quantile(groups) * _bootstrap_error(statistic, certainty, correct, groups, seed)
+        if not half:  # all draws are alike: other images may still differ
+            half = UNSEEN / _fewest(correct, groups, both=name == "AUROC")
         interval = Interval(max(0.0, value - half), min(1.0, value + half), None)
         title = f"{name} of the score"
         qualities.append(
@@ -161,6 +164,13 @@ def score_quality(
             )
         )
     return qualities
+
+
+def _fewest(correct: Bool[np.ndarray, " n"], groups: Groups, *, both: bool) -> int:
+    """Count independent images or, where both count, the right or the wrong ones, if fewer."""
+    of = np.arange(len(correct)) if groups is None else groups
+    kinds = (correct, ~correct) if both else (np.ones(len(correct), bool),)
+    return min(len(np.unique(of[kind])) for kind in kinds)
 
 
 def _auroc(certainty: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> float:

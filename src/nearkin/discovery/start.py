@@ -14,6 +14,7 @@ from nearkin.distributed import num_processes
 from nearkin.encoders.encoder import Encoder, load, weight_bytes
 from nearkin.encoders.sources import license_of
 from nearkin.errors import UsageError
+from nearkin.run.data import OBJECT
 from nearkin.run.folder import RunFolder
 
 PRETRAINED: Final = "dinov2-small"
@@ -72,8 +73,9 @@ def _why_train(config: DiscoverConfig, images: Images) -> str:
 
 def kept_encoder(config: DiscoverConfig, folder: RunFolder) -> str:
     """Return what `--encoder` takes so that the features are kept: the one before any label."""
-    trained = config.encoder == "auto"
-    return str(folder.stage("features").path) if trained else config.encoder
+    if config.encoder == "auto":
+        return str(folder.stage("features").path)
+    return str(folder.start) if config.encoder.startswith(OBJECT) else config.encoder
 
 
 def check_layers(encoder: Encoder, layers: str) -> None:

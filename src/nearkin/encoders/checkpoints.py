@@ -53,6 +53,12 @@ FOLLOWING: Final = frozenset({"student", "momentum", "target", "k", "key"})
 ENOUGH: Final = 0.5  # Share of a network's names that must stand under a prefix
 BLOCK: Final = re.compile(r"(^|\.)blocks\.\d+\.(\d+)\.")
 """Blocks in chunks, as DINOv2 saves its training; within a chunk they keep their number."""
+DENSE: Final = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+"""Layers of DenseNets as the files of torchvision spell them."""
+STEM: Final = re.compile(r"(?P<prefix>(?:.+\.)?)(?:conv1|0)\.weight")
+FIRST_BLOCK: Final = re.compile(r"(?P<prefix>(?:.+\.)?)(?:layer1|[2-4])\.0\.conv1\.weight")
+"""The first convolution of a residual network and that of its first block, by their names or, in
+`nn.Sequential(*network.children())`, by their numbers."""
 
 
 class Inert:
@@ -124,7 +130,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def _read(path: Path) -> Any:
     with path.open("rb") as file:
         start = file.read(9)
-    if start[8:] == b"{" and not start.startswith((b"PK", b"\x80")):
+    if start[4:] == b"\0\0\0\0{":  # the length of a header, whose first byte may be any
         from safetensors.torch import load_file
 
         with usable(path, REMEDY):
@@ -265,12 +271,17 @@ def _spellings(body: nn.Module, names: set[str]) -> list[Callable[[str], str]]:
         first, dot, rest = name.partition(".")
         return f"{children[first]}{dot}{rest}" if first in children else name
 
+    def plain(name: str) -> str:
+        return DENSE.sub(r"\1\2", name)
+
     def unchunked(name: str) -> str:
         return BLOCK.sub(r"\1blocks.\2.", name)
 
     spellings: list[Callable[[str], str]] = [str]
     if not names & {f"{number}.weight" for number in children}:
         spellings.append(numbered)
+    if any("denselayer" in name for name in names):
+        spellings.append(plain)
     if not any(map(BLOCK.search, names)):
         spellings.append(unchunked)
     return spellings
@@ -310,9 +321,13 @@ def taken(match: Match) -> list[str]:
 
 
 def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a residual network was trained on small images: its first convolution is 3x3."""
-    stems = [t for key, t in tensors.items() if re.search(r"(^|\.)(conv1|0)\.weight$", key)]
-    return any(tuple(stem.shape[1:]) == (3, 3, 3) for stem in stems)
+    """Whether a residual network was trained on small images: its first convolution is 3x3.
+
+    Other networks have such a convolution at any size of images.
+    """
+    stems = (STEM.fullmatch(key) for key, t in tensors.items() if t.shape[1:] == (3, 3, 3))
+    blocks = {match["prefix"] for key in tensors if (match := FIRST_BLOCK.fullmatch(key))}
+    return any(stem and stem["prefix"] in blocks for stem in stems)
 
 
 def is_moco_v3(tensors: Mapping[str, Tensor]) -> bool:

@@ -15,16 +15,17 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import AutoImageSize
 from nearkin.data.channels import stored_channels
-from nearkin.data.decode import BadImage, Pixels, rgb_pixels
+from nearkin.data.decode import BadImage, Pixels, is_deep, rgb_pixels
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, sources
-from nearkin.encoders.files import SIZE
+from nearkin.encoders.files import SIZE, as_current
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
@@ -186,6 +187,8 @@ class Encoder(nn.Module):
         """Return an image as this encoder's preprocessing cuts it, in 8 bits or from 0 to 1."""
         try:
             if self.preprocessing.channels:
+                if isinstance(image, Image.Image) and not is_deep(image):
+                    raise ValueError("it is of 8 bits, and the encoder takes others")
                 stored = self.preprocessing.channels.scaled(stored_channels(image))
                 return self.preprocessing.pixels(stored)
             # A JPEG that is opened but not yet decoded is decoded at the smallest scale that
@@ -319,7 +322,7 @@ def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
         with usable(stored.path, AGAIN):
             _check_described(stored)
             network = untrained(stored.details, stored.image_size)
-            network.body.load_state_dict(stored.state)
+            network.body.load_state_dict(as_current(stored.state, network.body))
     encoder = Encoder(network, stored.preprocessing, stored.details)
     encoder.run = origin_of(str(stored.path))
     return encoder

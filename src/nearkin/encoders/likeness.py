@@ -10,6 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from nearkin.data.channels import array_header, read_channels
 from nearkin.data.decode import BadImage, decode
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
@@ -41,7 +42,8 @@ def likeness(
         UsageError: If the network has no vectors before its pooling, or these form no square.
         DataError: If a file cannot be read.
     """
-    return likeness_of(encoder, encoder.transform([_opened(image), _opened(other)]))
+    pair = [_opened(each, encoder) for each in (image, other)]
+    return likeness_of(encoder, encoder.transform(pair))
 
 
 @torch.inference_mode()
@@ -58,12 +60,18 @@ def likeness_of(encoder: Encoder, pair: Float[Tensor, "2 _ _ _"]) -> Float[Tenso
     return torch.einsum("ind,id->in", unit(tokens), whole).reshape(2, side, side).cpu()
 
 
-def _opened(image: ImageOrFile) -> Image.Image | np.ndarray | Tensor:
-    """An image that is given, or the one in a file."""
+def _opened(image: ImageOrFile, encoder: Encoder) -> Image.Image | np.ndarray | Tensor:
+    """An image that is given, or the one in a file as the encoder takes it."""
     if not isinstance(image, str | os.PathLike):
         return image
     try:
-        return decode(Path(image).read_bytes())
+        content = Path(image).read_bytes()
+        if encoder.preprocessing.channels is None:
+            return decode(content)
+        pixels = read_channels(content)
+        if array_header(pixels).pixel_type is None:
+            raise BadImage("8 bits, and the encoder takes others")
+        return pixels
     except (OSError, BadImage) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", error)
         raise DataError(

@@ -14,6 +14,7 @@ from nearkin.encoders.inference import encode_pixels, images_at_once
 from nearkin.encoders.projector import Projected
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.metrics import sizes
 from nearkin.evaluation.views import ImageViews
 from nearkin.metrics.attentive import HEADS, AttentiveProbe, train_attentive_probe
 from nearkin.metrics.metric import Metric, Protocol, share
@@ -63,14 +64,14 @@ def attentive_probe(
     )
     correct = _predict(probe, network, views, views.test.subset(scored)) == test.labels
     linear = train_probe(few.tensor, few.labels, seed=seed, groups=few.groups)
-    sizes: Protocol = {"training images": len(rows), "of": "test images"}
+    of: Protocol = sizes(few, test)
     attention: Protocol = {"method": "attentive pooling and logistic regression", "heads": HEADS}
     choice = Choice(probe.strength, validated.choice_size)
     return [
         share(
             "attentive probe",
             correct,
-            {**attention, "tokens": network.num_tokens, **sizes},
+            {**attention, "tokens": network.num_tokens, **of},
             groups=test.groups,
             rows=scored,
             chosen=choice.described(),
@@ -80,7 +81,7 @@ def attentive_probe(
         share(
             "linear probe, same images",
             linear.predict(test.tensor) == test.labels,
-            {"method": "logistic regression on standardized features", **sizes},
+            {"method": "logistic regression on standardized features", **of},
             groups=test.groups,
             rows=scored,
             chosen=linear.choice.described(),

@@ -98,8 +98,9 @@ def _calibrate(
         each.momentum = None  # an average over all batches
         each.train()
     with torch.no_grad():
-        for batch in batches:
-            network(batch)
+        for number, batch in enumerate(batches):
+            if len(batch) > 1 or not number:  # a last one of one image has no deviation
+                network(batch)
     for each, momentum in zip(norms, momenta, strict=True):
         each.momentum = momentum
         each.eval()

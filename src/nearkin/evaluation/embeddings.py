@@ -11,6 +11,7 @@ from jaxtyping import Float, Float32, Int, Shaped
 from torch import Tensor
 from typing_extensions import override
 
+from nearkin.data.arrays import numbers
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
@@ -56,6 +57,10 @@ class Embeddings(Result):
         """Refuse columns of other lengths, and labels that are no classes' numbers."""
         if not isinstance(self.vectors, np.ndarray) or self.vectors.ndim != 2:
             raise UsageError("the vectors are no array with a row per image; give one of NumPy")
+        for name in ("labels", "groups", "rows", "splits"):
+            column = getattr(self, name)
+            if not (isinstance(column, np.ndarray) or (name == "groups" and column is None)):
+                raise UsageError(f"the {name} are no array; give one of NumPy")
         for name in ("labels", "groups", "rows", "paths", "splits", "group_names"):
             column = getattr(self, name)
             optional = name != "labels" and (column is None or not len(column))
@@ -109,9 +114,10 @@ class Embeddings(Result):
     @property
     def named_groups(self) -> list[str]:
         """Each image's group as the data call it, or by its first image; '' of one by itself."""
-        names, paths = (list(each) or [""] * len(self) for each in (self.group_names, self.paths))
+        names = list(self.group_names) or [""] * len(self)
         if self.groups is None:
             return names
+        paths = self.paths or numbers(len(self))
         _, first, group, size = np.unique(
             self.groups, return_index=True, return_inverse=True, return_counts=True
         )
@@ -126,7 +132,7 @@ class Embeddings(Result):
 
         A mask of booleans selects, too.
         """
-        taken = np.arange(len(self))[np.asarray(rows)]
+        taken = np.arange(len(self))[np.asarray(rows, None if len(rows) else np.int64)]
 
         def texts(column: Sequence[str]) -> tuple[str, ...]:
             return tuple(map(column.__getitem__, taken.tolist() if column else ()))

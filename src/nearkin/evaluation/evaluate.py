@@ -212,9 +212,14 @@ def _check_finite(embeddings: Embeddings | None) -> None:
         finite = np.isfinite(embeddings.vectors[rows]).all(axis=1)
         if not finite.all():
             raise DivergedError(
-                f"the features of image {rows.start + finite.argmin()} are not finite numbers; "
+                f"the features of {_called(embeddings, rows.start + int(finite.argmin()))} are "
+                "not finite numbers; "
                 "go back to an encoder from before its training diverged"
             )
+
+
+def _called(embeddings: Embeddings, row: int) -> str:
+    return repr(embeddings.paths[row]) if embeddings.paths else f"image {row}"
 
 
 # Of encoders and images

@@ -76,7 +76,7 @@ def _labeled(
     return train, test, rows
 
 
-def _sizes(train: Embeddings, test: Embeddings) -> dict[str, str | int | float]:
+def sizes(train: Embeddings, test: Embeddings) -> dict[str, str | int | float]:
     """Return how many images are learned from, and which are scored, for a protocol."""
     missing = len(np.setdiff1d(test.labels, train.labels))
     unseen = {UNSEEN: missing} if missing else {}
@@ -106,7 +106,7 @@ def knn(train: Embeddings, test: Embeddings, *, device: torch.device = CPU) -> l
                 "method": "weighted kNN by cosine",
                 "k": used,
                 "temperature": temperature,
-                **_sizes(train, test),
+                **sizes(train, test),
             },
             groups=test.groups,
             rows=rows,
@@ -132,7 +132,7 @@ def knn_grid(train: Embeddings, test: Embeddings) -> list[Metric]:
 
     def protocol(k: int, temperature: float, method: str) -> Protocol:
         weights = {} if temperature == float("inf") else {"temperature": temperature}
-        return {"method": method, "k": k, **weights, **_sizes(train, test)}
+        return {"method": method, "k": k, **weights, **sizes(train, test)}
 
     return [
         share(
@@ -229,7 +229,7 @@ def linear_probe(
         {
             "method": "logistic regression on standardized features",
             **reduced,
-            **_sizes(train, test),
+            **sizes(train, test),
         },
         groups=test.groups,
         rows=rows,
@@ -273,7 +273,7 @@ def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Metric]:
             "training images per class": shots,
             **({"classes that have fewer and give all": fewer} if fewer else {}),
             "draws": DRAWS,
-            **_sizes(train, test),
+            **sizes(train, test),
         }
         metrics.append(_of_draws(f"{shots}-shot {name}", np.array(correct), protocol, test))
     return metrics

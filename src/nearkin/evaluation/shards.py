@@ -19,7 +19,7 @@ from nearkin.errors import DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, embed_images
 from nearkin.evaluation.vectors import ROOM, read_footer, write_parquet
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
-from nearkin.pace import ProgressCallback, ignore_progress, under
+from nearkin.pace import ProgressCallback, count, ignore_progress, under
 from nearkin.result import Result
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
@@ -73,8 +73,9 @@ class ShardsWritten(Result):
         """Lines of text."""
         lines = [f"{self.now} of {self.num_shards} shards written: {self.path}"]
         if self.missing:
-            return [*lines, f"{self.missing} shards are still missing; others are to make them"]
-        lines.append(f"{self.count} images have features")
+            missing = count(self.missing, "missing shard")
+            return [*lines, f"others are to make {missing}"]
+        lines.append(f"features of {count(self.count, 'image')}")
         if self.bad:
             lines.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
         return lines

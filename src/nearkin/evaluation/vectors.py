@@ -55,9 +55,6 @@ def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> N
             text = _text(embeddings)
             rows = zip(*text.values(), strict=True)
             write_csv(path.with_suffix(".csv"), tuple(text), rows)
-            text = _text(embeddings)
-            rows = zip(*text.values(), strict=True)
-            write_csv(path.with_suffix(".csv"), tuple(text), rows)
 
 
 def check_format(path: Path) -> None:
@@ -165,9 +162,9 @@ def matrix(table: Any) -> Float[Tensor, "rows dim"]:
         if not (types.is_string(kind) or types.is_large_string(kind)):
             raise ValueError(f"its column {name} is of type {kind}")
     vectors = table["vector"]
-    if not (types.is_fixed_size_list(vectors.type) or types.is_list(vectors.type)) or (
-        not types.is_floating(vectors.type.value_type)
-    ):
+    lists = types.is_fixed_size_list, types.is_list, types.is_large_list
+    is_list = any(each(vectors.type) for each in lists)
+    if not is_list or not types.is_floating(vectors.type.value_type):
         raise ValueError(f"its column vector is of type {vectors.type}")
     flat = compute.list_flatten(vectors)
     lengths = np.unique(compute.list_value_length(vectors).to_numpy(zero_copy_only=False))

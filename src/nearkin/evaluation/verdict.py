@@ -66,19 +66,22 @@ def differences(tables: Tables, metrics: Metrics) -> dict[str, tuple[Difference,
             if one and two:
                 variance = 0.0
                 if name == KNN:
-                    variance = _bank_variance(refits[first], refits[other])
+                    banks = [len(tables[table][0]) for table in (first, other)]
+                    variance = _bank_variance(refits[first], refits[other], *banks)
                 found.append(difference(one, two, variance))
         compared[other] = tuple(found)
     return compared
 
 
-def _bank_variance(new: Bool[np.ndarray, "folds n"], old: Bool[np.ndarray, "others n"]) -> float:
+def _bank_variance(
+    new: Bool[np.ndarray, "folds n"], old: Bool[np.ndarray, "folds n"], num_new: int, num_old: int
+) -> float:
     """Variance of a difference of kNN from which training images happen to be there.
 
     Where one bank is a part of the other, as of raw pixels, both are taken as independent.
     """
     first, second = new.astype(np.float64), old.astype(np.float64)
-    if first.shape == second.shape:
+    if num_new == num_old:
         return jackknife(first - second)
     return jackknife(first) + jackknife(second)
 

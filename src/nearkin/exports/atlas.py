@@ -16,7 +16,7 @@ from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import NEIGHBORS, coordinates, landmark_rows
 from nearkin.evaluation.vectors import read_embeddings
-from nearkin.files import whole, writing
+from nearkin.files import creating, whole
 from nearkin.metrics.neighbors import nearest
 from nearkin.run.edits import class_names
 from nearkin.run.folder import RunFolder
@@ -49,7 +49,7 @@ def write_atlas(folder: RunFolder, images: Images, path: Path) -> int:
     embeddings = read_embeddings(folder.embeddings, images)
     rows = landmark_rows(embeddings.class_names)
     table = _atlas_table(folder, embeddings.subset(rows), images, rows)
-    with writing(path), whole(path) as partial, partial.open("wb") as file:
+    with creating(path), whole(path) as partial, partial.open("wb") as file:
         parquet.write_table(table, file)  # which takes no path that is not UTF-8
     return len(table)
 

@@ -1,5 +1,6 @@
 """What was written, read back by its library and compared on images with the encoder it is of."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -156,7 +157,8 @@ def compare_graph(
 
 def _other_size(encoder: Encoder) -> int:
     """Return another side in pixels that an encoder's patches divide."""
-    return encoder.image_size + max(32, patch_size(encoder.backbone.body))
+    patch = patch_size(encoder.backbone.body)
+    return encoder.image_size + patch * math.ceil(32 / patch)
 
 
 def _within(own: Tensor, theirs: Tensor, program: str, output: str) -> str:

@@ -167,10 +167,14 @@ class Card:
             return {"architecture": name, "options": options, "head": head}
         pooled = "pooler_output.flatten(1)"
         if not isinstance(body, TransformersNetwork):
-            return {"pooling": {}, "pooled": pooled}
+            return {"pooling": {}, "pooled": pooled, "interpolated": False}
         tokens = {AVERAGE: "last_hidden_state.mean(1)", POOLED: pooled}
         pooled = tokens.get(body.pooling, "last_hidden_state[:, 0]")
-        return {"pooling": construction(type(body.model), body.pooling), "pooled": pooled}
+        return {
+            "pooling": construction(type(body.model), body.pooling),
+            "pooled": pooled,
+            "interpolated": bool(body.options),  # needed at other sizes than that of the weights
+        }
 
     def _noted(self) -> dict[str, Any]:
         """Return what a run has noted of its images; nothing if it has not."""

@@ -127,6 +127,8 @@ def _labeled(
         )
     notes = [*recognized.notes, *spellings(recognized.classes.values())]
     notes += noted("left out", lost, "labeled files that cannot be used")
+    copies = [everything.names[row] for row in sorted(spare)]
+    notes += noted("left out", copies, "labeled files that are exact copies of other images")
     spread = sum(merged[row] != labels[row] for row in np.flatnonzero(own))
     if spread:
         text = f"{spread} images of the data are labeled as exact copies of labeled ones"
@@ -236,6 +238,8 @@ def _by_table(data: Resolver) -> Recognized:
     rows, stray = by_name(path, telling, data.find)
     missing = [written for written in stray if written in labeled]
     labels, notes = class_of(rows)
+    without = [written for written in stray if written not in labeled]
+    notes += noted("left out", without, f"rows without a label of {path}, which no image is of")
     classes = {name: label for name, label in labels.items() if label}
     if not (classes or missing):
         raise DataError(f"{path}: none of {len(table)} rows has a label; fill some of them in")

@@ -169,7 +169,7 @@ def predict_without(
     """Predict classes by votes as in `tally`, without each fold of the bank in turn.
 
     The neighbors are searched once, half as many again as vote. Where that leaves fewer than
-    `k`, these vote alone.
+    `k`, these vote alone, and where none is left, those of the whole bank.
     """
     similarity, index = nearest(bank, queries, k + k // 2 + 1)
     weights = ((similarity - similarity[:, :1]) / temperature).exp()  # of one query, to scale
@@ -177,6 +177,7 @@ def predict_without(
     member, predicted = torch.from_numpy(fold).to(index)[index], []
     for left_out in range(int(fold.max()) + 1):
         present = member != left_out
+        present |= ~present.any(dim=1, keepdim=True)
         voting = weights * (present & (present.cumsum(dim=1) <= k))
         scores = voting.new_zeros(len(queries), int(bank_labels.max()) + 1)
         predicted.append(scores.scatter_add_(1, classes, voting).argmax(dim=1))

@@ -30,6 +30,7 @@ LEFT_OUT: Final = UNLABELED  # The fold of images that are never held out
 STEPS = 300  # L-BFGS steps at the most, for each strength
 CHOICE_STEPS: Final = 100  # The same for a choice: weak regularizations alone take more
 HISTORY: Final = 20
+MOST_EVALUATIONS: Final = 25  # Of the loss in a step, by the line search
 """Steps that L-BFGS takes the curvature from. With torch's 100 it needs as many, each slower."""
 BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
 ROUNDING: Final = 1e-10  # Below this share of the largest, a variance is none
@@ -164,6 +165,7 @@ def minimize(objective: Callable[[], Tensor], parameters: Sequence[Tensor], step
     optimizer = torch.optim.LBFGS(
         parameters,
         max_iter=steps,
+        max_eval=MOST_EVALUATIONS * steps,
         tolerance_grad=1e-5,
         history_size=HISTORY,
         line_search_fn="strong_wolfe",

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +69,10 @@ class FinishedRun:
     @property
     def time(self) -> str:
         """The duration as h:mm:ss, or ''."""
-        return "" if self.seconds is None else str(timedelta(seconds=round(self.seconds)))
+        if self.seconds is None:
+            return ""
+        minutes, seconds = divmod(round(self.seconds), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def read_finished(run: Path) -> FinishedRun:

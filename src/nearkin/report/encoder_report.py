@@ -112,7 +112,9 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
             ("Evaluation", (results(summary), meant)),
             ("Confusion", confusion(embeddings)),
             ("Training curves", tuple(training_curves(folder).values())),
-            *run_sections(folder, data, config, (*protocols(summary), rule), steps),
+            *run_sections(
+                folder, data, config, (*protocols(summary), rule), steps, made_with(summary)
+            ),
         ),
         tiny=images.is_small,
     )
@@ -135,7 +137,7 @@ def _findings(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[st
 def _of_column(evaluation: Evaluation) -> Iterator[str]:
     """Yield a sentence on each question to the column that features are to ignore, if any."""
     for line in evaluation.column.lines() if evaluation.column else ():
-        yield f"{line[0].upper()}{line[1:]}."
+        yield f"{_capital(line)}."
 
 
 def run_sections(
@@ -144,6 +146,7 @@ def run_sections(
     config: Config,
     protocol: Iterable[str],
     steps: Iterable[tuple[str, str]],
+    programs: Mapping[str, Any],
 ) -> tuple[Section, ...]:
     """Return what the pages of all kinds of runs end with.
 
@@ -153,14 +156,20 @@ def run_sections(
         config: Its settings.
         protocol: What was trained on what and scored on what, a sentence each.
         steps: What to do next: a sentence, and its command or ''.
+        programs: The versions of those that have computed it.
     """
     settings = vars(config) | {"options": dict(getattr(config, "options", {}))}
     again = Command("This command repeats the run:", command(data, config, folder.config))
     return (
         ("Protocol", (Listing(tuple((sentence, "") for sentence in protocol)),)),
-        ("Settings", (again, _facts("All settings", settings), _facts("Versions", versions()))),
+        ("Settings", (again, _facts("All settings", settings), _facts("Versions", programs))),
         ("Next steps", (Listing(tuple(steps), ordered=True),)),
     )
+
+
+def made_with(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the versions of the programs that have computed a run, as its summary has them."""
+    return {name: summary[name] for name in (*versions(), "threads") if name in summary}
 
 
 def _facts(title: str, values: Mapping[str, Any]) -> Facts:
@@ -230,7 +239,7 @@ def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if key in summary:
             yield title, summary[key]
     if "average" in summary:
-        yield "Weights", summary["average"]["text"].capitalize()
+        yield "Weights", _capital(summary["average"]["text"])
     yield from origin_rows(summary)
 
 
@@ -241,10 +250,14 @@ def origin_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     return ((title, origin[key]) for key, title in titles.items() if origin.get(key))
 
 
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
 def license_findings(summary: Mapping[str, Any]) -> list[str]:
     """Return a warning if the license of an encoder's weights does not allow every use."""
     return [
-        line.removeprefix("warning: ").capitalize()
+        _capital(line.removeprefix("warning: "))
         for line in origin_lines(summary.get("origin", {}))
         if line.startswith("warning: ")
     ]

@@ -18,6 +18,7 @@ from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus
+from nearkin.errors import CheckpointError
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import (
@@ -39,8 +40,7 @@ from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap, Role
 from nearkin.run.data import noted_column
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import display_name, written_labels
-from nearkin.tables import read_csv
+from nearkin.run.named import CLUSTER_COLUMNS, display_name, read_edited, written_labels
 from nearkin.text import as_text
 
 Said = TypeVar("Said")
@@ -177,8 +177,10 @@ def by_column(test: ColumnTest, values: np.ndarray | Sequence[str]) -> Coloring:
 
 
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
-    clusters = {row["cluster"]: row for row in read_csv(folder.clusters)}
+    clusters = {row["cluster"]: row for row in read_edited(folder.clusters, CLUSTER_COLUMNS)}
     rows = _assigned(folder, embeddings)  # labeled images have none
+    if gone := {row["cluster"] for row in rows if row} - clusters.keys():
+        raise CheckpointError(f"{folder.clusters} has no row of {min(gone)}; put it back")
     names = [
         display_name(clusters[row["cluster"]]) if row else label
         for row, label in zip(rows, embeddings.class_names.tolist(), strict=True)
@@ -217,7 +219,8 @@ def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Co
 
 def _assigned(folder: RunFolder, embeddings: Embeddings) -> list[Mapping[str, str]]:
     """The row of assignments.csv of each image, empty where it has none."""
-    by_path = {as_text(row["path"]): row for row in read_csv(folder.assignments)}
+    rows = read_edited(folder.assignments, ("path", "cluster"))
+    by_path = {as_text(row["path"]): row for row in rows}
     return _of_each(embeddings, by_path, {})
 
 

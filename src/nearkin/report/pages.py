@@ -31,8 +31,7 @@ from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap, write_files
 from nearkin.report.plots import write_figures
 from nearkin.run.folder import KINDS, RunFolder
-from nearkin.run.named import display_name
-from nearkin.tables import read_csv
+from nearkin.run.named import CLUSTER_COLUMNS, display_name, read_edited
 
 FILES: Final = "files"  # Where a server has the files of a page
 MEDOID_SIDE: Final = 192
@@ -138,7 +137,8 @@ def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
         page = msgspec.convert(json.loads(folder.page.read_bytes()), Page)
     names = dict[str, str]()
     if folder.kind == "discovery":
-        names = {row["cluster"]: display_name(row) for row in read_csv(folder.clusters)}
+        rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
+        names = {row["cluster"]: display_name(row) for row in rows}
     return with_thumbnails(_named(page, names), images, available_cpus(), on_map=True)
 
 

@@ -229,15 +229,16 @@ def contact_sheet(
     # Images that are all smaller keep the size of the largest of them.
     side = min(CONTACT_SIDE, int(images.sizes.min(axis=1).max()))
     sheet, captions = [], []
+    contents = [Path(query).read_bytes() for query, _ in results]
     try:
-        for query, neighbors in results:
-            sources = (Path(query).read_bytes(), *(row.get(name) for name, _ in neighbors))
+        for content, (query, neighbors) in zip(contents, results, strict=True):
+            sources = (content, *(row.get(name) for name, _ in neighbors))
             sheet.append(torch.stack([_square(images, each, side) for each in sources]))
             found = [(name, f"{similarity:.3f}") for name, similarity in neighbors]
             captions.append([(Path(query).name, "query"), *found])
         return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"cannot write {path} ({error}); give -o a name.png") from error
+    except OSError as error:
+        raise OutputError(f"cannot write {path} ({error.strerror}); choose another -o") from error
 
 
 def _square(images: Images, source: int | bytes | None, side: int) -> Float[Tensor, "3 s s"]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -107,7 +108,7 @@ class Server(ThreadingMixIn, TCPServer):
         url: str = "",  # where a proxy has the page, if there is one
         log: Callable[[str], None],
     ) -> None:
-        self.log = log
+        self.log, self.context = log, copy_context()
         if ":" in host:
             self.address_family = socket.AF_INET6
         try:
@@ -129,6 +130,12 @@ class Server(ThreadingMixIn, TCPServer):
         proxy = urlsplit(base)
         self.schemes[_in_address(proxy.hostname or "")] = proxy.scheme
         self.url = f"{base.rstrip('/')}{START}{self.token}"
+
+    @override
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer with messages in the words of the program that has opened the server."""
+        handle = super().process_request_thread
+        self.context.copy().run(handle, request, client_address)
 
     def serve(self, site: RunSite) -> None:
         """Answer requests until interrupted or shut down."""

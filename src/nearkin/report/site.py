@@ -31,6 +31,7 @@ from nearkin.report.pages import served_page
 from nearkin.run.copies import copy_to, file_names
 from nearkin.run.edits import class_names, classes, label_images, labels, name_classes, split_off
 from nearkin.run.folder import RunFolder
+from nearkin.run.named import written_labels
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
@@ -237,8 +238,8 @@ class RunSite:
         return np.unique(np.array(numbers, np.int64))
 
     def _labels(self) -> list[str]:
-        """The predicted class of each image, or else its label, or else ''."""
-        predicted = class_names(self._folder)
+        """The class of each image: as it was labeled here, predicted, or labeled before; or ''."""
+        predicted = class_names(self._folder) | written_labels(self._folder)
         names, labels = self._images.names, ("", *self._images.classes)
         own = [labels[label + 1] for label in self._images.labels.tolist()]
         return [predicted.get(name, label) for name, label in zip(names, own, strict=True)]

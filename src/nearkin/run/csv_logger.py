@@ -34,7 +34,10 @@ class CSVLogger:
     def _lines(self) -> list[str]:
         """Read the complete rows: one that a kill cut short has no line end."""
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        return text[: text.rfind("\n") + 1].splitlines()[1:]
+        header, *rows = text[: text.rfind("\n") + 1].splitlines() or [""]
+        if rows and header != ",".join(self.columns):
+            raise ValueError(f"its columns are {header}")
+        return rows
 
     def _step(self, line: str) -> float:
         """Return the step of a row, whose cells must all be numbers or empty."""

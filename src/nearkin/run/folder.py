@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,6 +83,7 @@ class RunFolder:
         self.plots = path / "plots"  # The folder of plots and image sheets
         self.map = path / "map.npz"  # Coordinates of the images on the page's map
         self.report = path / "report.html"  # The page about the run
+        self.report_files = path / "report_files"  # The folder of most of it, of very many images
         self.page = stages / "page.json"  # Its content, of a discovery or classification
         self.atlas = path / "atlas.parquet"  # The images as a table for Embedding Atlas
         self.exports = path / "exports"  # The folder of what the user has copied or exported
@@ -160,6 +162,14 @@ class RunFolder:
             )
         if not self.config.exists():
             raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
+
+    @property
+    def has_noted_data(self) -> bool:
+        """Whether a run has noted its images here; other programs may have a file of that name."""
+        with suppress(OSError, ValueError):
+            noted = json.loads(self.data.read_text(encoding="utf-8"))
+            return isinstance(noted, dict) and "fingerprint" in noted
+        return False
 
     @property
     def is_occupied(self) -> bool:
@@ -304,6 +314,7 @@ def _written(run: RunFolder) -> set[Path]:
     made = {*vars(run).values()}
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
     made |= {*run.tensorboard.glob("events.out.tfevents.*")}
+    made |= {*run.report_files.glob("*.js"), *run.report_files.glob("*.webp")}
     made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
     made |= {*(run.path / STAGES).rglob("*")}
     return {file for file in made if file.is_file()}
@@ -341,13 +352,24 @@ def run_folder(
         name_of_data = name_of_data.split(".")[0]
     stem = name_of_data.replace(":", "-")
     path = first = Path("runs") / f"{stem}-{name}"
-    newest, number = None, 1
+    if again and (newest := _newest(first, named)):
+        return newest
+    number = 1
     while path.exists() and (not path.is_dir() or RunFolder(path).is_occupied):
-        if again and _is_of(RunFolder(path), named):
-            newest = path
         number += 1
         path = first.with_name(f"{first.name}-{number}")
-    return RunFolder(newest or path)
+    return RunFolder(path)
+
+
+def _newest(first: Path, named: str) -> RunFolder | None:
+    """The run of these data with the greatest number behind this path; None without any."""
+    numbered = {1: first}
+    for path in first.parent.glob(f"{escape(first.name)}-*"):
+        number = path.name.removeprefix(f"{first.name}-")
+        if number.isascii() and number.isdecimal():
+            numbered[int(number)] = path
+    runs = (RunFolder(path) for _, path in sorted(numbered.items(), reverse=True))
+    return next((run for run in runs if _is_of(run, named)), None)
 
 
 def _is_of(run: RunFolder, named: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from nearkin.data.labels import composed
 from nearkin.errors import DataError
 from nearkin.files import usable
 from nearkin.run.folder import RunFolder
@@ -68,7 +69,7 @@ def named_classes(folder: RunFolder) -> dict[str, str]:
     """
     rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
     check_names(folder.clusters, rows)
-    names = {row["cluster"]: name for row in rows if (name := row["name"].strip())}
+    names = {row["cluster"]: composed(name) for row in rows if (name := row["name"].strip())}
     one = answers(folder).merged(row["cluster"] for row in rows)
     first = {one[cluster]: cluster for cluster in reversed(names)}  # named, of those that are one
     for cluster, name in names.items():

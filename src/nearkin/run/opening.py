@@ -99,7 +99,7 @@ def _check_spared(folder: RunFolder, config: Settings, data: Any) -> None:
     """Refuse to remove files in the folder that the run is to read."""
     taken = [getattr(config, name, "") for name in TAKEN]
     read = [data, *(getattr(config, name, "") for name in WORDS)]
-    files = {source: split_source(source)[1] for source in taken}
+    files = {each: each if Path(each).exists() else split_source(each)[1] for each in taken}
     files |= {source: str(source) for source in read if isinstance(source, str | Path)}
     removed = [file.resolve() for file in cleared(folder)]
     for source, file in files.items():
@@ -127,10 +127,9 @@ def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise OutputError(
             f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
         )
-    begun = [folder.data]
-    if not overwrite:
-        begun += [folder.marker, folder.config, path / STAGES]
-    if folder.is_occupied and not any(each.exists() for each in begun):
+    begun = any(each.exists() for each in (folder.marker, folder.config, path / STAGES))
+    is_run = folder.has_noted_data or (begun and not overwrite)
+    if folder.is_occupied and not is_run:
         option = "--overwrite" if overwrite else "--resume"
         raise OutputError(
             f"{path} is no run, so {option} spares it; empty it or choose another -o"
@@ -154,6 +153,9 @@ def check_copies(folder: RunFolder, destination: str, data: Any, *, resume: bool
     """Refuse a folder for copies of the images that is not new, unless a finished run has it."""
     done = resume and folder.summary.exists()
     made = getattr(folder.any_settings()[0], "copy_to", "") if done else ""
+    own = {folder.path, *(each for each in vars(folder).values() if isinstance(each, Path))}
+    if destination and Path(destination).absolute() in {each.absolute() for each in own}:
+        raise UsageError(f"--copy-to {destination} is of the run itself; give a folder of its own")
     if destination and not (made and Path(made) == Path(destination)):
         check_destination(Path(destination), [data_name(data)])
 

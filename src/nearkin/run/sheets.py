@@ -147,19 +147,21 @@ EXAMPLES: Final = 8
 EPOCHS: Final = 4  # Epochs in the sheet of augmentations
 
 
-def augmentation_sheet(batches: Batches, path: Path) -> Path:
+def augmentation_sheet(batches: Batches, path: Path, side: int) -> Path:
     """Save images of the first step, one per row, beside their views in the first epochs.
 
+    The images have the size of the batches, and the views that with which training begins.
     Written before the first step, because wrong augmentations are the most common silent mistake.
     """
     rows = np.sort(batches.sampler.rows(0))[:EXAMPLES]
     originals = CenterCrops(batches.images.subset(rows), batches.sizes[0])
+    shown = batches.resized(side)
     columns = [from_zero_to_one(torch.cat(list(originals)))]
     headings = [["", "image"]]
     for epoch in range(1, EPOCHS + 1):
-        for number, view in enumerate(batches.views(epoch - 1, rows), start=1):
+        for number, view in enumerate(shown.views(epoch - 1, rows), start=1):
             columns.append(view.cpu())
-            side = view.shape[-1]
-            size = [f"({side} px)"] if side != batches.sizes[0] else []
+            own = view.shape[-1]
+            size = [f"({own} px)"] if own != batches.sizes[0] else []
             headings.append([f"epoch {epoch}", f"view {number}", *size])
     return save_sheet(columns, path, headings=headings)

@@ -50,6 +50,7 @@ from nearkin.run.data import (
     noted_images,
     noted_values,
     open_usable,
+    versions,
 )
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
@@ -120,7 +121,9 @@ def train_encoder(
             *grouped(config, batches.sampler),
         ]:
             log.info(line)
-        sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
+        sheet = augmentation_sheet(
+            batches, folder.plots / "augmentations.png", view_sides(config)[0]
+        )
         log.info(f"augmented views  {sheet.resolve()}")
         lead = Lead(folder, log, monitor.evaluate, on_row)
         trained = fit(config, method, growing(config, parts), lead)
@@ -401,7 +404,7 @@ class _Trained:
         # The verdict and the title: the page is written again without the method's class.
         details |= {"title": type(self.method).__name__, "health": health, "verdict": state}
         details["notes"] = plain((*split.images.notes, *notes))
-        folder.write_summary({**details, **evaluation.to_dict()})
+        folder.write_summary({**details, **versions(), **evaluation.to_dict()})
         log.debug("\n".join(replace(evaluation, differences={}, leaks=None).lines()))
         if evaluation.leaks:
             log.info(f"warning: {evaluation.leaks}")
