@@ -270,3 +270,16 @@ def test_a_discovery_names_the_file_that_cannot_be_read(digits, finder, tmp_path
     paths[7].write_bytes(content[: content.index(b"IDAT") + 8])
     with pytest.raises(ValueError, match=r"cannot read .*07.png: .*; leave it out"):
         clone(finder).fit(paths, np.where(truth < 3, truth, -1))
+
+
+def test_a_discovery_refuses_a_file_that_is_no_image_before_anything_is_trained(
+    digits, finder, tmp_path
+):
+    images, truth = (array[:40] for array in digits)
+    named = {f"{n:02}.png": digit_pixels(x.reshape(8, 8)) for n, x in enumerate(images)}
+    paths = sorted(save(tmp_path / "images", named).iterdir())
+    paths[7].write_text("no image")
+    found = clone(finder).set_params(output=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"cannot read .*07.png: .*; leave it out"):
+        found.fit(paths, np.where(truth < 3, truth, -1))
+    assert not (tmp_path / "run").exists()

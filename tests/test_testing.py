@@ -3,6 +3,7 @@
 # ruff: noqa: ARG002
 
 import copy
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -297,6 +298,15 @@ def test_generators_of_the_caller_are_left_as_they_are():
     check_method(Good)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
+
+
+def test_generators_of_the_caller_are_left_as_they_are_by_a_check_that_fails():
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    with pytest.raises(InvariantError):
+        check_method(DrawsFromNumpy)
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
 
 
 def test_what_is_no_method_is_refused():

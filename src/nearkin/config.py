@@ -279,7 +279,7 @@ class DiscoverConfig(RunConfig):
         """Refuse values that cannot be carried out, before anything is read."""
         super().__post_init__()
         part = self.train_layers.removesuffix(",top")
-        _check_layers(part, ("top",) if part == self.train_layers else ())
+        _check_layers(self.train_layers if part == "top" else part, ("top",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from nearkin_command import run
 from safetensors.torch import load_file
 
 import nearkin
+from nearkin.classification import probes
 from nearkin.classification.data import open_labeled_data
 from nearkin.classification.report import lines
 from nearkin.classifier.classifier import read_classifier
@@ -261,6 +262,19 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     assert "10 classes with one training image" in (out / "train.log").read_text()
 
 
+def test_an_attentive_probe_on_tokens_of_few_images_has_one_of_each_class(
+    data, encoder, tmp_path, monkeypatch
+):
+    """Where memory holds fewer tokens than those of an image for each class."""
+    monkeypatch.setattr(probes, "MAX_NUMBERS", 1)
+    out = classify(data, encoder, tmp_path / "run", "attentive")
+    assert "on 10 of 120 training images" in strict_json(out / "summary.json")["protocol"]
+    of_class = np.unique(np.load(data)["y_train"], return_index=True)[1]  # the first of each
+    assigned = nearkin.predict(out, str(data), workers=0).records()
+    found = {row["path"]: row["cluster"] for row in assigned}
+    assert [found[f"train/{row:03}"] for row in of_class] == [*"0123456789"]
+
+
 def test_images_that_turn_out_unreadable_are_noted_and_count_as_bad(encoder, tmp_path, refusal):
     """Their headers are whole, so only decoding finds them."""
     pixels, labels = builders.digits(12, 2)
@@ -301,8 +315,8 @@ def test_a_finished_run_makes_what_is_asked_of_it_later(encoder, tmp_path, refus
     before = contents(tmp_path / "copies")
     assert run(*resumed, "--copy-to", f"{tmp_path}/copies/") == 0
     assert contents(tmp_path / "copies") == before
-    line = refusal(4, *resumed, "--copy-to", folder.path)
-    assert "give a new folder" in line
+    line = refusal(2, *resumed, "--copy-to", folder.path)
+    assert "is of the run itself" in line
     assert folder.summary.read_bytes() == summary
 
 

@@ -225,6 +225,17 @@ def test_what_features_depend_on_is_what_they_are_kept_by(encoder, files, images
     assert not computed(own)[0]
 
 
+def test_pixels_of_the_same_bytes_in_another_shape_or_type_are_other_images(encoder):
+    rng = np.random.default_rng(0)
+    wide = rng.integers(0, 256, (6, 28, 56), dtype=np.uint8)
+    deep = rng.integers(0, 2**15, (6, 28, 28), dtype=np.uint16)
+    for arrays in ((wide, wide.reshape(6, 56, 28)), (deep, deep.view(np.int16))):
+        asked = [Extraction(encoder, open_images(x), UNTOUCHED, CPU, 0) for x in arrays]
+        first, second = (each.images.contents for each in asked)
+        assert (first == second).all()
+        assert [computed(each)[0] for each in asked * 2] == [True, True, False, False]
+
+
 def test_what_may_change_unseen_is_not_kept(encoder, files, cache, tmp_path):
     """Code of the user's, and large files of which no time is known; pixels are known by all."""
     views = tmp_path / "mine.py"

@@ -11,7 +11,8 @@ from builders import encoded, fill
 from nearkin_command import run
 
 import nearkin
-from nearkin.config import TrainConfig
+from nearkin.commands.settings import given
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
@@ -137,6 +138,20 @@ def test_the_home_folder_is_found_in_what_is_read_and_written(tmp_path, monkeypa
         nearkin.load("~/run/encoder.safetensors")
 
 
+def test_settings_that_are_paths_may_begin_at_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for kind, names in (
+        (DiscoverConfig, ("encoder", "accept", "copy_to")),
+        (TrainConfig, ("teacher",)),
+    ):
+        found, _ = given(kind, None, dict.fromkeys(names, "~/x"))
+        assert {getattr(found, name) for name in names} == {f"{tmp_path}/x"}
+    config = DiscoverConfig(encoder="~/x", copy_to="./~/x")
+    found, _ = given(DiscoverConfig, config, {"seed": 3})
+    assert (found.encoder, found.copy_to, found.seed) == (f"{tmp_path}/x", "./~/x", 3)
+
+
 def test_one_path_is_a_list_of_one_and_an_iterator_is_read_once(
     trained_run, digits_file, tmp_path
 ):
@@ -188,6 +203,8 @@ def test_features_need_no_more_than_vectors_and_labels():
         ({"labels": np.zeros(59, int)}, "60 vectors, but 59 labels"),
         ({"paths": ["a"]}, "60 vectors, but 1 paths"),
         ({"vectors": torch.zeros(60, 8)}, "give one of NumPy"),
+        ({"labels": [0] * 60}, "the labels are no array"),
+        ({"groups": [*range(60)]}, "the groups are no array"),
     ],
 )
 def test_columns_of_features_that_do_not_fit_are_refused(columns, message):
@@ -202,6 +219,18 @@ def test_a_mask_chooses_the_same_images_as_their_rows():
     assert by_mask.paths == by_rows.paths == tuple(f"{n:02}.png" for n in range(1, 60, 3))
     assert by_mask.records()[3]["path"] == "10.png"
     assert FEATURES.subset([4, 2]).paths == ("04.png", "02.png")
+    assert (len(FEATURES.subset([])), FEATURES.subset([]).paths) == (0, ())
+
+
+def test_groups_of_features_count_without_paths():
+    """Three images of each group are alike, so that they are right or wrong together."""
+    vectors, labels = (np.repeat(x[:20], 3, axis=0) for x in (FEATURES.vectors, FEATURES.labels))
+    groups, splits = np.arange(60) // 3, np.repeat(["train", "test"], 30)
+    grouped = Embeddings(vectors, labels, groups=groups, splits=splits)
+    assert len(set(grouped.named_groups) - {""}) == 20
+    (metric, *_) = nearkin.evaluate(grouped, protocol=["knn"], verbose=False).metrics["encoder"]
+    assert (metric.n, metric.effective_n) == (30, pytest.approx(10, abs=2))
+    assert "independent" not in metric.protocol["interval"]
 
 
 def test_options_of_an_encoder_are_refused_where_features_are_stored(trained_run, tmp_path):

@@ -102,10 +102,26 @@ def test_features_serve_as_well_as_images(tmp_path):
     for name, rows in (("train", np.arange(150)), ("test", np.arange(150, 200))):
         write_embeddings(tmp_path / f"{name}.parquet", whole.subset(rows))
     sets = {name: tmp_path / f"{name}.parquet" for name in ("train", "test")}
-    two = nearkin.audit(**sets, output=tmp_path / "r.csv", verbose=False)
-    assert two.to_dict() == found.to_dict()
+    two = nearkin.audit(**sets, verbose=False)
+    second = json.dumps(two.to_dict()).replace("test: ", "")  # as of images; see union
+    assert json.loads(second) == json.loads(json.dumps(found.to_dict()))
+    with pytest.raises(UsageError, match="output is a table of images, and two tables of"):
+        nearkin.audit(**sets, output=tmp_path / "r.csv", verbose=False)
+    write_embeddings(tmp_path / "whole.parquet", whole)
+    nearkin.audit(tmp_path / "whole.parquet", output=tmp_path / "r.csv", verbose=False)
     rows = {row["path"]: row for row in read_csv(tmp_path / "r.csv")}
     assert (rows["150.jpg"]["split"], rows["150.jpg"]["group"]) == ("train", "0.jpg")
+
+
+def test_images_of_one_path_in_two_tables_of_features_are_two(tmp_path):
+    whole, sets = features(), {name: tmp_path / f"{name}.parquet" for name in ("train", "test")}
+    whole = replace(whole, paths=[f"{row % 150}.jpg" for row in range(200)])
+    for name, rows in (("train", np.arange(150)), ("test", np.arange(150, 200))):
+        write_embeddings(sets[name], whole.subset(rows))
+    found = nearkin.audit(**sets, verbose=False)
+    leaks = [row for row in found.records() if row["finding"] == "leak: same vector"]
+    pairs = {(row["path"], row["of"]) for row in leaks}
+    assert pairs == {(f"test: {row}.jpg", f"{row}.jpg") for row in range(6)}
 
 
 def with_columns(path, embeddings, **columns):
@@ -339,6 +355,28 @@ def test_evaluate_takes_the_column_too(cameras, encoder, tmp_path):
         UsageError, match="labels is of images with an encoder, and these features are stored"
     ):
         nearkin.audit(tmp_path / "c.parquet", labels="folders", verbose=False)
+
+
+def not_yet(*_, **__):
+    raise AssertionError("this is computed before the column is looked at")
+
+
+def test_a_column_that_tells_nothing_is_refused_before_anything_is_computed(
+    cameras, encoder, tmp_path, monkeypatch
+):
+    steps = "audit.examine", "audit.of_images", "evaluate.features_of"
+    for step in (*steps, "evaluate_vectors.evaluate_tables"):
+        monkeypatch.setattr(f"nearkin.commands.{step}", not_yet)
+    file = with_columns(tmp_path / "v.parquet", features(), site=["here"] * 200)
+    for call in (nearkin.audit, nearkin.evaluate):
+        with pytest.raises(UsageError, match="column site has 1 values"):
+            call(file, ignore="site", verbose=False)
+        with pytest.raises(UsageError, match="column hour"):
+            call(file, ignore="hour", verbose=False)
+    with pytest.raises(UsageError, match="column site has 1 values"):
+        nearkin.audit(cameras, encoder=encoder, split="fold", ignore="site", verbose=False)
+    with pytest.raises(UsageError, match="column site has 1 values"):
+        nearkin.evaluate(encoder, str(cameras), ignore="site", verbose=False)
 
 
 def test_what_cannot_be_audited_is_refused_in_one_line(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from builders import pixels
+from builders import fill, pixels
 
 import nearkin
 from nearkin.config import TrainConfig
@@ -20,6 +20,22 @@ def test_runs_of_data_with_a_validation_part_are_ranked(tmp_path):
     ranking = nearkin.rank(runs, workers=0, verbose=False)
     assert sorted(ranking.order) == ["a", "b"]
     assert "40 of 40 images" in ranking.protocol
+
+
+def test_runs_whose_table_of_labels_names_a_validation_part_are_ranked(tmp_path):
+    names, parts = [f"{row:02}.png" for row in range(32)], ["train"] * 24 + ["val"] * 4
+    fill(tmp_path / "images", *names, size=(8, 8))
+    cells = zip(names, "ab" * 16, [*parts, *["test"] * 4], strict=True)
+    lines = ["path,label,split", *(",".join(row) for row in cells)]
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    config = TrainConfig(backbone="tiny", epochs=1, batch_size=8, report=False)
+    data, runs = tmp_path / "images", [tmp_path / "a", tmp_path / "b"]
+    for seed, run in enumerate(runs):
+        how = {"labels": tmp_path / "labels.csv", "seed": seed, "verbose": False}
+        nearkin.train(data, config, output=run, **how)
+    ranking = nearkin.rank(runs, workers=0, verbose=False)
+    assert sorted(ranking.order) == ["a", "b"]
+    assert "28 of 28 images" in ranking.protocol
 
 
 DONE = ["10:01:05 done   x"]

@@ -14,6 +14,7 @@ import nearkin
 from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, write_encoder
+from nearkin.errors import DataError
 from nearkin.networks.backbone import build_backbone
 from nearkin.tables import read_csv
 
@@ -164,6 +165,18 @@ def test_a_threshold_that_is_given_needs_no_number_of_images(trained_run):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
     found = nearkin.duplicates(pixels, encoder=trained_run, threshold=0.9, workers=0)
     assert (found.threshold, found.estimate) == (0.9, None)
+
+
+def test_nor_does_it_need_images_that_have_another(trained_run):
+    """Twelve images, of which eleven are copies of one: two could be told from another."""
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+    pixels = pixels[[0] * 11 + [1]]
+    how = {"encoder": trained_run, "workers": 0, "verbose": False}
+    found = nearkin.duplicates(pixels, threshold=0.99999, **how)
+    assert (found.threshold, found.estimate) == (0.99999, None)
+    assert len(found.dropped) >= 10
+    with pytest.raises(DataError, match="too few to estimate a precision"):
+        nearkin.duplicates(pixels, **how)
 
 
 def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, monkeypatch, capsys):

@@ -31,7 +31,9 @@ def test_a_contact_sheet_shows_a_query_and_what_is_nearest(
     assert path.read_bytes() == before
     refusal(4, *words, "--data", digits_file)
     path.unlink()
-    refusal(2, *words)
+    assert "has no images to show beside others; give --data" in refusal(2, *words)
+    gone = ["--vectors", tmp_path / "gone.parquet", "-o", path]  # which would be looked at next
+    assert "give --data" in refusal(2, "neighbors", encoder, query, *gone)
 
 
 def test_images_are_found_however_their_accents_are_written(trained_run, digits_file, tmp_path):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from builders import contents, fill
+from builders import contents, fill, write_files
 from nearkin_command import run
 
 from nearkin.commands.sources import write_rows
@@ -194,6 +194,34 @@ def test_a_folder_of_images_is_no_run_to_resume(tmp_path, photos, refusal):
     line = refusal(4, "train", "digits", "-o", photos, "--resume", "-q")
     assert f"{photos} is no run, so --resume spares it; empty it or choose another -o" in line
     assert contents(photos) == before
+
+
+def test_the_config_and_data_of_another_program_are_not_overwritten(tmp_path, refusal):
+    mine = {
+        "config.toml": b"[server]\nport = 80\n",
+        "data.json": b'{"rows": 3}',
+        "metrics.csv": b"",
+    }
+    folder = write_files(tmp_path / "mine", mine)
+    line = refusal(4, "train", "digits", "-o", folder, "--overwrite", "-q")
+    assert f"{folder} is no run, so --overwrite spares it; empty it or choose another -o" in line
+    assert contents(folder) == mine
+
+
+def test_a_run_whose_name_looks_like_an_encoder_of_a_file_is_spared(
+    tmp_path, trained_run, digits_file, refusal
+):
+    out = shutil.copytree(trained_run, tmp_path / "me@home")
+    before = contents(out)
+    line = refusal(2, "embed", out, digits_file, "-o", out, "--overwrite", "-q")
+    assert f"--overwrite would remove {out}; choose another -o" in line
+    assert contents(out) == before
+
+
+def test_a_demo_that_is_resumed_spares_what_is_no_demo(tmp_path, refusal):
+    folder = fill(tmp_path / "demo" / "train", "mine.png")
+    line = refusal(4, "demo", "-o", tmp_path / "demo", "--resume", "-q")
+    assert f"{folder} is no run, so --resume spares it" in line
 
 
 def test_a_run_folder_is_called_like_the_folder_of_its_images(tmp_path, monkeypatch):

@@ -97,9 +97,20 @@ def test_what_a_run_holds_out_and_has_labels_of_counts_for_its_images_given_agai
     assert renamed.num_unlabeled == again.num_unlabeled
     known = nearkin.select(out, digits_file, num=1, workers=0)
     assert known.num_labeled == len(learned)
+    called_otherwise = nearkin.select(out, images, num=1, workers=0)
+    assert called_otherwise.num_labeled == len(learned)
     table = tmp_path / "vectors.parquet"
     nearkin.embed(trained_run, digits_file, labels="none", output=table, workers=0)
     assert nearkin.select(trained_run, vectors=table, num=1).num_unlabeled == again.num_unlabeled
+
+
+def test_other_images_of_the_same_names_have_no_label(classified, digits_file, tmp_path):
+    out, learned = classified
+    with np.load(digits_file) as arrays:
+        np.savez(tmp_path / "others.npz", **{**arrays, "x_train": 255 - arrays["x_train"]})
+    assert learned < {*open_images(tmp_path / "others.npz").names}
+    selection = nearkin.select(out, tmp_path / "others.npz", num=1, workers=0)
+    assert (selection.num_labeled, selection.num_unlabeled) == (0, 160)
 
 
 REFUSED = [
@@ -109,6 +120,7 @@ REFUSED = [
     ("select vectors.parquet --num 3 -o old.csv", 4, "replace it with --overwrite"),
     ("select vectors.parquet --num 3 -o new.parquet", 2, "ends in .csv"),
     ("select vectors.parquet --num 3 -o new.csv --labeled old.csv", 3, "are called"),
+    ("select gone.parquet --num 3 --labeled gone.csv", 3, "gone.csv"),  # before any features
     ("select broken.parquet --num 3 -o new.csv", 5, "cannot be used"),
 ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import encoded, exchange, fill, pack
+from loaders import labels_of
 from needs import SHARED
 
 from nearkin.data.decode import BadImage
@@ -68,6 +69,25 @@ def test_links_and_devices_in_an_archive_are_refused(tmp_path):
     with zipfile.ZipFile(pack(tmp_path / "d.zip", [("a.png", encoded())]), "a") as archive:
         archive.writestr(link, "/etc/passwd")
     assert [bad.reason for bad in open_images(tmp_path / "d.zip").bad] == ["link"]
+
+
+def test_folders_of_a_zip_of_windows_are_folders_and_a_member_without_a_name_is_passed_over(
+    tmp_path,
+):
+    rows = [(part, c, n) for part in ("test", "train") for c in ("cat", "dog") for n in "12"]
+    with zipfile.ZipFile(tmp_path / "d.zip", "w") as archive:
+        for seed, name in enumerate([*map("\\".join, rows), "", "train\\", "..\\up"]):
+            info = zipfile.ZipInfo()
+            info.filename = name and (name if name[-1] == "\\" else f"{name}.jpg")
+            archive.writestr(info, encoded(seed) if info.filename else b"")
+    images = open_images(tmp_path / "d.zip")
+    assert images.names == tuple(f"{'/'.join(row)}.jpg" for row in rows)
+    assert images.classes == ("cat", "dog")
+    assert images.splits.tolist() == ["test"] * 4 + ["train"] * 4
+    assert [images.read(row) for row in range(8)] == [encoded(seed) for seed in range(8)]
+    assert [(bad.name, bad.reason) for bad in images.bad] == [
+        ("../up.jpg", "name leaves the archive")
+    ]
 
 
 def test_a_zip_member_that_is_not_where_it_should_be_is_unreadable(tmp_path):
@@ -251,3 +271,22 @@ def test_files_beside_the_images_name_their_classes_which_may_be_replaced(tmp_pa
     table = tmp_path / "labels.csv"
     table.write_text("path,label\ntrain/00.tar/0001.jpg,mine\n")
     assert open_images(tmp_path / "data", labels=str(table)).classes == ("mine",)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_label_is_of_the_image_with_its_whole_name_and_of_no_other(tmp_path, kind):
+    """Where names have dots, the files of many images begin like one sample of WebDataset."""
+    images = [(f"scan.{n:03}.jpg", encoded(n)) for n in range(4)]
+    labels = [(f"scan.{n:03}.json", b'{"label": "%s"}' % c) for n, c in ((1, b"cat"), (2, b"dog"))]
+    found = open_images(pack(tmp_path / kind, [*images, *labels]))
+    assert labels_of(found) == ["", "cat", "dog", ""]
+    views = [(f"0.{side}.jpg", encoded(row)) for row, side in enumerate(("left", "right"))]
+    found = open_images(pack(tmp_path / kind, [*views, ("0.meta.json", b'{"label": "cat"}')]))
+    assert labels_of(found) == ["cat", "cat"]
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_label_of_no_image_leaves_class_folders_classes(tmp_path, kind):
+    images = [(f"{name}s/{n}.jpg", encoded(n)) for name in ("cat", "dog") for n in range(2)]
+    path = pack(tmp_path / kind, [("info.json", b'{"label": "pets"}'), *images])
+    assert open_images(path).classes == ("cats", "dogs")

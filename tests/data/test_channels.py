@@ -78,6 +78,14 @@ WRITTEN = {
 }
 
 
+def test_channels_of_several_samples_each_stay_in_order():
+    planes = np.stack([values(3, seed=seed) for seed in range(2)])
+    for how in ({}, {"ome": True}):
+        encoded = tiff(planes, photometric="rgb", metadata={"axes": "CYXS"}, **how)
+        assert header(encoded) == ("TIFF", 28, 24, PixelType(6, "uint16"))
+        assert (read_channels(encoded) == np.concatenate([*planes], axis=-1)).all(), how
+
+
 @pytest.mark.parametrize("how", WRITTEN)
 def test_every_value_of_every_layout_comes_back(how):
     for count, dtype in ((2, "uint8"), (4, "uint16"), (13, "float32")):
@@ -221,6 +229,20 @@ def test_files_and_arrays_are_the_same_images(tmp_path):
     assert (np.load(tmp_path / "copies" / "a" / "0.npy") == stacked[0]).all()
     with pytest.raises(ValueError, match=r"shape \(2, 5, 24, 28\); give \(height, width, 3\)"):
         array_pixels(np.zeros((2, 5, 24, 28), np.uint8), 4)  # channels first, no wide image
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
+def test_one_color_image_is_not_many_gray_ones_of_three_columns(dtype):
+    color = values(3, dtype)
+    says = r"shape \(24, 28, 3\) is one image; give a list of images"
+    with pytest.raises(ValueError, match=says):
+        array_pixels(color, 4)
+    with pytest.raises(DataError, match=says):
+        open_images(color)
+    assert (array_pixels(color, 3) == color).all()
+    gray = planar(values(5, dtype))
+    assert (array_pixels(gray, 4) == gray[..., None]).all()
+    assert len(open_images(gray)) == 5
 
 
 def test_a_few_of_other_channels_or_with_nan_are_bad_files(tmp_path):

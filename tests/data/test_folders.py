@@ -177,6 +177,17 @@ def test_of_shards_and_pictures_in_one_folder_the_data_are_whichever_are_more(tm
     assert "6 files are the data, not the images in 1 shard" in str(noted(images, "guessed"))
 
 
+def test_shards_beside_images_of_which_one_is_cut_off_are_left_out_and_it_is_said_why(tmp_path):
+    packed = tar((f"{n}.png", encoded(10 + n)) for n in range(4))
+    shards = {f"{n}.tar": packed for n in range(3)} | {"1.tar": packed[:1500]}
+    images = open_images(write_files(fill(tmp_path, "a.png", "b.png"), shards))
+    assert images.names == ("a.png", "b.png")
+    (note,) = [note for note in images.notes if "beside the images" in note.text]
+    assert (note.decision, note.count, note.examples) == ("left out", 3, tuple(sorted(shards)))
+    cut = f"{tmp_path}/1.tar: not a readable archive (unexpected end of data)"
+    assert note.text.startswith(f"3 shards beside the images ({cut}")
+
+
 def test_of_the_images_of_one_sample_the_photograph_counts(tmp_path):
     fields = {".jpg": 0, ".mask.png": 100, ".depth.png": 200, ".png": 300}
     files = {f"{n:03}{kind}": encoded(n + k) for n in range(4) for kind, k in fields.items()}

@@ -8,6 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from builders import encoded, exchange, fill, tar
 from loaders import labels_of
 from PIL import ExifTags, Image
@@ -326,6 +327,38 @@ def test_an_npz_may_have_parts_and_class_names(tmp_path):
     assert labels_of(images) == ["dog", "cat", "cat", "dog", ""]
     assert [str(note) for note in images.notes] == ["left out: 1 label -1, which means no label"]
     assert (images.classes, images.read(0).max()) == (("cat", "dog"), 1)
+
+
+def test_labels_may_be_a_tensor_of_any_type():
+    x, labels = np.zeros((4, 8, 8), np.uint8), torch.tensor([0, 1, 1, 0])
+    learned = labels.double().requires_grad_()
+    for given in (labels, labels[:, None], labels.bfloat16(), learned):
+        for pixels in (x, list(x)):
+            assert labels_of(open_images((pixels, given))) == ["0", "1", "1", "0"], given
+
+
+def test_numbers_of_named_classes_may_be_floats_and_nan_is_none(tmp_path):
+    def opened(*labels):
+        arrays = {"x": np.zeros((3, 8, 8), np.uint8), "y": labels}
+        np.savez(tmp_path / "d.npz", **arrays, class_names=["dog", "cat"])
+        return open_images(tmp_path / "d.npz", cache=False)
+
+    assert labels_of(opened(0.0, np.nan, 1.0)) == ["dog", "", "cat"]
+    assert labels_of(opened(1.0, -1.0, 1.0)) == ["cat", "", "cat"]
+    for labels, says in (((0.5, 1.0, 0.0), "no numbers of"), ((0.0, np.nan, 2.0), "from -1 to 2")):
+        with pytest.raises(DataError, match=says):
+            opened(*labels)
+
+
+class Parts(dict):
+    """A `datasets.DatasetDict`, as far as its type tells."""
+
+    __module__ = "datasets.dataset_dict"
+
+
+def test_a_dictionary_of_datasets_is_refused_and_its_parts_are_named():
+    with pytest.raises(DataError, match=r"^the data: a dictionary of train, test; give one of"):
+        open_images(Parts(train=[], test=[]))
 
 
 def test_arrays_that_are_no_images_are_refused(tmp_path):

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders import fill, write_files
 from nearkin_command import run
 from PIL import Image
 from pyarrow import parquet
@@ -192,6 +193,57 @@ def test_crowds_are_left_out_and_a_box_of_two_classes_has_none(photos):
     assert any("labels that are not one class" in text for text in texts)
 
 
+def test_boxes_without_pixels_are_left_out_and_those_of_one_box_and_class_are_merged(photos):
+    """Two of COCO's own train2017 have no height."""
+    boxes = [(0, 1, [1, 2, 20, 30])] * 2 + [(1, 2, [5, 5, *size]) for size in ((0, 9), (9, 0))]
+    (photos / "c.json").write_text(json.dumps(coco([*boxes, (1, 2, [5, 5, 9, 9])])))
+    images = open_images(str(photos / "c.json"))
+    assert images.labels.tolist() == [0, 1]
+    left, merged = images.notes
+    assert (left.decision, left.count) == ("left out", 2)
+    assert left.text.endswith("c.json of a crowd, or without pixels")
+    assert (merged.decision, merged.count) == ("merged", 1)
+    assert merged.text.endswith("c.json with the boxes of others")
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Two parts whose images have the same names, as COCO's and those of many exports."""
+    for row, part in enumerate(("train2017", "val2017")):
+        fill(tmp_path / part, "0.png", "2.png", seed=10 * row)
+    return tmp_path
+
+
+NAMED = coco([(0, 1, [1, 2, 9, 5]), (2, 2, [0, 0, 8, 8])])
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("annotations/instances_val2017.json", "annotations/val.json", "validation.json"),
+        *("val2017/_annotations.coco.json", "val2017/c.json"),
+    ],
+)
+def test_a_coco_file_is_of_the_part_that_its_name_or_its_folder_says(parts, file):
+    write_files(parts, {file: json.dumps(NAMED).encode()})
+    images = open_images(str(parts / file))
+    expected = upright(parts / "val2017" / "0.png")[2:7, 1:10]
+    np.testing.assert_array_equal(images.read(0), expected)
+
+
+def test_a_coco_file_that_may_be_of_either_part_is_refused(parts, refusal):
+    write_files(parts, {"annotations/all.json": json.dumps(NAMED).encode()})
+    said = refusal(3, "check", parts / "annotations" / "all.json")
+    assert f"'0.png' is in {parts}/train2017 and in {parts}/val2017; write the folder" in said
+    for folder in ("val2017", f"{parts}/val2017"):  # as it is written in the file
+        listed = [{**each, "file_name": f"{folder}/{each['id']}.png"} for each in NAMED["images"]]
+        written = json.dumps({**NAMED, "images": listed}).encode()
+        write_files(parts, {"annotations/all.json": written})
+        images = open_images(str(parts / "annotations" / "all.json"))
+        expected = upright(parts / "val2017" / "0.png")[2:7, 1:10]
+        np.testing.assert_array_equal(images.read(0), expected)
+
+
 @pytest.mark.parametrize(
     ("written", "said"),
     [
@@ -199,7 +251,7 @@ def test_crowds_are_left_out_and_a_box_of_two_classes_has_none(photos):
         ("no json", "is no COCO file"),
         (coco([]), "no annotation has a box"),
         (coco([(7, 1, [0, 0, 9, 9])]), "an annotation names 7, which is not listed"),
-        (coco([(0, 1, [5, 5, 0, 9])]), "holds no pixel"),
+        (coco([(0, 1, [5, 5, 0, 9])]), "no annotation has a box"),
         ({**coco([(0, 1, [0, 0, 9, 9])]), "images": [{"id": 0, "file_name": "gone.jpg"}]}, "1 of 1 files do not exist"),
     ],
 )  # fmt: skip

@@ -129,3 +129,13 @@ def test_assigning_does_not_replace_the_data(discovery, flat, tmp_path, refusal)
     line = refusal(2, "predict", discovery, data, "--copy-to", data / "sorted")
     assert "lies inside" in line
     assert not (data / "sorted").exists()
+
+
+def test_the_table_may_lie_in_the_new_folder_of_the_copies(discovery, flat, tmp_path):
+    few, out = tmp_path / "few", tmp_path / "sorted"
+    few.mkdir()
+    for name in ("0-00.png", "3-00.png"):
+        shutil.copy(flat / name, few)
+    assert run("predict", discovery, few, "-o", out / "new.csv", "--copy-to", out) == 0
+    assert {path.name for path in out.rglob("*.*")} == {"new.csv", "0-00.png", "3-00.png"}
+    assert [row["path"] for row in rows(out / "new.csv")] == ["0-00.png", "3-00.png"]

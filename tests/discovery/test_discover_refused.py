@@ -38,6 +38,7 @@ REFUSED = [
     ([*KNOWING, "--balance", "1"], 2, "unknown option --balance for simgcd"),
     ([*KNOWING, "--train-layers", "layer4"], 2, "--train-layers layer4 is not top, last:N or all"),
     ([*KNOWING, "--train-layers", "linear"], 2, "--train-layers linear is not top, last:N or all"),
+    ([*KNOWING, "--train-layers", "top,top"], 2, "--train-layers top,top is not top, last:N or all"),
     ([*KNOWING, *NCD, "--dim", "3"], 2, "unknown option --dim for ncl"),
     ([*KNOWING, *NCD, "--positive-rate", "-1"], 2, "--positive-rate -1"),
     ([*KNOWING, "--positive-rate", "1"], 2, "unknown option --positive-rate for simgcd"),
@@ -54,6 +55,7 @@ REFUSED = [
         for inside in ("", "/sorted", "/cat/sorted")
     ),
     ([*KNOWING, "--copy-to", "copies"], 4, "copies"),
+    *(([*KNOWING, "--copy-to", own], 2, "is of the run itself") for own in ("run", "run/classes")),
 ]  # fmt: skip
 """Arguments, the exit code, and what is said."""
 

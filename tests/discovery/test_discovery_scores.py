@@ -257,3 +257,18 @@ def test_the_worth_of_scores_is_their_calibration_error_and_how_often_they_order
     same = score_quality(certainty, np.ones(60, bool), images="images")
     assert [each.name for each in same] == ["ECE of the score"]  # none is wrong
     assert score_quality(certainty[:0], correct[:0], images="images") == []
+
+
+def test_the_worth_of_scores_is_not_certain_where_all_draws_are_alike():
+    """By the rule of three: of images or, for an order of two kinds, of the rarer kind."""
+    certainty, correct = np.repeat([0.9, 0.2], [10, 30]), np.repeat([True, False], [10, 30])
+    _, auroc = score_quality(certainty, correct, images="images")
+    assert (auroc.value, auroc.high) == (1, 1)
+    assert auroc.low == pytest.approx(1 - 3 / 10)
+    _, grouped = score_quality(certainty, correct, images="images", groups=np.arange(40) // 5)
+    assert grouped.low == 0  # two groups are right
+    for groups, count in ((None, 40), (np.repeat(np.arange(20), np.tile([1, 3], 10)), 20)):
+        (ece,) = score_quality(np.full(40, 0.7), correct | True, images="images", groups=groups)
+        assert (ece.low, ece.high) == pytest.approx((0.3 - 3 / count, 0.3 + 3 / count))
+    (ece,) = score_quality(np.full(8, 0.7), np.ones(8, bool), images="", groups=np.zeros(8, int))
+    assert (ece.low, ece.high) == (0, 1)

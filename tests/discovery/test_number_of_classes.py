@@ -43,7 +43,7 @@ def task(seed=0, *, disjoint=True, **shape):
 
 def divided(x, label, unlabeled, *, disjoint=True):
     """Rows without a label, and rows with one."""
-    return number._Task(x[unlabeled], x[~unlabeled], label[~unlabeled], disjoint)
+    return number._Task(x[unlabeled], x[~unlabeled], x[:0], label[~unlabeled], disjoint)
 
 
 @pytest.mark.parametrize(("novel", "each", "disjoint"), [(3, 20, False), (30, 12, True)])
@@ -114,6 +114,29 @@ def test_images_of_known_classes_are_left_out():
     left = {row.tobytes() for row in novel}
     assert np.mean([row.tobytes() in left for row in x[~known]]) > 0.95
     assert np.mean([row.tobytes() in left for row in x[again]]) < 0.05
+
+
+@pytest.fixture(scope="module")
+def single():
+    """Four novel classes of 60 images; of ten known ones, five have one labeled image each."""
+    x, truth = blobs(3, disjoint=True, novel=4, known=10)
+    first = np.unique(truth, return_index=True)[1]
+    rows = np.arange(len(x))
+    named = np.where(truth < 5, rows % 2 == 0, np.isin(rows, first)) & (truth != UNLABELED)
+    return x, np.where(named, truth, UNLABELED)
+
+
+def test_images_near_the_one_labeled_image_of_a_class_are_left_out(single):
+    several = number._draw(*single, 2_000, False, 0)
+    assert (len(several.size), len(several.single)) == (5, 5)
+    assert len(several.x) > 600
+    assert len(several.searched) == pytest.approx(4 * 60, rel=0.1)
+
+
+def test_classes_with_one_labeled_image_are_not_counted_as_novel(single):
+    estimate = number_of_novel_classes(*single, disjoint=False, seed=0)
+    assert estimate.chosen == pytest.approx(4, abs=1)
+    assert estimate.high < 9
 
 
 def test_linkage_counts_the_effective_number_of_clusters_and_inequality_is_what_that_lacks():

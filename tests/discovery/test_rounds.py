@@ -4,6 +4,7 @@ import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -257,6 +258,17 @@ def test_answers_merge_classes_and_take_images_out_of_them(edited, parts):
     name(edited, {other: "four"})
     with pytest.raises(DataError, match=r"are one class, but clusters\.csv names them 'three'"):
         accepted(edited, parts, "labels.csv")
+
+
+def test_a_name_typed_in_two_letters_is_the_class_that_labels_write_in_one(edited, parts):
+    """As macOS types accents: what the images of the class are, and what others are not."""
+    sure, core = be_sure(edited)
+    out = min(core - held_out(edited))
+    name(edited, {sure: normalize("NFD", "café")})
+    answer(edited, (sure, "", out, "no"))
+    given, _ = accepted(edited, parts, "labels.csv")
+    assert set(given.labels.values()) == {"café"}
+    assert given.excluded == [(out, "café")]
 
 
 def test_answers_on_the_classes_of_other_images_are_not_accepted(edited, parts):

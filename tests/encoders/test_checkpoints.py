@@ -9,9 +9,12 @@ import pytest
 import timm
 import torch
 import torchvision
+from builders import write_network
+from safetensors.torch import save
 from sources import offline, prefixed, refusal, shifted, varied
 from torch import nn
 
+from nearkin.encoders.checkpoints import has_small_stem
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.encoders.libraries import timm_view
 from nearkin.errors import CheckpointError
@@ -136,6 +139,30 @@ def test_vision_transformers(vit, tmp_path):
             assert load(path).details["backbone"] == "timm:vit_tiny_patch16_224", kind
 
 
+def test_safetensors_are_read_whatever_the_length_of_their_header(narrow, tmp_path):
+    """Also where the file then begins as a pickle does, or a zip."""
+    path, state = tmp_path / "weights.safetensors", narrow.state_dict()
+    length = int.from_bytes(save(state, {"padding": ""})[:8], "little")
+    for begin in (b"\x80", b"PK"):
+        more = (int.from_bytes(begin, "little") - length) % 256 ** len(begin)
+        path.write_bytes(save(state, {"padding": "x" * more}))
+        assert path.read_bytes().startswith(begin)
+        encoder = load(f"{NARROW}@{path}", image_size=64)
+        with torch.no_grad():
+            assert torch.equal(encoder(IMAGES), narrow(IMAGES))
+
+
+def test_networks_that_ask_for_their_version_are_loaded_again(tmp_path):
+    """Which no file of weights has."""
+    path = write_network(tmp_path / "mnasnet.safetensors", "mnasnet0_5", size=64)
+    encoder = load(path)
+    write_encoder(path, encoder.backbone, {"backbone": "custom", "image_size": 64})
+    network = torchvision.models.mnasnet0_5()
+    network.classifier = nn.Identity()
+    with torch.no_grad():
+        assert torch.equal(load(path, backbone=network)(IMAGES), encoder(IMAGES))
+
+
 def test_the_line_says_what_was_taken_and_what_was_not(resnet, tmp_path):
     torch.save(residual_checkpoints(resnet)["moco"], tmp_path / "moco.pth.tar")
     encoder = load(tmp_path / "moco.pth.tar")  # which names its architecture
@@ -165,6 +192,25 @@ def test_small_images_have_a_small_stem(tmp_path):
     assert encoder.image_size == 32
     with torch.no_grad():
         assert torch.equal(encoder(images), network(images))
+
+
+def test_a_small_stem_is_that_of_a_residual_network_alone():
+    """Other networks have a first convolution of 3x3 at any size of images."""
+    with torch.device("meta"):
+        cifar, vgg = torchvision.models.resnet18(), torchvision.models.vgg11()
+        cifar.conv1 = nn.Conv2d(3, 64, 3, bias=False)
+        others = [torchvision.models.resnet18(), torchvision.models.mobilenet_v2()]
+        others += [timm.create_model(name) for name in ("resnet26d", "hrnet_w18_small")]
+    own = cifar.state_dict()
+    unpooled = {
+        re.sub(r"^([4-7])", lambda n: str(int(n[1]) - 1), n): t for n, t in numbered(cifar).items()
+    }
+    for state in (own, prefixed(own, "module.encoder_q."), numbered(cifar), unpooled,
+                  prefixed(unpooled, "f.")):  # fmt: skip
+        assert has_small_stem(state), next(iter(state))
+    for network in (*others, vgg):
+        for prefix in ("", "module.encoder_q."):
+            assert not has_small_stem(prefixed(network.state_dict(), prefix)), type(network)
 
 
 def test_the_small_transformer_of_moco_v3_has_twelve_heads(tmp_path):

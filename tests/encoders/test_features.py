@@ -5,6 +5,7 @@ All weights are random and seeded, saved in the library's own format and loaded 
 
 import hashlib
 import json
+import re
 from copy import deepcopy
 
 import pytest
@@ -140,18 +141,45 @@ def saved_torchvision(name, folder, state, monkeypatch):
     monkeypatch.setattr(weights, "url", f"https://download.invalid/{name}-{begin}.pth")
 
 
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("vit_b_32", marks=pytest.mark.slow)])
+TRANSFORMED = {"transform_input": True, "aux_logits": True, "init_weights": False}
+HEADS = {
+    "densenet121": "classifier",
+    "googlenet": "fc",
+    "inception_v3": "fc",
+    "mnasnet0_5": "classifier",
+    "mobilenet_v2": "classifier",
+    "resnet18": "fc",
+    "vit_b_32": "heads",
+}
+SLOW = ("densenet121", "googlenet", "inception_v3", "vit_b_32")
+
+
+def as_in_files(state):
+    """Names as torchvision's files have them: those of DenseNets are older than its classes."""
+    return {
+        re.sub(r"(denselayer\d+\.(?:norm|conv))", r"\1.", name): t for name, t in state.items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in HEADS]
+)
 def test_torchvision_by_name(name, folder, tmp_path, monkeypatch):
+    """At the size and in the range of its own weights."""
     offline(monkeypatch, tmp_path)
     torch.manual_seed(0)
-    network = varied(torchvision.models.get_model(name))
-    saved_torchvision(name, tmp_path, network.state_dict(), monkeypatch)
-    head = "fc" if name == "resnet18" else "heads"
-    setattr(network, head, nn.Identity())
+    options = TRANSFORMED if name in ("googlenet", "inception_v3") else {}
+    network = varied(torchvision.models.get_model(name, **options).eval())
+    saved_torchvision(name, tmp_path, as_in_files(network.state_dict()), monkeypatch)
+    setattr(network, HEADS[name], nn.Identity())
     transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     with torch.no_grad():
         expected = network(torch.stack([transform(image) for image in opened(folder)]))
-    assert_equal_features(load(f"torchvision:{name}"), folder, expected, tmp_path)
+    encoder = load(f"torchvision:{name}")
+    assert_equal_features(encoder, folder, expected, tmp_path)
+    (file,) = tmp_path.glob("torch/hub/checkpoints/*.pth")
+    assert load(f"{encoder.details['backbone'].partition('?')[0]}@{file}").digest == encoder.digest
 
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from builders import digits
+from builders import digits, write_network
+from PIL import Image
 from torch import nn
 
+import nearkin
 from nearkin.data.opening import open_images
 from nearkin.encoders import inference as by
 from nearkin.encoders.encoder import Encoder
+from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import embed_images, encode_images
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
@@ -95,6 +98,27 @@ def test_a_pass_takes_as_many_images_as_are_said(images):
     assert network.seen[-3:] == [25, 25, 10]
     features(encoder, images)
     assert network.seen[-1] == NUMBER  # of small images, up to 256
+
+
+def test_settings_of_held_out_images_are_of_features_without_a_column(tmp_path):
+    """Which is removed by the images that are not held out; other features depend on none."""
+    lines = ["path,label,camera"]
+    for number, (pixels, label) in enumerate(zip(*digits(10, classes=3), strict=True)):
+        Image.fromarray(255 - pixels if number % 2 else pixels).save(tmp_path / f"{number:02}.png")
+        lines.append(f"{number:02}.png,{label},{'xy'[number % 2]}")
+    table, file = tmp_path / "images.csv", tmp_path / "f.parquet"
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    how = {"device": "cpu", "workers": 0, "verbose": False}
+    encoder = write_network(tmp_path / "encoder.safetensors")
+    for setting in ({"val": 0.3}, {"seed": 3}):
+        with pytest.raises(UsageError, match=f"{next(iter(setting))} is of run folders"):
+            nearkin.embed(encoder, table, output=file, **setting, **how)
+    assert not file.exists()
+    of = [
+        nearkin.embed(encoder, table, output=file, overwrite=True, ignore="camera", **more, **how)
+        for more in ({}, {"val": 0.4}, {"val": 0.4, "seed": 3})
+    ]
+    assert len({found.vectors.tobytes() for found in of}) == 3
 
 
 @pytest.mark.needs("openvino")

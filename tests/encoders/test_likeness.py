@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tifffile
 import timm
 import torch
 from PIL import Image
@@ -9,6 +10,7 @@ from torch import nn
 
 import nearkin
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
 from nearkin.networks.branch import as_backbone
 
@@ -90,6 +92,43 @@ def test_class_tokens_are_no_place_and_files_are_read_upright(tmp_path):
     maps = nearkin.likeness(encoder, tmp_path / "a.png", str(tmp_path / "a.png"))
     assert maps.shape == (2, 2, 2)
     torch.testing.assert_close(maps, nearkin.likeness(encoder, *2 * [pixels[::-1, ::-1].copy()]))
+
+
+def ranged(high):
+    """An encoder of three channels from 0 to this value, or of gray."""
+    view = Preprocessing(CELL * GRID, low=3 * (0.0,), high=3 * (float(high),))
+    return Encoder(as_backbone(Colors(), CELL * GRID), view, {"backbone": "colors"})
+
+
+def test_files_of_16_bits_are_as_their_arrays_for_an_encoder_of_such(tmp_path):
+    rng, encoder = np.random.default_rng(0), ranged(2**16 - 1)
+    pair = [rng.integers(0, 2**16, (48, 60), np.uint16) for _ in range(2)]
+    files = [tmp_path / "a.png", tmp_path / "b.tif"]
+    for pixels, file in zip(pair, files, strict=True):
+        Image.fromarray(pixels).save(file)
+    expected = nearkin.likeness(encoder, *pair)
+    torch.testing.assert_close(nearkin.likeness(encoder, *files), expected)
+    images = [Image.open(file) for file in files]
+    torch.testing.assert_close(nearkin.likeness(encoder, *images), expected)
+
+
+def test_pages_that_are_channels_are_as_their_array(tmp_path):
+    encoder, pixels = ranged(255), np.random.default_rng(0).integers(0, 256, (3, 48, 48), np.uint8)
+    how = {"metadata": {"axes": "CYX"}, "photometric": "minisblack", "ome": True}
+    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, **how)
+    array = pixels.transpose(1, 2, 0)
+    maps = nearkin.likeness(encoder, tmp_path / "a.ome.tif", array)
+    torch.testing.assert_close(maps, nearkin.likeness(encoder, array, array))
+
+
+def test_images_of_8_bits_are_refused_by_an_encoder_of_others(tmp_path):
+    encoder, image = ranged(2**16 - 1), Image.fromarray(scene(0, 0, RED, DARK))
+    for picture in (image, image.convert("L")):
+        picture.save(tmp_path / "a.png")
+        with pytest.raises(DataError, match=r"a\.png' cannot be read \(.*8 bits"):
+            nearkin.likeness(encoder, tmp_path / "a.png", tmp_path / "a.png")
+        with pytest.raises(UsageError, match="it is of 8 bits, and the encoder takes others"):
+            encoder.transform(picture)
 
 
 def test_what_cannot_be_compared_is_refused(encoder, tmp_path):

@@ -120,6 +120,9 @@ def test_features_that_are_not_finite_are_refused_and_no_images():
     vectors[2, 1] = torch.nan
     with pytest.raises(DivergedError, match="features of image 2 are not finite"):
         measured(*(features(x, np.zeros(4, int)) for x in (normal(4, 2), vectors)))
+    named = Embeddings(vectors.numpy(), np.zeros(4, int), paths=[*"abcd"])
+    with pytest.raises(DivergedError, match="features of 'c' are not finite"):
+        measured(features(normal(4, 2), np.zeros(4, int)), named)
     with pytest.raises(DataError, match="no image to encode"):
         encode(nn.Identity(), [])
 

@@ -150,6 +150,7 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tables, tmp_path):
         (CheckpointError, "have 70 and 9 features; embed all by one e", [test], {"bank": narrow}),
         (UsageError, "no images are read", [test, "digits"], {"bank": train}),
         (UsageError, "bank is for features", ["dinov2-small", "digits"], {"bank": train}),
+        (UsageError, "is .*test itself, whose column split divides it", [test], {"bank": test}),
         (DataError, r"void.parquet has no image", [void], {}),
     ):
         with pytest.raises(error, match=says):
@@ -164,3 +165,13 @@ def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, l
     monkeypatch.setattr(failures, "free_memory", lambda: 4 * 450 * DIM - 1)
     with pytest.raises(ResourceError, match=r"retrieval of 450 .* MB are free; give fewer images"):
         nearkin.evaluate(test, bank=train, protocol=["retrieval"])
+
+
+def test_vectors_that_are_learned_from_and_scored_are_warned_of(tables, tmp_path, log):
+    train, test, *pair = tables
+    nearkin.evaluate(test, bank=train, protocol=["knn"], verbose=log)
+    assert not any("warning" in text for text in log.texts)
+    some = pair[0].subset(np.arange(0, 450, 10))
+    write_embeddings(tmp_path / "some.parquet", some)
+    nearkin.evaluate(tmp_path / "some.parquet", bank=train, protocol=["knn"], verbose=log)
+    assert sum("45 test vectors of 45 are training vectors" in text for text in log.texts) == 1

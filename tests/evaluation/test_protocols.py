@@ -1,6 +1,7 @@
 """Protocols of an evaluation: what each measures, beside floors, without ever peeking at labels."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -219,3 +220,15 @@ def test_a_network_without_tokens_has_no_attentive_probe(split):
     both = [encode_images(encoder, x, device=CPU, workers=0) for x in (split.train, split.test)]
     with pytest.raises(DataError, match="neither tokens nor a feature map"):
         attentive_probe(views_of(encoder, split), *both, seed=0)
+
+
+def test_an_attentive_probe_says_how_many_classes_of_test_images_it_has_never_seen(split):
+    train, test = (
+        encode_images(tiny(), x, device=CPU, workers=0) for x in (split.train, split.test)
+    )
+    for labels, unseen in ((train.labels, None), (np.where(train.labels, train.labels, -1), 1)):
+        found = attentive_probe(
+            views_of(tiny(), split), replace(train, labels=labels), test, seed=0
+        )
+        assert [each.protocol.get(metrics.UNSEEN) for each in found] == [unseen, unseen]
+        assert all(each.protocol["training images"] == (labels >= 0).sum() for each in found)

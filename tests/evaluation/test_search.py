@@ -299,12 +299,14 @@ def test_hostile_tables_and_files_that_are_no_tables_are_refused(tmp_path, refus
 
 
 def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
-    """Its vectors are lists of any length, in double precision, and some labels are missing."""
+    """Its vectors are lists of any length, small or large, and some labels are missing."""
     columns = {"path": ["a", "b"], "label": pa.array([None, "x"], pa.string())}
     vectors = [[1.0] * DIM, [-1.0] * DIM]
-    parquet.write_table(pa.table({**columns, "vector": vectors}), tmp_path / "t.parquet")
-    (answer,) = nearkin.neighbors(run, [images / "cat/00.png"], vectors=tmp_path / "t.parquet")
-    assert [(n.path, n.label) for n in answer.neighbors] == [("a", ""), ("b", "x")]
+    for kind in (pa.list_(pa.float64()), pa.large_list(pa.float64())):
+        table = pa.table({**columns, "vector": pa.array(vectors, kind)})
+        parquet.write_table(table, tmp_path / "t.parquet")
+        (answer,) = nearkin.neighbors(run, [images / "cat/00.png"], vectors=tmp_path / "t.parquet")
+        assert [(n.path, n.label) for n in answer.neighbors] == [("a", ""), ("b", "x")]
 
 
 def test_flipped_bytes_are_refused_or_change_no_more_than_numbers(run, images, tmp_path, capsys):

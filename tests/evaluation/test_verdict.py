@@ -12,6 +12,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
 from nearkin.evaluation.metrics import knn, knn_refits, view_retrieval
 from nearkin.evaluation.verdict import StartComparison, differences, kept
+from nearkin.metrics.intervals import jackknife
 from nearkin.metrics.metric import Difference, difference, share
 
 
@@ -201,6 +202,23 @@ def test_refits_are_those_of_banks_without_a_whole_group():
     refits = knn_refits(train, test)
     rest = [train.subset(np.flatnonzero(groups != left_out)) for left_out in range(3)]
     assert {*refits.mean(axis=1).tolist()} == {knn(bank, test)[0].value for bank in rest}
+
+
+def test_banks_of_other_numbers_of_images_are_independent_samples():
+    """Even where both are divided into as many folds; see `jackknife`."""
+    bank, test = tables(3.0, 3.0)["encoder"]
+    both = {
+        name: (bank.subset(np.arange(size)), test)
+        for name, size in {"encoder": 60, "pixels": 50}.items()
+    }
+    new, old = (knn_refits(*pair).astype(float) for pair in both.values())
+    assert new.shape == old.shape
+    variance = jackknife(new) + jackknife(old)
+    assert variance > 2 * jackknife(new - old)
+    metrics = {name: knn(*pair)[:1] for name, pair in both.items()}
+    (found,) = differences(both, metrics)["pixels"]
+    expected = difference(*(each[0] for each in metrics.values()), variance)
+    assert (found.low, found.high) == (expected.low, expected.high)
 
 
 @unchecked()

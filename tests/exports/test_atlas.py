@@ -93,10 +93,16 @@ def test_without_a_name_the_table_is_in_the_run_folder(run, capsys, refusal):
         run.atlas.unlink()
 
 
+def test_the_folder_of_the_table_is_made(run, tmp_path):
+    assert call("export", run.path, "-o", tmp_path / "new" / "of" / "atlas.parquet") == 0
+    assert parquet.read_metadata(tmp_path / "new" / "of" / "atlas.parquet").num_rows == 19
+
+
 def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
     with pytest.raises(UsageError, match=r"give a name that ends in \.parquet"):
         export(run.path, output=tmp_path / "atlas.csv", format="atlas")
+    (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot write"):
-        export(run.path, output=tmp_path / "absent" / "atlas.parquet", format="atlas")
+        export(run.path, output=tmp_path / "file" / "atlas.parquet", format="atlas")
     with pytest.raises(UsageError, match="no run folder"):
         export(tmp_path, output=tmp_path / "atlas.parquet", format="atlas")

@@ -21,6 +21,7 @@ from needs import node_environment
 from PIL import Image
 from processes import SECONDS, environment
 from sklearn.datasets import load_sample_images
+from small import tiny_vit
 from sources import photographs, varied
 
 import nearkin
@@ -51,8 +52,9 @@ VIEWS = {
     "vit_tiny_patch16_224": Preprocessing(32),
     "transformers:vit": Preprocessing(32, resize_to=40, crop_rounding="down", **CENTER),
 }
-VIT = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=32)
+VIT = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=48)
 VIT |= dict(intermediate_size=48, patch_size=16)
+"""Weights of another size than that of its images."""
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +268,14 @@ def test_onnx_takes_any_batch_and_with_an_option_any_size(run_of, tmp_path):
     assert metadata["encoder_sha256"] == encoder.digest
 
 
+def test_another_size_that_a_graph_is_compared_at_has_whole_patches(tmp_path):
+    network, file = tiny_vit(img_size=28, patch_size=14, depth=1), tmp_path / "encoder.safetensors"
+    write_encoder(file, as_backbone(network, 28), {"backbone": "custom", "image_size": 28})
+    how = {"format": "torch-export", "dynamic_size": True, "backbone": network}
+    exported = nearkin.export(file, output=tmp_path / "out", **how)
+    assert [re.search(r"(\d+) px", line)[1] for line in exported.checks] == ["28", "70"]
+
+
 def test_the_command_says_what_it_compared_and_so_does_the_card(run_of, data, tmp_path, capsys):
     out = tmp_path / "out"
     licenses = ["--license", "cc-by-4.0", "--data-license", "public domain"]
@@ -425,6 +435,34 @@ def test_what_exists_is_replaced_only_if_it_is_an_export_and_asked_for(run_of, t
         torch.export.load(folder / "model.pt2")
     torch.export.load(file)
     assert contents(tmp_path).keys() == before.keys()
+
+
+def test_an_export_is_replaced_from_within_its_folder(run_of, tmp_path, monkeypatch):
+    how, out = {"format": "timm", "overwrite": True}, tmp_path / "out"
+    nearkin.export(run_of("resnet18"), output=out, **how)
+    before = contents(out)
+    (out / "model.safetensors").unlink()
+    monkeypatch.chdir(out)
+    assert nearkin.export(run_of("resnet18"), output=".", **how).path == out
+    assert contents(out) == before
+    assert [*tmp_path.iterdir()] == [out]
+
+
+def test_files_of_ones_own_outlive_an_export_that_is_replaced(run_of, tmp_path):
+    """And none of the export's, of whatever format."""
+    how, out = {"output": tmp_path / "out", "overwrite": True}, tmp_path / "out"
+    nearkin.export(run_of("resnet18"), format="timm", **how)
+    own = {"notes.txt": b"mine", ".git/HEAD": b"main", ".gitignore": b"*", "models/a": b"mine"}
+    write_files(out, {**own, "model-00001-of-00002.safetensors": b"a part of one that is large"})
+    for format, files in (
+        ("torchvision", {"model.pth"}),
+        ("timm", {"config.json", "model.safetensors"}),
+    ):
+        nearkin.export(run_of("resnet18"), format=format, **how)
+        after, described = contents(out), {"README.md", "preprocessing.json", "settings.toml"}
+        assert after.keys() == own.keys() | files | described
+        assert own.items() <= after.items()
+    assert [*tmp_path.iterdir()] == [out]
 
 
 def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from builders import write_network
 
 from nearkin.config import TrainConfig
-from nearkin.encoders.encoder import load
+from nearkin.encoders.encoder import load, untrained, write_encoder
 from nearkin.exports.model_card import Card
 from nearkin.metrics.metric import Metric
 from nearkin.run.folder import RunFolder
@@ -89,6 +89,20 @@ def test_the_card_of_a_classifier_names_its_classes_in_order(folder, tmp_path):
     assert "of unit length" not in card
     listed = card.split("Classes, in order: ")[1].splitlines()[0]
     assert listed.index("cat") < listed.index("dog") < listed.index("new-1")
+
+
+def test_the_code_of_a_transformer_takes_images_of_other_sizes_than_its_weights(tmp_path):
+    sizes = dict(hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=48)
+    for kind, pooling, config, takes in (
+        ("vit", "class token", {**sizes, "image_size": 32, "patch_size": 16}, True),
+        ("convnextv2", "pooled", {"hidden_sizes": [8] * 4, "depths": [1] * 4}, False),
+    ):
+        file = tmp_path / f"{kind}.safetensors"
+        details = {"backbone": f"transformers:{kind}", "config": config, "pooling": pooling}
+        write_encoder(file, untrained(details, 64), {**details, "image_size": 64})
+        card = card_of(file, tmp_path / kind, format="huggingface")
+        called = '["pixel_values"], interpolate_pos_encoding=True)' in card
+        assert called == takes, kind
 
 
 def test_names_of_classes_are_no_markdown(folder, tmp_path):

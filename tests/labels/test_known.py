@@ -121,7 +121,10 @@ def test_copies_of_the_data_are_recognized_by_content(tmp_path, data, table):
     assert set(images.names) == {*FLAT, "same.png", *added}
     assert [own_images(images)[images.names.index(name)] for name in added] == [False, False]
     assert own_images(images).sum() == 6
-    assert "2 images of the data are labeled as exact copies" in str(images.notes[0])
+    left = tuple(f"{folders}/{name}.png" for name in ("cat/again", "cat/copy", "dog/twice"))
+    text = "3 labeled files that are exact copies of other images"
+    assert images.notes[0] == Note("left out", text, 3, left)
+    assert "2 images of the data are labeled as exact copies" in str(images.notes[1])
     # Copies within the data share a label that a path gave.
     labeled = label(data, table(("2.png", "cat"), ("3.png", "dog")))
     assert labels_of(labeled) == {"2.png": "cat", "same.png": "cat", "3.png": "dog"}
@@ -234,6 +237,15 @@ def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, dat
     assert len(labeled) == 7
     for row, name in enumerate(labeled.names):
         assert labeled.read(row) == (data / name).read_bytes()
+
+
+def test_rows_without_a_label_that_no_image_is_of_are_noted(tmp_path, data):
+    by = tmp_path / "t.csv"
+    by.write_text("path,label,split\n1.png,a,\n2.png,b,\n3.png,,test\ngone.png,,test\n")
+    images = label(data, by)
+    text = f"1 rows without a label of {by}, which no image is of"
+    assert images.notes == (Note("left out", text, 1, ("gone.png",)),)
+    assert images.splits.tolist() == ["", "", "test", "", ""]
 
 
 def test_files_outside_of_the_data_are_labeled_however_accents_are_written(tmp_path, data, table):

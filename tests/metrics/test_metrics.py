@@ -141,6 +141,13 @@ def test_votes_without_a_fold_are_those_of_the_nearest_that_are_left():
         assert int(predicted[left_out, query]) == score.index(max(score))
 
 
+def test_without_a_fold_that_has_all_neighbors_of_a_query_the_whole_bank_votes():
+    bank = torch.eye(2).repeat_interleave(6, dim=0) + 0.01 * normal(12, 2)
+    labels, fold = np.repeat([1, 0], 6), np.repeat([0, 1], 6)
+    predicted = predict_without(bank, labels, torch.eye(2), fold, k=2, temperature=0.1)
+    assert predicted.tolist() == [[1, 0], [1, 0]]
+
+
 def test_agreement_is_the_mean_overlap_of_plain_neighbor_sets():
     a, b = normal(20, 3), normal(20, 3) + 0.5 * normal(20, 3, seed=1)
     overlaps = [

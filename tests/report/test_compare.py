@@ -144,6 +144,7 @@ def test_the_time_is_that_of_a_run_made_in_one_go(tmp_path):
     runs = [training(tmp_path / "a"), training(tmp_path / "b")]
     for log, time in (
         (LOG, "1:02:03"),
+        (LOG.replace("2026-01-01 11:02:03", "2026-01-02 12:00:00"), "26:00:00"),
         (LOG.replace("data  ", "resuming after step 3 of 9"), ""),
         (LOG + LOG.replace("data ", "already complete"), "1:02:03"),
         ("no log of ours\n", ""),

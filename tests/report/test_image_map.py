@@ -9,11 +9,13 @@ from builders import blobs, pixels
 from PIL import Image
 
 from nearkin.data.opening import open_images
+from nearkin.errors import CheckpointError
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.layout import EarlyMap, z_order
 from nearkin.evaluation.vectors import read_embeddings, write_embeddings
-from nearkin.report.image_map import image_map, sheets_in_order
+from nearkin.report.image_map import colorings, image_map, sheets_in_order
 from nearkin.run.folder import RunFolder
+from nearkin.tables import write_csv
 
 
 def test_sheets_have_their_images_in_the_order_that_is_asked_for():
@@ -101,3 +103,24 @@ def test_a_map_that_cannot_be_stored_early_is_computed_later(embedded):
         folder.map.rmdir()
         assert len(shown(folder, images, early).xy) == 120
     assert folder.map.exists()
+
+
+def test_tables_of_classes_that_lack_something_are_named(embedded):
+    folder, images = embedded("run")
+    stored = read_embeddings(folder.embeddings, images)
+    heading, assigned = ("cluster", "name", "kind"), ("path", "cluster", "score")
+    classes = [("new-1", "", "novel"), ("new-2", "twos", "novel")]
+    found = [(name, f"new-{1 + row % 2}", 0.5) for row, name in enumerate(images.names)]
+    for clusters, assignments, says in (
+        ((heading, classes), (assigned, found), ""),
+        ((heading, classes[:1]), (assigned, found), "has no row of new-2; put it back"),
+        ((heading[:2], [row[:2] for row in classes]), (assigned, found), "has no column kind"),
+        ((heading, classes), (assigned[:1], [row[:1] for row in found]), "has no column cluster"),
+    ):
+        write_csv(folder.clusters, *clusters)
+        write_csv(folder.assignments, *assignments)
+        if not says:
+            assert colorings(folder, stored, np.arange(120))[0].classes == ("new-1", "twos")
+            continue
+        with pytest.raises(CheckpointError, match=says):
+            colorings(folder, stored, np.arange(120))

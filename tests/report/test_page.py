@@ -23,10 +23,11 @@ from jinja2 import UndefinedError
 from msgspec.structs import replace
 from PIL import Image
 
-from nearkin.config import ClassifyConfig, TrainConfig
+from nearkin.config import ClassifyConfig, DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.errors import CheckpointError
 from nearkin.evaluation.embeddings import embeddings_of
-from nearkin.report.encoder_report import command, typed
+from nearkin.report.encoder_report import command, license_findings, typed
 from nearkin.report.image_map import thumbnails
 from nearkin.report.page.blocks import (
     Block,
@@ -433,6 +434,22 @@ def test_every_block_is_stored_as_it_is(tmp_path):
     kept = (Findings, Listing, Command, Table, Facts, Confusion)
     for stored_block, block in zip(stored.blocks, full().blocks, strict=True):
         assert stored_block == block or not isinstance(block, kept)
+
+
+def test_a_table_of_classes_without_their_names_is_named(tmp_path):
+    folder, images = RunFolder(tmp_path / "run"), open_images("digits")
+    folder.path.mkdir()
+    folder.write_settings(DiscoverConfig(known=["0"]), "digits")
+    store_page(folder, full())
+    folder.clusters.write_text("cluster,kind\nnew-1,novel\n")
+    with pytest.raises(CheckpointError, match=r"clusters\.csv .*it has no column name"):
+        page_of(folder, images, embeddings_of(images, np.zeros((len(images), 3), np.float32)))
+
+
+def test_a_license_keeps_its_capitals():
+    origin = {"source": "the hub", "license": "CC-BY-NC-4.0", "sha256": ""}
+    (line,) = license_findings({"origin": origin})
+    assert line.startswith("License CC-BY-NC-4.0: these weights are not for every use")
 
 
 def test_next_steps_can_be_pasted_into_a_shell_whatever_a_folder_is_called():

@@ -15,7 +15,7 @@ from nearkin.data.augmentations import augmentation
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.errors import DataError, OutputError
+from nearkin.errors import DataError, OutputError, UsageError
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
 from nearkin.report.page.blocks import Cards, Chart, ClassView, Page, Tile
 from nearkin.report.page.map import Coloring
@@ -228,6 +228,24 @@ def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkey
     assert saved["headings"][-1] == ["epoch 4", "view 3", "(8 px)"]
 
 
+def test_views_of_the_sheet_have_the_size_with_which_training_begins(tmp_path, monkeypatch):
+    saved = {}
+
+    def save_sheet(columns, path, **text):
+        saved.update(text, sides=[column.shape[-1] for column in columns])
+        return path
+
+    monkeypatch.setattr(sheets, "save_sheet", save_sheet)
+    view = augmentation("swav_cifar")[0]
+    batches = Batches.of(
+        digits(range(20)), (view, view), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    sheets.augmentation_sheet(batches, tmp_path / "a.png", 12)
+    assert saved["sides"] == [16, *[12] * 8]
+    assert saved["headings"][:2] == [["", "image"], ["epoch 1", "view 1", "(12 px)"]]
+
+
 def digits(rows):
     return open_images("digits").subset(np.array(rows))
 
@@ -269,9 +287,17 @@ def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_
     with pytest.raises(DataError, match="none of the neighbors is among"):
         contact_sheet([neighbors_of(tmp_path / "a.png", "gone.png")], images, tmp_path / "s.png")
     near = [neighbors_of(tmp_path / "a.png", images.names[0])]
-    for name in ("sheet.unknown", "absent/sheet.png", "sheet"):
-        with pytest.raises(OutputError, match=r"cannot write .*give output a name\.png"):
+    for name, error, says in (
+        ("absent/sheet.png", OutputError, "No such file or directory.*choose another output"),
+        ("sheet.xbm", OutputError, "cannot write mode RGB as XBM"),
+        ("sheet.unknown", UsageError, r"give a name that ends in \.png"),
+        ("sheet", UsageError, r"give a name that ends in \.png"),
+    ):
+        with pytest.raises(error, match=f"cannot write .*{says}"):
             contact_sheet(near, images, tmp_path / name)
+    gone = [neighbors_of(tmp_path / "gone.png", images.names[0])]
+    with pytest.raises(FileNotFoundError):  # what is read is not what cannot be written
+        contact_sheet(gone, images, tmp_path / "s.png")
 
 
 def discovery(images):

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from builders import save_digits
+from builders import contents, save_digits
 from discoveries import rows, write_rows
 from nearkin_command import run as call
 from PIL import Image
@@ -21,10 +21,11 @@ from nearkin.commands.sources import images_of, table_encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.layout import balanced
 from nearkin.evaluation.metrics import knn_classes
-from nearkin.evaluation.vectors import read_embeddings
+from nearkin.evaluation.vectors import read_embeddings, write_embeddings
 from nearkin.metrics.metric import Metric
 from nearkin.report.image_map import image_map
 from nearkin.report.site import RunSite
+from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
 
 
@@ -244,3 +245,40 @@ def test_the_first_paragraph_says_what_labels_were_used_for(trained, tmp_path):
         " for 1 epoch; 40 other images are held out. It learned from the labels of 2 known "
         "classes; all other labels are used only for the evaluation below."
     ) in " ".join(explore(run.path, write=True).read_text().split())
+
+
+def test_the_page_names_the_versions_that_have_computed_the_run(trained, tmp_path):
+    run = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    summary = run.read_summary()
+    assert versions().items() <= summary.items()
+    run.write_summary(summary | {"torch": "0.4.1.post2"})
+    page = explore(run.path, write=True).read_text()
+    assert "0.4.1.post2" in page
+    assert summary["torch"] not in page
+
+
+def test_images_that_are_labeled_in_a_report_are_copied_by_these_labels(
+    trained, discovered, tmp_path
+):
+    """Rather than by what was predicted of them, or by the labels of the data."""
+    images = images_of(trained)
+    number = images.names.index(rows(discovered.assignments)[0]["path"])
+    for made in (trained, discovered):
+        run = RunFolder(shutil.copytree(made.path, tmp_path / made.path.name))
+        site = RunSite(run, images)
+        site.label([number], "cellos")
+        site.export("all", [number])
+        (copied,) = contents(run.exports)
+        assert copied.startswith("all/cellos/")
+
+
+@pytest.mark.parametrize("order", [[0, 2, 1, 3], [0, 1, 1, 2]], ids=["mixed", "twice"])
+def test_features_in_another_order_than_their_images_have_no_page(
+    order, trained, digits_file, tmp_path, refusal
+):
+    stored = read_embeddings(trained.embeddings, images_of(trained))
+    table, page = tmp_path / "vectors.parquet", tmp_path / "page.html"
+    write_embeddings(table, stored.subset(np.array(order)))
+    line = refusal(3, "explore", table, digits_file, "-o", page)
+    assert f"{stored.paths[1]!r} is not in the order of the images, or stands twice" in line
+    assert not page.exists()

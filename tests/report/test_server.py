@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from browser import HOSTILE, serving
 
-from nearkin.errors import DataError, OutputError, PortError, UsageError
+from nearkin.errors import DataError, OutputError, PortError, UsageError, as_typed_words
 from nearkin.report.server import RequestHandler, Server
 from nearkin.report.site import RunSite
 
@@ -423,6 +423,14 @@ def test_what_goes_wrong_is_told_in_one_line(server, site):
         assert error_of(ask(server, "/search", "POST"), status) == says
         logged = f"error: a bug in nearkin: {type(error).__name__}: {error}"
         assert site.log == [logged] * (status == 500)
+
+
+def test_what_goes_wrong_is_told_in_the_words_of_who_has_opened_the_server(server, site):
+    with as_typed_words(), serving(Shop()) as typed:
+        for opened, says in ((typed, "another -o"), (server, "another output")):
+            opened.site.error = OutputError("cannot write x; choose another -o")
+            answer = ask(opened, "/search", "POST")
+            assert error_of(answer, 409) == f"cannot write x; choose {says}"
 
 
 def test_the_slow_and_the_large_keep_nobody_from_being_answered(server, site, monkeypatch):

@@ -199,6 +199,21 @@ def test_the_default_folder_is_a_free_one_or_of_the_newest_run_of_the_same_data(
     assert {of(data, again=False) for data in everything} == {"8"}
 
 
+def test_the_newest_run_may_stand_behind_a_number_that_is_free_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b" / "digits").mkdir(parents=True)
+    for name, data in (("", "digits"), ("-3", "digits"), ("-10", "b/digits"), ("-old", "digits")):
+        folder = tmp_path / "runs" / f"digits-moco{name}"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(to_toml(TrainConfig(), data_name(data)))
+    found = {again: run_folder(None, "digits", "moco", again=again) for again in (True, False)}
+    assert {again: run.path.name for again, run in found.items()} == {
+        True: "digits-moco-3",
+        False: "digits-moco-2",
+    }
+    assert run_folder(None, "b/digits", "moco", again=True).path.name == "digits-moco-10"
+
+
 def test_every_setting_of_a_discovery_survives_the_file(tmp_path):
     path, defaults = tmp_path / "config.toml", DiscoverConfig()  # from which all of them differ
     changed = {name for name, value in CHANGED.items() if getattr(defaults, name) != value}

@@ -18,6 +18,8 @@ from nearkin.data.opening import open_images
 from nearkin.data.union import union
 from nearkin.errors import OutputError, UsageError
 from nearkin.run.copies import check_destination, copy_to, file_names
+from nearkin.run.folder import RunFolder
+from nearkin.run.opening import check_copies
 
 DEVICES = {"con", "prn", "aux", "nul", *(f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10))}
 HOSTILE = ["con", "LPT9.a.png", "end.", "../../x.png", "/etc/passwd", "..", ".", "a\0b", "a\nb",
@@ -195,6 +197,15 @@ def test_a_folder_in_the_data_is_refused(tmp_path):
     (tmp_path / "list.csv").write_text("path\ndata/1.png\n")
     data = [str(tmp_path / "data"), str(tmp_path / "list.csv")]
     assert copy(tmp_path / "data-sorted", images, ["cat"], data) == 1
+
+
+def test_a_folder_of_the_run_itself_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(tmp_path / "run")
+    for folder in (tmp_path / "run", run.plots, run.classes, Path("run/checkpoints")):
+        with pytest.raises(UsageError, match=r"is of the run itself; give a folder of its own"):
+            check_copies(run, str(folder), "digits", resume=False)
+    check_copies(run, str(tmp_path / "run" / "mine"), "digits", resume=False)
 
 
 def test_a_disk_that_fills_up_leaves_whole_copies_only_and_says_how_many(tmp_path):

@@ -51,6 +51,16 @@ def test_a_journal_that_holds_anything_else_is_named(tmp_path, row):
         CSVLogger(path, COLUMNS, upto=5)
 
 
+def test_a_journal_of_as_many_other_columns_is_refused_and_stays(tmp_path):
+    path = tmp_path / "metrics.csv"
+    fill(path, rows(3))
+    path.write_text(path.read_text().replace("knn", "rank"))
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="its columns are step,loss,rank"):
+        CSVLogger(path, COLUMNS, upto=5)
+    assert path.read_bytes() == before
+
+
 def test_rows_that_could_not_be_synced_are_written_once(tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
     fill(whole, rows(8))

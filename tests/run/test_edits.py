@@ -5,6 +5,7 @@ import threading
 from codecs import BOM_UTF8
 
 import pytest
+from builders import contents, write_files
 from discoveries import write_rows
 
 from nearkin.classifier.assignments import COLUMNS
@@ -159,6 +160,23 @@ def test_what_was_found_is_kept_to_the_byte_and_only_once(folder):
     assert set(now) == tables | {f"original-{name}" for name in tables}
     clear(folder)
     assert state(folder) == {}
+
+
+def test_files_of_an_earlier_page_are_removed_and_others_beside_them_stay(folder):
+    made = dict.fromkeys(["0.js", "12.js", "0.webp"], b"made")
+    mine = dict.fromkeys(["viewer.js", "logo.webp", "0.txt", "deep/0.js"], b"mine")
+    write_files(folder.report_files, made | mine)
+    clear(folder)
+    assert contents(folder.report_files) == mine
+
+
+def test_a_name_is_one_however_its_accents_are_written(folder):
+    """Spreadsheets and file systems take letters and their accents apart."""
+    rows = [*read_csv(folder.clusters)]
+    rows[1] = rows[1] | {"name": "cafe\u0301"}
+    rows[3] = rows[3] | {"name": "caf\u00e9"}
+    write_rows(folder.clusters, rows)
+    assert set(accepted_classes(folder.path).values()) == {"caf\u00e9"}
 
 
 def test_columns_of_the_user_stay(folder):

@@ -178,6 +178,7 @@ STAGES = {
     "a number of classes without an end": ("stages/number.json", b"[" * 100_000),
     "a note of no data": ("data.json", b"[]"),
     "a note of the data that is a pickle": ("data.json", PICKLE),
+    "a note of the data without an end": ("data.json", b"[" * 100_000),
 }  # fmt: skip
 """Files of a discovery that was begun elsewhere, and where they lie."""
 HOSTILE_NAMES = [
@@ -282,7 +283,7 @@ def stages():
     )
     command += " --batch-size 16"
     for name, (file, content) in STAGES.items():
-        files = {file: content}
+        files = {file: content, "stages/begun": b""}
         given = "" if "number" in name else " --classes 2"
         yield f"stage: {name}", files, command + given, {5}, Path(file).name
 

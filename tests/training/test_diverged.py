@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from builders import pixels
 from small import batch_for, small
+from torch import nn
 
 from nearkin.commands.doctor import doctor
 from nearkin.commands.train import train
@@ -176,3 +178,31 @@ def test_a_replay_warns_of_a_method_of_ones_own_that_has_changed(diverged, tmp_p
 def test_a_replay_asks_for_a_run_that_diverged(trained_run):
     with pytest.raises(UsageError, match="has not diverged, so there is nothing to look into"):
         doctor(trained_run)
+
+
+class Watched(nn.Module):
+    """A network that notes the sides of the images it has seen."""
+
+    sides: list[int] = []  # noqa: RUF012  (of all copies)
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, 2), nn.Linear(8, 8)
+
+    def forward(self, x):
+        self.sides.append(x.shape[-1])
+        return self.last(self.first(x).relu().mean((2, 3)))
+
+
+def test_a_replay_has_views_of_the_size_that_training_had(tmp_path):
+    np.savez(tmp_path / "data.npz", x=pixels(16))
+    config = TrainConfig(
+        method="barlow_twins", image_size=16, view_sizes=(12,), epochs=30, batch_size=4, val=0.0,
+        optimizer="sgd", lr=1e9, precision="fp32", evaluate_every=0, options={"dim": 16},
+    )  # fmt: skip
+    with pytest.raises(DivergedError):
+        train(tmp_path / "data.npz", config, output=tmp_path / "run", backbone=Watched())
+    Watched.sides.clear()
+    found = doctor(tmp_path / "run", backbone=Watched()).to_dict()
+    assert Watched.sides[-1] == 12
+    assert re.fullmatch(r"4 images, pixels from .*: '\d\d'(, '\d\d'){3}", found["batch"])

@@ -60,10 +60,12 @@ def evaluate_vectors(
         table = learned_from = stack.enter_context(table_of(vectors, log))
         if bank is not None:
             learned_from = stack.enter_context(table_of(bank, log))
-            _check_other(table, learned_from, log)
+            _check_other(table, learned_from)
         _check_one_encoder(table, learned_from)
         stack.enter_context(resource_errors())
         learned, scored = stack.enter_context(_mapped(table, learned_from, log))
+        if bank is not None:
+            _note_shared(learned, scored, log)
         values = None
         if ignore:
             pairs = zip((learned_from, table), (learned, scored), strict=True)
@@ -96,14 +98,19 @@ def evaluate_vectors(
     return replace(evaluation, metrics={"encoder": column})
 
 
-def _check_other(table: EmbeddingTable, bank: EmbeddingTable, log: Reporter) -> None:
-    """Refuse a bank that is the table itself; warn of paths that are in both."""
+def _check_other(table: EmbeddingTable, bank: EmbeddingTable) -> None:
+    """Refuse a bank that is the table itself."""
     if bank.path.resolve() == table.path.resolve():
         raise UsageError(f"--bank is {table.path} itself, whose column split divides it; omit it")
-    if both := {*bank.texts("path")} & {*table.texts("path")}:
+
+
+def _note_shared(learned: Embeddings, scored: Embeddings, log: Reporter) -> None:
+    """Warn of vectors that are learned from and scored: their own neighbors are themselves."""
+    there = {hash(vector.tobytes()) for vector in learned.vectors}
+    if both := sum(hash(vector.tobytes()) in there for vector in scored.vectors):
         log.info(
-            f"warning: {count(len(both), 'path')} of {table.path} stand in {bank.path}, too, such "
-            f"as {min(both)!r}; if these are the same images, the metrics are too high"
+            f"warning: {count(both, 'test vector')} of {len(scored):,} are training vectors, too, "
+            "so the metrics are too high; give others as --bank"
         )
 
 

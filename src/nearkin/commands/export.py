@@ -43,7 +43,8 @@ FILES: Final[Mapping[ExportFormat, str]] = {
 BY_SUFFIX: Final = {Path(name).suffix: format for format, name in FILES.items()}
 FORMATS: Final = (*get_args(GraphFormat), *get_args(NativeFormat), "atlas")
 OWN: Final = (PREPROCESSING, SETTINGS, CARD, CONFIG, "preprocessor_config.json")
-"""What exports write into a folder, beside files that are called model."""
+"""What exports write into a folder, beside files that are called model, or are parts of one."""
+MODEL: Final = ("model.", "model-")
 OF_FILES: Final = (*BY_SUFFIX, ".pt", ".safetensors", ".bin")  # Suffixes that no folder has
 
 
@@ -222,7 +223,7 @@ def _whole(path: Path, is_file: bool) -> Iterator[Path]:
                 path.rename(old)
             new.rename(path)
             for kept in old.glob("*"):  # what no export has written
-                if kept.name not in OWN and not kept.name.startswith("model."):
+                if kept.name not in OWN and not kept.name.startswith(MODEL):
                     kept.rename(path / kept.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -20,9 +20,9 @@ from nearkin.schema import option
 
 USED_ALONE: Final = (
     "encoder", "allow_partial", TRUST, "labels", "ignore", "image_size", "device", "precision",
-    "batch_size", "workers",
+    "batch_size", "workers", "report",
 )  # fmt: skip
-"""Settings that have an effect without a run folder."""
+"""Settings that have an effect without a run folder, or that the environment may set."""
 OF_COLUMN: Final = ("val", "seed")
 """Those that have one where a column is removed, on images that are held out."""
 

@@ -74,7 +74,7 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     except DataError as error:
         if not loose.names:
             raise
-        text = f"{count(len(shards), 'archive or table')} beside the images: {error}"
+        text = f"{count(len(shards), 'shard')} beside the images ({error})"
         note = Note("left out", text, len(shards), tuple([*shards][:3]))
         return replace(loose, notes=[*loose.notes, note])
     files, images = count(len(loose.names), "file"), count(len(packed.names), "image")

@@ -182,10 +182,11 @@ def _of_coco(box: list[float]) -> Box:
 def _around(path: Path, first: str) -> list[str]:
     """Folders that images may lie in, that of the first image before the others.
 
-    Where folders of several parts have it, the name of the file says which one is meant.
+    Where folders of several parts have it, the name of the file says which one is meant, or that
+    is the file's own folder.
 
     Raises:
-        DataError: If it does not.
+        DataError: If it is neither.
     """
     above = path.resolve().parent
     folders = [above, above.parent]
@@ -195,10 +196,11 @@ def _around(path: Path, first: str) -> list[str]:
     part = {split_of(word) for word in re.split(r"[\W_]+", path.stem)} - {""}
     having = [folder for folder in folders if (folder / first).is_file()]
     meant = [folder for folder in having if split_of(folder.name) in part]
-    parts = [folder for folder in having if split_of(folder.name)]
-    if len(parts) > 1 and not meant:
+    files = {(folder / first).resolve(): folder for folder in having if split_of(folder.name)}
+    if len(files) > 1 and above not in having and not meant:
+        one, other = [*files.values()][:2]
         raise DataError(
-            f"{path}: {first!r} is in {parts[0]} and in {parts[1]}; write the folder in file_name"
+            f"{path}: {first!r} is in {one} and in {other}; write the folder in file_name"
         )
     return list(dict.fromkeys(map(str, [*meant, *having, *folders])))
 

@@ -75,13 +75,17 @@ def beside(names: Sequence[str]) -> list[Note]:
 def labels_beside(labels: Mapping[str, Row], names: Iterable[str]) -> dict[str, Row]:
     """Return the label of each image, from members that hold labels of any of them; else nothing.
 
-    A member of the image's whole name but for the ending counts before others of its sample.
+    A member of an image's whole name but for the ending counts before others of its sample, and
+    for no image of another name: `scan.001.json` is not the label of `scan.002.jpg`.
     """
+    images = {name: splitext(name)[0] for name in names}
+    own = set(images.values())
     telling = [name for name, row in labels.items() if row.label or row.unusable]
     in_turn = sorted(telling, key=lambda name: (labels[name].label != "", in_bytes(name)))
-    rows = {sample_key(name): labels[name] for name in in_turn}  # the last one counts
+    shared = [name for name in in_turn if splitext(name)[0] not in own]
+    rows = {sample_key(name): labels[name] for name in shared}  # the last one counts
     rows |= {splitext(name)[0]: labels[name] for name in in_turn}
-    said = {name: rows.get(splitext(name)[0], rows.get(sample_key(name))) for name in names}
+    said = {name: rows.get(stem, rows.get(sample_key(name))) for name, stem in images.items()}
     return {name: row or Row() for name, row in said.items()} if any(said.values()) else {}
 
 

@@ -30,6 +30,7 @@ from nearkin.types import UNLABELED
 Labels = Int[np.ndarray, " n"]
 Protocol = Literal["task-aware", "task-agnostic", "GCD"]
 
+ALIKE: Final = 1e-9  # Half of an interval that is none: of draws that differ by rounding alone
 SURPLUS: Final = "images of surplus clusters are errors"
 MATCHED: Final[dict[Protocol, str]] = {
     "task-aware": f"task-aware: novel classes only, one Hungarian match, {SURPLUS}",
@@ -154,7 +155,7 @@ def score_quality(
     for name, statistic in statistics.items() if len(correct) else ():
         value = statistic(certainty, correct)
         half = quantile(groups) * _bootstrap_error(statistic, certainty, correct, groups, seed)
-        if not half:  # all draws are alike: other images may still differ
+        if half < ALIKE:  # as all draws are: other images may still differ
             half = UNSEEN / _fewest(correct, groups, both=name == "AUROC")
         interval = Interval(max(0.0, value - half), min(1.0, value + half), None)
         title = f"{name} of the score"

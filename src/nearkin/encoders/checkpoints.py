@@ -327,7 +327,8 @@ def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
     """
     stems = (STEM.fullmatch(key) for key, t in tensors.items() if t.shape[1:] == (3, 3, 3))
     blocks = {match["prefix"] for key in tensors if (match := FIRST_BLOCK.fullmatch(key))}
-    return any(stem and stem["prefix"] in blocks for stem in stems)
+    prefixes = blocks & {stem["prefix"] for stem in stems if stem}
+    return any(f"{prefix}conv2.weight" not in tensors for prefix in prefixes)  # as HRNets have
 
 
 def is_moco_v3(tensors: Mapping[str, Tensor]) -> bool:

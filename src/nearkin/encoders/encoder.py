@@ -473,7 +473,7 @@ class _Stored:
     def fill(self, network: Backbone) -> None:
         """Copy the weights into a network that the user chose."""
         try:
-            network.body.load_state_dict(self.state)
+            network.body.load_state_dict(as_current(self.state, network.body))
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[1:2] or [str(error)]
             raise UsageError(

@@ -71,6 +71,8 @@ USUAL: Final = (
     *(f"timm:vit_{size}_patch14_dinov2" for size in ("small", "base", "large", "giant")),
 )
 """Architectures that are tried on a checkpoint whose own is not known."""
+OTHER_RANGE: Final = re.compile(r"torchvision:(googlenet|inception_v3)\.\w+")
+"""Weights for another normalization, which torchvision makes up for in the network."""
 RESIZED: Final = re.compile(r"pos_emb|rel_pos|relative_|attn_mask|rope|freqs")
 """Weights that belong to a size of images, which the libraries interpolate."""
 DIFFERENCES: Final = re.compile(
@@ -133,6 +135,8 @@ def load_file(
 
 def _as_authors(name: str) -> tuple[str, list[str]]:
     """Return a name as the authors of its weights use them, and what differs from timm."""
+    if OTHER_RANGE.fullmatch(name):
+        return f"{name}?transform_input=true", []
     if not name.startswith("timm:"):
         return name, []
     return as_authors(name, timm_weights(name) if "." in name.partition("?")[0] else None)
@@ -305,7 +309,7 @@ def as_current(state: Mapping[str, Tensor], body: nn.Module) -> Mapping[str, Ten
     """Return weights as those of the version of the network's classes that is installed."""
     versioned: Any = OrderedDict(state)
     own: Any = body.state_dict()
-    versioned._metadata = own._metadata
+    versioned._metadata = getattr(own, "_metadata", None)
     current: Mapping[str, Tensor] = versioned
     return current
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.channels import array_header, read_channels
+from nearkin.data.channels import read_channels
 from nearkin.data.decode import BadImage, decode
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
@@ -66,12 +66,7 @@ def _opened(image: ImageOrFile, encoder: Encoder) -> Image.Image | np.ndarray | 
         return image
     try:
         content = Path(image).read_bytes()
-        if encoder.preprocessing.channels is None:
-            return decode(content)
-        pixels = read_channels(content)
-        if array_header(pixels).pixel_type is None:
-            raise BadImage("8 bits, and the encoder takes others")
-        return pixels
+        return read_channels(content) if encoder.preprocessing.channels else decode(content)
     except (OSError, BadImage) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", error)
         raise DataError(

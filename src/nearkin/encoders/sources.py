@@ -65,10 +65,6 @@ def hub_repository(source: str) -> str:
     return source if REPOSITORY.fullmatch(source) and not path else ""
 
 
-OTHER_RANGE: Final = ("torchvision:googlenet", "torchvision:inception_v3")
-"""Networks whose weights are for another normalization, which torchvision makes up for inside."""
-
-
 def _canonical(source: str) -> str:
     """Return timm's name of what it has on the hub; anything else as it is."""
     owner, _, name = hub_repository(source).partition("/")
@@ -156,10 +152,7 @@ def _of_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -
     if image_size:
         check_size(name, image_size)
     # Not by torchvision's own reading, which unpickles anything.
-    bare = name.partition(".")[0]
-    architecture = f"{bare}.{weights.name}"
-    if bare in OTHER_RANGE:
-        architecture += "?transform_input=true"
+    architecture = f"{name.partition('.')[0]}.{weights.name}"
     file = torch_file(name, weights.url)
     loaded = load_file(architecture, file, image_size, allow_partial=allow_partial)
     return _from_address(loaded, weights.url)

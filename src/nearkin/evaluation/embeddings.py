@@ -11,7 +11,6 @@ from jaxtyping import Float, Float32, Int, Shaped
 from torch import Tensor
 from typing_extensions import override
 
-from nearkin.data.arrays import numbers
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import Encoder
@@ -113,17 +112,20 @@ class Embeddings(Result):
 
     @property
     def named_groups(self) -> list[str]:
-        """Each image's group as the data call it, or by its first image; '' of one by itself."""
+        """Each image's group as the data call it, by its first image or, without paths, by number.
+
+        '' of one by itself.
+        """
         names = list(self.group_names) or [""] * len(self)
         if self.groups is None:
             return names
-        paths = self.paths or numbers(len(self))
-        _, first, group, size = np.unique(
+        number, first, group, size = np.unique(
             self.groups, return_index=True, return_inverse=True, return_counts=True
         )
+        own = [self.paths[row] for row in first.tolist()] if self.paths else map(str, number)
         called = [
-            names[row] or (paths[row] if many else "")
-            for row, many in zip(first.tolist(), size > 1, strict=True)
+            names[row] or (name if many else "")
+            for row, name, many in zip(first.tolist(), own, size > 1, strict=True)
         ]
         return [called[each] for each in group.tolist()]
 

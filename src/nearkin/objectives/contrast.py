@@ -158,16 +158,12 @@ def nt_xent(
     """
 
     def term(rows: slice) -> Tensor:
-        positive = (a * b).sum(dim=1).repeat(2) / temperature
-        if rows == ALL and not fused.should_fuse(a, b):
-            z, image = torch.cat([a, b]), torch.eye(len(a), dtype=torch.bool, device=a.device)
-            own = image.repeat(2, 2)  # itself and its partner
-            total = masked_logsumexp(look_up(z, z, temperature), own)
-        elif rows == ALL and fused.in_reach(a, temperature):
-            total = fused.views_logsumexp(a, b, temperature)
-        else:
+        if rows != ALL or fused.should_fuse(a, b):
             return fused.strip_nt_xent(a, b, temperature, rows)
-        return infonce_from_lse(positive, total)
+        z, image = torch.cat([a, b]), torch.eye(len(a), dtype=torch.bool, device=a.device)
+        own = image.repeat(2, 2)  # itself and its partner
+        positive = (a * b).sum(dim=1).repeat(2) / temperature
+        return infonce_from_lse(positive, masked_logsumexp(look_up(z, z, temperature), own))
 
     return mean_over_rows(term, len(a))
 

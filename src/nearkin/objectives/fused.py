@@ -1,12 +1,11 @@
 """Contrastive losses over many logits, block by block: a matrix of all logits is never held.
 
 Values and gradients are those of the plain forms in `nearkin.objectives.contrast`, which are the
-reference. Three algorithms, from the most special to the most general: `views_logsumexp` for all
-pairs of a batch, `dictionary_logsumexp` for keys that do not learn, `strip_info_nce` for all.
+reference. Two algorithms: `dictionary_logsumexp` for keys that do not learn, `strip_info_nce` for
+all.
 """
 
 import functools
-import itertools
 import math
 import platform
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from torch import Tensor
 MIN_LOGITS: Final = 2**16  # from so many logits on, the forms here are faster than the plain ones
 MIN_DICTIONARY_LOGITS: Final = 2**19  # and `dictionary_logsumexp` is faster than `strip_info_nce`
 DICTIONARY_BLOCK: Final = (256, 2048)  # queries and keys of a block: what a CPU's cache holds
-TRIANGLE_ROWS: Final = 512  # rows and columns of a block of `views_logsumexp`
 STRIP: Final = {"cpu": 2**20}  # logits of a strip: what a CPU's cache holds
 LARGE_STRIP: Final = 2**26  # logits of a strip on other devices
 STRIP_ROWS: Final = 128  # minimum number of rows of a strip: products of fewer rows are slow
@@ -49,19 +47,6 @@ def in_reach(query: Tensor, temperature: float) -> bool:
     return longest**2 / temperature < EXPONENT_SHARE * math.log(torch.finfo(query.dtype).max)
 
 
-def _refuse_second_derivative() -> None:
-    """Refuse to differentiate a backward pass, which is computed outside of the graph.
-
-    PyTorch's `once_differentiable` refuses only where the incoming gradient has a graph: where a
-    loss is differentiated itself, it takes the gradient for a constant.
-    """
-    if torch.is_grad_enabled():
-        raise NotImplementedError(
-            "an objective of a large batch has no second derivative; use a smaller batch, "
-            "or leave out create_graph=True"
-        )
-
-
 class _KnownGradient(torch.autograd.Function):
     """A loss, or one of each row, whose gradients were computed together with it."""
 
@@ -74,7 +59,13 @@ class _KnownGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
+        # PyTorch's `once_differentiable` refuses only where the incoming gradient has a graph:
+        # where a loss is differentiated itself, it takes the gradient for a constant.
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "an objective of a large batch has no second derivative; use a smaller batch, "
+                "or leave out create_graph=True"
+            )
         slopes: Iterable[Tensor | None] = ctx.saved_tensors
         return None, None, *(None if x is None else grad[..., None] * x for x in slopes)
 
@@ -106,61 +97,6 @@ def dictionary_logsumexp(
         slope /= (temperature * total.clamp(min=least))[:, None]
     result: Tensor = _KnownGradient.apply(total.log(), [slope], query)
     return result
-
-
-# All pairs of a batch
-
-
-def views_logsumexp(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """Return each view's `log sum exp(similarity / temperature)` over all other images' views."""
-    total: Tensor = _TriangleLse.apply(torch.cat([a, b]), temperature)
-    return total
-
-
-class _TriangleLse(torch.autograd.Function):
-    """Similarities are symmetric: half of the blocks suffice, and are computed again backward."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, temperature: float) -> Tensor:
-        total, scaled = z.new_zeros(len(z)), z / temperature
-        for x, y, without_diagonal in _triangle(len(z)):
-            block = _exponentials(scaled[x], z[y], without_diagonal)
-            total[x] += block.sum(dim=1)
-            if x != y:
-                total[y] += block.sum(dim=0)
-            del block  # the next block then takes its memory
-        ctx.temperature = temperature
-        ctx.save_for_backward(z, total)
-        return total.log()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
-        z, total = ctx.saved_tensors
-        share, slope = grad / (ctx.temperature * total), torch.zeros_like(z)
-        scaled = z / ctx.temperature
-        for x, y, without_diagonal in _triangle(len(z)):
-            block = _exponentials(scaled[x], z[y], without_diagonal)
-            block.mul_(share[x, None] + share[y])  # a pair is in the sums of both views
-            slope[x] += product(block, z[y])
-            if x != y:
-                slope[y] += product(block.T, z[x])
-            del block
-        return slope, None
-
-
-def _triangle(views: int) -> Iterator[tuple[slice, slice, bool]]:
-    """Rows and columns of the blocks, and whether the pairs on the diagonal do not count."""
-    half = views // 2
-    first = list(blocks(half, TRIANGLE_ROWS))
-    second = [slice(rows.start + half, rows.stop + half) for rows in first]
-    for (i, x), (j, y) in itertools.combinations_with_replacement(enumerate(first + second), 2):
-        yield x, y, j - i in (0, len(first))
-
-
-def _exponentials(x: Tensor, y: Tensor, without_diagonal: bool) -> Tensor:
-    block = product(x, y.T).exp_()
-    return block.fill_diagonal_(0) if without_diagonal else block
 
 
 # Any negatives

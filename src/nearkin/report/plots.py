@@ -238,7 +238,8 @@ def contact_sheet(
             captions.append([(Path(query).name, "query"), *found])
         return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
     except OSError as error:
-        raise OutputError(f"cannot write {path} ({error.strerror}); choose another -o") from error
+        why = error.strerror or error
+        raise OutputError(f"cannot write {path} ({why}); choose another -o") from error
 
 
 def _square(images: Images, source: int | bytes | None, side: int) -> Float[Tensor, "3 s s"]:

@@ -166,7 +166,7 @@ class RunFolder:
     @property
     def has_noted_data(self) -> bool:
         """Whether a run has noted its images here; other programs may have a file of that name."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             noted = json.loads(self.data.read_text(encoding="utf-8"))
             return isinstance(noted, dict) and "fingerprint" in noted
         return False
@@ -314,7 +314,7 @@ def _written(run: RunFolder) -> set[Path]:
     made = {*vars(run).values()}
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
     made |= {*run.tensorboard.glob("events.out.tfevents.*")}
-    made |= {*run.report_files.glob("*.js"), *run.report_files.glob("*.webp")}
+    made |= {*run.report_files.glob("[0-9]*.js"), *run.report_files.glob("[0-9]*.webp")}
     made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
     made |= {*(run.path / STAGES).rglob("*")}
     return {file for file in made if file.is_file()}

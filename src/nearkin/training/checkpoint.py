@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from nearkin import files
 from nearkin.distributed import all_reduce_max, diverging_together, full_state, is_sharded
+from nearkin.encoders.files import as_current
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.files import usable
 from nearkin.method import Method
@@ -200,7 +201,7 @@ def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimiz
         raise CheckpointError(
             f"{path} is of another configuration: {misfit}; resume with the one it was made with"
         )
-    method.load_state_dict(state["method"])
+    method.load_state_dict(as_current(state["method"], method))
     restore_optimizer(optimizer, state["optimizer"])
     step: int = state["step"]
     return step

@@ -12,6 +12,7 @@ from nearkin.config import Duration, TrainConfig, seconds
 from nearkin.data.batches import BatchLoader
 from nearkin.data.split import Split
 from nearkin.distributed import CpuTime, broadcast_bytes
+from nearkin.encoders.files import as_current
 from nearkin.method import Method
 from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
@@ -93,7 +94,7 @@ def undone(method: Method[Any]) -> Iterator[None]:
     finally:
         for name, weight in method.named_parameters():  # sharding has emptied them
             weight.data, weight.grad = state[name].to(device), None
-        method.load_state_dict(state)
+        method.load_state_dict(as_current(state, method))
 
 
 def seconds_per_step(laps: Sequence[float], group: int) -> float:
