@@ -14,9 +14,18 @@ from small import same
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.distributed import CpuTime
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import build_backbone
 from nearkin.run.auto import resolve
-from nearkin.training import length
-from nearkin.training.length import Overhead, seconds_per_step, time_epoch, time_is_short
+from nearkin.training import checkpoint, length
+from nearkin.training.length import (
+    Overhead,
+    seconds_per_step,
+    time_epoch,
+    time_is_short,
+    undone,
+)
+from nearkin.training.optimizer import build_optimizer
 from nearkin.training.session import build
 
 CPU = torch.device("cpu")
@@ -77,6 +86,17 @@ def test_the_steps_that_are_timed_are_undone_and_taken_without_a_second_network(
     assert same(method.state_dict(), before)
     assert {name: weight.stride() for name, weight in method.named_parameters()} == layouts
     assert all(weight.grad is None for weight in method.parameters())
+
+
+def test_networks_that_ask_for_the_version_of_their_weights_are_given_them_back(tmp_path):
+    method = METHODS["simclr"](build_backbone("mnasnet0_5", 32))
+    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
+    before = copy.deepcopy(method.state_dict())
+    with undone(method):
+        method.backbone.body.layers[0].weight.data.zero_()
+    assert same(method.state_dict(), before)
+    checkpoint.save(tmp_path, 3, method, optimizer)
+    assert checkpoint.load(tmp_path, method, optimizer).step == 3
 
 
 def test_steps_that_wait_for_all_workers_at_once_count_in_full():
