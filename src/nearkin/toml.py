@@ -133,8 +133,9 @@ FREE = (
 def continued(requested: Settings, stored: Settings, planned_for: Duration = "") -> Settings:
     """The stored settings of a run, if those that are requested now do not contradict them.
 
-    What is left to `auto` is taken from the run, so that the same command continues it. So is the
-    time that its number of epochs was `planned_for`, which the stored settings have no more.
+    What is left to `auto` is taken from the run, so that the same command continues it. So are the
+    folder of copies, if none is named, and the time that its number of epochs was `planned_for`,
+    which the stored settings have no more.
     """
     differences, free = [], dict[str, Any]()
     for entry in fields(stored):
@@ -143,7 +144,7 @@ def continued(requested: Settings, stored: Settings, planned_for: Duration = "")
         if name == "max_time":
             theirs = theirs or planned_for or "none"
             mine = theirs if _same_time(mine, theirs) else mine
-        if mine == "auto":
+        if mine == "auto" or (name == "copy_to" and not mine):
             continue
         if name in FREE:
             free[name] = mine

@@ -13,6 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 from torch import nn
 
+import nearkin
 from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
@@ -197,6 +198,12 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, i
     assert set(evaluate(folder, backbone=Bare(), workers=0).metrics) >= {"untrained"}
     with pytest.raises(UsageError, match="of a network of your own; pass it as `backbone`"):
         embed(folder, images)
+    own, out = load(folder, backbone=Bare()), tmp_path / "out"
+    with pytest.raises(UsageError, match="which a run cannot name"):
+        nearkin.classify(own, images, output=out)
+    with pytest.raises(UsageError, match="which a run cannot name"):
+        nearkin.discover(images, encoder=own, known=["a"], output=out)
+    assert not out.exists()
 
 
 def labeled_like(images, labels):

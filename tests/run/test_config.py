@@ -255,6 +255,7 @@ def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_othe
     free = dict(devices=1, workers=1, max_bad=0.2, copy_to="other")
     config = replace(stored, **left, options={"queue_size": 64}, **free)
     assert continued(config, stored) == replace(stored, **free)
+    assert continued(replace(config, copy_to=""), stored).copy_to == stored.copy_to == "sorted"
 
 
 def test_a_run_says_of_which_kind_it_is(tmp_path):

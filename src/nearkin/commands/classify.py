@@ -29,8 +29,9 @@ from nearkin.commands.settings import EncoderLike, PathLike, given, name_of
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk
 from nearkin.distributed import available_cpus, free_memory, is_main_process
-from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.encoder import Encoder, check_named, load, write_encoder
 from nearkin.errors import UsageError
+from nearkin.run.auto import check_batch
 from nearkin.run.data import held_share, list_bad, note_labels, note_undecodable
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
@@ -124,6 +125,7 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
     if config.labeled and config.labels != "auto":
         raise UsageError("--labels and --labeled exclude each other; give one")
     encoder = load(source, trust_remote_code=config.trust_remote_code)
+    check_named(encoder)
     if not frozen:
         trained_parts(encoder.backbone, config.train_layers)
     return encoder
@@ -132,6 +134,8 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
 def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> ClassifyConfig:
     """Replace what depends on the machine: cached photographs are other pixels."""
     images = data.images
+    if config.batch_size != "auto":
+        check_batch(config.batch_size, len(data.train_rows), 1)
     workers = config.workers
     if workers == "auto":
         workers = 0 if images.is_small else available_cpus()

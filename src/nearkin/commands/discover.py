@@ -21,7 +21,7 @@ from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.start import check_layers, with_encoder
 from nearkin.distributed import is_main_process
-from nearkin.encoders.encoder import load
+from nearkin.encoders.encoder import check_named, load
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.methods import method_class
@@ -148,6 +148,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         source = kept_copy(folder.start, config.encoder, resume=resume)
         trust = config.trust_remote_code
         encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
+        check_named(encoder)
         check_layers(encoder, config.train_layers)
     return config
 

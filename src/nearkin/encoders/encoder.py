@@ -328,6 +328,19 @@ def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
     return encoder
 
 
+def check_named(encoder: Encoder) -> None:
+    """Refuse a network that no file can name: a run that starts from it could not be loaded.
+
+    Raises:
+        UsageError: Saying how to give it a name.
+    """
+    if encoder.details.get("backbone") == CUSTOM:
+        raise UsageError(
+            "the encoder is a network of your own, which a run cannot name; train it with "
+            "--backbone FILE.py:NAME"
+        )
+
+
 def resized(encoder: Encoder, image_size: int) -> Encoder:
     """Return the same weights for images of another size; position embeddings are interpolated.
 
