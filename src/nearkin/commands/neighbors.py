@@ -186,7 +186,7 @@ def _nearest(
 
 
 def _shown(encoder: str, data: Any, trust: bool) -> Images:
-    """Open the images that are shown beside others, before these are looked for."""
+    """Open the images of the sheet, before the search."""
     if data is not None:
         return open_images(data)
     if not RunFolder(Path(encoder)).config.exists():

@@ -487,7 +487,7 @@ def is_channels_last(images: Any, ndim: int) -> bool:
 
 
 def check_several(images: Any, ndim: int) -> None:
-    """Refuse one color image where several (`ndim` 4) are asked for."""
+    """Refuse a single color image where a batch (`ndim` 4) is expected."""
     shape = tuple(images.shape)
     if len(shape) == ndim - 1 == 3 and shape[-1] in (1, 3):
         kind = "a tensor" if is_tensor(images) else "an array"

@@ -85,8 +85,8 @@ def labels_beside(labels: Mapping[str, Row], names: Iterable[str]) -> dict[str, 
     shared = [name for name in in_turn if splitext(name)[0] not in own]
     rows = {sample_key(name): labels[name] for name in shared}  # the last one counts
     rows |= {splitext(name)[0]: labels[name] for name in in_turn}
-    said = {name: rows.get(stem, rows.get(sample_key(name))) for name, stem in images.items()}
-    return {name: row or Row() for name, row in said.items()} if any(said.values()) else {}
+    found = {name: rows.get(stem, rows.get(sample_key(name))) for name, stem in images.items()}
+    return {name: row or Row() for name, row in found.items()} if any(found.values()) else {}
 
 
 def masks(names: Sequence[str]) -> list[Note]:

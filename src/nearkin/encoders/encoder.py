@@ -25,13 +25,13 @@ from nearkin.data.decode import BadImage, Pixels, is_deep, rgb_pixels
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, sources
-from nearkin.encoders.files import SIZE, as_current
+from nearkin.encoders.files import SIZE
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.files import usable, write_whole
-from nearkin.networks.backbone import NATIVE, build_backbone, native
+from nearkin.networks.backbone import NATIVE, as_current, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.networks.tokens import TokenFeatures, prefix_tokens

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from nearkin.networks.backbone import (
     NATIVE,
     SMALL,
     SMALL_IMAGE,
+    as_current,
     build_backbone,
     native,
     timm_names,
@@ -293,7 +294,7 @@ def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) 
     from torchvision.models import MNASNet
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
-    if isinstance(body, MNASNet):  # whose reading asks for the version
+    if isinstance(body, MNASNet):  # others read files of older versions, which do not say so
         state = as_current(state, body)
     if isinstance(body, VisionTransformer):
         state = interpolate_embeddings(size, body.patch_size, OrderedDict(state))
@@ -303,15 +304,6 @@ def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) 
         reason = " ".join(str(error).split("\n\t")[1:2]) or str(error)
         raise UsageError(f"the weights do not fit {name}: {reason[:200]}") from error
     return differences(report.missing_keys, report.unexpected_keys)
-
-
-def as_current(state: Mapping[str, Tensor], body: nn.Module) -> Mapping[str, Tensor]:
-    """Return weights as those of the version of the network's classes that is installed."""
-    versioned: Any = OrderedDict(state)
-    own: Any = body.state_dict()
-    versioned._metadata = getattr(own, "_metadata", None)
-    current: Mapping[str, Tensor] = versioned
-    return current
 
 
 def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Module, str]:

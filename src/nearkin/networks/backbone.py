@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -246,6 +247,15 @@ def _native_timm(name: str, image_size: int, options: dict[str, object]) -> nn.M
     except TypeError as error:
         raise UsageError(f"timm cannot build {name}: {error}; correct its options") from error
     return created
+
+
+def as_current(state: Mapping[str, Tensor], body: nn.Module) -> Mapping[str, Tensor]:
+    """Return weights as those of the version of the network's classes that is installed."""
+    versioned: Any = OrderedDict(state)
+    own: Any = body.state_dict()
+    versioned._metadata = getattr(own, "_metadata", None)
+    current: Mapping[str, Tensor] = versioned
+    return current
 
 
 def _imported(build: Any, name: str) -> nn.Module:

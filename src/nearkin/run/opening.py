@@ -99,7 +99,7 @@ def _check_spared(folder: RunFolder, config: Settings, data: Any) -> None:
     """Refuse to remove files in the folder that the run is to read."""
     taken = [getattr(config, name, "") for name in TAKEN]
     read = [data, *(getattr(config, name, "") for name in WORDS)]
-    files = {each: each if Path(each).exists() else split_source(each)[1] for each in taken}
+    files = {source: split_source(source)[1] for source in taken}
     files |= {source: str(source) for source in read if isinstance(source, str | Path)}
     removed = [file.resolve() for file in cleared(folder)]
     for source, file in files.items():
@@ -153,15 +153,20 @@ def check_copies(folder: RunFolder, destination: str, data: Any, *, resume: bool
     """Refuse a folder for copies of the images that is not new, unless a finished run has it."""
     done = resume and folder.summary.exists()
     made = getattr(folder.any_settings()[0], "copy_to", "") if done else ""
-    own = {folder.path, *(each for each in vars(folder).values() if isinstance(each, Path))}
-    if destination and Path(destination).absolute() in {each.absolute() for each in own}:
+    own = {each.absolute() for each in vars(folder).values()}
+    if destination and Path(destination).absolute() in own:
         raise UsageError(f"--copy-to {destination} is of the run itself; give a folder of its own")
     if destination and not (made and Path(made) == Path(destination)):
         check_destination(Path(destination), [data_name(data)])
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Split `ARCHITECTURE@FILE` and `timm:local-dir:PATH` before the path; others are all path."""
+    """Split `ARCHITECTURE@FILE` and `timm:local-dir:PATH` before the path; others are all path.
+
+    So is what exists, whatever its name has.
+    """
+    if Path(source).exists():
+        return "", source
     for mark in ("@", "local-dir:"):
         head, separator, file = source.rpartition(mark)
         if separator:
@@ -223,7 +228,7 @@ def _absolute_paths(config: Settings) -> dict[str, Any]:
 
 def absolute_source(source: str) -> str:
     """Return the source of an encoder as it holds from any working directory."""
-    head, file = ("", source) if Path(source).exists() else split_source(source)
+    head, file = split_source(source)
     return head + str(Path(file).resolve()) if file and Path(file).exists() else source
 
 

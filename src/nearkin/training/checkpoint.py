@@ -15,10 +15,10 @@ from torch.optim.optimizer import Optimizer
 
 from nearkin import files
 from nearkin.distributed import all_reduce_max, diverging_together, full_state, is_sharded
-from nearkin.encoders.files import as_current
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.files import usable
 from nearkin.method import Method
+from nearkin.networks.backbone import as_current
 from nearkin.run.csv_logger import CSVLogger
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger

@@ -12,8 +12,8 @@ from nearkin.config import Duration, TrainConfig, seconds
 from nearkin.data.batches import BatchLoader
 from nearkin.data.split import Split
 from nearkin.distributed import CpuTime, broadcast_bytes
-from nearkin.encoders.files import as_current
 from nearkin.method import Method
+from nearkin.networks.backbone import as_current
 from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
