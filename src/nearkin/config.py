@@ -181,7 +181,8 @@ class TrainConfig(RunConfig):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the networks; auto: bf16 where the device supports it natively."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
-    """Use of torch.compile, with CUDA graphs if wanted; auto: on in long runs on one GPU."""
+    """Use of torch.compile, with CUDA graphs if wanted; auto: on in long runs on one GPU, but
+    for small views with Muon."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where decoded image files are kept, at twice the side of a view."""
     shuffle_window: AutoCountOrZero = "auto"

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,20 @@ def test_evaluation_during_training_compiles_nothing():
     assert len(graphs) == 1  # a training step compiles
 
 
-def test_neither_processors_nor_short_trainings_compile_by_themselves():
-    assert not should_compile(torch.device("cpu"), 10**9)
-    assert not should_compile(torch.device("cuda"), 100)
+@pytest.mark.skipif(not find_spec("triton"), reason="nothing is compiled without triton")
+def test_what_compiling_pays_for(monkeypatch):
+    """On one H100, a step of SimCLR took 20.6 ms with Muon at 32 px, and compiled 28.0 ms."""
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    cases = [
+        ("cuda", 10**9, "muon", 224, True),
+        ("cuda", 10**9, "muon", 32, False),
+        ("cuda", 10**9, "sgd", 32, True),
+        ("cuda", 100, "sgd", 224, False),
+        ("cpu", 10**9, "sgd", 224, False),
+    ]
+    for device, steps, optimizer, side, pays in cases:
+        given = should_compile(torch.device(device), steps, optimizer=optimizer, side=side)
+        assert given == pays, (device, steps, optimizer, side)
 
 
 def test_what_graphs_give_is_copied_before_they_run_again():

@@ -29,6 +29,9 @@ Module = TypeVar("Module", bound=nn.Module)
 
 TRIED_SIZES: Final = (32, 224)  # of images that a network is tried with if no size is given
 MIN_STEPS: Final = 5000  # of a training that repay a minute or two of compiling
+MUON_SIDE: Final = 64
+"""Side of views, in pixels, from which compiled networks are faster beside Muon. Below, launching
+kernels is the limit, which Muon adds to: those of a compiled network take longer to launch."""
 
 
 class Backbone(nn.Module):
@@ -383,13 +386,20 @@ def size_error(name: str, image_size: int, error: Exception) -> UsageError:
     )
 
 
-def should_compile(device: torch.device, steps: int) -> bool:
+def should_compile(device: torch.device, steps: int, *, optimizer: str, side: int) -> bool:
     """Return whether compiling is possible here and saves time over that many steps.
 
-    On CPUs it was measured not to (docs/benchmarks.md).
+    On CPUs, and of small views beside Muon, it was measured not to (docs/benchmarks.md).
+
+    Args:
+        device: What trains.
+        steps: Of the training.
+        optimizer: Its name.
+        side: Of the largest views, in pixels.
     """
     able = find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
-    return device.type == "cuda" and steps >= MIN_STEPS and bool(able)
+    pays = steps >= MIN_STEPS and (optimizer != "muon" or side >= MUON_SIDE)
+    return device.type == "cuda" and pays and bool(able)
 
 
 def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:

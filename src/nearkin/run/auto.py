@@ -156,11 +156,12 @@ def with_length(
     config = _with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
     whole = not config.chunk_size and not config.grad_checkpointing
     alone = num_processes(config.devices) == 1
-    pays = alone and whole and should_compile(device, epochs * steps_per_epoch)
+    optimizer, side = config.optimizer, max(view_sides(config))
+    pays = should_compile(device, epochs * steps_per_epoch, optimizer=optimizer, side=side)
     return _chosen(
         config,
         evaluate_every=lambda: math.ceil(epochs / MAX_EVALUATIONS),
-        compile=lambda: "on" if pays else "off",
+        compile=lambda: "on" if alone and whole and pays else "off",
     )
 
 
