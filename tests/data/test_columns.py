@@ -260,6 +260,30 @@ def test_features_of_any_form_are_read(tmp_path):
         assert len(open_images(path)) == len(IMAGES), broken
 
 
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_of_two_columns_of_classes_none_is_taken_and_both_are_noted(tmp_path, cache, form):
+    """As the hub has CIFAR-100; split and group may have named classes beside a label."""
+    classes = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+    fine = [n % 2 for n in range(len(IMAGES))]
+    content = with_features(
+        {"fine_label": classes, "coarse_label": classes}, fine_label=fine, coarse_label=fine
+    )
+    path = tmp_path / f"t.{form}"
+    write_arrow(path, content) if form == "arrow" else parquet.write_table(content, path)
+    images = open_images(path)
+    assert images.classes == ()
+    assert [str(note) for note in images.notes] == [
+        "left out: 2 columns of classes, of which none is called label; rename the one that is "
+        "meant, such as 'fine_label', 'coarse_label'"
+    ]
+    named = content.rename_columns(["image", "label", "coarse_label"])
+    described = {"info": {"features": {"label": classes, "coarse_label": classes}}}
+    named = named.replace_schema_metadata({"huggingface": json.dumps(described)})
+    write_arrow(path, named) if form == "arrow" else parquet.write_table(named, path)
+    images = open_images(path)
+    assert (images.classes, images.notes) == (("cat", "dog"), ())
+
+
 def test_copies_of_tables_make_room_for_others_but_not_while_they_are_used(
     tmp_path, cache, monkeypatch
 ):

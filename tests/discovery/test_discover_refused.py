@@ -46,6 +46,7 @@ REFUSED = [
     ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "unknown option --entropy-weight for ncl"),
     ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
     ([*KNOWING, "--batch-size", "1000"], 2, "--batch-size 1000"),
+    (["--known", "cat,dog,eel", "--batch-size", "20"], 2, "more than a step can have"),
     ([*KNOWING, "--augment", "smcl"], 2, "smcl"),
     ([*KNOWING, "--device", "abacus"], 2, "device abacus"),
     ([*KNOWING, "--truth", "missing.csv"], 3, "missing.csv"),

@@ -23,7 +23,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from nearkin.data.columns import COLUMN_TABLES, list_column
+from nearkin.data.columns import COLUMN_TABLES, list_column, undecided
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
 from nearkin.data.listing import (
@@ -153,7 +153,7 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
         rows={**images.rows, **labels_beside(found.labels, images.names)},
         others=[*images.others, *found.refused],
-        notes=beside(left),
+        notes=[*beside(left), *undecided(found.files)],
     )
     return require_files(listing, where)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from nearkin.data.labels import Row
 from nearkin.data.members import Member, Place
+from nearkin.data.notes import Note, noted
 from nearkin.data.remote import File
 from nearkin.data.unpacked import kept, unpacked, unpacked_folder, write_unpacked
 from nearkin.errors import DataError
@@ -221,6 +222,19 @@ def _rows(batch: Any, schema: Any) -> Iterator[Row]:
     names = classes.get(label or "")
     rows = map(Row.of, cells(label), named(columns.get("group")), named(columns.get("split")))
     yield from rows if names is None else (row.named(names) for row in rows)
+
+
+def undecided(tables: Iterable[File]) -> list[Note]:
+    """Note the columns of named classes of Arrow files in which several could be the labels."""
+    found = dict[str, None]()
+    for table in tables:
+        if table.suffix.lower() == ".arrow":
+            schema = _schema(table)
+            classes = _named_classes(schema.metadata or {})
+            if len(classes) > 1 and "label" not in _columns(schema):
+                found |= dict.fromkeys(classes)
+    text = "columns of classes, of which none is called label; rename the one that is meant"
+    return noted("left out", [*found], text)
 
 
 def _name(names: Sequence[str], number: Any) -> str | None:

@@ -14,7 +14,7 @@ from nearkin.data.labels import spellings
 from nearkin.data.notes import Note, lines, named
 from nearkin.data.split import Split, trained_or_scored
 from nearkin.discovery.rounds import Accepted, accept, accepted
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
 from nearkin.labels.held_out import keep_few
 from nearkin.labels.known import label_images, own_images
 from nearkin.labels.truth import check_disjoint, truth_labels
@@ -163,8 +163,18 @@ def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
 
 
 def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
-    """Return the batch size of the stages that learn from labels, or refuse the requested one."""
-    num_images = len(dataset.parts.train_rows)
-    batch = min(BATCH_SIZE, num_images) if config.batch_size == "auto" else config.batch_size
-    check_batch(batch, num_images, 1)
+    """Return the batch size of the stages that learn from labels, or refuse the requested one.
+
+    Half of a batch is labeled and no image is in it twice.
+    """
+    label = dataset.label[dataset.parts.train_rows]
+    unlabeled = int((label == UNLABELED).sum())
+    most = unlabeled + min(unlabeled, len(label) - unlabeled)
+    batch = min(BATCH_SIZE, most) if config.batch_size == "auto" else config.batch_size
+    check_batch(batch, len(label), 1)
+    if batch > most:
+        raise UsageError(
+            f"--batch-size {batch} is more than a step can have: {unlabeled} unlabeled images, and "
+            f"at most as many labeled ones; give at most {most}"
+        )
     return batch
