@@ -39,6 +39,8 @@ REFUSED = [
     ([*KNOWING, "--train-layers", "layer4"], 2, "--train-layers layer4 is not top, last:N or all"),
     ([*KNOWING, "--train-layers", "linear"], 2, "--train-layers linear is not top, last:N or all"),
     ([*KNOWING, "--train-layers", "top,top"], 2, "--train-layers top,top is not top, last:N or all"),
+    ([*KNOWING, "--train-layers", "last:99", "--classes", "2"], 2, "last:99, but tiny has"),
+    ([*KNOWING, *NCD, "--queue-size", "2001", "--classes", "2"], 2, "queue-size 2001 is more than half"),
     ([*KNOWING, *NCD, "--dim", "3"], 2, "unknown option --dim for ncl"),
     ([*KNOWING, *NCD, "--positive-rate", "-1"], 2, "--positive-rate -1"),
     ([*KNOWING, "--positive-rate", "1"], 2, "unknown option --positive-rate for simgcd"),

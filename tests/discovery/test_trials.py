@@ -28,6 +28,8 @@ from nearkin.discovery.trials import (
     mean_accuracy,
     shorter,
 )
+from nearkin.errors import UsageError
+from nearkin.run.options import method_options, within
 from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
@@ -64,9 +66,9 @@ BASE = TrainConfig(
 )  # fmt: skip
 
 
-def trials(folder, mode, cached, task, **base):
+def trials(folder, mode, cached, task, options=None, **base):
     encoder, settings = FrozenEncoder(cached, CPU), replace(BASE, **base)
-    return Trials(encoder, task, settings, mode, folder, {}, train=shorter)
+    return Trials(encoder, task, settings, mode, folder, options or {}, train=shorter)
 
 
 def first_trial(folder, mode, *given, **base):
@@ -90,6 +92,18 @@ def same(one, other):
     return [(t.fold, t.candidate) for t in one] == [(t.fold, t.candidate) for t in other] and all(
         np.array_equal(a.probability, b.probability) for a, b in zip(one, other, strict=True)
     )
+
+
+@pytest.mark.parametrize(("num_images", "size"), [(6000, 3000), (100, 2000)])
+def test_a_queue_for_the_whole_task_is_reduced_to_what_a_trial_holds(num_images, size, tmp_path):
+    """Trials have fewer images: at most half of them, or as many as the paper has."""
+    asked = {"queue_size": 5000, "temperature": 0.1}
+    reduced = within("ncl", asked, num_images)
+    assert reduced == asked | {"queue_size": size}
+    assert method_options("ncl", reduced, num_images, 8)["queue_size"] == size
+    with pytest.raises(UsageError, match="more than half"):
+        method_options("ncl", asked, num_images, 8)
+    assert first_trial(tmp_path, "ncd", *images(), options=asked).fold == 0
 
 
 @given(st.integers(2, 60), st.integers(1, 300), st.integers(0, 2**32 - 1))

@@ -17,7 +17,7 @@ from nearkin.discovery.data import (
     open_discovery_data,
 )
 from nearkin.discovery.outcome import build_outcome
-from nearkin.discovery.pipeline import Pipeline
+from nearkin.discovery.pipeline import Pipeline, check_trained_layers
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.start import check_layers, with_encoder
 from nearkin.distributed import is_main_process
@@ -92,6 +92,7 @@ def discover(
             log.info(line)
         check_sizes(dataset, config)
         config = with_encoder(config, dataset.images, log.info)
+        check_trained_layers(dataset, config, run.device)
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
@@ -100,16 +101,22 @@ def discover(
                 made_from = data_name(data)
                 complete_results(folder, run.config, dataset.images, data=made_from, log=log)
             return Run(folder)
-        left = dataset.accepted.num_left
-        if config.classes == "auto" and left is not None:
-            config = replace(config, classes=left)
-            log.info(f"           {left} novel classes are left; take another with --classes N")
+        config = _with_left(config, dataset, log)
         folder.write_settings(config, data_name(data))
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
         with resource_errors(resumes=True):
             _run(Pipeline(data, config, folder, run.device, log), dataset)
     return Run(folder)
+
+
+def _with_left(config: DiscoverConfig, dataset: DiscoveryData, log: Reporter) -> DiscoverConfig:
+    """Take the number of novel classes that an accepted discovery leaves, where none is named."""
+    left = dataset.accepted.num_left
+    if config.classes != "auto" or left is None:
+        return config
+    log.info(f"           {left} novel classes are left; take another with --classes N")
+    return replace(config, classes=left)
 
 
 def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Run:

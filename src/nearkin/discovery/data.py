@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from nearkin.choices import MODE_METHODS
 from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import spellings
@@ -22,6 +23,7 @@ from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.auto import check_batch
 from nearkin.run.data import hold_out, learnable, open_usable
 from nearkin.run.folder import RunFolder
+from nearkin.run.options import method_options
 from nearkin.types import UNLABELED
 
 BATCH_SIZE: Final = 128
@@ -159,7 +161,8 @@ def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
             f"all labeled images of {count(len(without), 'known class')} are held out ({names}) "
             "or cannot be read; label others of the same classes"
         )
-    batch_size(dataset, config)
+    half = max(1, batch_size(dataset, config) // 2)
+    method_options(MODE_METHODS[config.mode], config.options, max(2, unlabeled), half)
 
 
 def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
@@ -174,7 +177,7 @@ def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
     check_batch(batch, len(label), 1)
     if batch > most:
         raise UsageError(
-            f"--batch-size {batch} is more than a step can have: {unlabeled} unlabeled images, and "
+            f"--batch-size {batch} is more than a step can have: {unlabeled} unlabeled images and "
             f"at most as many labeled ones; give at most {most}"
         )
     return batch

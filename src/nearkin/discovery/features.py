@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nearkin.classifier.classifier import apply_layer, frozen_copy
 from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
-from nearkin.classifier.layers import trainable_copy
+from nearkin.classifier.layers import trainable_copy, trained_parts
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, BatchLoader
@@ -178,6 +178,13 @@ def split_layers(layers: str) -> tuple[str, bool]:
     """
     part = layers.removesuffix(",top")
     return part, part != layers
+
+
+def check_layers(layers: str, backbone: Backbone) -> None:
+    """Refuse a `--train-layers` that a backbone does not have."""
+    part, _ = split_layers(layers)
+    if part != "top":
+        trained_parts(backbone, part)
 
 
 def random_layer(encoder: DiscoveryEncoder, seed: int) -> Backbone:

@@ -14,6 +14,7 @@ from nearkin.discovery.features import (
     DiscoveryEncoder,
     FinetunedEncoder,
     FrozenEncoder,
+    check_layers,
 )
 from nearkin.discovery.findings import Finding, early_findings, labels_seen, number_capped
 from nearkin.discovery.number import NumberOfClasses, estimate_number
@@ -33,6 +34,7 @@ from nearkin.discovery.trials import (
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
 from nearkin.metrics.kmeans import COPIES, WIDEST
+from nearkin.networks.backbone import build_backbone
 from nearkin.report.pages import write_page
 from nearkin.run.auto import precision_of, resolve
 from nearkin.run.data import note_undecodable
@@ -52,6 +54,27 @@ SHARED: Final = (
     "max_time",
 )  # fmt: skip
 """Settings that the first stage takes over."""
+
+
+def check_trained_layers(
+    dataset: DiscoveryData, config: DiscoverConfig, device: torch.device
+) -> None:
+    """Refuse layers that an encoder which is still to be trained will not have."""
+    if config.encoder == "auto" and config.train_layers != "top":
+        parts = dataset.pretraining_parts()
+        settings = resolve(_first_settings(config), parts.train, device)
+        network = build_backbone(str(settings.backbone), int(settings.image_size))
+        check_layers(config.train_layers, network)
+
+
+def _first_settings(config: DiscoverConfig) -> TrainConfig:
+    """Return the settings of the training of an encoder."""
+    return TrainConfig(method=config.method, labels="none", **_shared(config, *SHARED))
+
+
+def _shared(config: DiscoverConfig, *names: str) -> dict[str, Any]:
+    """Return settings that a discovery and a training both have."""
+    return {name: getattr(config, name) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +185,7 @@ class Pipeline:
             encoder = load(
                 config.encoder, allow_partial=config.allow_partial, trust_remote_code=trust
             )
+            check_layers(config.train_layers, encoder.backbone)
             for line in encoder.lines():
                 self.log.info(f"           {line}")
             write_start(self.folder, encoder)
@@ -174,8 +198,7 @@ class Pipeline:
         if stage.summary.exists():
             return load(stage.path, trust_remote_code=config.trust_remote_code)
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
-        settings = TrainConfig(method=config.method, labels="none", **self._shared(*SHARED))
-        parts = dataset.pretraining_parts()
+        settings, parts = _first_settings(config), dataset.pretraining_parts()
         with open_run(
             stage,
             settings,
@@ -194,10 +217,6 @@ class Pipeline:
                     write_page(stage, parts.images)
         return load(stage.path)
 
-    def _shared(self, *names: str) -> dict[str, Any]:
-        """Return settings that a discovery and a training both have."""
-        return {name: getattr(self.config, name) for name in names}
-
     def _base(self, pretrained: Encoder, dataset: DiscoveryData) -> TrainConfig:
         """Resolve the settings that all later stages share, on top of a frozen encoder."""
         config = self.config
@@ -206,7 +225,7 @@ class Pipeline:
             backbone=str(pretrained.details["backbone"]),
             image_size=pretrained.image_size,
             epochs=1,  # each stage has a length of its own
-            **self._shared("augment", "seed", "workers", "cache"),
+            **_shared(config, "augment", "seed", "workers", "cache"),
             # On cached features a step is so short that a lower precision gains no time.
             precision="fp32",
         )

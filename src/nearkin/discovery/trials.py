@@ -28,6 +28,7 @@ from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable
 from nearkin.metrics.clusters import right
+from nearkin.run.options import within
 from nearkin.schema import Value
 from nearkin.types import UNLABELED
 
@@ -177,7 +178,8 @@ class Trials:
     def _try(self, hiding: "_Hiding", init: StageInit, candidate: Candidate, path: Path) -> None:
         """Search for the hidden classes and write how well they were found."""
         task, truth = hiding.task, hiding.truth
-        options = candidate.options(task.num_novel) | dict(self.options)
+        given = within(candidate.method, self.options, max(2, len(task.unlabeled)))
+        options = candidate.options(task.num_novel) | given
         stage = class_stage(self.encoder, task, self.base, init, candidate.method, options)
         self.train(stage, "class")
         heads = frozen_copy(heads_of(stage.method))

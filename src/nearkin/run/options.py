@@ -98,6 +98,16 @@ def method_options(
     return options
 
 
+def within(name: str, requested: Mapping[str, Value], num_images: int) -> dict[str, Value]:
+    """Return requested options with memories of at most what `method_options` takes."""
+    cls = method_class(name)
+    reduced = dict(requested)
+    for key, mark in fitted_options(cls).items():
+        if key in requested and not isinstance(mark, BatchGroups):
+            reduced[key] = min(requested[key], max(num_images // 2, parameters(cls)[key].default))
+    return reduced
+
+
 def _check_memory(key: str, size: int, num_images: int, batch_size: int, most: int) -> None:
     """Refuse a memory beyond half of the images and beyond the paper's, or one below a batch.
 
