@@ -145,6 +145,16 @@ def test_the_small_commands_answer(capsys):
         assert expected in capsys.readouterr().out
 
 
+def test_lists_are_json_by_name(capsys):
+    for words, name, said in (
+        (["methods"], "simclr", "Each view must find the other"),
+        (["pretrained", "dinov2"], "dinov2-small", "apache-2.0"),
+        (["recipes"], "recipe:cifar10/moco", "MoCo"),
+    ):
+        assert run("list", *words, "--json") == 0
+        assert json.loads(capsys.readouterr().out)[name].startswith(said)
+
+
 NO_RECIPE = "error: there is no recipe "
 UNLISTED = {
     "trian x": ("train",),

@@ -35,6 +35,21 @@ def test_center_and_squash_are_torchvisions_resize_and_crop():
         np.testing.assert_array_equal(ours, np.asarray(theirs))
 
 
+@pytest.mark.parametrize("by", [1, 255])
+def test_of_a_scan_line_only_the_middle_is_enlarged(by):
+    """All of it would be 65,000 x 5 px enlarged to 3,328,000 x 256. Of 8 bits, and from 0 to 1."""
+    line = photograph(3, 6000)
+    pixels = line if by == 1 else line.astype(np.float32) / by
+    view = Preprocessing(20, "center", 24)
+    resized = transforms.Resize(24, InterpolationMode.BICUBIC)(Image.fromarray(line))
+    theirs = np.asarray(transforms.CenterCrop(20)(resized), np.float32)
+    lying = view.pixels(pixels)
+    standing = view.pixels(pixels.swapaxes(0, 1)).swapaxes(0, 1)
+    for ours in (lying, standing):
+        assert by * ours == pytest.approx(theirs, abs=0 if by == 1 else 1)
+    assert Preprocessing(224, "center", 256).pixels(photograph(1, 65_000)).shape == (224, 224, 3)
+
+
 def test_a_jpeg_is_decoded_at_full_scale_unless_it_is_four_times_as_large():
     """At a smaller scale the pixels differ, so that must stay the exception of large files."""
     view = Preprocessing(64, "center", 73)

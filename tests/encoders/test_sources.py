@@ -123,7 +123,7 @@ def test_encoders_are_listed_with_their_licenses_and_restricted_ones_named_as_su
         ("dinov2", "timm:vit_small_patch14_reg4_dinov2.lvd142m", "apache-2.0"),
         ("hiera_tiny_224.mae", "timm:hiera_tiny_224.mae", "cc-by-nc"),
     ):
-        listed = dict(line.split(maxsplit=1) for line in list_names("pretrained", word))
+        listed = list_names("pretrained", word)
         assert listed[name].startswith(license_), name
     for name, restricted in (
         ("dinov2-small", False),

@@ -35,7 +35,6 @@ from nearkin.schema import (
     suggestion,
     types_of,
 )
-from nearkin.text import aligned
 from nearkin.toml import RECIPE, recipe_files, settings_file, toml_value
 
 
@@ -75,7 +74,7 @@ def list_methods() -> list[str]:
 
 
 @command
-def list_names(what: Listed, name: str = "") -> list[str]:
+def list_names(what: Listed, name: str = "") -> dict[str, str] | list[str]:
     """List what there is, or show one thing.
 
     Args:
@@ -87,20 +86,16 @@ def list_names(what: Listed, name: str = "") -> list[str]:
     """
     match what:
         case "methods":
-            return _described(name) if name else _ideas()
+            ideas = {each: idea(method_class(each)) for each in METHODS}
+            return _described(name) if name else ideas
         case "backbones":
             return list_backbones(name)
         case "pretrained":
-            return aligned([(each, license_of(each)) for each in list_pretrained(name)])
+            return {each: license_of(each) for each in list_pretrained(name)}
         case "recipes":
-            return _text_of(name) if name else aligned([*list_recipes().items()])
+            return _text_of(name) if name else list_recipes()
         case "settings":
             return list_settings(name or TrainConfig.method).rstrip("\n").splitlines()
-
-
-def _ideas() -> list[str]:
-    """A line per method."""
-    return aligned([(name, idea(method_class(name))) for name in METHODS])
 
 
 def _described(method: str) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.data.batches import from_zero_to_one
 from nearkin.data.channels import Channels, named
-from nearkin.data.decode import CENTER, Pixels, PixelType, as_image, center
+from nearkin.data.decode import CENTER, Pixels, PixelType, Planes, as_image, center
 from nearkin.data.images import Images, In8Bits
 from nearkin.data.notes import Note
 from nearkin.data.views import MEAN, STD, input_statistics, normalize
@@ -25,6 +25,9 @@ Crop = Literal["box", "center", "squash"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos", "nearest"]
 CropRounding = Literal["even", "down"]
 RANGE: Final = ("low", "high")
+LONGEST: Final = 32
+"""Shorter sides of an image of which no more is enlarged before the crop: a scan line of 65,000
+pixels would take gigabytes."""
 OTHER: Final = "give an encoder that was trained on such images"
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
 
@@ -200,6 +203,7 @@ class Preprocessing:
         # The roundings are torchvision's, of `Resize` and `CenterCrop`.
         size, short = (self.resize_to, self.resize_to), min(image.size)
         if self.crop == "center":
+            image = _middle(image, LONGEST * short)
             width, height = image.size
             size = (self.resize_to * width // short, self.resize_to * height // short)
         if image.size != size:
@@ -207,3 +211,13 @@ class Preprocessing:
         whole = round if self.crop_rounding == "even" else math.floor
         left, top = (whole((edge - self.image_size) / 2.0) for edge in size)
         return np.array(image.crop((left, top, left + self.image_size, top + self.image_size)))
+
+
+def _middle(image: Image.Image | Planes, length: int) -> Image.Image | Planes:
+    """Return the middle of an image that is longer: all of a line would be enlarged to a plane."""
+    ends = [((edge - length) // 2, (edge + length) // 2) for edge in image.size]
+    (left, right), (top, bottom) = (
+        (first, last) if first > 0 else (0, edge)
+        for (first, last), edge in zip(ends, image.size, strict=True)
+    )
+    return image.crop((left, top, right, bottom))
