@@ -161,7 +161,6 @@ def as_in_files(state):
     }
 
 
-@pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in HEADS]
 )

@@ -271,7 +271,10 @@ def _imported(build: Any, name: str) -> nn.Module:
 def _from_torchvision(name: str, **options: object) -> nn.Module:
     import torchvision
 
-    body: nn.Module = torchvision.models.get_model(name, **{"weights": None, **options})
+    # These two warn that their weights may begin in another way some day, unless it is named.
+    begins = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    given = {"weights": None, **begins, **options}
+    body: nn.Module = torchvision.models.get_model(name, **given)
     for head in ("fc", "classifier", "head", "heads"):
         if hasattr(body, head):
             setattr(body, head, nn.Identity())
