@@ -15,6 +15,7 @@ from scipy.stats import chisquare, kstest
 from small import BATCH, SIDE, assert_same_gradient, double_for, run, small
 from torch import nn
 
+from nearkin.errors import UsageError
 from nearkin.memory import EMPTY
 from nearkin.methods.ncl import NCL
 from nearkin.networks.branch import Backbone
@@ -295,3 +296,9 @@ def test_uniform_shares_are_uniform():
     negatives = method.hard_negatives(torch.eye(192)[:1].double(), torch.tensor([[True]]))
     ratio = negatives / (1 - negatives.square()).sqrt()
     assert kstest((ratio / (1 + ratio)).flatten(), "uniform").pvalue > 0.001
+
+
+def test_more_top_ranks_than_features_are_refused():
+    with pytest.raises(UsageError, match="top_ranks 25 is more than the 24 features"):
+        small("ncl", pseudo_labels="ranks", top_ranks=25)
+    assert small("ncl", top_ranks=25)  # which close pairs do not use

@@ -43,6 +43,11 @@ def test_fewer_images_than_processes_are_refused_and_than_a_batch_or_a_queue_shr
     large = TrainConfig(method="nnclr", epochs=1, options={"support_size": 1000})
     said = shrunk(resolve(large, images, CPU), 20)
     assert "warning: --support-size 1000 is more than half of the 20 images" in said
+    many = open_images(np.zeros((200, 8, 8, 3), np.uint8))
+    asked = TrainConfig(method="moco", epochs=1, batch_size=20, options={"queue_size": 40})
+    assert shrunk(resolve(asked, many, CPU), 200)[0].startswith("note   --bn-groups")
+    asked = replace(asked, options={"queue_size": 40, "bn_groups": 2})
+    assert shrunk(resolve(asked, many, CPU), 200) == []  # nothing of it was reduced
 
 
 def test_what_is_left_to_itself_fits_what_is_asked_for():

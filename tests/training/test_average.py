@@ -48,11 +48,14 @@ def chosen(ends, right, n=200):
     given = iter(right)
 
     def measure(_):
-        outcome = share("view retrieval", np.arange(n) < next(given), {}, rows=np.arange(n))
+        if (number := next(given)) is None:
+            return {}
+        outcome = share("view retrieval", np.arange(n) < number, {}, rows=np.arange(n))
         return {"view retrieval": outcome}
 
     kept, average = choose_average(start, start, end.backbone.body.state_dict(), measure, HELD_OUT)
-    assert list(average.retrieval) == [0.0, *SHARES]
+    measured = [at for at, number in zip((0.0, *SHARES), right, strict=True) if number is not None]
+    assert list(average.retrieval) == measured
     assert (kept is start) == (average.share == 0)
     return average
 
@@ -70,6 +73,10 @@ def test_the_start_is_kept_unless_an_average_is_clearly_better(ends):
     }  # fmt: skip
     assert "0.500 at 0, 0.600 at 0.25" in average.text
     assert "200 held-out images" in average.text
+
+
+def test_an_average_that_cannot_be_measured_is_not_chosen(ends):
+    assert chosen(ends, (100, None, 150, 90, 80)).share == SHARES[1]
 
 
 def test_what_cannot_be_measured_stays_as_it_was(ends):

@@ -92,6 +92,8 @@ def classify(
         dataset = open_labeled_data(data, run.config, run.log.progress, on_open, resumed)
         for line in dataset.lines():
             run.log.info(line)
+        if run.config.batch_size != "auto":
+            check_batch(run.config.batch_size, len(dataset.train_rows), 1)
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
@@ -134,8 +136,6 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
 def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> ClassifyConfig:
     """Replace what depends on the machine: cached photographs are other pixels."""
     images = data.images
-    if config.batch_size != "auto":
-        check_batch(config.batch_size, len(data.train_rows), 1)
     workers = config.workers
     if workers == "auto":
         workers = 0 if images.is_small else available_cpus()

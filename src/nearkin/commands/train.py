@@ -23,7 +23,7 @@ from nearkin.run.opening import open_run, self_contained
 from nearkin.run.options import check_teacher, checked_options, known_classes
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.run.tracking import Tracking, check_trackers
-from nearkin.training.session import run_worker, train_encoder
+from nearkin.training.session import check_networks, run_worker, train_encoder
 from nearkin.training.start import read_start, with_start
 
 
@@ -76,6 +76,7 @@ def train(
         config = resolve(with_start(config, start, split.train), split.train, device)
         ignored = ignored_values(data, config, split)
         if overwrite:
+            check_networks(config, split.train, network)
             clear(folder)
         batch_size = int(config.batch_size)
         with (

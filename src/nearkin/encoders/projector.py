@@ -72,7 +72,8 @@ def embedding_encoder(encoder: Encoder, path: Path) -> Encoder:
     if not path.exists():
         raise UsageError(
             f"{path.parent} has no embedding: it keeps no {path.name}; give the run of a method "
-            "that trains a projector, or leave out --features embedding"
+            "that trains a projector, whose encoder is no mean with its start, or leave out "
+            "--features embedding"
         )
     with usable(path, AGAIN):
         note, state = read_tensors(path, "projector")

@@ -38,6 +38,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.errors import UsageError
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
@@ -143,6 +144,11 @@ class NCL(Method[KeyUpdate]):
         self.consistency_weight, self.consistency_until = consistency_weight, consistency_until
         self.online = Branch(backbone)
         features = self.backbone.feature_dim
+        if pseudo_labels == "ranks" and top_ranks > features:
+            raise UsageError(
+                f"--top-ranks {top_ranks} is more than the {features} features of "
+                f"{self.backbone.name}; give at most that"
+            )
         self.heads = Heads(features, num_known_classes, num_novel_classes)
         self.known_queue = Queue(queue_size, features, labeled=True)
         self.novel_queue = Queue(queue_size, features)

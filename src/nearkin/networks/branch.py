@@ -30,8 +30,9 @@ Module = TypeVar("Module", bound=nn.Module)
 TRIED_SIZES: Final = (32, 224)  # of images that a network is tried with if no size is given
 MIN_STEPS: Final = 5000  # of a training that repay a minute or two of compiling
 MUON_SIDE: Final = 64
-"""Side of views, in pixels, from which compiled networks are faster beside Muon. Below, launching
-kernels is the limit, which Muon adds to: those of a compiled network take longer to launch."""
+"""Side of views, in pixels, below which nothing is compiled beside Muon. There, launching kernels
+is the limit, to which Muon adds, and those of a compiled network take longer to launch: measured
+at 32 px, where larger views have more to compute for as many launches."""
 
 
 class Backbone(nn.Module):

@@ -341,7 +341,9 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
     if config.batch_size == num_images < USUAL_BATCH:
         lines.append(f"note   --batch-size {config.batch_size}: there are no more images")
     cls = method_class(config.method)
-    usual = default_options(cls)
+    usual, processes = default_options(cls), num_processes(config.devices)
+    batch, chunk = int(config.batch_size), config.chunk_size
+    fitted = method_options(config.method, {}, num_images, batch, chunk, processes)
     for key, mark in fitted_options(cls).items():
         if isinstance(mark, MemorySize) and int(config.options[key]) > num_images // 2:
             # The papers' sizes are allowed, but hold old entries of most images.
@@ -349,7 +351,7 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
                 f"warning: {option(key)} {config.options[key]} is more than half of the "
                 f"{num_images} images"
             )
-        if config.options[key] < usual[key]:
+        if config.options[key] < usual[key] and config.options[key] == fitted[key]:
             why = "at most half of the images"
             if isinstance(mark, BatchGroups) and config.chunk_size:
                 why = "one for each chunk of the batch"

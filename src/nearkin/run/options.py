@@ -91,11 +91,16 @@ def method_options(
             else:
                 options[key] = _fitting_groups(value, batch_size, chunk_size, processes)
         elif key in requested:
-            most = max(half, parameters(cls)[key].default)
+            most = _most(cls, key, num_images)
             _check_memory(key, value, num_images, batch_size if mark.holds_batch else 0, most)
         else:
             options[key] = min(value, half // batch_size * batch_size or half)
     return options
+
+
+def _most(cls: type[Method[Any]], key: str, num_images: int) -> int:
+    """The largest memory that is taken: of half of the images, or the paper's."""
+    return max(num_images // 2, int(parameters(cls)[key].default))
 
 
 def within(name: str, requested: Mapping[str, Value], num_images: int) -> dict[str, Value]:
@@ -104,7 +109,7 @@ def within(name: str, requested: Mapping[str, Value], num_images: int) -> dict[s
     reduced = dict(requested)
     for key, mark in fitted_options(cls).items():
         if key in requested and not isinstance(mark, BatchGroups):
-            reduced[key] = min(requested[key], max(num_images // 2, parameters(cls)[key].default))
+            reduced[key] = min(requested[key], _most(cls, key, num_images))
     return reduced
 
 

@@ -103,8 +103,10 @@ def choose_average(
         return start, Average(0.0, {}, images)
     retrieval = {0.0: first}
     for share in SHARES:
-        retrieval[share] = measure(averaged(resized, end, share))[WITHOUT_LABELS]
-    better = [share for share in SHARES if difference(retrieval[share], first).clear > 0]
+        measured = measure(averaged(resized, end, share)).get(WITHOUT_LABELS)
+        retrieval |= {} if measured is None else {share: measured}
+    shares = [share for share in retrieval if share]
+    better = [share for share in shares if difference(retrieval[share], first).clear > 0]
     share = max(better, key=lambda at: retrieval[at].value, default=0.0)
     chosen = averaged(resized, end, share) if share else start
     return chosen, Average(share, retrieval, images)

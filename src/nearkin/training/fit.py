@@ -200,7 +200,8 @@ class Record:
         self.per_epoch = self.sampler.steps_per_epoch
         self.total = int(self.config.epochs) * self.per_epoch
         rows = self.journal.rows()
-        self.epoch = rows[self.start - self.start % self.per_epoch :]
+        before = self.start - self.start % self.per_epoch  # rows may be gone with their file
+        self.epoch = [row for row in rows if row["step"] > before]
         self.evaluated = [row for row in rows if "feature_std" in row]  # before it was resumed
         self.pace = Pace(self.total, self.sampler.batch_size)
         self.alarm = Alarm(type(self.method))

@@ -228,20 +228,11 @@ def build(
     `folder` is that of the run, which holds the encoder that it starts from and the values that it
     ignores, if any. A teacher's features are not yet in the batches; see `with_teacher`.
     """
-    cls = method_class(config.method)
-    known = known_classes(config)
-    counts = {"num_images": len(images), "num_known_classes": len(known)}
-    counts["teacher_dim"] = teacher.num_features if teacher else 0
-    accepted = inspect.signature(cls.__init__).parameters
-    counts = {name: count for name, count in counts.items() if name in accepted}
-    with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
-        backbone, images = starting_backbone(config, images, network, folder)
-        method: Method[Any] = cls(backbone, **counts, **config.options)
+    method, images = _method(config, images, network, teacher, folder)
+    known, body = known_classes(config), method.backbone.body
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
-    for side in {*view_sides(config)} - {int(config.image_size)}:
-        check_patches(backbone.body, side, backbone.name, "--view-sizes")
     batches = Batches.of(
         images,
         views_of(
@@ -255,12 +246,43 @@ def build(
         workers=int(config.workers),
         cache=config.cache,
         labels=labels_of(known, images) if known else None,  # others never meet one
-        multiple=patch_size(backbone.body),
+        multiple=patch_size(body),
     )
     sizes = {size for side in view_sides(config) for size in batches.resized(side).sizes}
     for size in {*batches.sizes, *sizes} - {int(config.image_size)}:
-        as_backbone(backbone.body, size, name=backbone.name)  # multi-crop: tries it
+        as_backbone(body, size, name=method.backbone.name)  # multi-crop: tries it
     return method, batches
+
+
+def check_networks(config: TrainConfig, images: Images, network: nn.Module | None) -> None:
+    """Refuse a teacher, a backbone or a method that cannot be built."""
+    trust = config.trust_remote_code
+    teacher = None
+    if config.teacher:
+        teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
+    _method(config, images, network, teacher, None)
+
+
+def _method(
+    config: TrainConfig,
+    images: Images,
+    network: nn.Module | None,
+    teacher: Encoder | None,
+    folder: RunFolder | None,
+) -> tuple[Method[Any], Images]:
+    """Build a method on a CPU; also return the images in the range that its backbone takes."""
+    cls = method_class(config.method)
+    known = known_classes(config)
+    counts = {"num_images": len(images), "num_known_classes": len(known)}
+    counts["teacher_dim"] = teacher.num_features if teacher else 0
+    accepted = inspect.signature(cls.__init__).parameters
+    counts = {name: count for name, count in counts.items() if name in accepted}
+    with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
+        backbone, images = starting_backbone(config, images, network, folder)
+        method: Method[Any] = cls(backbone, **counts, **config.options)
+    for side in {*view_sides(config)} - {int(config.image_size)}:
+        check_patches(backbone.body, side, backbone.name, "--view-sizes")
+    return method, images
 
 
 def sampler_for(config: TrainConfig, num_images: int, folder: RunFolder | None) -> BatchSampler:
@@ -378,7 +400,8 @@ class _Trained:
         # What is measured is the file, not the method in memory.
         # Its header names the backbone of the settings, which are trusted by now.
         encoder = load(folder.path, backbone=self.network, trust_remote_code=True)
-        write_projector(folder.projector, self.method.online.projector, encoder)
+        if details.get("average", {}).get("share", 1.0) == 1.0:  # it has learned on such features
+            write_projector(folder.projector, self.method.online.projector, encoder)
 
         def encoded(embeddings: Embeddings) -> None:
             write_embeddings(folder.embeddings, embeddings, encoder.digest)
