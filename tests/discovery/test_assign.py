@@ -70,6 +70,16 @@ def test_a_single_image_can_be_assigned_and_none_that_can_be_read_is_refused(
     assert "cannot be read" in refusal(3, "predict", discovery, broken)
 
 
+def test_too_little_memory_is_no_bug(discovery, flat, monkeypatch, refusal):
+    def too_large(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("nearkin.classifier.features.Extraction.compute", too_large)
+    monkeypatch.setattr("nearkin.commands.neighbors._nearest", too_large)
+    assert "out of memory" in refusal(8, "predict", discovery, flat)
+    assert "out of memory" in refusal(8, "neighbors", discovery, flat / "3-00.png")
+
+
 def strangers(folder):
     """Images that are no digits: noise, in which no two neighbors are alike."""
     noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)

@@ -30,6 +30,7 @@ from nearkin.files import creating
 from nearkin.objectives import unit
 from nearkin.report.plots import contact_sheet
 from nearkin.result import Result, Row
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Silent
 from nearkin.run.sheets import image_format
@@ -133,7 +134,7 @@ def neighbors(
         folder = RunFolder(Path(name))
         stored, loaded = folder.embeddings, table_encoder(folder, loaded)
     shown = None if output is None else _shown(name, data, trust_remote_code)
-    with table_of(stored, Silent()) as table:  # one without a column is refused
+    with resource_errors(), table_of(stored, Silent()) as table:  # one without a column is refused
         check_origin(table, loaded, name)
         queries = _features(loaded, files, choose_device(device))
         likely = None if index is None else shortlist(Path(index), table, queries, top)

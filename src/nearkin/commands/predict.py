@@ -23,6 +23,7 @@ from nearkin.encoders.encoder import Encoder, load
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
 from nearkin.run.copies import copy_to as copy_images
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.types import UNLABELED
@@ -94,9 +95,10 @@ def predict(
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
     processes = available_cpus() if workers == "auto" else workers
-    found = classified(
-        classifier, encoder, data, choose_device(device), processes, reporter_of(verbose)
-    )
+    with resource_errors():
+        found = classified(
+            classifier, encoder, data, choose_device(device), processes, reporter_of(verbose)
+        )
     if copy_to is not None:  # before a table that may lie in the same new folder
         every, classes = np.arange(len(found.images)), found.assignments.class_names
         copy_images(Path(copy_to), found.images, every, classes, data=[data_name(data)])
