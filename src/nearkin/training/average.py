@@ -104,7 +104,8 @@ def choose_average(
     retrieval = {0.0: first}
     for share in SHARES:
         measured = measure(averaged(resized, end, share)).get(WITHOUT_LABELS)
-        retrieval |= {} if measured is None else {share: measured}
+        if measured is not None:
+            retrieval[share] = measured
     shares = [share for share in retrieval if share]
     better = [share for share in shares if difference(retrieval[share], first).clear > 0]
     share = max(better, key=lambda at: retrieval[at].value, default=0.0)
