@@ -88,6 +88,9 @@ FOLDER, TEACHER = "nearkin.run.folder.RunFolder", "nearkin.training.teacher"
 AIMS = {
     "half a checkpoint": Aim(SAVE, "pathlib.Path.open", "half"),
     "settings, before fsync": Aim(f"{FOLDER}.write_settings", "os.fsync", "before", often=False),
+    "sheet of views, before fsync": Aim(
+        f"{TRAIN}.augmentation_sheet", "os.fsync", "before", often=False
+    ),
     "checkpoint, before fsync": Aim(SAVE, "os.fsync", "before"),
     "checkpoint, before rename": Aim(SAVE, "pathlib.Path.replace", "before"),
     "checkpoint, before fsync of folder": Aim(SAVE, "pathlib.Path.replace", "after"),

@@ -26,7 +26,7 @@ from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, StageInit, class_stage, stage_init
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.distributed import free_memory
-from nearkin.files import read_arrays, usable
+from nearkin.files import read_arrays, usable, whole
 from nearkin.metrics.clusters import right
 from nearkin.run.options import within
 from nearkin.schema import Value
@@ -202,9 +202,8 @@ class Trials:
             classes = predicted(hiding.scored, None).argmax(axis=1)
             accuracy = balanced_accuracy(truth[hiding.scored], classes, task.num_known)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp.npz")
-        np.savez(partial, accuracy=accuracy, probability=probability, correct=correct)
-        partial.replace(path)
+        with whole(path) as partial, partial.open("wb") as file:
+            np.savez(file, accuracy=accuracy, probability=probability, correct=correct)
 
 
 def shorter(stage: Stage, name: str) -> None:

@@ -138,8 +138,8 @@ def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
 
 def _prepare(folder: RunFolder) -> None:
     """Remove what killed processes have left in a locked folder."""
-    for each in (folder.path, *folder.path.glob(f"{STAGES}/**/")):
-        remove_partial(each)
+    for each in {*vars(folder).values(), *folder.path.glob(f"{STAGES}/**/")}:
+        remove_partial(each)  # finds nothing in what is a file
     folder.checkpoints.mkdir(exist_ok=True)
     folder.plots.mkdir(exist_ok=True)
 
