@@ -7,6 +7,7 @@ from nearkin.distributed.devices import cpus_per_process as cpus_per_process
 from nearkin.distributed.devices import device_name as device_name
 from nearkin.distributed.devices import fixed_shapes as fixed_shapes
 from nearkin.distributed.devices import free_memory as free_memory
+from nearkin.distributed.devices import has_amx as has_amx
 from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.devices import threads_for as threads_for
 from nearkin.distributed.devices import to_device as to_device

@@ -217,3 +217,8 @@ def native_precision(device: torch.device) -> torch.dtype:
     else:
         native = False
     return torch.bfloat16 if native else torch.float32
+
+
+def has_amx(device: torch.device) -> bool:
+    """Whether this is a CPU that multiplies tiles of matrices in bfloat16: Intel's AMX."""
+    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))

@@ -7,17 +7,18 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.utils._pytree import register_pytree_node
 
 from nearkin.data.rng import seeded
-from nearkin.distributed import data_parallel, fixed_shapes, is_sharded, to_host_async
+from nearkin.distributed import data_parallel, fixed_shapes, has_amx, is_sharded, to_host_async
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import freeze_backbones
+from nearkin.networks.convolution import multiply_small_maps
 from nearkin.training.anchor import Anchor
 from nearkin.training.muon import Muon
 from nearkin.training.optimizer import set_learning_rates, set_weight_decay
@@ -27,6 +28,14 @@ from nearkin.types import Batch, Step
 register_pytree_node(
     Step, lambda step: ([step.loss, step.memo, step.metrics], None), lambda parts, _: Step(*parts)
 )
+
+
+def _prepared(method: Method[Any], multiply: bool) -> nn.Module:
+    """Return what runs the steps of all processes; the method is changed in place."""
+    normalize_in_groups(method, groups=1)
+    if multiply:
+        multiply_small_maps(method)
+    return data_parallel(method.train())
 
 
 def fold(seed: int, step: int) -> int:
@@ -140,9 +149,8 @@ def steps(
     Raises:
         DivergedError: If the loss or a gradient is not finite, before anything is written.
     """
-    normalize_in_groups(method, groups=1)
-    model = data_parallel(method.train())
     device = next(method.parameters()).device
+    model = _prepared(method, precision == torch.bfloat16 and has_amx(device))
     upcoming = islice(batches, max(0, total - start))
     batch = next(upcoming, None)
     held: Any = anchor.holding(method, model) if anchor else nullcontext(model)
