@@ -28,7 +28,6 @@ OPTIONS: Final = (
         "backbone, side in pixels, and images of a step",
         quick=["tiny:8:4"],
     ),
-    Option("rounds", 7, "steps of each", quick=1),
 )
 
 

@@ -139,6 +139,7 @@ def made_with(rows: Sequence[Row]) -> str:
         kinds = sorted({row["settings"]["precision"] for row in of})
         names = ", ".join(row["name"].removesuffix("-nearkin") for row in of)
         parts.append(f"On {machine}, where nearkin computes in {' and '.join(kinds)}: {names}.")
+    parts += _longer(timed)
     for clock in sorted({row["clock"] for row in timed}):
         of = [row for row in timed if row["clock"] == clock]
         spent = [row["cpu_seconds" if clock == "cpu" else "seconds"] for row in of]
@@ -148,6 +149,21 @@ def made_with(rows: Sequence[Row]) -> str:
             f"{min(spent):.0f} to {max(spent):.0f} s and had {share:.2f} of their core or more."
         )
     return "\n".join(parts)
+
+
+def _longer(timed: list[Row]) -> list[str]:
+    """Return a line on pairs of which a side took a tenth more than its seconds."""
+    spent = {
+        row["name"]: row["cpu_seconds" if row["clock"] == "cpu" else "seconds"] for row in timed
+    }
+    pairs = dict.fromkeys(
+        row["name"].rpartition("-")[0] for row in timed if spent[row["name"]] > 1.1 * row["budget"]
+    )
+    return [
+        f"Longer than planned, nearkin and lightly: {pair}, "
+        f"{spent[f'{pair}-nearkin']:.0f} and {spent[f'{pair}-lightly']:.0f} s."
+        for pair in pairs
+    ]
 
 
 def section(rows: dict[str, Row]) -> str:

@@ -24,6 +24,7 @@ KEYS = {
     "commit", "machine", "torch", "threads", "options",
 }  # fmt: skip
 QUICK = {
+    "convolutions": {"tiny:8:4"},
     "duplicates": {"digits 32"},
     "objectives": {"info_nce", "info_nce, memory", "neighbors"},
 }
