@@ -123,10 +123,11 @@ def check_writable(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     """Yield a temporary name to write a file under, then rename it: an atomic write.
 
-    The bytes reach the disk before the name does.
+    The bytes reach the disk before the name does, if it is to be `lasting`; this takes long, so
+    many files that can be written again do without.
 
     Raises:
         OSError: If that fails. The old file is still there, and no temporary one.
@@ -135,12 +136,13 @@ def whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
     try:
         yield partial
-        with partial.open("r+b") as file:
-            os.fsync(file.fileno())
+        if lasting:
+            with partial.open("r+b") as file:
+                os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
+    if lasting and hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

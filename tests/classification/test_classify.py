@@ -348,6 +348,19 @@ def test_settings_that_are_paths_hold_from_any_working_directory(encoder, tmp_pa
         assert stored.encoder == f"timm:x@{tmp_path}/e.safetensors"
 
 
+def test_a_run_goes_on_where_the_encoder_of_a_relative_path_is_gone(
+    encoder, data, tmp_path, monkeypatch, refusal
+):
+    shutil.copy(encoder, tmp_path / "e.safetensors")
+    monkeypatch.chdir(tmp_path)
+    typed = ["classify", "e.safetensors", data, *QUICK, "-o", "run"]
+    assert run(*typed) == 0
+    (tmp_path / "e.safetensors").unlink()
+    assert run(*typed, "--resume") == 0
+    typed[1] = "f.safetensors"
+    assert "--encoder" in refusal(2, *typed, "--resume")
+
+
 FROM = ("ENCODER", "DATA")
 REFUSED = [
     ([], 2, "no encoder given; say nearkin classify ENCODER DATA"),

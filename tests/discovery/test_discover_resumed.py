@@ -124,6 +124,38 @@ def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
     assert {path.name for path in other.rglob("*.png")} == names(unfinished)
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_that_is_killed_while_it_copies_finishes_its_copies_from_anywhere(
+    discovery, unfinished, flat, labels, encoder, tmp_path, monkeypatch, refusal, finished
+):
+    """With or without the option, which is a relative path; others' copies stay in the way."""
+    monkeypatch.chdir(tmp_path)
+    if finished:
+        shutil.copy(discovery / "summary.json", unfinished)
+    typed = once("discover", flat, "-o", unfinished, "--labeled", labels, "--encoder", encoder,
+                 *LEAST, "--resume")  # fmt: skip
+    named, aim = "nearkin.run.copies._copy", "pathlib.Path.replace"
+    killed = kills.start(
+        [*typed, "--copy-to", "copies"],
+        lambda: kills.set_up(kills.Aim(named, aim, "before"), "simclr", 5),
+    )
+    assert kills.finish(killed) == -signal.SIGKILL
+    copies = tmp_path / "copies"
+    assert (len(list(copies.rglob("*.png"))), len(kills.temporary(copies))) == (4, 1)
+    monkeypatch.chdir("/")
+    again = [] if finished else ["--copy-to", copies]
+    assert run(*typed, *again) == 0
+    of = {f"{row['cluster']}/{row['path']}" for row in rows(unfinished / "assignments.csv")}
+    assert {str(path.relative_to(copies)) for path in copies.rglob("*.*")} == of
+    for path in copies.rglob("*.png"):
+        assert path.read_bytes() == (flat / path.name).read_bytes()
+    assert not RunFolder(unfinished).copying.exists()
+    (copies / "mine.txt").write_text("mine")
+    assert run(*typed, "--copy-to", copies) == 0  # already complete
+    (unfinished / "summary.json").unlink()
+    assert "give a new folder" in refusal(4, *typed)
+
+
 def test_a_finished_run_makes_what_is_asked_of_it_later(
     discovery, flat, labels, encoder, tmp_path
 ):

@@ -208,6 +208,24 @@ def test_a_folder_of_the_run_itself_is_refused(tmp_path, monkeypatch):
     check_copies(run, str(tmp_path / "run" / "mine"), "digits", resume=False)
 
 
+def test_copying_that_has_begun_goes_on_and_replaces_nothing(tmp_path):
+    images, out = filled(tmp_path / "data", "1.png", "2.png", "3.png"), tmp_path / "out"
+    write_files(out / "cat", {"1.png": images.read(0), ".2.png.partial.7": b"half", "mine": b""})
+    assert copy_to(out, images, np.arange(3), ["cat"] * 3, data=[], begun=True) == 3
+    whole = {f"cat/{row + 1}.png": images.read(row) for row in range(3)}
+    assert contents(out) == {**whole, "cat/mine": b""}
+    (out / "cat" / "3.png").write_bytes(b"mine")
+    with pytest.raises(OutputError, match=r"3\.png is another file than the copy of '3\.png'"):
+        copy_to(out, images, np.arange(3), ["cat"] * 3, data=[], begun=True)
+    assert (out / "cat" / "3.png").read_bytes() == b"mine"
+
+
+def test_an_image_of_a_long_name_is_copied(tmp_path):
+    """Under a name to which that of a file which is being written still fits."""
+    images = replace(open_images(np.zeros((1, 2, 2), np.uint8)), names=("x" * 300 + ".jpeg",))
+    assert copy(tmp_path / "out", images, ["cat"]) == 1
+
+
 def test_a_disk_that_fills_up_leaves_whole_copies_only_and_says_how_many(tmp_path):
     images = filled(tmp_path / "data", "1.png", "2.png")
     (tmp_path / "data" / "2.png").write_bytes(bytes(20_000))  # grown since it was listed

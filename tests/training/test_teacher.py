@@ -4,6 +4,7 @@ import html
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -425,6 +426,22 @@ def test_the_size_of_an_architecture_is_known_without_its_weights():
     assert weight_bytes("dinov2-small") == pytest.approx(small, rel=0.1)
     assert weight_bytes("dinov2-large") > 10 * small
     assert weight_bytes("no such encoder") == 0
+
+
+def test_a_folder_is_free_again_after_a_damaged_teacher(tmp_path, teacher, monkeypatch, refusal):
+    """The run needs the right one, of a relative path, but once."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", x=pixels(24))
+    Path("damaged.safetensors").write_bytes(b"\xff" * 1000)
+    settings = (
+        "--method seed --backbone tiny --epochs 1 --batch-size 8 --queue-size 8 -q --teacher"
+    )
+    typed = ["train", "data.npz", "-o", "run", *settings.split()]
+    assert "damaged.safetensors" in refusal(5, *typed, "damaged.safetensors")
+    assert not RunFolder(Path("run")).is_occupied
+    assert run(*typed, "teacher.safetensors") == 0
+    Path(teacher).unlink()
+    assert run(*typed, "teacher.safetensors", "--resume") == 0
 
 
 def test_the_run_that_teaches_cannot_be_overwritten(distilled):

@@ -1,5 +1,6 @@
 """What the pages and files of a discovery and of a classification have in common."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -14,9 +15,10 @@ from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
+from nearkin.files import write_whole
 from nearkin.report.page.blocks import ClassView, Page, Tile
 from nearkin.report.pages import store_page, write_page
-from nearkin.run.copies import copy_to
+from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.edits import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
@@ -109,12 +111,13 @@ def write_results(
     """
     write_csv(folder.assignments, COLUMNS, assignments.table())
     if config.copy_to:
-        _copy(config.copy_to, images, assignments.rows, assignments.class_names, data, log)
+        _copy(folder, config, images, assignments.rows, assignments.class_names, data, log)
     write_embeddings(folder.embeddings, embeddings, encoder)
     store_page(folder, page)
     if config.report:
         write_page(folder, images)
     folder.write_summary(dict(summary))
+    folder.copying.unlink(missing_ok=True)
     if config.report:
         log.info(f"report {folder.report.resolve()}")
 
@@ -131,24 +134,37 @@ def complete_results(
 
     Copies go by the names that classes have by now.
     """
-    copies = bool(config.copy_to) and not any(Path(config.copy_to).glob("*"))
+    place = Path(config.copy_to)
+    copies = bool(config.copy_to) and (folder.copied_to == place or not any(place.glob("*")))
     report = config.report and not folder.report.exists()
-    if copies:
-        of = class_names(folder)
-        rows = np.array([row for row, name in enumerate(images.names) if name in of], np.int64)
-        names = [of[images.names[row]] for row in rows.tolist()]
-        _copy(config.copy_to, images, rows, names, data, log)
-    if report:
-        write_page(folder, images)
-        log.info(f"report {folder.report.resolve()}")
     if copies or report:
         folder.write_settings(config, data)
     else:
         log.info("already complete")
+    if copies:
+        of = class_names(folder)
+        rows = np.array([row for row, name in enumerate(images.names) if name in of], np.int64)
+        names = [of[images.names[row]] for row in rows.tolist()]
+        _copy(folder, config, images, rows, names, data, log)
+        folder.copying.unlink()
+    if report:
+        write_page(folder, images)
+        log.info(f"report {folder.report.resolve()}")
 
 
 def _copy(
-    folder: str, images: Images, rows: Rows, classes: Sequence[str], data: str, log: Logger
+    folder: RunFolder,
+    config: DiscoverConfig | ClassifyConfig,
+    images: Images,
+    rows: Rows,
+    classes: Sequence[str],
+    data: str,
+    log: Logger,
 ) -> None:
-    copied = copy_to(Path(folder), images, rows, classes, data=[data])
-    log.info(f"copied {copied} images to {Path(folder)}")
+    """Copy images by class, and note where, so that a resumed run may go on."""
+    place = Path(config.copy_to)
+    if folder.copied_to != place:
+        check_destination(place, [data])
+        write_whole(folder.copying, os.fsencode(place))
+    copied = copy_to(place, images, rows, classes, data=[data], begun=True)
+    log.info(f"copied {copied} images to {place}")

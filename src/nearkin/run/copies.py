@@ -1,5 +1,6 @@
 """Copies of images in a folder per class."""
 
+import io
 import os
 import re
 from collections import Counter, defaultdict
@@ -16,12 +17,12 @@ from PIL import Image
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
-from nearkin.files import check_writable
+from nearkin.files import check_writable, remove_partial, whole
 from nearkin.places import user_path
 from nearkin.text import JOINERS
 
-MAX_STEM: Final = 230
-"""Bytes of a file name; with a number and `.png` behind it, it fits in 255."""
+MAX_STEM: Final = 180
+"""Bytes of a file name; with a number, `.png` and the mark of a partial file, it fits in 255."""
 FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 """What some file system takes in no name."""
 DEVICE: Final = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
@@ -36,21 +37,25 @@ def copy_to(
     classes: Sequence[str],
     *,
     data: Iterable[str],
+    begun: bool = False,
 ) -> int:
     """Write a copy of each image into the folder of its class; return the number of copies.
 
     Encoded images keep their bytes, pixels become a PNG or, if they are not RGB of 8 bits, a
     .npy. The folders that an image was in become a part of its name. Unreadable images are left
-    out. `data` are the folders of the images, which must not hold the copies.
+    out. `data` are the folders of the images, which must not hold the copies. Copying that has
+    `begun` before goes on: each file is written whole or not at all, and none is replaced.
     """
-    check_destination(folder, data)
+    if not begun:
+        check_destination(folder, data)
     members: defaultdict[str, list[int]] = defaultdict(list)
     for row, name in zip(rows.tolist(), classes, strict=True):
         members[name].append(row)
     count = 0
     try:
         for name, rows_of_class in zip(file_names(members), members.values(), strict=True):
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir(parents=True, exist_ok=begun)
+            remove_partial(folder / name)
             copies = file_names(_names(images, rows_of_class))
             for row, copy in zip(rows_of_class, copies, strict=True):
                 count += _copy(images, row, folder / name / copy)
@@ -131,24 +136,32 @@ def _is_pixels(images: Images, row: int) -> bool:
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:
-    """Write an image to a new file; return whether it could be read."""
+    """Write an image to a file, unless it is there; return whether it could be read."""
     try:
-        content = images.stored(row)
+        content = _encoded(images.stored(row), path.suffix)
     except BadImage:
         return False
-    with path.open("xb") as file:
-        try:
-            if isinstance(content, bytes):
-                file.write(content)
-            elif path.suffix == ".npy":
-                np.save(file, content)
-            else:
-                Image.fromarray(content).save(file, "PNG")
-            file.flush()
-        except OSError:
-            path.unlink()
-            raise
+    if not os.path.lexists(path):
+        with whole(path, lasting=False) as partial:
+            partial.write_bytes(content)
+    elif path.read_bytes() != content:
+        raise OutputError(
+            f"{path} is another file than the copy of {images.names[row]!r}; move it away, or "
+            "choose another folder"
+        )
     return True
+
+
+def _encoded(content: bytes | np.ndarray, suffix: str) -> bytes:
+    """Return the bytes of the file of an image: its own, or those of its pixels."""
+    if isinstance(content, bytes):
+        return content
+    file = io.BytesIO()
+    if suffix == ".npy":
+        np.save(file, content)
+    else:
+        Image.fromarray(content).save(file, "PNG")
+    return file.getvalue()
 
 
 def _unwritable(folder: Path, error: OSError, when: str = "") -> OutputError:

@@ -95,6 +95,7 @@ class RunFolder:
         self.number = stages / "number.json"  # The estimate of the number of classes
         self.classifier = path / "classifier.safetensors"  # Assigns classes to features
         self.classes = path / "classes"  # The folder of sheets, one per class
+        self.copying = path / "copying.txt"  # Where images are copied to, until all have been
         self.assignments = path / "assignments.csv"  # The class of every image not learned from
         self.clusters = path / "clusters.csv"  # The novel classes, with room for their names
         self.to_label = path / "to_label.csv"  # Images whose labels would teach most, with room
@@ -170,6 +171,11 @@ class RunFolder:
             noted = json.loads(self.data.read_text(encoding="utf-8"))
             return isinstance(noted, dict) and "fingerprint" in noted
         return False
+
+    @property
+    def copied_to(self) -> Path | None:
+        """The folder that this run had begun to copy images to, and may not have finished."""
+        return Path(os.fsdecode(self.copying.read_bytes())) if self.copying.exists() else None
 
     @property
     def is_occupied(self) -> bool:

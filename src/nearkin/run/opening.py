@@ -1,5 +1,6 @@
 """A run at work: its folder is locked, its settings are known, and its log is open."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from nearkin.config import DiscoverConfig, Settings, TrainConfig
 from nearkin.data.augmentations import stored_views
 from nearkin.distributed import choose_device, device_name
-from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.errors import CheckpointError, NearkinError, OutputError, UsageError
 from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
 from nearkin.files import remove_partial, writing
 from nearkin.methods import method_class
@@ -111,11 +112,14 @@ def _check_spared(folder: RunFolder, config: Settings, data: Any) -> None:
 
 @contextmanager
 def _emptied_if_refused(folder: RunFolder) -> Iterator[None]:
-    """Let the corrected command have the folder of a new run that is refused before it begins."""
+    """Let the corrected command have the folder of a new run that is refused before it begins.
+
+    What took time stays: with the features of a teacher, --resume goes on.
+    """
     try:
         yield
-    except (UsageError, DataError):
-        if not folder.config.exists():
+    except NearkinError:
+        if not (folder.config.exists() or folder.teacher_features.exists()):
             clear(folder)
         raise
 
@@ -150,14 +154,20 @@ def kept_copy(copy: Path, source: str, *, resume: bool) -> str | Path:
 
 
 def check_copies(folder: RunFolder, destination: str, data: Any, *, resume: bool) -> None:
-    """Refuse a folder for copies of the images that is not new, unless a finished run has it."""
-    done = resume and folder.summary.exists()
-    made = getattr(folder.any_settings()[0], "copy_to", "") if done else ""
-    own = {each.absolute() for each in vars(folder).values()}
-    if destination and Path(destination).absolute() in own:
-        raise UsageError(f"--copy-to {destination} is of the run itself; give a folder of its own")
-    if destination and not (made and Path(made) == Path(destination)):
-        check_destination(Path(destination), [data_name(data)])
+    """Refuse a folder for copies of the images that is not new, unless they are of this run.
+
+    A resumed run goes on with the folder that it was given before, if none is named.
+    """
+    known = resume and folder.config.exists()
+    given = getattr(folder.any_settings()[0], "copy_to", "") if known else ""
+    if not (destination or given):
+        return
+    place = Path(destination or given).absolute()
+    if place in {each.absolute() for each in vars(folder).values()}:
+        raise UsageError(f"--copy-to {place} is of the run itself; give a folder of its own")
+    done = given and place == Path(given).absolute() and folder.summary.exists()
+    if not (done or (known and place == folder.copied_to)):
+        check_destination(place, [data_name(data)])
 
 
 def split_source(source: str) -> tuple[str, str]:
@@ -187,6 +197,7 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
             raise UsageError(f"{folder.path} is a {folder.kind}; choose another -o")
         stored, _ = folder.settings_of(type(config))
         stored = replace(stored, **_absolute_paths(stored))
+        config = replace(config, **_named_again(config, stored))
         goes_on = continued(config, stored, folder.planned_for)
         own = vars(config)
         taken = {name: value for name, value in vars(goes_on).items() if value != own[name]}
@@ -217,12 +228,16 @@ def self_contained(config: Settings) -> Settings:
 
 
 def _absolute_paths(config: Settings) -> dict[str, Any]:
-    """Return the settings that name runs, encoders and labels, as they hold from anywhere."""
+    """Return the settings that name runs, encoders, labels and copies, as they hold anywhere."""
     named = {name: getattr(config, name, "") for name in (*TAKEN, *WORDS)}
     changed = {name: absolute_source(named[name]) for name in TAKEN if named[name] not in UNSET}
     for name, words in WORDS.items():
         if named[name] and named[name] not in words:
             changed[name] = data_name(named[name])
+    if copies := getattr(config, "copy_to", ""):  # which is refused if it is a link itself
+        place = Path(copies)
+        changed["copy_to"] = str(Path(os.path.realpath(place.parent)) / place.name)
+        named["copy_to"] = copies
     return {name: value for name, value in changed.items() if value != named[name]}
 
 
@@ -230,6 +245,17 @@ def absolute_source(source: str) -> str:
     """Return the source of an encoder as it holds from any working directory."""
     head, file = split_source(source)
     return head + str(Path(file).resolve()) if file and Path(file).exists() else source
+
+
+def _named_again(config: Settings, stored: Settings) -> dict[str, Any]:
+    """Return the sources of a run that `config` names by relative paths; they may be gone."""
+    again = dict[str, Any]()
+    for name in TAKEN:
+        source, theirs = getattr(config, name, ""), getattr(stored, name, "")
+        head, file = split_source(source)
+        if source and theirs in (os.path.realpath(source), head + os.path.realpath(file)):
+            again[name] = theirs
+    return again
 
 
 def sources_of(config: TrainConfig) -> dict[str, dict[str, str]]:
