@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 from small import BATCH, NUM_IMAGES, assert_same_gradient, batch_at, double_at, run, small
 
+from nearkin.errors import UsageError
 from nearkin.objectives import fused, unit
 
 SEED = 7
@@ -78,6 +79,15 @@ def test_an_older_entry_of_the_same_image_is_no_neighbor_however_near():
     method.support_set.enqueue(z1, batch.index)
     drawn = torch.stack([drawn_neighbors(method, z1, batch.index) for _ in range(20)])
     assert ((drawn * z1).sum(dim=2) < 0.999).all()
+
+
+def test_a_support_set_of_one_entry_is_refused_where_it_may_be_the_images_own():
+    with pytest.raises(UsageError, match="support_size 1 has no neighbor for the image whose"):
+        nnclr(support_size=1)
+    method, batch = nnclr(support_size=1, mask_own=False), double_at(0)
+    z1, _ = (view.detach() for view in embeddings(method, batch))
+    neighbors = drawn_neighbors(method, z1, batch.index)
+    assert torch.equal(neighbors, method.support_set.keys.expand_as(z1))
 
 
 def test_nt_xent_is_lightlys_over_neighbors_and_predictions_together():

@@ -93,6 +93,11 @@ class NNCLR(Method[KeyUpdate]):
             raise UsageError(
                 f"--num-neighbors {num_neighbors} is more than --support-size {support_size}"
             )
+        if mask_own and support_size == 1:
+            raise UsageError(
+                "--support-size 1 has no neighbor for the image whose entry it is; give 2 or "
+                "more, or --mask-own false"
+            )
         self.mask_own = mask_own
         self.num_neighbors = num_neighbors
         self.contrast = in_batch if loss == "cross_view" else nt_xent
