@@ -140,6 +140,10 @@ class ResourceError(NearkinError):
     exit_code = 8
 
 
+class UnsavedError(ResourceError):
+    """Checkpoints that cannot be written, so that a training ends."""
+
+
 class WorkerError(NearkinError):
     """A failed or hanging loader worker or rank."""
 
@@ -165,5 +169,5 @@ class StoppedError(NearkinError):
         self.exit_code = exit_code
 
 
-TOGETHER = (StoppedError, CollapsedError, DivergedError)
+TOGETHER = (StoppedError, CollapsedError, DivergedError, UnsavedError)
 """What all processes of a training meet in the same step, and end by."""

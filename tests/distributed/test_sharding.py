@@ -16,12 +16,16 @@ import nearkin.distributed.sharding as sharding
 import nearkin.training.optimizer as lars
 from nearkin.config import TrainConfig
 from nearkin.distributed import all_reduce_max, gather_weights
-from nearkin.errors import DivergedError, UsageError
+from nearkin.errors import DivergedError, UnsavedError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone, small_resnet
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
+from nearkin.run.csv_logger import CSVLogger
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logger, Silent
 from nearkin.training import checkpoint
+from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.fit import evaluating
 from nearkin.training.optimizer import build_optimizer
 
@@ -96,6 +100,22 @@ def diverge(method, network, rank):
             raise DivergedError("here")
 
 
+def fill_the_disk(folder, network, optimizer, rank):
+    """What the first process cannot write is a warning to it, and at last the end of all."""
+    run = RunFolder(folder / "full")
+    with Logger(Silent(), folder / f"{rank}.log") as log:
+        written = None
+        if rank == 0:
+            run.path.mkdir()
+            written = Files(run, CSVLogger(run.metrics, ("step",), 0), log)
+            run.metrics.rename(run.path / "moved")
+        checkpointer = Checkpointer(written, network, optimizer, 1, 0)
+        checkpointer.after(1, requested=False, last=False)
+        with pytest.raises(UnsavedError) as raised:
+            checkpointer.after(2, requested=False, last=True)
+    return str(raised.value), (folder / f"{rank}.log").read_text()
+
+
 def train_on_rank(rank: int, folder: Path) -> dict:
     """By case: losses, state, and what resuming half-way comes to; this also by control."""
     outcomes = {}
@@ -116,6 +136,7 @@ def train_on_rank(rank: int, folder: Path) -> dict:
         with pytest.MonkeyPatch.context() as monkey:
             sabotage(monkey)
             outcomes[control] = resumed(name, folder, rank)
+    outcomes["full"] = fill_the_disk(folder, network, optimizer, rank)
     with pytest.raises(DivergedError):
         diverge(method, network, rank)
     return outcomes
@@ -165,6 +186,13 @@ def test_one_process_goes_on_from_where_two_stopped(name, folder, both, alone):
     assert checkpoint.load(folder / name, method, optimizer).step == HALF
     train(method, optimizer, name, STEPS, HALF)
     assert difference(method.state_dict(), alone[name][1]) <= CLOSE
+
+
+def test_all_processes_know_of_a_checkpoint_that_cannot_be_written(both):
+    (first, log), (second, nothing) = (outcomes["full"] for outcomes in both)
+    assert log.count("warning: cannot write") == 1
+    assert "metrics.csv (No such file or directory); make room" in first
+    assert (second, nothing) == ("another process of this training cannot write checkpoints", "")
 
 
 @pytest.mark.parametrize("control", CONTROLS)

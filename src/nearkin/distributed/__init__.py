@@ -17,7 +17,7 @@ from nearkin.distributed.launch import training_group as training_group
 from nearkin.distributed.ranks import all_reduce_max as all_reduce_max
 from nearkin.distributed.ranks import broadcast_bytes as broadcast_bytes
 from nearkin.distributed.ranks import data_parallel as data_parallel
-from nearkin.distributed.ranks import diverging_together as diverging_together
+from nearkin.distributed.ranks import failing_together as failing_together
 from nearkin.distributed.ranks import gather as gather
 from nearkin.distributed.ranks import gather_all as gather_all
 from nearkin.distributed.ranks import group_of_rank as group_of_rank

@@ -18,7 +18,7 @@ import torch.distributed.nn  # first imported in a group, it would keep that gro
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nearkin.errors import DivergedError, UsageError
+from nearkin.errors import DivergedError, UnsavedError, UsageError
 
 SLURM_PORTS: Final = range(20_000, 30_000)
 """Ports of the rendezvous of processes that SLURM starts, by the number of their job."""
@@ -203,15 +203,18 @@ def all_reduce_max(number: int) -> int:
 
 
 @contextmanager
-def diverging_together() -> Iterator[None]:
-    """If DivergedError is raised on one rank within a `with` block, raise it on all of them."""
+def failing_together() -> Iterator[None]:
+    """Raise DivergedError or UnsavedError of one rank within a `with` block on all of them."""
     try:
         yield
-    except DivergedError:
-        all_reduce_max(1)  # tells the others, which wait below
+    except (DivergedError, UnsavedError) as error:
+        all_reduce_max(error.exit_code)  # tells the others, which wait below
         raise
-    if all_reduce_max(0):
+    code = all_reduce_max(0)
+    if code == DivergedError.exit_code:
         raise DivergedError("numbers of another process of this training are not finite")
+    if code:
+        raise UnsavedError("another process of this training cannot write checkpoints")
 
 
 def broadcast_bytes(content: bytes) -> bytes:

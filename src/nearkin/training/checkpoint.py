@@ -14,8 +14,14 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from nearkin import files
-from nearkin.distributed import all_reduce_max, diverging_together, full_state, is_sharded
-from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
+from nearkin.distributed import all_reduce_max, failing_together, full_state, is_sharded
+from nearkin.errors import (
+    CheckpointError,
+    DivergedError,
+    ResourceError,
+    UnsavedError,
+    UsageError,
+)
 from nearkin.files import usable
 from nearkin.method import Method
 from nearkin.networks.backbone import as_current
@@ -273,14 +279,14 @@ class Checkpointer:
         """Save what stands after `done` steps, if that is due or requested of any process.
 
         Raises:
-            ResourceError: If the `last` one, or three in a row, cannot be written.
+            UnsavedError: If the `last` one, or three in a row, cannot be written.
             DivergedError: If what stands is no longer finite.
         """
         self.done = done
         due = requested or (self.files is not None and (last or self._is_due()))
         if not all_reduce_max(int(due)):
             return
-        with diverging_together():
+        with failing_together():
             if self.files:
                 self._save(self.files, last)
             else:
@@ -294,17 +300,24 @@ class Checkpointer:
     def _save(self, files: Files, last: bool) -> None:
         started = time.monotonic()
         try:
-            files.journal.flush()
+            self._flush(files.journal)
             save(files.folder.checkpoints, self.done, self.method, self.optimizer)
         except ResourceError as error:
             self._failures += 1
             if last or self._failures == PATIENCE:
-                raise
+                raise UnsavedError(*error.args) from error
             files.log.info(f"warning: {error}; training goes on, the next one may succeed")
         else:
             self._failures = 0
         self._last = time.monotonic()
         self._pause = max(INTERVAL, (self._last - started) / SHARE)
+
+    def _flush(self, journal: CSVLogger) -> None:
+        try:
+            journal.flush()
+        except ResourceError:
+            join_save(self.done, self.method, self.optimizer)  # the others are about to
+            raise
 
     @contextmanager
     def keeping_diverged(self) -> Iterator["Checkpointer"]:

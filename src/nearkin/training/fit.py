@@ -16,7 +16,7 @@ from nearkin.data.samplers import BatchSampler
 from nearkin.distributed import (
     all_reduce_max,
     broadcast_bytes,
-    diverging_together,
+    failing_together,
     full_weights,
     gather_weights,
     shard,
@@ -179,7 +179,7 @@ def fit(
 @contextmanager
 def evaluating(method: Method[Any], trained: Method[Any]) -> Iterator[None]:
     """Let the first process evaluate within a `with` block; what diverges there ends them all."""
-    with diverging_together(), full_weights(method, trained):
+    with failing_together(), full_weights(method, trained):
         yield
 
 
