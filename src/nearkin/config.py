@@ -38,14 +38,16 @@ Augment = str | Sequence[dict[str, Any]]
 
 EXCLUSIVE: Final = (
     ("epochs", "max_time"),
-    ("known", "labeled", "accept"),
+    ("known", "labeled"),
     ("labels", "labeled"),
     ("lr_milestones", "cosine_end"),
     ("fsdp", "chunk_size"),
     ("grad_checkpointing", "compile"),
     ("optimizer", "lars_form"),
 )
-"""Settings that exclude each other: one that is typed takes precedence over all of a file."""
+"""Pairs of settings that exclude each other, but for defaults and what `COMPATIBLE` has."""
+COMPATIBLE: Final = {"compile": "off", "optimizer": "lars"}
+"""Further values that exclude nothing."""
 
 
 def report_by_default() -> bool:
@@ -406,6 +408,24 @@ def settings_from(kind: type[Settings], *layers: Mapping[str, Any]) -> Settings:
         name = min(options)
         raise UsageError(f"{kind.__name__} has no {name}.{suggestion(name, names)}")
     return kind(**values)
+
+
+def excluded(
+    kind: type[RunConfig], stored: Mapping[str, Any], typed: Mapping[str, Any]
+) -> dict[str, str]:
+    """Names of the settings of a file that contradict what is typed, with the name of that."""
+    usual = defaults(kind)
+
+    def set_in(settings: Mapping[str, Any], name: str) -> bool:
+        value = settings.get(name)
+        return bool(value) and value not in (usual.get(name), COMPATIBLE.get(name))
+
+    return {
+        theirs: mine
+        for pair in EXCLUSIVE
+        for mine, theirs in (pair, pair[::-1])
+        if set_in(typed, mine) and set_in(stored, theirs) and theirs not in typed
+    }
 
 
 def defaults(kind: type[RunConfig]) -> dict[str, Any]:

@@ -275,6 +275,35 @@ def test_what_is_tracked_is_told_after_each_batch_and_unchanged():
     assert all(text.startswith("part 1 of 2: features") for _, _, text in log)
 
 
+def test_a_reader_that_goes_away_ends_nothing():
+    for work, code in (steps, 0), (partial(run, "rank"), 2):
+        reading, writing = os.pipe()
+        os.close(reading)
+        if not (child := os.fork()):
+            os.dup2(writing, 2)
+            _at_a_terminal(work, "utf-8", {})
+        os.close(writing)
+        assert kills.finish(child) == code
+
+
+CLOSED = """
+import os, sys
+from nearkin.cli import main
+assert main(["--version"]) == 0
+assert main(["train", "--bogus"]) == 2
+assert os.path.samestat(os.stat(os.devnull), os.fstat(2))
+"""
+
+
+def test_no_file_is_opened_in_the_place_of_a_closed_stream():
+    """And nothing that belongs there is printed elsewhere."""
+    command = [sys.executable, "-c", CLOSED]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2), check=True
+    )
+    assert re.fullmatch(rb"[\d.]+\n", done.stdout)
+
+
 def evaluating():
     with Terminal() as terminal:
         for done in range(1000):

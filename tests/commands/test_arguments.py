@@ -12,8 +12,9 @@ from nearkin_command import run
 
 import nearkin
 from nearkin.commands.settings import given
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import DiscoverConfig, TrainConfig, excluded
 from nearkin.data.opening import open_images
+from nearkin.distributed import check_gpus
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
@@ -298,6 +299,64 @@ def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(tmp_path
     assert run("train", tmp_path / "gone", "--lars-form", "byol", "--optimizer", "adamw") == 2
     stop = ["--on-collapse", "stop", "--evaluate-every", "0"]
     assert run("train", tmp_path / "gone", *stop) == 2
+
+
+@pytest.mark.parametrize(
+    ("stored", "typed", "left_out"),
+    [
+        ({"epochs": 3}, {"max_time": "5m"}, ["epochs"]),
+        ({"lars_form": "simclr"}, {"optimizer": "adamw"}, ["lars_form"]),
+        ({"lars_form": "simclr"}, {"optimizer": "lars"}, []),
+        ({"optimizer": "lars"}, {"lars_form": "simclr"}, []),
+        ({"chunk_size": 8}, {"fsdp": True}, ["chunk_size"]),
+        ({"chunk_size": 8}, {"fsdp": False}, []),
+        ({"grad_checkpointing": True}, {"compile": "graphs"}, ["grad_checkpointing"]),
+        ({"grad_checkpointing": True}, {"compile": "off"}, []),
+        ({"compile": "off"}, {"grad_checkpointing": True}, []),
+        ({"lr_milestones": [0.5]}, {"cosine_end": 0.1}, ["lr_milestones"]),
+        ({"lr_milestones": []}, {"cosine_end": 0.1}, []),
+        ({"labeled": "some"}, {"known": ["a"]}, ["labeled"]),
+        ({"accept": "run"}, {"labeled": "some"}, []),
+    ],
+)
+def test_of_a_file_only_what_contradicts_what_is_typed_is_left_out(stored, typed, left_out):
+    kind = DiscoverConfig if {"known", "labeled"} & typed.keys() else TrainConfig
+    assert [*excluded(kind, stored, typed)] == left_out
+
+
+def test_what_is_left_out_of_a_file_is_said_and_the_rest_of_it_checked(tmp_path, capsys):
+    file, gone = tmp_path / "settings.toml", tmp_path / "gone"
+    file.write_text('epochs = 3\nlars_form = "none"\n')
+    typed = ["--max-time", "5m", "--optimizer", "lars"]
+    assert run("train", gone, "--config", file, *typed) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"left out: --epochs 3 of {file}, as --max-time excludes it"
+    assert "--lars-form none" in said[1]
+    file.write_text(f'accept = "{tmp_path / "no run"}"\n')
+    assert run("discover", gone, "--config", file, "--labeled", gone) == 2
+    assert "no run is no run folder" in capsys.readouterr().err
+
+
+def test_more_processes_than_gpus_are_refused_before_the_images_are_read(tmp_path, refusal):
+    says = "--devices 2 takes 2 GPUs, and --device meta has 1; give --devices 1, or --device cpu"
+    words = [tmp_path / "gone", "--device", "meta", "--devices", 2, "-o", tmp_path / "run"]
+    assert says in refusal(2, "train", *words)
+    assert says in refusal(2, "discover", *words, "--labeled", tmp_path)
+    check_gpus(torch.device("cpu"), 1024)
+    check_gpus(torch.device("mps"), 1)
+    there = torch.cuda.device_count()
+    for name, num in ("mps", 1), ("cuda:1", 1), ("cuda", there):
+        with pytest.raises(UsageError, match=f"device {name} has {num}"):
+            check_gpus(torch.device(name), num + 1)
+
+
+def test_what_code_of_the_user_ends_with_is_said(tmp_path, capsys):
+    images, file = tmp_path / "images.npz", tmp_path / "mine.py"
+    np.savez(images, x=np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8))
+    file.write_text("import sys\n\n\ndef network():\n    sys.exit('no weights')\n")
+    words = ["--backbone", f"{file}:network", "--batch-size", 16, "--workers", 0]
+    assert run("train", images, *words, "--epochs", 1, "-o", tmp_path / "run", "-q") == 1
+    assert capsys.readouterr().err == "error: no weights\n"
 
 
 def test_the_features_of_a_run_are_vectors(trained_run, digits_file, tmp_path):

@@ -14,15 +14,13 @@ from types import FrameType
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 from cyclopts.help.formatters import DefaultFormatter
-from rich.console import Console
 
 from nearkin.choices import SLEEPING_THREADS
 from nearkin.cli.app import COMPLETION, application, method_options
-from nearkin.cli.terminal import err
+from nearkin.cli.terminal import Output, err, say
 from nearkin.errors import TOGETHER, NearkinError, UsageError, as_typed_words
 from nearkin.places import system_error
 from nearkin.schema import suggestion
-from nearkin.text import printable
 
 EVERYTHING = "--help-all"  # Help with all options, not only the common ones
 
@@ -30,6 +28,7 @@ EVERYTHING = "--help-all"  # Help with all options, not only the common ones
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; see docs/reference.md."""
     os.environ.update({**SLEEPING_THREADS, **os.environ})
+    _open_streams()
     with as_typed_words():
         return _run(sys.argv[1:] if arguments is None else arguments)
 
@@ -46,15 +45,30 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as error:
-        if isinstance(error.code, int) and error.code > 128:  # cyclopts turns Ctrl-C into one, too
-            then = "a run goes on with --resume from what it has saved"
-            print(f"error: stopped at once; {then}", file=sys.stderr)
-        return error.code if isinstance(error.code, int) else 0
+        return _exited(error.code)
     except Exception as error:
         if "NEARKIN_TRACEBACK" in os.environ:
             raise
         return _failed(system_error(error) or _bug(error))
     return 0
+
+
+def _open_streams() -> None:
+    """Open standard streams that are closed, or files would be opened in their place."""
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w"))
+
+
+def _exited(code: object) -> int:
+    """Say why a command has ended itself, or code of the user's it: text is an error in Python."""
+    if isinstance(code, int) and code > 128:  # cyclopts turns Ctrl-C into one, too
+        say("error: stopped at once; a run goes on with --resume from what it has saved")
+    if isinstance(code, int | None):
+        return code or 0
+    return _failed(NearkinError(str(code)))
 
 
 def _failed(error: CycloptsError | NearkinError) -> int:
@@ -64,7 +78,7 @@ def _failed(error: CycloptsError | NearkinError) -> int:
     """
     if not (isinstance(error, TOGETHER) and _is_worker()):
         text = str(error) if isinstance(error, NearkinError) else _misread(error)
-        print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
+        say(f"error: {' '.join(text.split())}")
     return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
 
 
@@ -112,7 +126,7 @@ def _answer(arguments: list[str]) -> None:
     asked = {"--help", "-h"} & {*arguments}
     # First: a method that cannot be loaded gets no help.
     panel = method_options(verb, arguments) if asked else None
-    console = Console(soft_wrap=True, highlight=False)
+    console = Output(soft_wrap=True, highlight=False)
     application(verb, everything=everything)(
         arguments,
         console=console,

@@ -1,6 +1,5 @@
 """A function of `nearkin.commands` as a command: parse, call, print what it returns."""
 
-import sys
 from collections.abc import Callable, Mapping
 from inspect import Parameter as Argument
 from inspect import Signature
@@ -11,11 +10,11 @@ from docstring_parser import parse_from_object
 
 from nearkin.cli.declared import declared, imported
 from nearkin.cli.parameters import is_list, is_number, parameters_of, settings_of
-from nearkin.cli.terminal import Terminal
-from nearkin.config import EXCLUSIVE, TRUST, RunConfig, settings_from
+from nearkin.cli.terminal import Quiet, Terminal, say
+from nearkin.config import TRUST, RunConfig, excluded, settings_from
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
-from nearkin.schema import check_value, from_text, types_of
+from nearkin.schema import as_typed, check_value, from_text, option, types_of
 from nearkin.text import aligned, json_text, printable
 from nearkin.toml import read_toml, settings_file
 
@@ -43,8 +42,8 @@ def command_of(target: str, name: str, *, everything: bool) -> tuple[Callable[..
 
         is_first = is_main_process()
         with Terminal() as terminal:
-            verbose = not (quiet or json) and is_first and terminal
-            shown = {"verbose": verbose} if "verbose" in hints else {}
+            reporter = Quiet() if quiet or json else terminal
+            shown = {"verbose": is_first and reporter} if "verbose" in hints else {}
             result = imported(target)(**given, **shown)
         if is_first and result is not None:
             show(result, as_json=json)
@@ -78,8 +77,8 @@ def _configured(
     }
     file = given.get("config_file")
     stored = read_toml(settings_file(file), kind) if file else {}
-    replaced = {name for group in EXCLUSIVE if typed.keys() & {*group} for name in group}
-    stored = {name: value for name, value in stored.items() if name not in replaced}
+    for theirs, mine in excluded(kind, stored, typed).items():
+        _say_left_out(theirs, stored.pop(theirs), file, mine)
     named = {name: value for name, value in stored.items() if name not in {**typed, **arguments}}
     check_trusted(named, file or Path(), typed.get(TRUST, False))
     for word in words:
@@ -92,6 +91,14 @@ def _configured(
             )
     stored.pop("data", None)
     return {**arguments, "config": settings_from(kind, stored, typed)}
+
+
+def _say_left_out(theirs: str, value: Any, file: Any, mine: str) -> None:
+    from nearkin.distributed import is_main_process
+
+    if is_main_process():
+        text = f"{option(theirs)} {as_typed(value)} of {file}"
+        say(f"left out: {text}, as {option(mine)} excludes it")
 
 
 SEVERAL = ("train", "discover", "classify")
@@ -109,7 +116,7 @@ def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
     none = {"output": None, "shard_size": None, "shard": "", "engine": "local"}
     if name == "embed" and makes_shards(*(given.get(each, none[each]) for each in none)):
         return True
-    print("this command takes one process; the first does it, this one ends", file=sys.stderr)
+    say("this command takes one process; the first does it, this one ends")
     return False
 
 

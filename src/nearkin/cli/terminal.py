@@ -2,22 +2,63 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.text import Text
+from typing_extensions import override
 
+from nearkin.run.reporter import Silent
 from nearkin.text import printable
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+class Output(Console):
+    """A console that leaves to its caller what follows when nobody reads it."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+err = Output(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 OFTEN: Final = 0.1  # seconds from one drawing of the line to the next
 SELDOM: Final = 30  # seconds between plain lines, where the bar cannot be redrawn
 PLAIN: Final = ("NO_COLOR", "CI")  # variables of the environment that ask for plain lines
 BAR_SIZE: Final = 4, 40  # characters of the bar, at least and at most
+KEPT: Final = ("warning: ", "left out: ")  # how the lines begin that are printed without progress
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Go on in silence if what is printed on standard error cannot be written."""
+    try:
+        yield
+    except OSError:  # its reader is gone, or its disk is full
+        err.quiet = True
+        # What is buffered would be written at the end, and decide the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), err.file.fileno())
+
+
+@_unheard()
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    err.print(printable(text))
+
+
+class Quiet(Silent):
+    """A reporter that prints nothing but warnings, and what is left out."""
+
+    @override
+    def info(self, text: str) -> None:
+        """Print a line that is one."""
+        if text.startswith(KEPT):
+            say(text)
 
 
 class Terminal:
@@ -35,7 +76,7 @@ class Terminal:
 
     def info(self, text: str) -> None:
         """Print a log line above the bar."""
-        err.print(printable(text))
+        say(text)
         self._shown = time.monotonic()
 
     def progress(self, done: int, total: int, text: str) -> None:
@@ -50,8 +91,9 @@ class Terminal:
                 # One column less than there are, or it may wrap.
                 self._draw(progress_line(done, total, text, err.width - 1, ascii_only=ascii_only))
             else:
-                err.print(f"{_percent(done, total)}  {printable(text)}")
+                say(f"{_percent(done, total)}  {text}")
 
+    @_unheard()
     def _draw(self, drawn: Text) -> None:
         if self._live is None:
             from rich.live import Live
@@ -64,6 +106,7 @@ class Terminal:
             err.show_cursor()  # which stays hidden if this process is killed
         self._live.update(drawn, refresh=True)
 
+    @_unheard()
     def _clear(self) -> None:
         if self._live is not None:
             self._live.stop()

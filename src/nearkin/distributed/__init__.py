@@ -2,6 +2,7 @@
 
 from nearkin.distributed.contention import CpuTime as CpuTime
 from nearkin.distributed.devices import available_cpus as available_cpus
+from nearkin.distributed.devices import check_gpus as check_gpus
 from nearkin.distributed.devices import choose_device as choose_device
 from nearkin.distributed.devices import cpus_per_process as cpus_per_process
 from nearkin.distributed.devices import device_name as device_name

@@ -52,6 +52,22 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def check_gpus(device: torch.device, devices: int) -> None:
+    """Refuse to train by more processes than the device has GPUs, as each takes one.
+
+    A launcher may show each process another one, so what it has started is not counted.
+    """
+    if device.type == "cpu" or rank_info() is not None:
+        return
+    every = device.type == "cuda" and device.index is None
+    there = torch.cuda.device_count() if every else 1
+    if devices > there:
+        raise UsageError(
+            f"--devices {devices} takes {devices} GPUs, and --device {device} has {there}; give "
+            f"--devices {there}, or --device cpu"
+        )
+
+
 def device_name(device: torch.device) -> str:
     """Return a readable name of the device."""
     if device.type == "cuda":

@@ -11,7 +11,7 @@ import torch
 
 from nearkin.config import DiscoverConfig, Settings, TrainConfig
 from nearkin.data.augmentations import stored_views
-from nearkin.distributed import choose_device, device_name
+from nearkin.distributed import check_gpus, choose_device, device_name
 from nearkin.errors import CheckpointError, NearkinError, OutputError, UsageError
 from nearkin.extensions import absolute, check_trusted, is_reference, load_reference, source_of
 from nearkin.files import remove_partial, writing
@@ -86,6 +86,7 @@ def open_run(
             if resume:
                 config = resumed_settings(folder, config)
             device = choose_device(config.device)
+            check_gpus(device, getattr(config, "devices", 1))
             if not stage:
                 log.info(
                     f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "

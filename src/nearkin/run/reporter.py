@@ -68,7 +68,8 @@ class _Stderr(logging.Handler):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"{self.format(record)}\n")
+        with suppress(OSError, AttributeError):  # it is closed, or its reader is gone
+            sys.stderr.write(f"{self.format(record)}\n")
 
 
 def reporter_of(verbose: bool | Reporter) -> Reporter:
