@@ -75,6 +75,8 @@ def test_json_and_python_say_the_same(photos, encoder, whole, capsys):
     names = [(row["path"].rpartition("-")[2], row["of"][-7:]) for row in leaks]
     assert sorted(names) == [(f"{n:03}.png", f"{7 * n:03}.png") for n in (0, 1, 4, 5)]
     assert printed["sizes"] == {"train": 60, "test": 24}
+    assert (printed["repaired"], printed["bad"]) == ({"train": 64, "test": 20}, {})
+    assert f"from {printed['leaks']['decoys']} training images without a dup" in whole.lines()[2]
     assert whole.lines()[1].startswith("leaks   4 of 24 test images (16.7%)")
 
 
@@ -190,6 +192,8 @@ def test_groups_stay_what_they_are_where_images_are_left_out(photos, encoder, tm
     (tmp_path / "some.csv").write_text("\n".join(x for x in lines if not x.endswith(",val")))
     found, some = (nearkin.audit(tmp_path / f"{n}.csv", **how) for n in ("all", "some"))
     assert len(found.audited) == len(some.audited) == 60
+    plain = found.to_dict()
+    assert [*plain["bad"]] == [name for name in plain["bad"] if name.endswith("000.png")] != []
     assert found.groups.tolist() == some.groups.tolist()
     assert (found.repaired == some.audited.embeddings.splits).all()  # each is in one part
 

@@ -6,6 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from builders import fill, normal
+from nearkin_command import run as command
 from pyarrow import parquet
 
 import nearkin
@@ -14,6 +16,7 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.evaluate import evaluate_tables
 from nearkin.evaluation.metrics import knn
 from nearkin.metrics.geometry import effective_rank
 from nearkin.run.folder import RunFolder
@@ -76,6 +79,38 @@ def test_measures_of_other_images_are_not_stored(run):
     other = np.random.default_rng(1).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
     evaluate(run.path, other, protocol=["labelfree"])
     assert stored(run) == before
+
+
+def test_warnings_and_what_cannot_be_read_are_said_without_progress_too(run, tmp_path, capsys):
+    folder = fill(tmp_path / "other", *(f"{number}.png" for number in range(20)))
+    whole = (folder / "0.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.png").write_text("no image")
+    words = ["evaluate", run.path, folder, "--protocol", "labelfree", "--workers", 0]
+    for option in ("--json", "-q"):
+        assert command(*words, option) == 0
+        out, said = capsys.readouterr()
+        warning, *left_out = sorted(said.splitlines(), reverse=True)
+        assert warning.startswith("warning: these are not the images of ")
+        assert [line.partition(" ")[0] for line in left_out] == ["left"] * 2
+        assert ("text.png" in out) == (option == "--json")
+        if option == "--json":
+            assert {*json.loads(out)["bad"]} == {"cut.png", "text.png"}
+
+
+def test_the_neighbors_that_there_are_too_few_images_for_are_named(run):
+    found = evaluate(run.path, protocol=["knn"])
+    num = found.sizes["train"]
+    assert 20 < num < 100
+    assert found.left_out == {"kNN k 100, 200": f"there are {num} labeled training images"}
+    assert f"kNN k 100, 200: not measured, there are {num} labeled" in "\n".join(found.lines())
+    pair = (
+        Embeddings(normal(5, 4).numpy(), np.zeros(5, np.int64)),
+        Embeddings(normal(2, 4).numpy(), np.zeros(2, np.int64)),
+    )
+    few = evaluate_tables({"encoder": pair}, seed=0, protocol=["knn"])
+    assert few.left_out == {"kNN k 10, 20, 100, 200": "there are 5 labeled training images"}
+    assert few.metrics["encoder"][0].name == "kNN k 5, t 0.07"
 
 
 def restated_embedding(encoder, weights, images):

@@ -172,7 +172,7 @@ def test_all_tables_get_all_measures(full):
     without = {"attentive probe", "linear probe, same images", "view retrieval", "alignment"}
     without |= {"neighbor agreement"}
     assert set(names["encoder"]) - set(names["pixels"]) == without
-    assert set(full.left_out) == {"attentive probe of raw pixels"}
+    assert set(full.left_out) == {"attentive probe of raw pixels", "kNN k 100, 200"}
     for measure in full.metrics["encoder"]:
         assert measure.low is None or measure.low <= measure.value <= measure.high
         assert np.isfinite(measure.value)

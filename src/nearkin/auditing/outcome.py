@@ -129,21 +129,26 @@ class Audit(Result):
     @override
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        audited, moved = self.audited, self.repaired != self.audited.embeddings.splits
+        audited, repaired = self.audited, self.repaired
+        unreadable = audited.images.reasons if audited.images else {}
         return {
             "sizes": {"train": len(audited.train_rows), "test": len(audited.test_rows)},
+            "bad": unreadable | {**audited.embeddings.bad},
+            "removed": audited.embeddings.removed,
             "encoder_trained_on": audited.num_seen,
             "leaks": {
                 "images": len(self.leaks.found),
                 "threshold": self.leaks.threshold,
                 "precision": self.leaks.precision,
+                "decoys": self.leaks.decoys,
             },
             "groups": [asdict(each) for each in self.proposals],
             "price": self.price and self.price.to_dict(),
             "labels": self.labels and self.labels.to_dict(),
             "column": self.column and self.column.to_dict(),
             "left_out": self.left_out,
-            "moved": int(moved.sum()),
+            "moved": int((repaired != audited.embeddings.splits).sum()),
+            "repaired": {part: int((repaired == part).sum()) for part in ("train", "test")},
             "findings": self.findings,
         }
 

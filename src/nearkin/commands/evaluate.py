@@ -152,7 +152,7 @@ def evaluate(
     evaluation = replace(_named(evaluation, table, measured.num_features), column=column)
     if data is None and same and (ignore or table == "embedding" or [*protocol] != ["quick"]):
         _store(folder, evaluation, split.images, values, log)
-    return replace(evaluation, start=folder.start)
+    return replace(evaluation, start=folder.start, bad=split.images.reasons | {**embeddings.bad})
 
 
 def _values(ignore: str, split: Split, labels: str, source: Any) -> Values:

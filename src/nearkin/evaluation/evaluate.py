@@ -55,6 +55,8 @@ class Evaluation(Result):
     leaks: Leaks | None = None  # Of test images into the training part, if there are any
     start: Path | None = None  # The file of what the training started from, for the verdict
     column: ColumnTest | None = None  # Of a column that features are to ignore
+    bad: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Paths of images that cannot be read, with the reason."""
 
     @classmethod
     def stored(cls, summary: Mapping[str, Any], start: Path | None = None) -> "Evaluation":
@@ -99,6 +101,7 @@ class Evaluation(Result):
         }
         plain |= {"comparison": self.comparison.to_dict()} if self.comparison else {}
         plain |= {"column": self.column.to_dict()} if self.column else {}
+        plain |= {"bad": self.bad} if self.bad else {}
         return plain | ({"leaks": asdict(self.leaks)} if self.leaks else {})
 
     @override
@@ -200,6 +203,7 @@ def _measured(
         on_progress(done, len(entries), entry.title)
         try:
             metrics += entry.measure(inputs)
+            reasons |= entry.missing(inputs)
         except DataError as error:
             reasons[entry.title] = str(error)
     on_progress(len(entries), len(entries), "measured")

@@ -45,6 +45,7 @@ from nearkin.metrics.metric import Metric, Protocol, mean_score, share, with_int
 from nearkin.metrics.neighbors import nearest, neighbor_agreement, predict_without, tally
 from nearkin.metrics.probe import train_probe
 from nearkin.metrics.retrieval import retrieve
+from nearkin.pace import count
 from nearkin.types import UNLABELED
 
 CPU: Final = torch.device("cpu")
@@ -148,6 +149,13 @@ def knn_grid(train: Embeddings, test: Embeddings) -> list[Metric]:
             predicted, product(ks, kinds), strict=True
         )
     ]
+
+
+def large_ks(train: Embeddings) -> dict[str, str]:
+    """Return which `k` of `KS` are not in `knn_grid`, and why."""
+    num = int((train.labels != UNLABELED).sum())
+    ks = ", ".join(str(k) for k in KS if k > num)
+    return {f"kNN k {ks}": f"there are {count(num, 'labeled training image')}"} if ks else {}
 
 
 def knn_refits(train: Embeddings, test: Embeddings) -> Bool[np.ndarray, "folds n"]:

@@ -17,6 +17,7 @@ from nearkin.evaluation.metrics import (
     geometry,
     knn,
     knn_grid,
+    large_ks,
     linear_probe,
     retrieval,
     view_retrieval,
@@ -46,6 +47,8 @@ class Entry:
 
     title: str
     measure: Callable[[Inputs], list[Metric]]
+    missing: Callable[[Inputs], dict[str, str]] = lambda _: {}
+    """What is not among them, and why."""
 
 
 LINEAR: Final = Entry(
@@ -66,7 +69,7 @@ ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = {
         CLUSTERS,
         *GEOMETRY,
     ),
-    "knn": (Entry("kNN", lambda of: knn_grid(of.train, of.test)),),
+    "knn": (Entry("kNN", lambda of: knn_grid(of.train, of.test), lambda of: large_ks(of.train)),),
     "linear": (LINEAR,),
     "attentive": (
         Entry(
