@@ -164,7 +164,8 @@ def replace_text(path: Path, text: str) -> None:
 def remove_partial(folder: Path) -> None:
     """Remove temporary files of killed processes from a folder that nobody writes to."""
     for partial in folder.glob(f"*{PARTIAL}[0-9]*"):
-        partial.unlink(missing_ok=True)
+        if not partial.is_dir():  # a folder of an export, which may hold what it replaces
+            partial.unlink(missing_ok=True)
 
 
 def seal(content: bytes) -> bytes:

@@ -1,8 +1,10 @@
 """Exports, loaded by their own libraries in a process that has no nearkin; and refusals."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -453,6 +455,7 @@ def test_files_of_ones_own_outlive_an_export_that_is_replaced(run_of, tmp_path):
     how, out = {"output": tmp_path / "out", "overwrite": True}, tmp_path / "out"
     nearkin.export(run_of("resnet18"), format="timm", **how)
     own = {"notes.txt": b"mine", ".git/HEAD": b"main", ".gitignore": b"*", "models/a": b"mine"}
+    own |= {"model.py": b"mine", "model.d/a": b"mine", "model-1.ckpt": b"mine"}
     write_files(out, {**own, "model-00001-of-00002.safetensors": b"a part of one that is large"})
     for format, files in (
         ("torchvision", {"model.pth"}),
@@ -463,6 +466,63 @@ def test_files_of_ones_own_outlive_an_export_that_is_replaced(run_of, tmp_path):
         assert after.keys() == own.keys() | files | described
         assert own.items() <= after.items()
     assert [*tmp_path.iterdir()] == [out]
+
+
+def test_a_folder_that_looks_like_an_export_is_spared(run_of, tmp_path, monkeypatch):
+    """One with the files of an export among others of the same names."""
+    nearkin.export(run_of("resnet18"), output=tmp_path / "out", format="timm")
+    project = tmp_path / "project"
+    shutil.copytree(tmp_path / "out", project)
+    write_files(project, {"README.md": b"mine", "settings.toml": b"mine", "a.onnx.data": b"mine"})
+    monkeypatch.chdir(project)
+    before = contents(tmp_path)
+    for output, why in ((".", "is no folder of an export"), ("..", "is no folder of an export")):
+        with pytest.raises(OutputError, match=why):
+            nearkin.export(run_of("resnet18"), output=output, format="timm", overwrite=True)
+    with pytest.raises(OutputError, match=r"a\.onnx\.data exists"):  # weights of a large graph
+        nearkin.export(run_of("resnet18"), output="a.onnx")
+    assert contents(tmp_path) == before
+
+
+def test_an_export_that_cannot_be_replaced_stays_as_it_was(run_of, tmp_path):
+    out = tmp_path / "out"
+    nearkin.export(run_of("resnet18"), output=out, format="torchvision")
+    write_files(out, {"config.json/mine": b"in the way of a file", "notes.txt": b"mine"})
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match="cannot write"):
+        nearkin.export(run_of("resnet18"), output=out, format="timm", overwrite=True)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on Windows")
+def test_a_kill_loses_nothing_and_the_same_command_goes_on(run_of, tmp_path):
+    """After each number of files that were moved: three of the former export, five of the new."""
+    how, out = {"format": "timm", "overwrite": True}, tmp_path / "out"
+    nearkin.export(run_of("resnet18"), output=out, **how)
+    write_files(out, {"model.safetensors": b"former"})
+    former = contents(out)
+    marks = {name: former[name] for name in command.MARKS}
+    new = {f"p/new/{name}": marks.get(name, b"new") for name in former}
+    for moves in range(8):
+        folder = shutil.copytree(out, tmp_path / str(moves))
+        write_files(folder, {"notes.txt": b"mine", **new})
+        if (child := os.fork()) == 0:
+            kills = iter([False] * moves)  # and after that
+            sys.addaudithook(
+                lambda event, _, kills=kills: (
+                    event == "os.rename" and next(kills, True) and os._exit(9)
+                )
+            )
+            command._replace(folder, folder / "p" / "new", folder / "p" / "old")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        left = contents(folder)
+        for name, content in former.items():
+            assert {left.get(name), left.get(f"p/old/{name}")} & {content, b"new"}, (moves, name)
+        assert command._is_export(folder)
+    nearkin.export(run_of("resnet18"), output=tmp_path / "6", **how)
+    whole = contents(tmp_path / "6")
+    assert (whole["notes.txt"], marks.items() <= whole.items()) == (b"mine", True)
+    assert len(whole["model.safetensors"]) > 1e6
 
 
 def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """`nearkin export`: the encoder or the classifier of a run, or its images, for other programs."""
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -20,6 +22,7 @@ from nearkin.commands.sources import images_of
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder, load
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, NearkinError, OutputError, UsageError
 from nearkin.exports.atlas import write_atlas
 from nearkin.exports.compare import Sample, compare_graph, compare_native, noise, sample_of
@@ -42,9 +45,13 @@ FILES: Final[Mapping[ExportFormat, str]] = {
 """The formats that are one file, by their names and suffixes; the others are folders."""
 BY_SUFFIX: Final = {Path(name).suffix: format for format, name in FILES.items()}
 FORMATS: Final = (*get_args(GraphFormat), *get_args(NativeFormat), "atlas")
-OWN: Final = (PREPROCESSING, SETTINGS, CARD, CONFIG, "preprocessor_config.json")
-"""What exports write into a folder, beside files that are called model, or are parts of one."""
-MODEL: Final = ("model.", "model-")
+MARKS: Final = (PREPROCESSING, CARD)
+"""What tells the folder of an export."""
+OWN: Final = (SETTINGS, CONFIG, "preprocessor_config.json")
+MODEL: Final = re.compile(
+    r"model(\.onnx(\.data)?|\.pt2|\.pth|(-\d+-of-\d+)?\.safetensors(\.index\.json)?)"
+)
+"""What else exports write into a folder."""
 OF_FILES: Final = (*BY_SUFFIX, ".pt", ".safetensors", ".bin")  # Suffixes that no folder has
 
 
@@ -196,18 +203,28 @@ def _check_held(
 
 def _check_replaceable(path: Path, is_file: bool, overwrite: bool, reads: Sequence[Any]) -> None:
     """Refuse to replace what is there, unasked; and ever what is read, or is no export."""
-    check_target(path, overwrite=overwrite, reads=reads, is_file=is_file)
-    if os.path.lexists(path) and not (
-        path.is_file() if is_file else (path / PREPROCESSING).is_file()
-    ):
+    # A large graph has its weights beside it.
+    beside = [path.with_name(f"{path.name}.data")] if is_file and path.suffix == ".onnx" else []
+    for each in (path, *beside):
+        check_target(each, overwrite=overwrite, reads=reads, is_file=is_file)
+    if os.path.lexists(path) and not (path.is_file() if is_file else _is_export(path)):
         kind = "file" if is_file else "folder of an export"
         raise OutputError(f"{path} is no {kind}, which --overwrite replaces; choose another -o")
+
+
+def _is_export(path: Path) -> bool:
+    """Whether a folder is an export: files of these names may be of anybody."""
+    with suppress(Exception):
+        Preprocessing.from_dict(json.loads((path / PREPROCESSING).read_bytes()))
+        return "nearkin" in (path / CARD).read_text(encoding="utf-8")
+    return False
 
 
 @contextmanager
 def _whole(path: Path, is_file: bool) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path`, or whose files do; nothing if that fails."""
-    partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
+    place = path if path.is_dir() else path.parent  # on the same disk, and may be written to
+    partial = place / f".{path.name}{PARTIAL}{uuid4().int}"
     new = partial / "new"
     with writing(path):
         new.mkdir(parents=True)
@@ -217,16 +234,35 @@ def _whole(path: Path, is_file: bool) -> Iterator[Path]:
             if is_file:  # a large graph has its weights beside it, which come first
                 for file in sorted(new.iterdir(), reverse=True):
                     file.replace(path.with_name(file.name))
-                return
-            old = partial / "old"
-            if path.exists():
-                path.rename(old)
-            new.rename(path)
-            for kept in old.glob("*"):  # what no export has written
-                if kept.name not in OWN and not kept.name.startswith(MODEL):
-                    kept.rename(path / kept.name)
+            elif place == path:
+                _replace(path, new, partial / "old")
+            else:
+                new.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace(path: Path, new: Path, old: Path) -> None:
+    """Put the files of an export in place of those of another; all else in the folder stays there.
+
+    What tells that it is an export is replaced last: after a kill, the same command does the rest,
+    and until then the former files are in `old`.
+    """
+    old.mkdir()
+    files = sorted(new.iterdir(), key=lambda each: each.name in MARKS)
+    try:
+        for file in [*path.iterdir()]:
+            if file.is_file() and (file.name in OWN or MODEL.fullmatch(file.name)):
+                file.rename(old / file.name)
+        for file in files:
+            file.replace(path / file.name)
+    except BaseException:
+        for file in files:
+            if not file.exists() and file.name not in MARKS:
+                (path / file.name).unlink()
+        for file in old.iterdir():
+            file.replace(path / file.name)
+        raise
 
 
 def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter, trust: bool) -> Sample:
