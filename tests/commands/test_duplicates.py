@@ -14,7 +14,7 @@ import nearkin
 from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.tables import read_csv
 
@@ -179,6 +179,12 @@ def test_nor_does_it_need_images_that_have_another(trained_run):
         nearkin.duplicates(pixels, **how)
 
 
+def test_channels_of_their_own_are_refused_before_features_are_computed(trained_run):
+    pixels = np.random.default_rng(0).integers(0, 4000, (30, 16, 16, 3), dtype=np.uint16)
+    with pytest.raises(UsageError, match="on images of 8 bits; give encoder, or a threshold"):
+        nearkin.duplicates(pixels, encoder=trained_run, device="cuda:99")
+
+
 def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, monkeypatch, capsys):
     found = nearkin.duplicates(planted[0], apply=tmp_path / "kept")
     kept = sum(path.is_file() for path in (tmp_path / "kept").rglob("*"))
@@ -213,6 +219,7 @@ REFUSED = [
     ("duplicates DATA --encoder RUN --threshold .9 --precision .9", 2, "give one"),
     ("duplicates DATA --threshold .9", 2, "give --encoder or --vectors, too"),
     ("duplicates DATA --vectors VECTORS", 2, "or a --threshold"),
+    ("duplicates none --vectors VECTORS", 2, "or a --threshold"),  # before images are opened
     ("duplicates other --vectors VECTORS --threshold .9", 3, "are not among these"),
     ("duplicates DATA -o old.csv", 4, "replace it with --overwrite"),
     ("duplicates DATA --apply old.csv", 4, "choose another"),

@@ -9,6 +9,7 @@ from nearkin_command import run
 import nearkin
 from nearkin.data.opening import open_images
 from nearkin.discovery.clusters import LABEL_COLUMNS
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.tables import read_csv, write_csv
@@ -111,6 +112,25 @@ def test_other_images_of_the_same_names_have_no_label(classified, digits_file, t
     assert learned < {*open_images(tmp_path / "others.npz").names}
     selection = nearkin.select(out, tmp_path / "others.npz", num=1, workers=0)
     assert (selection.num_labeled, selection.num_unlabeled) == (0, 160)
+
+
+def test_what_cannot_be_selected_is_refused_before_features_are_computed(
+    classified, digits_file, trained_run, tmp_path
+):
+    out, learned = classified
+    names = open_images(digits_file).names
+    write_csv(tmp_path / "all.csv", ("path", "label"), [(name, "cat") for name in names])
+    write_csv(tmp_path / "none.csv", ("path", "label"), [("somebody.jpg", "cat")])
+    how = {"device": "cuda:99", "workers": 0}  # which is refused as soon as anything is computed
+    for run_of, error, message, more in (
+        (trained_run, UsageError, "num 161, but only 160 images have no label", {}),
+        (out, UsageError, f"num 161, but only {160 - len(learned)} images have no label", {}),
+        (trained_run, UsageError, "all images have a label", {"labeled": tmp_path / "all.csv"}),
+        (trained_run, DataError, "are called", {"labeled": tmp_path / "none.csv"}),
+        (trained_run, UsageError, "cuda:99", {"num": 1}),
+    ):
+        with pytest.raises(error, match=message):
+            nearkin.select(run_of, digits_file, **{"num": 161, **how, **more})
 
 
 REFUSED = [

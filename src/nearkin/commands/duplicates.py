@@ -18,6 +18,7 @@ from nearkin.commands.sources import (
     VectorsLike,
     check_output,
     features_at,
+    is_table,
     open_vectors,
     places,
     write_rows,
@@ -37,6 +38,7 @@ from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.duplicates import LEAST, EditTest, Precision, edit_test
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import creating, replace_text
 from nearkin.metrics.selection import keep_one as keep_one_by_features
@@ -168,11 +170,11 @@ def duplicates(
     """
     features = features_at(vectors) if encoder is None else encoder
     encoding = (image_size, allow_partial) != ("auto", False)
-    _check_options(threshold, precision, encoding=encoding, has_features=features is not None)
+    _check_options(threshold, precision, features, encoding=encoding)
     _check_outputs(output, page, apply, data, encoder, vectors, overwrite=overwrite)
     log = reporter_of(verbose)
     processes = available_cpus() if workers == "auto" else workers
-    images, known = _opened(data, log)
+    images, known = _opened(data, log, chooses=features is not None and threshold is None)
     groups, order = near_groups(known, log.progress), _preferred(images)
     keeper, similar = by_pixels = keep_one(known, groups, order)
     estimate, others = None, list[Pair]()
@@ -207,9 +209,10 @@ def duplicates(
     return found
 
 
-def _opened(data: Any, log: Reporter) -> tuple[Images, Signatures]:
+def _opened(data: Any, log: Reporter, *, chooses: bool) -> tuple[Images, Signatures]:
     """Open images, without those that cannot be decoded, and log what was decided about them."""
     images = open_images(data, on_progress=log.progress)
+    _check_measured(chooses=chooses, is_measured=images.channels is None)
     known = signatures(images, log.progress)
     decoded = np.array([any(digest) for digest in known["digest"].tolist()])
     damaged = [
@@ -252,11 +255,7 @@ def _chosen(
 ) -> tuple[float, Precision | None, list[Pair]]:
     """Return the threshold, given or of this precision; what it does; and pairs below it."""
     if test is None:
-        if threshold is None:
-            raise UsageError(
-                "a precision is measured with an encoder on images of 8 bits; give --encoder, or "
-                "a --threshold"
-            )
+        assert threshold is not None  # see `_check_measured`
         return threshold, None, []
     estimate = test.chosen(precision or PRECISION) if threshold is None else test.at(threshold)
     below = test.below(estimate.threshold)
@@ -283,7 +282,11 @@ def _by_features(
 
 
 def _check_options(
-    threshold: float | None, precision: float | None, *, encoding: bool, has_features: bool
+    threshold: float | None,
+    precision: float | None,
+    features: EncoderLike | Embeddings | None,
+    *,
+    encoding: bool,
 ) -> None:
     """Refuse a threshold that is none, or two; and options of features, without them."""
     given = {
@@ -292,13 +295,24 @@ def _check_options(
         "--image-size or --allow-partial": encoding,
     }
     for name, is_given in given.items():
-        if is_given and not has_features:
+        if is_given and features is None:
             raise UsageError(f"{name} is of features; give --encoder or --vectors, too")
     if threshold is not None and precision is not None:
         raise UsageError("--precision chooses the threshold, and --threshold is one; give one")
     for name, value in (("threshold", threshold), ("precision", precision)):
         if value is not None and not 0 < value <= 1:
             raise UsageError(f"--{name} {value:g} is not above 0 and at most 1")
+    if features is not None and is_table(features):
+        _check_measured(chooses=threshold is None, is_measured=False)
+
+
+def _check_measured(*, chooses: bool, is_measured: bool) -> None:
+    """Refuse to choose a threshold where no precision is measured, before anything is computed."""
+    if chooses and not is_measured:
+        raise UsageError(
+            "a precision is measured with an encoder on images of 8 bits; give --encoder, or a "
+            "--threshold"
+        )
 
 
 def _check_outputs(

@@ -1,24 +1,32 @@
 """`nearkin select`: which images to label first."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from typing_extensions import override
 
 from nearkin.choices import Rule
 from nearkin.commands.arguments import command
-from nearkin.commands.settings import EncoderLike, PathLike
-from nearkin.commands.sources import Vectors, VectorsLike, check_output, open_vectors, write_rows
+from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.commands.sources import (
+    Vectors,
+    VectorsLike,
+    check_output,
+    is_table,
+    open_vectors,
+    write_rows,
+)
 from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
 from nearkin.data.images import Images
 from nearkin.data.labels import class_of, splits_of
 from nearkin.data.opening import open_images
-from nearkin.data.tables import file_at, match, read_table
+from nearkin.data.remote import File
+from nearkin.data.tables import Rows, file_at, matched, read_table
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
@@ -112,8 +120,14 @@ def select(
     """
     reads = [encoder, data, labeled, vectors]
     check_output(output, ".csv", overwrite=overwrite, reads=reads)
-    if labeled is not None:
-        read_table(file_at(os.fspath(labeled)), ("path", "label"))  # before features are computed
+    # What needs no features is refused before they are computed.
+    table_of_labels = None if labeled is None else _LabelTable.read(labeled)
+    images = None if data is None else open_images(data, labels="none")
+    source = "" if is_table(encoder) else name_of(encoder)
+    of_run = _assigned(source, images)
+    if source and images is not None and vectors is None:
+        held_out = _is_scored(images.splits.tolist()) | held_out_by(source, images)
+        _Pool.of(map(as_text, images.names), held_out, of_run, table_of_labels).check(num)
     sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
     sizes["trust_remote_code"] = trust_remote_code
     computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
@@ -121,27 +135,79 @@ def select(
         resource_errors(),
         open_vectors(encoder, data, vectors=vectors, **sizes, **computing) as opened,
     ):
-        images = None if data is None else open_images(data, labels="none")
-        table, (assigned, of_run) = opened.table, _assigned(opened, images)
-        paths = table.texts("path")
-        pool = np.flatnonzero(~_held_out(opened, images))
-        as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
-        names = [as_stored.get(paths[row], paths[row]) for row in pool.tolist()]
-        has_label = _have_labels(names, labeled, of_run - assigned.keys())
-        num_unlabeled = int((~has_label).sum())
-        if num > num_unlabeled:
-            few = f"only {num_unlabeled} images have no label; give fewer"
-            none = "all images have a label or are held out; give others"
-            raise UsageError(f"--num {num}, but {few if num_unlabeled else none}")
+        held_out = _held_out(opened, images)
+        pool = _Pool.of(opened.table.texts("path"), held_out, of_run, table_of_labels)
+        pool.check(num)  # without images that cannot be decoded
         if rule == "typical":
-            order = typical(table.gather(pool), np.flatnonzero(has_label), num, seed=seed)
+            features = opened.table.gather(pool.rows)
+            order = typical(features, np.flatnonzero(pool.has_label), num, seed=seed)
         else:
-            order = np.random.default_rng(seed).permutation(np.flatnonzero(~has_label))
-        chosen = tuple(names[row] for row in order[:num].tolist())
+            order = np.random.default_rng(seed).permutation(np.flatnonzero(~pool.has_label))
+        chosen = tuple(pool.names[row] for row in order[:num].tolist())
     if output is not None:
-        write_rows(Path(output), LABEL_COLUMNS, _table(chosen, assigned))
+        write_rows(Path(output), LABEL_COLUMNS, _table(chosen, of_run[0]))
     where = None if output is None else Path(output).resolve()
-    return Selection(chosen, rule, num_unlabeled, int(has_label.sum()), where)
+    return Selection(chosen, rule, pool.num_unlabeled, int(pool.has_label.sum()), where)
+
+
+@dataclass(frozen=True, eq=False)
+class _LabelTable:
+    """A table of labels."""
+
+    path: File
+    rows: Rows
+
+    @classmethod
+    def read(cls, path: PathLike) -> "_LabelTable":
+        file = file_at(os.fspath(path))
+        return cls(file, read_table(file, ("path", "label")))
+
+    def labeled(self, names: Sequence[str]) -> set[str]:
+        """Those of some images that have a label; DataError if it names none of them."""
+        rows, _ = matched(self.path, self.rows, names)
+        return {name for name, label in class_of(rows)[0].items() if label}
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """Images that are not held out."""
+
+    rows: Int[np.ndarray, " pool"]  # Among all
+    names: Sequence[str]
+    has_label: Bool[np.ndarray, " pool"]
+
+    @classmethod
+    def of(
+        cls,
+        paths: Iterable[str],
+        held_out: Bool[np.ndarray, " images"],
+        of_run: tuple[Mapping[str, Row], Collection[str]],
+        labels: _LabelTable | None,
+    ) -> "_Pool":
+        """Those of a table; labeled are those of a table of labels, or that a run learned from."""
+        assigned, every = of_run
+        as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
+        rows = np.flatnonzero(~held_out)
+        names = [as_stored.get(path, path) for path in np.array([*paths], object)[rows].tolist()]
+        labeled = labels.labeled(names) if labels else set[str]()
+        labeled |= set(every) - assigned.keys()
+        return cls(rows, names, np.array([name in labeled for name in names], bool))
+
+    @property
+    def num_unlabeled(self) -> int:
+        return int((~self.has_label).sum())
+
+    def check(self, num: int) -> None:
+        """Refuse to select more than there are."""
+        if num > self.num_unlabeled:
+            few = f"only {self.num_unlabeled} images have no label; give fewer"
+            none = "all images have a label or are held out; give others"
+            raise UsageError(f"--num {num}, but {few if self.num_unlabeled else none}")
+
+
+def _is_scored(splits: Sequence[str]) -> Bool[np.ndarray, " images"]:
+    """Whether images are of a part to score, by the names of their parts."""
+    return np.asarray(np.isin(splits_of(splits), ("val", "test")))
 
 
 def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " table"]:
@@ -152,7 +218,7 @@ def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " tabl
     Raises:
         DataError: If the features are not of these images.
     """
-    held: np.ndarray = np.isin(splits_of(opened.table.texts("split")), ("val", "test"))
+    held = _is_scored(opened.table.texts("split"))
     has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
     if images is not None:
         rows = opened.image_rows(images)
@@ -169,14 +235,14 @@ def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " tabl
     return np.asarray(held | of_run)
 
 
-def _assigned(opened: Vectors, images: Images | None) -> tuple[dict[str, Row], set[str]]:
+def _assigned(source: str, images: Images | None) -> tuple[dict[str, Row], set[str]]:
     """Return the rows of a run's assignments.csv by path, and the names of all its images.
 
     Those that it has learned from are not in that table. Nothing where the run has none. Where
     images are given, those of the run are known by their contents, whatever they are called now.
     """
-    folder = RunFolder(Path(opened.source))
-    if not opened.source or not folder.assignments.exists():
+    folder = RunFolder(Path(source))
+    if not source or not folder.assignments.exists():
         return {}, set()
     rows = {row["path"]: row for row in read_edited(folder.assignments, ("path", "cluster"))}
     every, stored = set(open_table(folder.embeddings).texts("path")), stored_split(folder)
@@ -186,17 +252,6 @@ def _assigned(opened: Vectors, images: Images | None) -> tuple[dict[str, Row], s
     then = {n: called.get(c) for n, c in zip(images.names, images.contents.tolist(), strict=True)}
     own = {name: rows[was] for name, was in then.items() if was in rows}
     return own, {name for name, was in then.items() if was and as_text(was) in every}
-
-
-def _have_labels(
-    names: Sequence[str], labeled: PathLike | None, learned: Collection[str]
-) -> Bool[np.ndarray, " names"]:
-    """Whether images have a label: in the table, or as those that a run has learned from."""
-    in_table = set[str]()
-    if labeled is not None:
-        rows, _ = match(file_at(os.fspath(labeled)), names)
-        in_table = {name for name, label in class_of(rows)[0].items() if label}
-    return np.array([name in in_table or name in learned for name in names])
 
 
 def _table(paths: Sequence[str], assigned: Mapping[str, Row]) -> Iterator[list[str]]:

@@ -228,7 +228,13 @@ def match(
     Raises:
         DataError: If no row is of an image, or two of one say different things.
     """
-    rows = read_table(table, ("path", label), label)
+    return matched(table, read_table(table, ("path", label), label), names, images)
+
+
+def matched(
+    table: File, rows: Rows, names: Iterable[str], images: Images | None = None
+) -> tuple[dict[str, Row], list[Note]]:
+    """As `match`, of the rows that `read_table` has read."""
     resolver = Resolver(table, names, images)
 
     def find(written: str) -> str | None:
