@@ -194,6 +194,17 @@ def test_scores_of_a_network_are_calibrated_by_trainings_of_that_network(
         assert not np.array_equal(used["probability"], other["probability"])
 
 
+def test_a_class_that_is_found_has_the_name_of_no_true_one(flat, labels, encoder, tmp_path):
+    """Or rows and columns of the confusion would have equal names that mean different things."""
+    called = [*DIGITS, "new-1", "new-3"]
+    written = [(path.name, called[int(path.name[0])]) for path in flat.iterdir()]
+    settings = ["--truth", table(tmp_path / "truth.csv", written), "--labeled", labels]
+    out = tmp_path / "run"
+    assert discover(flat, "-o", out, *settings, "--encoder", encoder, *LEAST) == 0
+    novel = [row["cluster"] for row in rows(out / "clusters.csv") if row["kind"] == "novel"]
+    assert novel == ["new-2", "new-4"]
+
+
 def test_one_label_of_each_class_is_enough_and_names_may_be_in_any_script(flat, encoder, tmp_path):
     """Four classes of one label, files and classes with names that people and machines give."""
     known = ["кошка", "猫 \N{CAT FACE}", "قطة", 'c, "d"; = #1']

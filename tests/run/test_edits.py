@@ -76,6 +76,14 @@ def test_names_that_collide_are_refused_and_change_nothing(folder):
     assert state(folder) == before
 
 
+def test_a_class_that_is_split_off_has_the_name_of_no_other(folder):
+    """Of no known class without an image either, and of none that a person has named."""
+    folder.write_summary({"known": ["cats", "new-4"]})
+    name_classes(folder, ["new-1"], "new-6")
+    label_images(folder, {"d"}, "new-7")
+    assert split_off(folder, {"c"}, "") == "new-8"
+
+
 def test_single_images_are_labeled_for_the_next_round(folder):
     rows = [["a", "", "new-1", 0.5, 0.1], ["=f", "", "new-3", 0.5, 0.2]]
     write_csv(folder.to_label, LABEL_COLUMNS, rows)

@@ -2,9 +2,9 @@
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -336,11 +336,14 @@ def _pooling(tensors: dict[str, Tensor]) -> AttentivePooling | None:
     return AttentivePooling(*(torch.zeros_like(part) for part in parts if part is not None))
 
 
-def all_class_names(known: tuple[str, ...], num_novel: int) -> tuple[str, ...]:
+def all_class_names(
+    known: tuple[str, ...], num_novel: int, taken: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return the known names, then new-1, new-2, ... as far as these are free.
 
-    >>> all_class_names(("cat", "new-1"), 2)
-    ('cat', 'new-1', 'new-2', 'new-3')
+    >>> all_class_names(("cat", "new-1"), 2, taken=["new-3"])
+    ('cat', 'new-1', 'new-2', 'new-4')
     """
-    free = (f"new-{n}" for n in range(1, num_novel + len(known) + 1))
-    return (*known, *[name for name in free if name not in known][:num_novel])
+    taken = {*known, *taken}
+    free = (name for number in count(1) if (name := f"new-{number}") not in taken)
+    return (*known, *islice(free, num_novel))

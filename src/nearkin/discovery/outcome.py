@@ -238,7 +238,7 @@ def _classified(
     classifier = Classifier(
         layer=frozen_copy(layer),
         heads=frozen_copy(heads_of(method)),
-        classes=all_class_names(dataset.classes, task.num_novel),
+        classes=all_class_names(dataset.classes, task.num_novel, dataset.names),
         num_known=task.num_known,
         calibration=calibration,
         drawn=ViewSettings(state.base.augment, NUM_VIEWS, state.base.seed),

@@ -60,7 +60,9 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
             others = set(paths) - {row["path"] for row in moved}
             which = f"{min(others)!r} came with a label" if others else "no images are selected"
             raise UsageError(f"{which}; select unlabeled images")
-        taken = {row["cluster"] for row in clusters}
+        taken = {row[column] for row in clusters for column in ("cluster", "name")}
+        # Known classes without an image are in no table.
+        taken |= {*folder.read_summary().get("known", ()), *written_labels(folder).values()}
         new = next(free for number in count(1) if (free := f"new-{number}") not in taken)
         for row in moved:
             row |= {"cluster": new, "flag": "core"}
