@@ -102,10 +102,14 @@ def test_a_training_that_spoils_its_start_leaves_the_start(tmp_path, log):
     assert average["share"] == 0
     assert len(average["values"]) == 5
     assert f"average {average['text']}" in log.texts
+    health = f"health of the last step, which is not kept: {run.summary['verdict']}"
+    assert health in log.texts
     assert run.summary["image_size"] == load(source).image_size == 16
     (compared,) = run.summary["differences"]["start"]
     assert compared["first"] == compared["second"]
-    assert "The start as it was" in run.folder.report.read_text()
+    page = run.folder.report.read_text()
+    assert "The start as it was" in page
+    assert "The embedding of the last step, not kept, is" in page
     stored = json.loads(RunFolder(run.path).summary.read_text())
     assert stored["average"] == average
 

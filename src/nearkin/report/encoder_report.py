@@ -95,7 +95,8 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
         rule = "Nothing was trained, and nothing was chosen by the labels of held-out images."
     else:
         title, lead = f"Encoder trained on {name}", _lead(config, summary, images)
-        state, facts = f"The embedding is {summary['verdict']}.", tuple(_came_from(summary))
+        what = "The embedding" if _is_end(summary) else "The embedding of the last step, not kept,"
+        state, facts = f"{what} is {summary['verdict']}.", tuple(_came_from(summary))
         rule = "The last epoch counts; nothing was chosen by the labels of held-out images."
     verdict = [f"Training {comparison.text}."] if comparison else []
     findings, steps = tuple(_findings(summary, evaluation)), _steps(folder, data, evaluation)
@@ -129,9 +130,14 @@ def _findings(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[st
         yield f"{evaluation.leaks}."
     yield from _of_column(evaluation)
     yield from (f"The student {kept}." for kept in evaluation.kept)
-    if summary.get("verdict", "").startswith("collapsed"):
+    if _is_end(summary) and summary.get("verdict", "").startswith("collapsed"):
         yield COLLAPSED
     yield from baseline_findings(evaluation)
+
+
+def _is_end(summary: Mapping[str, Any]) -> bool:
+    """Whether the encoder has the weights of the last step, of which the health is."""
+    return bool(summary.get("average", {}).get("share", 1.0) == 1.0)
 
 
 def _of_column(evaluation: Evaluation) -> Iterator[str]:

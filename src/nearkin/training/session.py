@@ -396,11 +396,12 @@ class _Trained:
         # The last step is evaluated already.
         health = self.monitor.latest or self.monitor.evaluate(self.method)
         state = verdict(health, type(self.method))
-        log.info(f"health {state}")
+        is_end = details.get("average", {}).get("share", 1.0) == 1.0
+        log.info(f"health {'' if is_end else 'of the last step, which is not kept: '}{state}")
         # What is measured is the file, not the method in memory.
         # Its header names the backbone of the settings, which are trusted by now.
         encoder = load(folder.path, backbone=self.network, trust_remote_code=True)
-        if details.get("average", {}).get("share", 1.0) == 1.0:  # it has learned on such features
+        if is_end:  # it has learned on such features
             write_projector(folder.projector, self.method.online.projector, encoder)
 
         def encoded(embeddings: Embeddings) -> None:
