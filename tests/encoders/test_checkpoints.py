@@ -16,8 +16,9 @@ from torch import nn
 
 from nearkin.encoders.checkpoints import has_small_stem
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.encoders.libraries import timm_view
+from nearkin.encoders.libraries import pooling, timm_view
 from nearkin.errors import CheckpointError
+from nearkin.networks.backbone import native
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 64 * 64).sin().reshape(2, 3, 64, 64)
 HEAD = {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}
@@ -317,3 +318,20 @@ def test_files_of_something_else_get_a_line_that_says_so(resnet, tmp_path):
         assert re.search(f"{reason}; get it again", refusal(f"resnet18@{path}", CheckpointError))
     torch.save({**resnet.state_dict(), "conv1.weight": torch.full((64, 3, 7, 7), torch.nan)}, path)
     assert "not finite" in refusal(f"resnet18@{path}", CheckpointError)
+
+
+def test_what_makes_one_vector_of_an_image_is_named_as_it_is():
+    """Networks whose features are all numbers of a map do not average it."""
+    for name, positions, named in (
+        ("alexnet", 6 * 6, "flattened map"),
+        ("squeezenet1_1", 13 * 13, "flattened map"),
+        ("vgg11", 7 * 7, "flattened map"),
+        ("resnet18", 1, "average"),
+        ("mobilenet_v2", 1, "average"),
+    ):
+        with torch.device("meta"):
+            body, images = native(f"torchvision:{name}", 224).eval(), torch.zeros(1, 3, 224, 224)
+        channels = [each for each in body.modules() if isinstance(each, torch.nn.Conv2d)][-1]
+        count = 512 if name == "squeezenet1_1" else channels.out_channels  # of two convolutions
+        assert body(images).shape == (1, count * positions), name
+        assert pooling(body) == named, name

@@ -31,6 +31,9 @@ from nearkin.networks.input_size import check_patches
 from nearkin.schema import suggestion
 from nearkin.text import abridged
 
+FLATTENED: Final = ("AlexNet", "SqueezeNet", "VGG")
+"""Networks of torchvision without a pooling to one position, or with it in their classifier."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
@@ -55,6 +58,8 @@ def pooling(body: nn.Module) -> str:
     kind = getattr(body, "global_pool", None)
     if isinstance(kind, str):
         return {"token": "class token", "avg": "average", "map": "attention"}.get(kind, kind)
+    if type(body).__module__.startswith("torchvision.") and type(body).__name__ in FLATTENED:
+        return "flattened map"
     return "class token" if hasattr(body, "class_token") else "average"
 
 
