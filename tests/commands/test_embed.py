@@ -288,6 +288,8 @@ REFUSED = [
     ("embed", 2, "no encoder given; say nearkin embed ENCODER DATA"),
     ("embed SOURCE", 2, "no images given; say nearkin embed ENCODER DATA"),
     ("embed SOURCE DATA -o OUT/v.parquet --val .2", 2, "--val is of run folders"),
+    ("embed SOURCE DATA -o OUT/v.parquet --resume", 2, "--resume is of run folders"),
+    ("embed SOURCE DATA -o OUT/v --shard-size 9 --overwrite", 2, "--overwrite is of run folders"),
     ("embed SOURCE DATA -o OUT/v.csv", 2, "ends in .parquet, .npz, .npy"),
     ("embed SOURCE DATA --shard 1/2", 2, "need a folder of shards; give -o"),
     ("embed SOURCE DATA --vall .2", 2, "--vall"),

@@ -11,7 +11,7 @@ from nearkin.choices import Engine
 from nearkin.commands.arguments import command
 from nearkin.commands.embed_run import embed_run
 from nearkin.commands.embed_shards import embed_shards, makes_shards
-from nearkin.commands.features import check_alone, features_of, opened
+from nearkin.commands.features import check_alone, check_unused, features_of, opened
 from nearkin.commands.run import Run
 from nearkin.commands.settings import EncoderLike, PathLike, given, name_of
 from nearkin.config import EmbedConfig
@@ -71,7 +71,7 @@ def embed(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
-    check_alone(config, resume=False)
+    check_alone(config)
     log, path = reporter_of(verbose), None if output is None else Path(output)
     if path is not None:
         check_format(path)
@@ -131,13 +131,13 @@ def embed_files(
             )
         if Path(output).suffix in FORMATS:
             raise UsageError(f"{output} is the name of one file, without shards; give a folder")
-        check_alone(config, resume=resume, overwrite=overwrite)
+        check_unused(resume=resume, overwrite=overwrite)
         how |= {"shard_size": shard_size, "shard": shard, "engine": engine}
         return embed_shards(encoder, data, config, output=output, **how)
     if output is None or Path(output).suffix not in (*FORMATS, *OTHER_FORMATS):
         again: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
         return embed_run(encoder, data, config, output=output, **again, **how)
-    check_alone(config, resume=resume)
+    check_unused(resume=resume)
     return embed(encoder, data, config, output=output, overwrite=overwrite, **how)
 
 

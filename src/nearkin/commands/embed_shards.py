@@ -83,7 +83,7 @@ def embed_shards(
         OutputError: If the folder is of something else, or cannot be written.
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
-    check_alone(config, resume=False)
+    check_alone(config)
     check_no_column(config)
     path = Path(output)
     shard_size = ShardFolder.shard_size(path) if shard_size is None else shard_size

@@ -27,17 +27,25 @@ OF_COLUMN: Final = ("val", "seed")
 """Those that have one where a column is removed, on images that are held out."""
 
 
-def check_alone(config: EmbedConfig, *, resume: bool, overwrite: bool = False) -> None:
+def check_alone(config: EmbedConfig) -> None:
     """Refuse settings that have no effect without a run folder."""
-    unused = [
-        option(name)
-        for name, value in defaults(EmbedConfig).items()
-        if name not in (USED_ALONE + OF_COLUMN if config.ignore else USED_ALONE)
-        and getattr(config, name) != value
-    ]
-    unused += ["--resume"] * resume + ["--overwrite"] * overwrite
-    if unused:
-        raise UsageError(f"{unused[0]} is of run folders, and here are features alone; omit it")
+    used = USED_ALONE + OF_COLUMN if config.ignore else USED_ALONE
+    check_unused(
+        **{
+            name: getattr(config, name) != value
+            for name, value in defaults(EmbedConfig).items()
+            if name not in used
+        }
+    )
+
+
+def check_unused(**given: bool) -> None:
+    """Refuse what is given of options that have no effect without a run folder."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{option(name)} is of run folders, and here are features alone; omit it"
+            )
 
 
 def check_no_column(config: EmbedConfig) -> None:
