@@ -114,6 +114,16 @@ def test_a_training_that_spoils_its_start_leaves_the_start(tmp_path, log):
     assert stored["average"] == average
 
 
+def test_a_run_that_is_replaced_starts_from_the_encoder_that_is_named(tmp_path):
+    """Not from its own copy of the one before, which a resumed one has."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)
+    for seed in (0, 1):
+        source = write_network(tmp_path / f"{seed}.safetensors", seed=seed)
+        how = dict(encoder=source, batch_size=16, epochs=1, output=tmp_path / "run")
+        run = nearkin.train(pixels, overwrite=seed == 1, **how)
+        assert load(run.folder.start).digest == load(source).digest
+
+
 def test_where_none_is_held_out_every_number_is_said_to_be_of_training_images(tmp_path, log):
     source = write_network(tmp_path / "start.safetensors")
     pixels = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)

@@ -70,7 +70,7 @@ def train(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         config, device, log = run.config, run.device, run.log
-        start = read_start(folder, config, network, device, log)
+        start = read_start(folder, config, network, device, log, resume=resume)
         split = learnable(open_logged(folder, data, config, log, resume=resume))
         # Settings that do not fit are refused before anything is overwritten.
         config = resolve(with_start(config, start, split.train), split.train, device)

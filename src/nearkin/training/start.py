@@ -47,10 +47,13 @@ def read_start(
     network: nn.Module | None,
     device: torch.device,
     log: Logger,
+    *,
+    resume: bool,
 ) -> Encoder | None:
     """Return the encoder that a training starts from, or None for random weights.
 
-    A run that has been started has a copy of it: it is resumed without the source.
+    A run that has been started has a copy of it: it is resumed without the source. One that is
+    replaced has that of another training.
 
     Raises:
         UsageError: If there is no such encoder, or it is another architecture than `--backbone`.
@@ -58,7 +61,7 @@ def read_start(
     """
     if not config.encoder:
         return None
-    if folder.start.exists() and folder.config.exists():
+    if resume and folder.start.exists() and folder.config.exists():
         return load(folder.start, backbone=network, trust_remote_code=config.trust_remote_code)
     check_memory(config, device)
     start = load(
