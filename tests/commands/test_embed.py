@@ -178,6 +178,8 @@ def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
 def numbers_of_the_run(folder, evaluation):
     """Whether an evaluation has the numbers of a run, as its summary holds them."""
     again = json.loads(json.dumps(evaluation.to_dict()))
+    (name,) = again.pop("bad")
+    assert name in folder.bad_files.read_text()
     summary = folder.read_summary()
     return {name: summary[name] for name in again} == again
 

@@ -29,6 +29,7 @@ from nearkin.discovery.trials import (
     shorter,
 )
 from nearkin.errors import UsageError
+from nearkin.files import PARTIAL
 from nearkin.run.options import method_options, within
 from nearkin.types import UNLABELED
 
@@ -187,15 +188,16 @@ def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
     mode, folder, results = whole
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     last = tmp_path / f"{mode}-{FOLDS - 1}-{TRIED[mode][-1]}.npz"
-    last.with_suffix(".tmp.npz").write_bytes(last.read_bytes()[:100])
+    half = tmp_path / f".{last.name}{PARTIAL}7"
+    half.write_bytes(last.read_bytes()[:100])
     last.unlink()
-    whole_files = {*tmp_path.glob(f"{mode}-*.npz")} - {*tmp_path.glob("*.tmp.npz")}
-    finished = {path: path.stat().st_mtime_ns for path in whole_files}
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"{mode}-*.npz")}
     assert len(finished) == len(results) - 1
     cached, task = images()
     again = list(trials(tmp_path, mode, cached, task).run(TRIED[mode]))
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert same(again, results)
+    half.unlink()  # as the run does, when it is opened
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
     # Finished trials need no images: nothing is trained again.
     gone = CachedFeatures(cached.center * torch.nan, cached.views * torch.nan)

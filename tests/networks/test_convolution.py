@@ -53,6 +53,7 @@ def test_a_network_computes_the_same_and_nothing_else_of_it_changes():
     assert torch.equal(y, expected), "the forward pass is oneDNN's, bit by bit"
     for name, grad in theirs.items():
         assert mine[name].dtype == torch.float32
+        assert mine[name].stride() == body.get_parameter(name).stride()
         # Each rounds its sum to bfloat16's 8 bits once.
         torch.testing.assert_close(mine[name], grad, rtol=2**-6, atol=2**-6 * float(grad.std()))
     assert torch.equal(body(x), plain(x)), "float32 is left alone"

@@ -80,7 +80,8 @@ class _Convolution(torch.autograd.Function):
                 (True, False, False),
             )[0]  # fmt: skip
         for_weight = weight_gradient(x, grad, weight.shape[2:], ctx.stride, ctx.padding)
-        return for_x, for_weight, None, None
+        # In the memory layout of the weights, as optimizers and buckets of gradients want it.
+        return for_x, torch.empty_like(weight).copy_(for_weight), None, None
 
 
 def weight_gradient(
@@ -110,5 +111,5 @@ def weight_gradient(
         for i in range(kernel[0])
         for j in range(kernel[1])
     ]
-    gradient: Tensor = torch.stack(places, dim=-1).unflatten(-1, kernel)
-    return gradient
+    gradient: Tensor = torch.stack(places, dim=1).unflatten(1, kernel)
+    return gradient.movedim(-1, 1)
