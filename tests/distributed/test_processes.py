@@ -167,18 +167,18 @@ def test_torchrun_starts_the_same_training(data, both, tmp_path):
     assert out.count("effective rank") == err.count("writing") == 1  # only the first speaks
 
 
-def test_a_program_that_torchrun_starts_may_train_twice(tmp_path):
+def test_a_program_that_torchrun_starts_may_train_twice(data, tmp_path):
     """The launcher's store still has the keys of the first training."""
     program = tmp_path / "twice.py"
     program.write_text(
         "import sys, nearkin\n"
         "for name in 'ab':\n"
-        "    nearkin.train('digits', output=f'{sys.argv[1]}/{name}', backbone='tiny', epochs=1,\n"
-        "                  batch_size=64, image_size=8, evaluate_every=0, report=False,\n"
+        "    nearkin.train(sys.argv[1], output=f'{sys.argv[2]}/{name}', backbone='tiny', epochs=1,\n"
+        "                  batch_size=32, image_size=8, evaluate_every=0, report=False,\n"
         "                  workers=0, device='cpu', verbose=False)\n"
     )
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", free_port()]
-    command = [sys.executable, *torchrun, str(program), str(tmp_path)]
+    command = [sys.executable, *torchrun, str(program), str(data), str(tmp_path)]
     subprocess.run(command, env=environment(), check=True, timeout=SECONDS)
     first, second = (RunFolder(tmp_path / name) for name in "ab")
     assert same_bits(first, second)
