@@ -14,7 +14,7 @@ import torch
 from builders import pixels
 
 import nearkin
-from nearkin.commands.settings import given
+from nearkin.commands.arguments import given
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings

@@ -10,7 +10,7 @@ import torch
 from builders import fill
 
 import nearkin
-from nearkin.commands.settings import name_of
+from nearkin.commands.arguments import name_of
 from nearkin.config import EmbedConfig
 from nearkin.errors import NearkinError, UsageError, as_typed_words, worded
 from nearkin.result import Table

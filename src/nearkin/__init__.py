@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from nearkin.commands.doctor import doctor as doctor
     from nearkin.commands.duplicates import duplicates as duplicates
     from nearkin.commands.embed import embed as embed
-    from nearkin.commands.embed_run import embed_run as embed_run
-    from nearkin.commands.embed_shards import embed_shards as embed_shards
+    from nearkin.commands.embed import embed_run as embed_run
+    from nearkin.commands.embed import embed_shards as embed_shards
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
     from nearkin.commands.export import export as export
@@ -79,8 +79,8 @@ _HOMES = {
     **dict.fromkeys(_CONFIGS, "config"),
     "Method": "method",
     "View": "data.views",
-    "embed_run": "commands.embed_run",
-    "embed_shards": "commands.embed_shards",
+    "embed_run": "commands.embed",
+    "embed_shards": "commands.embed",
     "likeness": "encoders.likeness",
     "load": "encoders.encoder",
     "rank": "commands.compare",

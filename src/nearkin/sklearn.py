@@ -16,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from nearkin.classifier.classifier import read_classifier
+from nearkin.commands.arguments import EncoderLike, name_of
 from nearkin.commands.discover import discover
 from nearkin.commands.predict import classified
-from nearkin.commands.settings import EncoderLike, name_of
 from nearkin.commands.train import train
 from nearkin.data.images import Images
 from nearkin.data.labels import Row, class_of, composed

@@ -11,7 +11,7 @@ from builders import encoded, fill
 from nearkin_command import run
 
 import nearkin
-from nearkin.commands.settings import given
+from nearkin.commands.arguments import given
 from nearkin.config import DiscoverConfig, TrainConfig, excluded
 from nearkin.data.opening import open_images
 from nearkin.distributed import check_gpus
@@ -74,8 +74,14 @@ def test_every_command_checks_its_arguments():
         (lambda: nearkin.embed_shards("e", "d", output="x", engine="Ray"), "engine Ray is not"),
         (lambda: nearkin.embed_shards("e", "d", output="x", shard_size=2.5), "shard_size 2.5"),
         (lambda: nearkin.neighbors("e", ["a.png"], top=2.5), "top 2.5 is not"),
-        (lambda: nearkin.neighbors("e", np.zeros((3, 9))), "images: of type ndarray; give p"),
-        (lambda: nearkin.neighbors("e", [np.zeros(3)]), "images: of type ndarray; give paths"),
+        (
+            lambda: nearkin.neighbors("e", np.zeros((3, 9))),
+            "images is of type ndarray; give text or a path",
+        ),
+        (
+            lambda: nearkin.neighbors("e", [np.zeros(3)]),
+            "images is of type ndarray; give text or a path",
+        ),
         (lambda: nearkin.duplicates("d", encoder="e", threshold="0.9"), "threshold 0.9 is not"),
         (lambda: nearkin.audit(FEATURES, precision="0.9"), "precision 0.9 is not a number"),
         (

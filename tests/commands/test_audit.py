@@ -368,8 +368,8 @@ def not_yet(*_, **__):
 def test_a_column_that_tells_nothing_is_refused_before_anything_is_computed(
     cameras, encoder, tmp_path, monkeypatch
 ):
-    steps = "audit.examine", "audit.of_images", "evaluate.features_of"
-    for step in (*steps, "evaluate_vectors.evaluate_tables"):
+    steps = "audit.examine", "audit.of_images", "evaluate.features_of", "evaluate.evaluate_tables"
+    for step in steps:
         monkeypatch.setattr(f"nearkin.commands.{step}", not_yet)
     file = with_columns(tmp_path / "v.parquet", features(), site=["here"] * 200)
     for call in (nearkin.audit, nearkin.evaluate):

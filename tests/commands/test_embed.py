@@ -17,7 +17,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 import nearkin
-from nearkin.commands.embed_run import source_name
+from nearkin.commands.embed import source_name
 from nearkin.encoders.encoder import load
 from nearkin.errors import OutputError
 from nearkin.evaluation import embeddings
@@ -207,7 +207,7 @@ def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("nearkin.commands.embed_run.write_encoder", full)
+    monkeypatch.setattr("nearkin.commands.embed.write_encoder", full)
     monkeypatch.setattr("nearkin.commands.classify.write_start", full)
     for words in (["embed", source, images], ["classify", source, images]):
         refused = refusal(8, *words, "-o", tmp_path / words[0], "-q")

@@ -11,7 +11,7 @@ from loaders import labels_of
 from nearkin_command import run
 from pyarrow import parquet
 
-from nearkin.commands.evaluate_vectors import _split as rows_of
+from nearkin.commands.evaluate import _split as rows_of
 from nearkin.config import TrainConfig
 from nearkin.data.labels import Row, split_of, text_of
 from nearkin.data.opening import open_images

@@ -9,7 +9,7 @@ import pytest
 from builders import as_bytes, encoded, write_files
 from PIL import Image
 
-from nearkin.commands.embed_run import embed_run
+from nearkin.commands.embed import embed_run
 from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import ClassifyConfig, EmbedConfig, TrainConfig

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from ray_cluster import RayCluster
 from torch import nn
 
-from nearkin.commands.embed_shards import embed_shards, open_on_node
+from nearkin.commands.embed import embed_shards, open_on_node
 from nearkin.config import EmbedConfig
 from nearkin.errors import ResourceError, UsageError
 from nearkin.evaluation.ray_shards import ShardActor, actor_pool

@@ -36,8 +36,8 @@ from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load, untrained, write_encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.exports.graphs import PixelNetwork
 from nearkin.exports.native import write_native
-from nearkin.exports.network import PixelNetwork
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.networks.heads import CosineHead, Heads

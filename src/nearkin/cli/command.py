@@ -111,7 +111,7 @@ def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
 
     if name in SEVERAL or is_main_process():
         return True
-    from nearkin.commands.embed_shards import makes_shards
+    from nearkin.commands.embed import makes_shards
 
     none = {"output": None, "shard_size": None, "shard": "", "engine": "local"}
     if name == "embed" and makes_shards(*(given.get(each, none[each]) for each in none)):

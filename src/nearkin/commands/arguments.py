@@ -1,16 +1,31 @@
-"""The arguments of commands from Python, checked as those of the command line are."""
+"""What Python gives to commands: checked as the command line is, and as files hold it."""
 
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, wraps
+from dataclasses import replace
+from functools import wraps
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from nearkin.commands.settings import PathLike, stored
+import torch
+from torch import nn
+
+from nearkin.config import Settings, settings_from
+from nearkin.data.augmentations import stored_views
+from nearkin.distributed import cpus_per_process
+from nearkin.encoders.encoder import Encoder, object_name
 from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.methods import method_name
 from nearkin.places import user_path
-from nearkin.schema import check_value, option, types_of
+from nearkin.run.opening import TAKEN
+from nearkin.schema import Auto, check_value, option, types_of
+
+PathLike = str | os.PathLike[str]
+"""A path; a `Run` is that of its folder."""
+EncoderLike = PathLike | Encoder
+"""An encoder: a run, a name, a file, or one that `nearkin.load` has returned."""
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -24,63 +39,35 @@ def command(function: Callable[Parameters, Returned]) -> Callable[Parameters, Re
     Numbers are within their limits, choices among those that there are, and objects of their
     class. A leading `~` of a path is the home folder; where several are asked for, one alone is a
     list of one. Arguments of type `Any` are as given.
-
-    Raises:
-        UsageError: At the call, if an argument is of another type or out of range.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         given = signature.bind(*args, **kwargs)
-        kinds = _kinds(function)
-        for name in given.arguments.keys() & kinds.keys():
-            given.arguments[name] = _argument(name, given.arguments[name], kinds[name])
+        for name, kind in types_of(function).items():
+            if name in given.arguments and kind is not Any:
+                given.arguments[name] = _argument(name, given.arguments[name], kind)
         return function(*given.args, **given.kwargs)
 
     return checked
 
 
-@cache
-def _kinds(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The types of parameters that are checked: of one value each, and not of any type."""
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    kinds = types_of(function)
-    return {
-        each.name: kinds[each.name]
-        for each in parameters
-        if each.kind not in several and kinds[each.name] is not Any
-    }
-
-
 def _argument(name: str, value: Any, kind: Any) -> Any:
     if _is_plain(kind):
         return check_value(name, stored(name, value), kind)
-    if kind == Sequence[PathLike]:
-        return _paths(name, value)
+    if kind == Sequence[PathLike]:  # which one path may stand for
+        alone = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+        return [_argument(name, each, PathLike) for each in ([value] if alone else value)]
     members = get_args(kind) or (kind,)
     classes = tuple(get_origin(each) or each for each in members)
     if not isinstance(value, classes):
         raise UsageError(
             f"{option(name)} is of type {type(value).__name__}; give {_named(classes)}"
         )
-    return _path(value) if isinstance(value, str | os.PathLike) else value
-
-
-def _paths(name: str, value: Any) -> list[PathLike]:
-    """Paths as a list, of what may be one path or can be iterated once only."""
-    alone = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
-    paths = [value] if alone else list(value)
-    for each in paths:
-        if not isinstance(each, str | os.PathLike):
-            raise UsageError(f"{option(name)}: of type {type(each).__name__}; give paths")
-    return [_path(each) for each in paths]
-
-
-def _path(value: PathLike) -> PathLike:
-    """A path with the home folder in place of `~`; a run stays one."""
-    return user_path(os.fspath(value)) if os.fspath(value).startswith("~") else value
+    is_path = isinstance(value, str | os.PathLike)
+    at_home = is_path and os.fspath(value).startswith("~")  # a run stays one
+    return user_path(os.fspath(value)) if at_home else value
 
 
 def _is_plain(kind: Any) -> bool:
@@ -94,3 +81,63 @@ def _is_plain(kind: Any) -> bool:
 def _named(classes: Iterable[type]) -> str:
     words = {str: "text", os.PathLike: "a path", NoneType: "None"}
     return " or ".join(words.get(each, each.__name__) for each in classes)
+
+
+def given(
+    kind: type[Settings], config: Settings | None, settings: Mapping[str, Any]
+) -> tuple[Settings, nn.Module | None]:
+    """Return settings as a run stores them, and a network of one's own if `backbone` is one.
+
+    Paths, devices, encoders and runs become text, methods and views what names them. A leading `~`
+    of a path is the home folder. What is no setting is an option of the method. `config` has the
+    settings that the keywords do not name.
+    """
+    values = {name: stored(name, value) for name, value in settings.items()}
+    takes_one = "backbone" in kind.__dataclass_fields__
+    network = None
+    if takes_one and isinstance(values.get("backbone"), nn.Module):
+        network = values.pop("backbone")
+    found = settings_from(kind, vars(config) if config else {}, values)
+    named = {name: getattr(found, name, "") for name in (*TAKEN, "copy_to")}
+    paths: dict[str, Any] = {
+        name: str(user_path(path)) for name, path in named.items() if path.startswith("~")
+    }
+    return replace(found, **paths), network
+
+
+def name_of(encoder: EncoderLike | Embeddings) -> str:
+    """The text that stands for an encoder in settings and files; `nearkin.load` takes it.
+
+    An encoder has a name as long as it is in memory, so the caller keeps it. Features are refused.
+    """
+    if isinstance(encoder, Embeddings):
+        raise UsageError("these are features; give an encoder")
+    return object_name(encoder) if isinstance(encoder, Encoder) else os.fspath(encoder)
+
+
+def stored(name: str, value: Any) -> Any:
+    """A setting as files hold it.
+
+    >>> from pathlib import Path
+    >>> stored("out", Path("a/b")), stored("known", ["cat"])
+    ('a/b', ['cat'])
+    """
+    if isinstance(value, os.PathLike | Encoder):
+        return name_of(value)
+    if isinstance(value, torch.device):
+        return str(value)
+    if isinstance(value, type):
+        return method_name(value)
+    return stored_views(value) if name == "augment" and not isinstance(value, str) else value
+
+
+def refuse(why: str, **given: bool) -> None:
+    """Refuse the options that are given, for a reason that all have."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{option(name)} is {why}")
+
+
+def processes(workers: int | Auto) -> int:
+    """How many processes decode photographs; `auto`: one per CPU that this one may use."""
+    return cpus_per_process() if workers == "auto" else workers

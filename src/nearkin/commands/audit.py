@@ -1,6 +1,5 @@
 """`nearkin audit`: what a split of images hides, and what an encoder follows."""
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,18 +8,22 @@ from typing import Any
 
 from nearkin.auditing.data import Audited, of_images, of_tables, open_parts
 from nearkin.auditing.outcome import Audit, examine
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import EncoderLike, PathLike, name_of
-from nearkin.commands.sources import check_output, check_stored, places, table_of, write_rows
+from nearkin.commands.arguments import EncoderLike, PathLike, command, name_of, processes, refuse
+from nearkin.commands.sources import (
+    STORED,
+    check_output,
+    is_table,
+    places,
+    table_of,
+    write_page,
+    write_rows,
+)
 from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
-from nearkin.distributed import available_cpus, choose_device
+from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import Values
-from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import landmark_rows
-from nearkin.evaluation.table import are_vectors
-from nearkin.files import creating, replace_text
 from nearkin.report.image_map import by_column, image_map
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
@@ -93,11 +96,11 @@ def audit(
         raise UsageError(f"--precision {precision:g} is not above 0 and below 1")
     for path, suffix in ((output, ".csv"), (page, ".html")):
         check_output(path, suffix, overwrite=overwrite, reads=[*sets, encoder, labels])
-    log, where = reporter_of(verbose), choose_device(device)
-    processes = available_cpus() if workers == "auto" else workers
+    log, where, number = reporter_of(verbose), choose_device(device), processes(workers)
     with resource_errors():
         if encoder is None:
-            check_stored(
+            refuse(
+                STORED,
                 labels=labels != "auto",
                 image_size=image_size != "auto",
                 allow_partial=allow_partial,
@@ -116,7 +119,7 @@ def audit(
                 trust_remote_code=trust_remote_code,
             )
             images, ignored = open_parts(sets, split, ignore, labels, log)
-            audited = of_images(images, loaded, where, processes, log)
+            audited = of_images(images, loaded, where, number, log)
             assert audited.images is not None
             audited = replace(audited, seen=trained_on(name_of(encoder), audited.images))
             ignored = ignored[audited.embeddings.rows]
@@ -132,10 +135,9 @@ def audit(
     if output is not None:
         _write_split(Path(output), found)
     if page is not None:
-        name, map_ = Path(data_name(sets[0])).name, _colored(found, ignored)
-        with creating(Path(page)):
-            shown = with_thumbnails(found.page(name), audited.images, processes)
-            replace_text(Path(page), render(shown, map_))
+        content = found.page(Path(data_name(sets[0])).name)
+        shown = with_thumbnails(content, audited.images, number)
+        write_page(Path(page), render(shown, _colored(found, ignored)))
     return found
 
 
@@ -167,8 +169,7 @@ def _of_vectors(
 ) -> tuple[Audited, Values]:
     """Read features; refuse images, which need an encoder."""
     for each in sets:
-        is_path = isinstance(each, str | os.PathLike)
-        if not (isinstance(each, Embeddings) or (is_path and are_vectors(Path(each)))):
+        if not is_table(each):
             raise UsageError(f"{data_name(each)}: these are images; give --encoder, too")
     with ExitStack() as stack:
         tables = [stack.enter_context(table_of(each, log)) for each in sets]

@@ -23,12 +23,19 @@ from nearkin.classifier.assignments import assign
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.classifier.layers import trained_parts
 from nearkin.classifier.report import complete_results
-from nearkin.commands.arguments import command
+from nearkin.commands.arguments import (
+    EncoderLike,
+    PathLike,
+    command,
+    given,
+    name_of,
+    processes,
+    refuse,
+)
 from nearkin.commands.run import Run
-from nearkin.commands.settings import EncoderLike, PathLike, given, name_of
 from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk
-from nearkin.distributed import available_cpus, free_memory, is_main_process
+from nearkin.distributed import free_memory, is_main_process
 from nearkin.encoders.encoder import Encoder, check_named, load, write_encoder
 from nearkin.errors import UsageError
 from nearkin.run.auto import check_batch
@@ -37,7 +44,6 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import option
 from nearkin.training.start import write_start
 
 
@@ -75,7 +81,7 @@ def classify(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config, _ = given(ClassifyConfig, config, {**settings, "encoder": name_of(encoder)})
-    folder = run_folder(output, data, "classify", again=resume or overwrite)
+    name, folder = data_name(data), run_folder(output, data, "classify", again=resume or overwrite)
     if not is_main_process():  # of several that were started: this command takes one
         return Run(folder)
     # Everything that can be refused is, before the run folder is touched and time is spent.
@@ -86,11 +92,9 @@ def classify(
     with open_run(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
-        for line in start.lines():
-            run.log.info(line)
         on_open, resumed = partial(list_bad, folder), folder if resume else None
         dataset = open_labeled_data(data, run.config, run.log.progress, on_open, resumed)
-        for line in dataset.lines():
+        for line in (*start.lines(), *dataset.lines()):
             run.log.info(line)
         if run.config.batch_size != "auto":
             check_batch(run.config.batch_size, len(dataset.train_rows), 1)
@@ -99,18 +103,15 @@ def classify(
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
             with resource_errors():
-                made_from = data_name(data)
-                complete_results(folder, run.config, dataset.images, data=made_from, log=run.log)
+                complete_results(folder, run.config, dataset.images, data=name, log=run.log)
             return Run(folder)
         config = replace(_resolved(run.config, dataset, start), val=held_share(data, run.config))
-        run = replace(run, config=config)
         with resource_errors(resumes=True):
-            folder.write_settings(run.config, data_name(data))
+            folder.write_settings(config, name)
             # A resumed run needs the source no longer; trained on is the file from the start.
             write_start(folder, start)
-            trust = config.trust_remote_code
-            start = load(folder.start, trust_remote_code=trust)
-            _work(run, data_name(data), dataset, start)
+            start = load(folder.start, trust_remote_code=config.trust_remote_code)
+            _work(replace(run, config=config), name, dataset, start)
     return Run(folder)
 
 
@@ -118,12 +119,9 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
     """Load the encoder from its source, and refuse settings that it cannot carry out."""
     frozen = config.train_layers in ("linear", "attentive")
     tuning = ("epochs", "lr", "layer_decay", "batch_size", "augment", "save_every")
-    explicit = [name for name in tuning if getattr(config, name) != "auto"]
-    if frozen and explicit:
-        raise UsageError(
-            f"{option(explicit[0])} is of fine-tuning; give --train-layers last:N or "
-            "all, or leave it out"
-        )
+    if frozen:
+        why = "of fine-tuning; give --train-layers last:N or all, or leave it out"
+        refuse(why, **{name: getattr(config, name) != "auto" for name in tuning})
     if config.labeled and config.labels != "auto":
         raise UsageError("--labels and --labeled exclude each other; give one")
     encoder = load(source, trust_remote_code=config.trust_remote_code)
@@ -136,13 +134,11 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
 def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> ClassifyConfig:
     """Replace what depends on the machine: cached photographs are other pixels."""
     images = data.images
-    workers = config.workers
-    if workers == "auto":
-        workers = 0 if images.is_small else available_cpus()
-    if config.cache != "auto":
-        return replace(config, workers=workers)
-    memory, disk = free_memory(), free_disk()
-    cache: Any = cache_for(images, encoder.image_size, memory=memory, disk=disk)
+    cache: Any = config.cache
+    if cache == "auto":
+        memory, disk = free_memory(), free_disk()
+        cache = cache_for(images, encoder.image_size, memory=memory, disk=disk)
+    workers = 0 if images.is_small and config.workers == "auto" else processes(config.workers)
     return replace(config, workers=workers, cache=cache)
 
 
@@ -160,11 +156,9 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
         fitting = classifier.encoder(trained.encoder)
         own = _extraction(run, fitting, dataset).compute().features.center
     classifier = with_reference(classifier, own, dataset)
+    encoded_by = trained.encoder
     write_encoder(
-        folder.encoder,
-        trained.encoder.backbone,
-        trained.encoder.details,
-        trained.encoder.preprocessing,
+        folder.encoder, encoded_by.backbone, encoded_by.details, encoded_by.preprocessing
     )
     classifier.write(folder.classifier)
     predictions = predictions_of(classifier, own, dataset)

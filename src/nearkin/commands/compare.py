@@ -4,25 +4,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from nearkin.choices import Criterion
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import PathLike
-from nearkin.commands.sources import check_output, source_of
+from nearkin.commands.arguments import PathLike, command, processes
+from nearkin.commands.embed import usual_augment
+from nearkin.commands.sources import check_output, source_of, write_page
 from nearkin.config import AutoCountOrZero
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.split import trained_or_scored
-from nearkin.distributed import available_cpus, choose_device
+from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.choice import Ranking
 from nearkin.evaluation.evaluate import label_free
 from nearkin.evaluation.metrics import GEOMETRY_IMAGES
-from nearkin.files import creating, replace_text
-from nearkin.methods import METHODS
 from nearkin.pace import under
 from nearkin.report.comparison import (
     KINDS,
@@ -32,7 +29,6 @@ from nearkin.report.comparison import (
     short_names,
     side_by_side,
 )
-from nearkin.run.auto import augment_for
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
@@ -57,8 +53,7 @@ def compare(
     check_output(output, ".html", overwrite=overwrite, reads=runs)
     comparison = side_by_side(_finished(runs, "compare"))
     if output is not None:
-        with creating(Path(output)):
-            replace_text(Path(output), comparison.page())
+        write_page(Path(output), comparison.page())
     return comparison
 
 
@@ -108,7 +103,7 @@ def rank(
                 encoder,
                 images,
                 seed=0,
-                workers=available_cpus() if workers == "auto" else workers,
+                workers=processes(workers),
                 augment=augment,
                 device=where,
                 on_progress=under(name, log.progress),
@@ -136,7 +131,7 @@ def _finished(runs: Sequence[PathLike], verb: str) -> list[FinishedRun]:
     return finished
 
 
-def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) -> Images:
+def _images_of(runs: Sequence[FinishedRun], data: Any, trust: bool) -> Images:
     """Open the images that all of these runs are of, whose labels may name a part left out."""
     first = runs[0]
     for run in runs:
@@ -145,7 +140,7 @@ def _images_of(runs: Sequence[FinishedRun], data: Any, trust_remote_code: bool) 
                 f"{first.folder.path} and {run.folder.path} are of different images, so their "
                 "metrics do not compare; give runs of the same images"
             )
-    source = source_of(first.folder, data, trust_remote_code=trust_remote_code)
+    source = source_of(first.folder, data, trust)
     labels = getattr(first.folder.any_settings()[0], "labels", "none")
     images = trained_or_scored(open_images(source, labels=labels))
     if images.fingerprint != first.images:
@@ -164,5 +159,4 @@ def _augment_of_all(folders: Sequence[RunFolder], images: Images) -> str:
         if size == "auto":
             raise UsageError(f"{folder.config} names no image_size; it is not what a run wrote")
         sizes.append(size)
-    side = min(*sizes, int(np.median(images.sizes.min(axis=1))))
-    return str(augment_for(METHODS["simclr"].defaults, images, side))
+    return str(usual_augment(images, min(sizes)))

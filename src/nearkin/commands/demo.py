@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from nearkin.commands.arguments import command
+from nearkin.commands.arguments import PathLike, command
 from nearkin.commands.discover import discover
 from nearkin.commands.run import Run
-from nearkin.commands.settings import PathLike
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.run.reporter import Reporter, reporter_of

@@ -7,15 +7,10 @@ from typing import Any
 
 from nearkin.choices import MODE_METHODS
 from nearkin.classifier.report import complete_results
-from nearkin.commands.arguments import command
+from nearkin.commands.arguments import PathLike, command, given
 from nearkin.commands.run import Run
-from nearkin.commands.settings import PathLike, given
 from nearkin.config import DiscoverConfig, TrainConfig, defaults
-from nearkin.discovery.data import (
-    DiscoveryData,
-    check_sizes,
-    open_discovery_data,
-)
+from nearkin.discovery.data import DiscoveryData, check_sizes, open_discovery_data
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline, check_trained_layers
 from nearkin.discovery.report import write_outcome
@@ -79,7 +74,7 @@ def discover(
         )
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(output, data, config.mode, again=resume or overwrite)
-    config = _checked(config, folder, resume=resume)
+    name, config = data_name(data), _checked(config, folder, resume=resume)
     held_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
@@ -98,11 +93,10 @@ def discover(
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
             with resource_errors():
-                made_from = data_name(data)
-                complete_results(folder, run.config, dataset.images, data=made_from, log=log)
+                complete_results(folder, run.config, dataset.images, data=name, log=log)
             return Run(folder)
         config = _with_left(config, dataset, log)
-        folder.write_settings(config, data_name(data))
+        folder.write_settings(config, name)
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
         with resource_errors(resumes=True):

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import PathLike
+from nearkin.commands.arguments import PathLike, command
+from nearkin.commands.sources import source_of
 from nearkin.data.batches import Growing
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.errors import DivergedError, UsageError
-from nearkin.extensions import check_trusted
 from nearkin.method import Method
 from nearkin.networks.branch import hooked
 from nearkin.pace import count
@@ -108,13 +107,12 @@ def _replay(
     folder: RunFolder, data: Any, backbone: nn.Module | None, trust: bool, device: str
 ) -> dict[str, str]:
     """Repeat the step at which a run diverged."""
-    config, stored = folder.settings()
-    named = {**vars(config), "data": stored if data is None else ""}
-    check_trusted(named, folder.config, trust)
+    config, _ = folder.settings()
+    data = source_of(folder, data, trust, **vars(config))
     config = replace(config, trust_remote_code=trust)
     if checkpoint.latest(folder.diverged) is None:
         raise UsageError(f"{folder.path} has not diverged, so there is nothing to look into")
-    split = open_split(stored if data is None else data, config, resumed=folder)
+    split = open_split(data, config, resumed=folder)
     warnings = note_data(folder, split, sources_of(config))
     teacher = open_teacher(folder, config, split.images)
     where = choose_device(device)
@@ -135,12 +133,8 @@ def _replay(
     low = min(view.min().item() for view in batch.views)
     high = max(view.max().item() for view in batch.views)
     names = abridged([repr(split.train.names[row]) for row in batch.index.tolist()], NAMED)
-    return {
-        **(
-            {"warning": "; ".join(each.removeprefix("warning: ") for each in warnings)}
-            if warnings
-            else {}
-        ),
+    changed = "; ".join(each.removeprefix("warning: ") for each in warnings)
+    return ({"warning": changed} if changed else {}) | {
         f"step {step}, once more": happened,
         "before it, not finite": before,
         "first output that is not finite": next(iter(places), "none"),
@@ -152,8 +146,7 @@ def _replay(
 @contextmanager
 def _watched(method: Method[Any]) -> Iterator[list[str]]:
     """Collect layers in the order in which their outputs stop being finite."""
-    places: list[str] = []
-
+    places = list[str]()
     leaves = {m: name for name, m in method.named_modules() if not list(m.children())}
 
     def check(module: nn.Module, _inputs: Any, output: object) -> None:

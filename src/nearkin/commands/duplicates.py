@@ -1,7 +1,7 @@
 """`nearkin duplicates`: exact and near-duplicates among images, and which of them to keep."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int64
 from typing_extensions import override
 
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import EncoderLike, PathLike
+from nearkin.commands.arguments import EncoderLike, PathLike, command, processes, refuse
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
@@ -21,9 +20,10 @@ from nearkin.commands.sources import (
     is_table,
     open_vectors,
     places,
+    write_page,
     write_rows,
 )
-from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
+from nearkin.config import AutoCountOrZero, AutoImageSize, EmbedConfig, Seed
 from nearkin.data.duplicates import (
     Groups,
     Signatures,
@@ -35,12 +35,11 @@ from nearkin.data.duplicates import (
 from nearkin.data.images import BadFile, Images
 from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
-from nearkin.distributed import available_cpus, choose_device
+from nearkin.distributed import choose_device
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.duplicates import LEAST, EditTest, Precision, edit_test
+from nearkin.evaluation.duplicates import LEAST, Precision, edit_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable
-from nearkin.files import creating, replace_text
 from nearkin.metrics.selection import keep_one as keep_one_by_features
 from nearkin.pace import ProgressCallback, count
 from nearkin.report.duplicates_page import Pair, duplicates_page
@@ -55,6 +54,9 @@ from nearkin.text import aligned, as_text
 
 PRECISION: Final = 0.99  # Of the threshold that is chosen by default
 BY_FEATURES: Final = "similar features"
+UNMEASURED: Final = (
+    "a precision is measured with an encoder on images of 8 bits; give --encoder, or a --threshold"
+)
 
 
 @dataclass(frozen=True)
@@ -169,41 +171,47 @@ def duplicates(
         CheckpointError: If vectors are damaged, or of something else.
     """
     features = features_at(vectors) if encoder is None else encoder
-    encoding = (image_size, allow_partial) != ("auto", False)
-    _check_options(threshold, precision, features, encoding=encoding)
-    _check_outputs(output, page, apply, data, encoder, vectors, overwrite=overwrite)
+    encoding = {"image_size": image_size != "auto", "allow_partial": allow_partial}
+    _check_options(threshold, precision, features, **encoding)
+    _check_outputs(output, page, apply, [data, encoder, vectors], overwrite=overwrite)
     log = reporter_of(verbose)
-    processes = available_cpus() if workers == "auto" else workers
     images, known = _opened(data, log, chooses=features is not None and threshold is None)
     groups, order = near_groups(known, log.progress), _preferred(images)
     keeper, similar = by_pixels = keep_one(known, groups, order)
     estimate, others = None, list[Pair]()
     if features is not None:
-        how: dict[str, Any] = {
-            **{"vectors": vectors if encoder is not None else None, "workers": workers},
-            **{"image_size": image_size, "allow_partial": allow_partial},
-            **{"trust_remote_code": trust_remote_code, "device": device, "verbose": log},
-        }
+        config = EmbedConfig(
+            image_size=image_size,
+            allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            workers=workers,
+        )
         computing = {
-            **{"device": choose_device(device), "workers": processes, "seed": seed},
-            **{"on_progress": log.progress},
+            "device": choose_device(device),
+            "workers": processes(workers),
+            "seed": seed,
+            "on_progress": log.progress,
         }
-        with resource_errors(), open_vectors(features, data, **how) as opened:
+        stored = None if encoder is None else vectors
+        with resource_errors(), open_vectors(features, data, stored, config, log) as opened:
             rows = opened.image_rows(images)
-            test = _test(opened, images, rows, groups, threshold, **computing)
-            threshold, estimate, others = _chosen(test, threshold, precision)
+            threshold, estimate, others = _chosen(
+                opened, images, rows, groups, threshold, precision, **computing
+            )
             keeper, similar = _by_features(
                 opened.table, rows, order, by_pixels, threshold, log.progress
             )
     pairs = list(_pairs(keeper, by_pixels[0], exact_groups(known), similar))
-    found = _table(images, pairs, threshold, estimate)
+    listed = tuple(_duplicates(images, pairs))
+    found = DuplicateTable(len(images), listed, threshold, estimate, images.reasons)
     if output is not None:
         write_rows(Path(output), COLUMNS, map(astuple, found.duplicates))
     if page is not None:
         about = Path(data_name(data)).name, f"{found.lines()[0]}."
         content = duplicates_page(images, *about, estimate, pairs, others)
-        with creating(Path(page)):
-            replace_text(Path(page), render(with_thumbnails(content, images, processes)))
+        shown = with_thumbnails(content, images, processes(workers))
+        write_page(Path(page), render(shown))
     if apply is not None:
         _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
     return found
@@ -212,7 +220,8 @@ def duplicates(
 def _opened(data: Any, log: Reporter, *, chooses: bool) -> tuple[Images, Signatures]:
     """Open images, without those that cannot be decoded, and log what was decided about them."""
     images = open_images(data, on_progress=log.progress)
-    _check_measured(chooses=chooses, is_measured=images.channels is None)
+    if chooses and images.channels is not None:
+        raise UsageError(UNMEASURED)
     known = signatures(images, log.progress)
     decoded = np.array([any(digest) for digest in known["digest"].tolist()])
     damaged = [
@@ -226,36 +235,30 @@ def _opened(data: Any, log: Reporter, *, chooses: bool) -> tuple[Images, Signatu
     return images, known[decoded]
 
 
-def _test(
+def _chosen(
     opened: Vectors,
     images: Images,
     rows: Rows,
     groups: Groups,
     threshold: float | None,
+    precision: float | None,
     **computing: Any,
-) -> EditTest | None:
-    """Test thresholds on edited copies; None without an encoder or images of 8 bits.
+) -> tuple[float, Precision | None, list[Pair]]:
+    """Return the threshold, given or of this precision; what it does; and pairs below it.
 
-    Also None where one is given, and a few images could not say how precise it is.
+    What it does is measured on edited copies: not without an encoder or images of 8 bits, nor
+    where it is given and a few images could not say how precise it is.
     """
     encoder = opened.encoder
     enough = threshold is None or len(rows) >= LEAST
     if encoder is None or images.channels is not None or not enough:
-        return None
+        assert threshold is not None  # or it was refused; see `UNMEASURED`
+        return threshold, None, []
     try:
-        return edit_test(opened.table, encoder, images, rows, groups, **computing)
+        test = edit_test(opened.table, encoder, images, rows, groups, **computing)
     except DataError:
         if threshold is None:
             raise
-        return None
-
-
-def _chosen(
-    test: EditTest | None, threshold: float | None, precision: float | None
-) -> tuple[float, Precision | None, list[Pair]]:
-    """Return the threshold, given or of this precision; what it does; and pairs below it."""
-    if test is None:
-        assert threshold is not None  # see `_check_measured`
         return threshold, None, []
     estimate = test.chosen(precision or PRECISION) if threshold is None else test.at(threshold)
     below = test.below(estimate.threshold)
@@ -285,53 +288,38 @@ def _check_options(
     threshold: float | None,
     precision: float | None,
     features: EncoderLike | Embeddings | None,
-    *,
-    encoding: bool,
+    **encoding: bool,
 ) -> None:
     """Refuse a threshold that is none, or two; and options of features, without them."""
-    given = {
-        "--threshold": threshold is not None,
-        "--precision": precision is not None,
-        "--image-size or --allow-partial": encoding,
-    }
-    for name, is_given in given.items():
-        if is_given and features is None:
-            raise UsageError(f"{name} is of features; give --encoder or --vectors, too")
+    if features is None:
+        of_both = {"threshold": threshold is not None, "precision": precision is not None}
+        refuse("of features; give --encoder or --vectors, too", **of_both, **encoding)
     if threshold is not None and precision is not None:
         raise UsageError("--precision chooses the threshold, and --threshold is one; give one")
     for name, value in (("threshold", threshold), ("precision", precision)):
         if value is not None and not 0 < value <= 1:
             raise UsageError(f"--{name} {value:g} is not above 0 and at most 1")
-    if features is not None and is_table(features):
-        _check_measured(chooses=threshold is None, is_measured=False)
-
-
-def _check_measured(*, chooses: bool, is_measured: bool) -> None:
-    """Refuse to choose a threshold where no precision is measured, before anything is computed."""
-    if chooses and not is_measured:
-        raise UsageError(
-            "a precision is measured with an encoder on images of 8 bits; give --encoder, or a "
-            "--threshold"
-        )
+    if features is not None and threshold is None and is_table(features):
+        raise UsageError(UNMEASURED)
 
 
 def _check_outputs(
     output: PathLike | None,
     page: PathLike | None,
     apply: PathLike | None,
-    data: Any,
-    *features: Any,
+    reads: Sequence[Any],
+    *,
     overwrite: bool,
 ) -> None:
-    """Refuse what must not be replaced before anything is computed."""
+    """Refuse what must not be replaced before anything is computed; the data are read first."""
     for path, suffix in ((output, ".csv"), (page, ".html")):
-        check_output(path, suffix, overwrite=overwrite, reads=[data, *features])
+        check_output(path, suffix, overwrite=overwrite, reads=reads)
     if apply and output and Path(apply).resolve() == Path(output).resolve():
         raise UsageError(f"-o and --apply are both {apply}; give each a file of its own")
     if apply is not None and Path(apply).suffix == ".csv":
-        check_output(apply, ".csv", overwrite=overwrite, reads=[data, *features])
+        check_output(apply, ".csv", overwrite=overwrite, reads=reads)
     elif apply is not None:
-        check_destination(Path(apply), [data_name(data)])
+        check_destination(Path(apply), [data_name(reads[0])])
 
 
 def _preferred(images: Images) -> Int64[np.ndarray, " images"]:
@@ -349,16 +337,6 @@ def _pairs(
         of = int(keeper[row])
         why = "same bytes" if exact[row] == exact[of] else "near-duplicate"
         yield Pair(of, row, float(similar[row]), why if by_pixels[row] == of else BY_FEATURES)
-
-
-def _table(
-    images: Images,
-    pairs: Iterable[Pair],
-    threshold: float | None,
-    estimate: Precision | None,
-) -> DuplicateTable:
-    duplicates = tuple(_duplicates(images, pairs))
-    return DuplicateTable(len(images), duplicates, threshold, estimate, images.reasons)
 
 
 def _duplicates(images: Images, pairs: Iterable[Pair]) -> Iterator[Duplicate]:

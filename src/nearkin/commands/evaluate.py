@@ -1,39 +1,50 @@
-"""`nearkin evaluate`: measure an encoder beside its baselines."""
+"""`nearkin evaluate`: measure an encoder, or features that were made before, beside baselines."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import nn
 
 from nearkin.choices import Protocol
-from nearkin.commands.arguments import command
-from nearkin.commands.embed_run import resolved
-from nearkin.commands.evaluate_vectors import evaluate_vectors
-from nearkin.commands.features import features_of
-from nearkin.commands.settings import EncoderLike, name_of
-from nearkin.commands.sources import VectorsLike, check_stored, is_table, source_of
+from nearkin.commands.arguments import EncoderLike, command, name_of, processes, refuse
+from nearkin.commands.embed import features_of, resolved
+from nearkin.commands.sources import STORED, VectorsLike, is_table, source_of, table_of
 from nearkin.config import AutoCountOrZero, AutoImageSize, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
+from nearkin.data.labels import numbered, splits_of
+from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of
-from nearkin.data.split import Split
-from nearkin.distributed import available_cpus, choose_device
+from nearkin.data.split import Split, scored_part, validation_notes
+from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder
 from nearkin.encoders.sources import unknown
-from nearkin.errors import OutputError, UsageError
+from nearkin.errors import CheckpointError, DataError, OutputError, ResourceError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, check_values, column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.evaluate import Evaluation, evaluate_split
+from nearkin.evaluation.evaluate import Evaluation, evaluate_split, evaluate_tables
+from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
+from nearkin.evaluation.table import EmbeddingTable, map_vectors
+from nearkin.metrics.kmeans import WIDEST
 from nearkin.pace import count
 from nearkin.run.data import changed_data, note_column, open_split
-from nearkin.run.failures import resource_errors
+from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.training.session import encoders_beside
+from nearkin.types import UNLABELED
+
+Rows = Int[np.ndarray, " _"]
+REDUCED: Final = 3  # Times the reduced vectors that k-means holds, as measured at a million
 
 
 @command
@@ -98,7 +109,8 @@ def evaluate(
     if is_table(encoder):
         if data is not None:
             raise UsageError("of features, no images are read; leave the images out")
-        check_stored(
+        refuse(
+            STORED,
             backbone=backbone is not None,
             features=features != "backbone",
             image_size=image_size != "auto",
@@ -109,7 +121,7 @@ def evaluate(
     if bank is not None:
         raise UsageError(f"--bank is for features, and {name} is an encoder; leave it out")
     log, where = reporter_of(verbose), choose_device(device)
-    folder, config, source = _run_of(name, data, trust_remote_code=trust_remote_code)
+    folder, config, source = _run_of(name, data, trust_remote_code)
     if image_size != "auto" and folder.config.exists():
         raise UsageError("a run is measured at its own --image-size; leave the option out")
     loaded = load(
@@ -122,15 +134,15 @@ def evaluate(
     tables = _tables(loaded, folder, features, log)
     split, same = _opened(folder, config, source, log)
     values = _values(ignore, split, config.labels, source) if ignore else None
-    processes = available_cpus() if workers == "auto" else workers
+    number = processes(workers)
     with resource_errors():
         computed = None
         if isinstance(config, TrainConfig):
-            tables |= encoders_beside(loaded, folder, config, split, where, processes, backbone)
+            tables |= encoders_beside(loaded, folder, config, split, where, number, backbone)
         else:
-            config = resolved(config, loaded, split.images)
+            config = resolved(replace(config, workers=number), loaded, split.images)
             computed = {  # in one go, as a run does, so that numbers are the same
-                name: features_of(config, encoder, split.images, where, processes, log, name)
+                name: features_of(config, encoder, split.images, where, log, name)
                 for name, encoder in tables.items()
             }
         (table, measured), *compared = tables.items()
@@ -139,7 +151,7 @@ def evaluate(
             split,
             beside=dict(compared),
             seed=config.seed,
-            workers=processes,
+            workers=number,
             augment=config.augment,
             device=where,
             features=computed,
@@ -176,6 +188,13 @@ def _of_column(
     return column_test(name, *parts, seed=seed, device=device)
 
 
+def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:
+    """Let the protocols of an embedding's metrics say that they are of it; else change none."""
+    if table != "embedding":
+        return evaluation
+    return measured_on(evaluation, table, f"embedding of {dim} dimensions")
+
+
 def _opened(
     folder: RunFolder, config: TrainConfig | EmbedConfig, data: Any, log: Reporter
 ) -> tuple[Split, bool]:
@@ -184,8 +203,7 @@ def _opened(
     split = open_split(data, config, log.progress, resumed=resumed)
     for line in split.images.decisions():
         log.info(line)
-    changes = changed_data(split)
-    if changes:
+    if changes := changed_data(split):
         log.info(
             f"warning: these are not the images of {folder.path}: {changes}; nothing is stored "
             "there"
@@ -207,7 +225,7 @@ def _tables(
 
 
 def _run_of(
-    encoder: str, data: Any, *, trust_remote_code: bool
+    encoder: str, data: Any, trust: bool
 ) -> tuple[RunFolder, TrainConfig | EmbedConfig, Any]:
     """Return the run folder of an encoder, with its settings and what its images are opened from.
 
@@ -220,20 +238,11 @@ def _run_of(
         if not folder.path.exists():
             raise unknown(encoder)
         config, _ = folder.encoder_settings()
-        trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        source = source_of(folder, data, augment=config.augment, **trust)
-        return folder, replace(config, **trust, max_bad=1.0), source
+        source = source_of(folder, data, trust, augment=config.augment)
+        return folder, replace(config, trust_remote_code=trust, max_bad=1.0), source
     if data is None:
         raise UsageError(f"{encoder} keeps no images; give its images, too")
     return folder, EmbedConfig(encoder=encoder, max_bad=1.0), data
-
-
-def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:
-    """Let the protocols of an embedding's metrics say that they are of it; else change none."""
-    if table != "embedding":
-        return evaluation
-    column = [metric.of(f"embedding of {dim} dimensions") for metric in evaluation.metrics[table]]
-    return replace(evaluation, metrics={**evaluation.metrics, table: column})
 
 
 def _store(
@@ -253,3 +262,167 @@ def _store(
             folder.add_metrics(evaluation.to_dict())
     except (OSError, OutputError) as error:
         log.info(f"warning: the metrics are not stored in {folder.evaluation}: {error}")
+
+
+def evaluate_vectors(
+    vectors: VectorsLike,
+    bank: VectorsLike | None,
+    protocol: Sequence[Protocol],
+    ignore: str,
+    device: str,
+    verbose: bool | Reporter,
+) -> Evaluation:
+    """Measure features as `evaluate`, those without a label left out where others have one."""
+    entries, log, where = chosen(protocol), reporter_of(verbose), choose_device(device)
+    with ExitStack() as stack:
+        table = learned_from = stack.enter_context(table_of(vectors, log))
+        if bank is not None:
+            learned_from = stack.enter_context(table_of(bank, log))
+            _check_bank(table, learned_from)
+        stack.enter_context(resource_errors())
+        learned, scored = stack.enter_context(_mapped(table, learned_from, log))
+        if bank is not None:
+            _note_shared(learned, scored, log)
+        values = None
+        if ignore:
+            pairs = zip((learned_from, table), (learned, scored), strict=True)
+            train, test = (np.array(t.texts(ignore, part.rows), np.str_) for t, part in pairs)
+            check_values(ignore, train, test)
+            values = train, test
+        log.info(f"vectors  {len(learned):,} training images, {len(scored):,} test images")
+        dim = scored.vectors.shape[1]
+        for entry, of, columns in (
+            (CLUSTERS, scored, REDUCED * min(dim, WIDEST)),
+            (RETRIEVAL, learned, dim),  # which hold a copy of these vectors
+            (FEW_SHOT, scored, dim),
+        ):
+            if entry in entries:
+                state_memory(f"{entry.title} of {len(of):,} vectors", 4 * len(of) * columns, log)
+        seed = EmbedConfig().seed
+        evaluation = evaluate_tables(
+            {"encoder": (learned, scored)},
+            seed=seed,
+            protocol=protocol,
+            device=where,
+            on_progress=log.progress,
+        )
+        if values:
+            tested = column_test(ignore, (learned, scored), values, seed=seed, device=where)
+            evaluation = replace(evaluation, column=tested)
+    removed = f", {table.removed} removed" if table.removed else ""
+    return measured_on(evaluation, "encoder", f"vectors of length one{removed}")
+
+
+def measured_on(evaluation: Evaluation, table: str, what: str) -> Evaluation:
+    """Let the protocols of a table's metrics say what they are of."""
+    column = [metric.of(what) for metric in evaluation.metrics[table]]
+    return replace(evaluation, metrics={**evaluation.metrics, table: column})
+
+
+def _check_bank(table: EmbeddingTable, bank: EmbeddingTable) -> None:
+    """Refuse a bank that is the table itself, or of another encoder, where both name theirs."""
+    if bank.path.resolve() == table.path.resolve():
+        raise UsageError(f"--bank is {table.path} itself, whose column split divides it; omit it")
+    if "" not in (encoders := {table.encoder, bank.encoder}) and len(encoders) > 1:
+        raise CheckpointError(
+            f"{table.path} and {bank.path} are of different encoders, or of one with a column "
+            "removed from each; embed all by one, at once"
+        )
+
+
+def _note_shared(learned: Embeddings, scored: Embeddings, log: Reporter) -> None:
+    """Warn of vectors that are learned from and scored: their own neighbors are themselves."""
+    there = {hash(vector.tobytes()) for vector in learned.vectors}
+    if both := sum(hash(vector.tobytes()) in there for vector in scored.vectors):
+        log.info(
+            f"warning: {count(both, 'test vector')} of {len(scored):,} are training vectors, too, "
+            "so the metrics are too high; give others as --bank"
+        )
+
+
+@contextmanager
+def _mapped(
+    table: EmbeddingTable, bank: EmbeddingTable, log: Reporter
+) -> Iterator[tuple[Embeddings, Embeddings]]:
+    """Yield the training and the test embeddings, their vectors in files; log what is left out."""
+    dim, of_bank = _dim(table), _dim(bank)
+    if dim != of_bank:
+        raise CheckpointError(
+            f"{table.path} and {bank.path} have {dim} and {of_bank} features; embed all by one "
+            "encoder"
+        )
+    tables, start = ([table], 0) if bank is table else ([table, bank], len(table))
+    labels, classes = _numbers("label", tables)
+    groups = _groups(tables)
+    learned, scored, notes = _split(table, bank)
+    every = len(learned) + len(scored)
+    learned = learned[labels[start + learned] != UNLABELED]
+    labeled = scored[labels[scored] != UNLABELED]
+    scored = labeled if len(labeled) else scored
+    if unlabeled := every - len(learned) - len(scored):
+        text = f"{count(unlabeled, 'vector')} without a label"
+        notes.append(Note("left out", text, unlabeled))
+    for line in lines(notes):
+        log.info(line)
+    with TemporaryDirectory(prefix="nearkin-") as folder:
+        _check_disk(Path(folder), 4 * dim * (len(learned) + len(scored)))
+        parts = list[Embeddings]()
+        for of, first, rows in ((bank, start, learned), (table, 0, scored)):
+            file, own = Path(folder) / str(len(parts)), first + rows
+            of.write_vectors(file, rows)
+            of_rows = None if groups is None else groups[own]
+            parts.append(
+                Embeddings(map_vectors(file, dim), labels[own], of_rows, rows, classes=classes)
+            )
+        yield parts[0], parts[1]
+
+
+def _numbers(column: str, tables: Sequence[EmbeddingTable]) -> tuple[Rows, tuple[str, ...]]:
+    """Return what the rows of all tables say, as numbers, -1 for nothing; and their names."""
+    texts, codes = zip(*(each.codes(column) for each in tables), strict=True)
+    names, number = numbered([text for own in texts for text in own])
+    of_each = np.split(number, np.cumsum([len(own) for own in texts])[:-1])
+    return np.concatenate([n[code] for n, code in zip(of_each, codes, strict=True)]), names
+
+
+def _groups(tables: Sequence[EmbeddingTable]) -> Rows | None:
+    """Return the group of each row of all tables; None if they name none."""
+    groups, names = _numbers("group", tables)
+    alone = groups < 0  # images without one are groups of their own
+    groups[alone] = len(names) + np.arange(alone.sum())
+    return groups if names else None
+
+
+def _dim(table: EmbeddingTable) -> int:
+    for block in table.blocks():
+        return block.shape[1]
+    raise DataError(f"{table.path} has no image; give vectors of some")
+
+
+def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows, list[Note]]:
+    """Return the rows to learn from and to score, with notes on a validation part.
+
+    Where rows name a part to score, those without a part are learned from, as of images.
+    """
+    if bank is not table:
+        return np.arange(len(bank)), np.arange(len(table)), []
+    names, code = table.codes("split")
+    splits = splits_of(names)[code]
+    is_scored = splits == scored_part(splits)
+    if is_scored.any():
+        learned = ~np.isin(splits, ("val", "test"))
+    else:
+        learned = splits == "train"
+        if learned.all():  # nothing is held out: clusters and geometry are measured of all
+            learned[:] = False
+        is_scored = ~learned
+    return np.flatnonzero(learned), np.flatnonzero(is_scored), validation_notes(splits)
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(
+            f"the vectors take {needed / 1e6:,.0f} MB of disk, and {folder.parent} has "
+            f"{free / 1e6:,.0f} MB; set TMPDIR to a folder with room"
+        )

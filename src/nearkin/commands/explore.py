@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import PathLike, name_of
+from nearkin.commands.arguments import PathLike, command, name_of
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
@@ -84,17 +83,16 @@ def explore(
         return _write_map(run, data, output, one_file, log, overwrite=overwrite)
     folder = RunFolder(Path(name_of(run)))
     if write or output is not None:
-        images = images_of(folder, data, trust_remote_code=trust_remote_code)
+        images = images_of(folder, data, trust=trust_remote_code)
         path = None if output is None else Path(output)
         if path and len(images) > one_file:
             check_target(files_beside(path), overwrite=overwrite, is_file=False)
         with creating(path or folder.report):
             write_page(folder, images, log.progress, output=path, one_file=one_file)
         return path or folder.report
-    _check_host(host, i_know=i_know)
-    _check_url(url)
+    _check_address(host, url, i_know=i_know)
     with Server(host=host, port=port, url=url, log=log.info) as server:
-        images = images_of(folder, data, trust_remote_code=trust_remote_code)
+        images = images_of(folder, data, trust=trust_remote_code)
         of_table = partial(table_encoder, folder)
         site = RunSite(folder, images, of_table=of_table, trust_remote_code=trust_remote_code)
         if isinstance(log, Silent):  # without the address nothing is served
@@ -107,8 +105,8 @@ def explore(
     return None
 
 
-def _check_host(host: str, *, i_know: bool) -> None:
-    """Refuse addresses that others can reach, unless the user knows."""
+def _check_address(host: str, url: str, *, i_know: bool) -> None:
+    """Refuse addresses that others can reach, unless the user knows, and what is none."""
     if host in ("", "0.0.0.0"):
         raise UsageError("--host must be the one address that browsers will ask for")
     if host not in LOOPBACK and not i_know:
@@ -116,10 +114,6 @@ def _check_host(host: str, *, i_know: bool) -> None:
             f"--host {host} is not encrypted on the way; tunnel the port through SSH "
             "instead, or add --i-know"
         )
-
-
-def _check_url(url: str) -> None:
-    """Refuse what is no address of a proxy."""
     if url and not re.fullmatch(r"(?ai)https?://[\w.-]+(:[0-9]{1,5})?(/[^\s?#]*)?", url):
         raise UsageError(f"--url {url!r} is no address; give one such as https://HOST/PATH")
 
@@ -138,7 +132,7 @@ def _write_map(
         raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)
     with table_of(vectors, log) as table, creating(path), resource_errors():
-        rows = Vectors(table, "").image_rows(images)
+        rows = Vectors(table).image_rows(images)
         if (late := np.flatnonzero(np.diff(rows) <= 0)).size:
             name = table.texts("path")[int(late[0]) + 1]
             raise DataError(

@@ -16,20 +16,17 @@ from typing_extensions import override
 
 from nearkin.choices import ExportFormat, GraphFormat, NativeFormat
 from nearkin.classifier.classifier import read_classifier
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.commands.arguments import EncoderLike, PathLike, command, name_of
 from nearkin.commands.sources import images_of
-from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.errors import DataError, NearkinError, OutputError, UsageError
+from nearkin.errors import NearkinError, OutputError, UsageError
 from nearkin.exports.atlas import write_atlas
 from nearkin.exports.compare import Sample, compare_graph, compare_native, noise, sample_of
-from nearkin.exports.graphs import write_graph
+from nearkin.exports.graphs import PixelNetwork, write_graph
 from nearkin.exports.model_card import CARD, PREPROCESSING, SETTINGS, Card
 from nearkin.exports.native import CONFIG, write_native
-from nearkin.exports.network import PixelNetwork
 from nearkin.files import PARTIAL, writing
 from nearkin.result import Result
 from nearkin.run.failures import resource_errors
@@ -121,7 +118,7 @@ def export(
     _check_held(format, is_file, dynamic_size=dynamic_size, licenses=bool(license or data_license))
     _check_replaceable(path, is_file, overwrite, [run, data])
     if format == "atlas":
-        images = images_of(folder, data, trust_remote_code=trust)
+        images = images_of(folder, data, trust=trust)
         return Export(path.resolve(), f"{write_atlas(folder, images, path)} images")
     encoder, classifier = load(name, backbone=backbone, trust_remote_code=trust), None
     if folder.classifier.exists() and format in get_args(GraphFormat):
@@ -267,19 +264,14 @@ def _replace(path: Path, new: Path, old: Path) -> None:
 
 def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter, trust: bool) -> Sample:
     """Return images of the run, or those that were given; noise where it has none any more."""
-    whose = "of the run" if data is None else "given"
+    if data is not None:
+        is_run = folder.config.exists()
+        images = (
+            images_of(folder, data, trust=trust) if is_run else open_images(data, labels="none")
+        )
+        return sample_of(encoder, images, "given")
     try:
-        return sample_of(encoder, _images(folder, data, trust), whose)
+        return sample_of(encoder, images_of(folder, trust=trust), "of the run")
     except NearkinError as error:
-        if data is not None:
-            raise
         log.info(f"warning: outputs are compared on noise, as there are no images: {error}")
-    return noise(encoder)
-
-
-def _images(folder: RunFolder, data: Any, trust: bool) -> Images:
-    if folder.config.exists():
-        return images_of(folder, data, trust_remote_code=trust)
-    if data is None:
-        raise DataError(f"{folder.path} is no run; give images")
-    return open_images(data, labels="none")
+        return noise(encoder)

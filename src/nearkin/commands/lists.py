@@ -7,7 +7,7 @@ and its queries and keys (`Queries: ... Keys: ...`); the class docstring, the id
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +65,13 @@ def paper(cls: type[Method[Any]]) -> Paper | None:
 
 def idea(cls: type) -> str:
     """The sentence that a class's docstring starts with."""
-    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    return _remarks(cls)[0]
+
+
+def _remarks(cls: type) -> list[str]:
+    """The paragraphs of a class's docstring, each in one line."""
+    text = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0]
+    return [paragraph.replace("\n", " ") for paragraph in text.split("\n\n")]
 
 
 def list_methods() -> list[str]:
@@ -87,33 +93,29 @@ def list_names(what: Listed, name: str = "") -> dict[str, str] | list[str]:
     match what:
         case "methods":
             ideas = {each: idea(method_class(each)) for each in METHODS}
-            return _described(name) if name else ideas
+            return _in_terminal(describe_method(name)) if name else ideas
         case "backbones":
             return list_backbones(name)
         case "pretrained":
             return {each: license_of(each) for each in list_pretrained(name)}
         case "recipes":
-            return _text_of(name) if name else list_recipes()
+            if not name:
+                return list_recipes()
+            file = settings_file(Path(RECIPE + name.removeprefix(RECIPE)))
+            return file.read_text(encoding="utf-8").splitlines()
         case "settings":
             return list_settings(name or TrainConfig.method).rstrip("\n").splitlines()
 
 
-def _described(method: str) -> list[str]:
-    """All about a method, as a terminal shows it."""
+def _in_terminal(markdown: str) -> list[str]:
     console = Console(highlight=False, color_system=None)
     with console.capture() as text:
-        console.print(Markdown(describe_method(method)))
+        console.print(Markdown(markdown))
     return [line.rstrip() for line in text.get().splitlines()]
 
 
-def _text_of(recipe: str) -> list[str]:
-    """The lines of a recipe."""
-    file = settings_file(Path(RECIPE + recipe.removeprefix(RECIPE)))
-    return file.read_text(encoding="utf-8").splitlines()
-
-
 @command
-def describe_method(method: str, *more: str) -> str:
+def describe_method(method: str, *more: Any) -> str:
     """Return all there is to say about a method, as Markdown: equation, options, paper.
 
     Args:
@@ -125,22 +127,21 @@ def describe_method(method: str, *more: str) -> str:
     """
     cls = method_class(method)
     about = paper(cls)
-    remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
     sections = [
         f"# {about.title if about else label(method)}",
-        *(remark.replace("\n", " ") for remark in remarks),
-        takes(cls),
+        *_remarks(cls),
+        _views(cls),
         f"    nearkin train DATA --method {method}" + (" --known A,B" if cls.uses_labels else ""),
     ]
     if about:
         sections += ["## Equation", about.equation, about.letters]
         sections += [f"Queries: {about.queries}. Keys: {about.keys}."]
-    sections += ["## What `commit` writes", written(cls), "## Options", *option_table(cls)]
+    sections += ["## What `commit` writes", written(cls), "## Options", *_option_table(cls)]
     if about:
         link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
         sections += ["## Paper", re.sub(r"arXiv:(\d+\.\d+)", link, about.source)]
-    defaults = ", ".join(f"{key} {value}" for key, value in automatic(cls.defaults).items())
-    sections += ["## Settings", f"`auto` is: {defaults}."]
+    means = ", ".join(f"{key} {value}" for key, value in _automatic(cls.defaults).items())
+    sections += ["## Settings", f"`auto` is: {means}."]
     if not more and method in METHODS:
         sections += [
             f"Recipes and measured results are in docs/methods/{method}.md in the repository."
@@ -148,7 +149,7 @@ def describe_method(method: str, *more: str) -> str:
     return "\n\n".join([*sections, *more]) + "\n"
 
 
-def takes(cls: type[Method[Any]]) -> str:
+def _views(cls: type[Method[Any]]) -> str:
     """What a method is given of each image."""
     kinds = [view if isinstance(view, str) else view.kind for view in cls.views]
     views = "one view" if len(kinds) == 1 else f"{len(kinds)} views"
@@ -178,16 +179,16 @@ class Option(NamedTuple):
 def options(cls: type[Method[Any]]) -> dict[str, Option]:
     """The options of a method, from its constructor."""
     here, kinds, notes = default_options(cls), types_of(cls.__init__), parameter_docs(cls)
-    described = {}
+    found = {}
     for key, parameter in parameters(cls).items():
-        meaning = f"{notes.get(key, '')} {values(kinds[key])}.".strip()
+        meaning = f"{notes.get(key, '')} {_values(kinds[key])}.".strip()
         if average := metadata(kinds[key], EMA):
-            meaning += half_lives({parameter.default, here[key]}, average.unit)
-        described[key] = Option(option(key), meaning, parameter.default, here[key])
-    return described
+            meaning += _half_lives({parameter.default, here[key]}, average.unit)
+        found[key] = Option(option(key), meaning, parameter.default, here[key])
+    return found
 
 
-def option_table(cls: type[Method[Any]]) -> list[str]:
+def _option_table(cls: type[Method[Any]]) -> list[str]:
     """The options of a method as a table, and a remark on it."""
     rows = []
     for each in options(cls).values():
@@ -205,7 +206,7 @@ def option_table(cls: type[Method[Any]]) -> list[str]:
     return [table(["option", "meaning", "default", "here"], rows), remark]
 
 
-def values(kind: Any) -> str:
+def _values(kind: Any) -> str:
     """What an option can be, as the end of its description."""
     if choices(kind):
         return f"One of {', '.join(map(str, choices(kind)))}"
@@ -213,7 +214,7 @@ def values(kind: Any) -> str:
     return text[0].upper() + text[1:]
 
 
-def half_lives(momenta: set[float], unit: str) -> str:
+def _half_lives(momenta: set[float], unit: str) -> str:
     """After how many steps, or visits, half of the past is left."""
     moving = sorted((momentum for momentum in momenta if 0 < momentum < 1), reverse=True)
     lives = [f"{math.log(0.5) / math.log(momentum):.3g} at {momentum:g}" for momentum in moving]
@@ -226,16 +227,16 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def automatic(defaults: Defaults) -> dict[str, str]:
+def _automatic(of: Defaults) -> dict[str, str]:
     """What `auto` means for settings that depend on the method."""
     large, small = (
         augment if isinstance(augment, str) else f"{len(augment)} views of its own"
-        for augment in (defaults.augment, defaults.augment_small)
+        for augment in (of.augment, of.augment_small)
     )
     return {
-        "optimizer": defaults.optimizer,
-        "lr": f"{defaults.lr:g} for a batch of 256",
-        "weight_decay": f"{defaults.weight_decay:g}",
+        "optimizer": of.optimizer,
+        "lr": f"{of.lr:g} for a batch of 256",
+        "weight_decay": f"{of.weight_decay:g}",
         "augment": f"{large}, below 64 px {small}",
     }
 
@@ -257,15 +258,14 @@ def list_settings(name: str = "simclr") -> str:
         UsageError: If there is no such method.
     """
     cls = method_class(name)
-    means, notes = automatic(cls.defaults), parameter_docs(TrainConfig)
+    means, notes = _automatic(cls.defaults), parameter_docs(TrainConfig)
     lines = [f"# {label(name)}: {idea(cls)}", ""]
-    default = defaults(TrainConfig)
+    default = {**defaults(TrainConfig), "method": name}
     for title, settings in GROUPS.items():
         lines += [f"# --- {title} ---", ""]
         for key in (each for each in settings if each in default and each != TRUST):
-            value = name if key == "method" else default[key]
             here = f" Here auto is {means[key]}." if key in means else ""
-            lines += [f"# {notes[key]}{here}", f"{key} = {toml_value(value)}", ""]
+            lines += [f"# {notes[key]}{here}", f"{key} = {toml_value(default[key])}", ""]
     lines += ["[options]"]
     for key, each in options(cls).items():
         lines.append(f"# {each.meaning} Typed as {each.name}.")
@@ -284,8 +284,8 @@ def list_backbones(pattern: str = "") -> list[str]:
     Raises:
         UsageError: If no name contains it.
     """
-    libraries = {"torchvision/": torchvision_names(), "timm/": timm_names()}
-    return _matching(pattern, [*SMALL, *_prefixed(libraries)], "backbones")
+    names = [*SMALL, *(f"torchvision/{name}" for name in torchvision_names())]
+    return _matching(pattern, [*names, *(f"timm/{name}" for name in timm_names())], "backbones")
 
 
 @command
@@ -296,16 +296,12 @@ def list_pretrained(pattern: str = "") -> list[str]:
     """
     import timm
 
-    libraries = {"torchvision:": torchvision_names(), "timm:": timm.list_pretrained()}
-    return _matching(pattern, [*DINOV2, *_prefixed(libraries)], "pretrained")
+    names = [*DINOV2, *(f"torchvision:{name}" for name in torchvision_names())]
+    names += (f"timm:{name}" for name in timm.list_pretrained())
+    return _matching(pattern, names, "pretrained")
 
 
-def _prefixed(libraries: Mapping[str, Sequence[str]]) -> list[str]:
-    return [prefix + name for prefix, names in libraries.items() for name in names]
-
-
-def _matching(pattern: str, names: list[str], what: Listed) -> list[str]:
-    """The names that contain a pattern."""
+def _matching(pattern: str, names: Sequence[str], what: Listed) -> list[str]:
     if matching := [name for name in names if pattern in name]:
         return matching
     hint = suggestion(pattern, names)

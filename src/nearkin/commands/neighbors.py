@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.commands.arguments import EncoderLike, PathLike, command, name_of
 from nearkin.commands.sources import VectorsLike, check_origin, images_of, table_encoder, table_of
 from nearkin.config import AutoImageSize
 from nearkin.data.folders import list_files
@@ -106,17 +105,18 @@ def neighbors(
         DataError: If an image cannot be read.
         CheckpointError: If the vectors or the index are damaged, or of something else.
     """
-    if output is not None:
+    sheet = None if output is None else Path(output)
+    if sheet is not None:
+        image_format(sheet)
         reads = [encoder, *images, vectors, index, data]
-        image_format(Path(output))
-        check_target(Path(output), overwrite=overwrite, reads=reads)
+        check_target(sheet, overwrite=overwrite, reads=reads)
     if not images:
         raise UsageError("nothing to look for; give at least one image")
-    if data is not None and output is None:
+    if data is not None and sheet is None:
         raise UsageError("--data is shown on a sheet of images; give -o sheet.png, too")
     if vectors is None and image_size != "auto":
         raise UsageError("--image-size is of --vectors; those of a run have a size of their own")
-    name = name_of(encoder)
+    name, files = name_of(encoder), [os.fspath(image) for image in images]
     loaded = load(
         name,
         backbone=backbone,
@@ -129,19 +129,21 @@ def neighbors(
             f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA` "
             "writes"
         )
-    files, stored = [os.fspath(image) for image in images], vectors
-    if stored is None:
-        folder = RunFolder(Path(name))
-        stored, loaded = folder.embeddings, table_encoder(folder, loaded)
-    shown = None if output is None else _shown(name, data, trust_remote_code)
-    with resource_errors(), table_of(stored, Silent()) as table:  # one without a column is refused
+    folder = RunFolder(Path(name))
+    if vectors is None:
+        vectors, loaded = folder.embeddings, table_encoder(folder, loaded)
+    shown = None if sheet is None else _shown(folder, data, trust_remote_code)
+    # `check_origin` refuses a table that lacks a column, so none needs to be told of one.
+    with resource_errors(), table_of(vectors, Silent()) as table:
         check_origin(table, loaded, name)
         queries = _features(loaded, files, choose_device(device))
         likely = None if index is None else shortlist(Path(index), table, queries, top)
         nearest = _nearest(table, queries, top, likely)
     found = [Neighbors(file, near) for file, near in zip(files, nearest, strict=True)]
-    if output is not None and shown is not None:
-        _write_sheet(found, shown, Path(output))
+    if sheet is not None and shown is not None:
+        rows = [(each.image, [(n.path, n.similarity) for n in each.neighbors]) for each in found]
+        with creating(sheet):
+            contact_sheet(rows, shown, sheet)
     return found
 
 
@@ -186,17 +188,10 @@ def _nearest(
     ]
 
 
-def _shown(encoder: str, data: Any, trust: bool) -> Images:
+def _shown(folder: RunFolder, data: Any, trust: bool) -> Images:
     """Open the images of the sheet, before the search."""
     if data is not None:
         return open_images(data)
-    if not RunFolder(Path(encoder)).config.exists():
-        raise UsageError(f"{encoder} has no images to show beside others; give --data")
-    return images_of(RunFolder(Path(encoder)), trust_remote_code=trust)
-
-
-def _write_sheet(found: Sequence[Neighbors], images: Images, output: Path) -> None:
-    """Draw images beside their neighbors, with names and similarities."""
-    rows = [(each.image, [(n.path, n.similarity) for n in each.neighbors]) for each in found]
-    with creating(output):
-        contact_sheet(rows, images, output)
+    if not folder.config.exists():
+        raise UsageError(f"{folder.path} has no images to show beside others; give --data")
+    return images_of(folder, trust=trust)

@@ -12,13 +12,12 @@ from nearkin.classifier import assignments
 from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.classifier import Classifier, read_classifier
 from nearkin.classifier.features import Extraction
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import PathLike
+from nearkin.commands.arguments import PathLike, command, processes
 from nearkin.commands.sources import check_output, write_rows
 from nearkin.config import AutoCountOrZero
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.distributed import available_cpus, choose_device
+from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
@@ -94,11 +93,9 @@ def predict(
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
-    processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
-        found = classified(
-            classifier, encoder, data, choose_device(device), processes, reporter_of(verbose)
-        )
+        where, log = choose_device(device), reporter_of(verbose)
+        found = classified(classifier, encoder, data, where, processes(workers), log)
     if copy_to is not None:  # before a table that may lie in the same new folder
         every, classes = np.arange(len(found.images)), found.assignments.class_names
         copy_images(Path(copy_to), found.images, every, classes, data=[data_name(data)])

@@ -1,8 +1,9 @@
 """`nearkin select`: which images to label first."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from jaxtyping import Bool, Int
 from typing_extensions import override
 
 from nearkin.choices import Rule
-from nearkin.commands.arguments import command
-from nearkin.commands.settings import EncoderLike, PathLike, name_of
+from nearkin.commands.arguments import EncoderLike, PathLike, command, name_of
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
@@ -21,7 +21,7 @@ from nearkin.commands.sources import (
     open_vectors,
     write_rows,
 )
-from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
+from nearkin.config import AutoCountOrZero, AutoImageSize, EmbedConfig, Seed
 from nearkin.data.images import Images
 from nearkin.data.labels import class_of, splits_of
 from nearkin.data.opening import open_images
@@ -38,7 +38,7 @@ from nearkin.run.data import held_out_by, runs_of, stored_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
-from nearkin.run.reporter import Reporter
+from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Count
 from nearkin.text import as_text
 
@@ -121,22 +121,24 @@ def select(
     reads = [encoder, data, labeled, vectors]
     check_output(output, ".csv", overwrite=overwrite, reads=reads)
     # What needs no features is refused before they are computed.
-    table_of_labels = None if labeled is None else _LabelTable.read(labeled)
+    table_of_labels = None if labeled is None else _read_labels(labeled)
     images = None if data is None else open_images(data, labels="none")
     source = "" if is_table(encoder) else name_of(encoder)
-    of_run = _assigned(source, images)
+    assigned, learned = _of_run(source, images)
+    pool_of = partial(_Pool.of, assigned=assigned, learned=learned, labels=table_of_labels)
     if source and images is not None and vectors is None:
         held_out = _is_scored(images.splits.tolist()) | held_out_by(source, images)
-        _Pool.of(map(as_text, images.names), held_out, of_run, table_of_labels).check(num)
-    sizes: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
-    sizes["trust_remote_code"] = trust_remote_code
-    computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": verbose}
-    with (
-        resource_errors(),
-        open_vectors(encoder, data, vectors=vectors, **sizes, **computing) as opened,
-    ):
-        held_out = _held_out(opened, images)
-        pool = _Pool.of(opened.table.texts("path"), held_out, of_run, table_of_labels)
+        pool_of(map(as_text, images.names), held_out).check(num)
+    config = EmbedConfig(
+        image_size=image_size,
+        allow_partial=allow_partial,
+        trust_remote_code=trust_remote_code,
+        device=device,
+        workers=workers,
+    )
+    opening = open_vectors(encoder, data, vectors, config, reporter_of(verbose))
+    with resource_errors(), opening as opened:
+        pool = pool_of(opened.table.texts("path"), _held_out(opened, images))
         pool.check(num)  # without images that cannot be decoded
         if rule == "typical":
             features = opened.table.gather(pool.rows)
@@ -145,27 +147,18 @@ def select(
             order = np.random.default_rng(seed).permutation(np.flatnonzero(~pool.has_label))
         chosen = tuple(pool.names[row] for row in order[:num].tolist())
     if output is not None:
-        write_rows(Path(output), LABEL_COLUMNS, _table(chosen, of_run[0]))
+        said = (assigned.get(path, {}) for path in chosen)
+        cells = ([row.get(column, "") for column in LABEL_COLUMNS[2:]] for row in said)
+        rows = ([path, "", *own] for path, own in zip(chosen, cells, strict=True))
+        write_rows(Path(output), LABEL_COLUMNS, rows)
     where = None if output is None else Path(output).resolve()
     return Selection(chosen, rule, pool.num_unlabeled, int(pool.has_label.sum()), where)
 
 
-@dataclass(frozen=True, eq=False)
-class _LabelTable:
-    """A table of labels."""
-
-    path: File
-    rows: Rows
-
-    @classmethod
-    def read(cls, path: PathLike) -> "_LabelTable":
-        file = file_at(os.fspath(path))
-        return cls(file, read_table(file, ("path", "label")))
-
-    def labeled(self, names: Sequence[str]) -> set[str]:
-        """Those of some images that have a label; DataError if it names none of them."""
-        rows, _ = matched(self.path, self.rows, names)
-        return {name for name, label in class_of(rows)[0].items() if label}
+def _read_labels(path: PathLike) -> tuple[File, Rows]:
+    """Return a table of labels, and its rows."""
+    file = file_at(os.fspath(path))
+    return file, read_table(file, ("path", "label"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,16 +174,19 @@ class _Pool:
         cls,
         paths: Iterable[str],
         held_out: Bool[np.ndarray, " images"],
-        of_run: tuple[Mapping[str, Row], Collection[str]],
-        labels: _LabelTable | None,
+        *,
+        assigned: Mapping[str, Row],
+        learned: Collection[str],
+        labels: tuple[File, Rows] | None,
     ) -> "_Pool":
         """Those of a table; labeled are those of a table of labels, or that a run learned from."""
-        assigned, every = of_run
         as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
         rows = np.flatnonzero(~held_out)
         names = [as_stored.get(path, path) for path in np.array([*paths], object)[rows].tolist()]
-        labeled = labels.labeled(names) if labels else set[str]()
-        labeled |= set(every) - assigned.keys()
+        labeled = set(learned)
+        if labels is not None:
+            found, _ = matched(*labels, names)
+            labeled |= {name for name, label in class_of(found)[0].items() if label}
         return cls(rows, names, np.array([name in labeled for name in names], bool))
 
     @property
@@ -214,9 +210,6 @@ def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " tabl
     """Whether each row of a table is of a part to score, or is held out by the encoder's run.
 
     That is known by the contents of images, or by their names where there are only features.
-
-    Raises:
-        DataError: If the features are not of these images.
     """
     held = _is_scored(opened.table.texts("split"))
     has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
@@ -224,22 +217,20 @@ def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " tabl
         rows = opened.image_rows(images)
         if has_run:
             held |= held_out_by(opened.source, images)[rows]
-        return np.asarray(held)
-    if not has_run:
         return held
-    names, own = set[str](), RunFolder(Path(opened.source)).embeddings
-    if own.exists():
+    own = RunFolder(Path(opened.source)).embeddings
+    if has_run and own.exists():
         columns = (open_table(own).texts(name) for name in ("path", "split"))
         names = {path for path, split in zip(*columns, strict=True) if split == "test"}
-    of_run = np.array([path in names for path in opened.table.texts("path")])
-    return np.asarray(held | of_run)
+        held |= np.array([path in names for path in opened.table.texts("path")])
+    return held
 
 
-def _assigned(source: str, images: Images | None) -> tuple[dict[str, Row], set[str]]:
-    """Return the rows of a run's assignments.csv by path, and the names of all its images.
+def _of_run(source: str, images: Images | None) -> tuple[dict[str, Row], set[str]]:
+    """Return the rows of a run's assignments.csv by path, and the names that it has learned from.
 
-    Those that it has learned from are not in that table. Nothing where the run has none. Where
-    images are given, those of the run are known by their contents, whatever they are called now.
+    Nothing where the run has no such table. Where images are given, those of the run are known by
+    their contents, whatever they are called now.
     """
     folder = RunFolder(Path(source))
     if not source or not folder.assignments.exists():
@@ -247,15 +238,9 @@ def _assigned(source: str, images: Images | None) -> tuple[dict[str, Row], set[s
     rows = {row["path"]: row for row in read_edited(folder.assignments, ("path", "cluster"))}
     every, stored = set(open_table(folder.embeddings).texts("path")), stored_split(folder)
     if images is None or stored is None:
-        return rows, every
+        return rows, every - rows.keys()
     called = dict(zip(stored.contents.tolist(), stored.names, strict=True))
     then = {n: called.get(c) for n, c in zip(images.names, images.contents.tolist(), strict=True)}
     own = {name: rows[was] for name, was in then.items() if was in rows}
-    return own, {name for name, was in then.items() if was and as_text(was) in every}
-
-
-def _table(paths: Sequence[str], assigned: Mapping[str, Row]) -> Iterator[list[str]]:
-    """Yield a row per image in the order of `LABEL_COLUMNS`, without a label."""
-    for path in paths:
-        row = assigned.get(path, {})
-        yield [path, "", *(row.get(column, "") for column in LABEL_COLUMNS[2:])]
+    learned = {name for name, was in then.items() if was and as_text(was) in every}
+    return own, learned - own.keys()

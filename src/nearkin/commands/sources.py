@@ -1,72 +1,55 @@
 """What commands on features and their images take: a run, an encoder with images, or vectors."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 from jaxtyping import Int
 
 from nearkin.classification.data import open_labeled_data
 from nearkin.classifier.classifier import read_classifier
-from nearkin.commands.embed import embed
-from nearkin.commands.settings import EncoderLike, PathLike, name_of
-from nearkin.config import ClassifyConfig, DiscoverConfig
+from nearkin.commands.arguments import EncoderLike, PathLike, name_of, refuse
+from nearkin.commands.embed import embed, loaded
+from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig
 from nearkin.data.images import Either, Folder, Images, Source
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
-from nearkin.encoders.encoder import Encoder, is_own, load
+from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import EmbeddingTable, are_vectors, open_table
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import check_trusted
-from nearkin.files import creating
+from nearkin.files import creating, replace_text
 from nearkin.run.folder import RunFolder, check_target, data_name
-from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import Auto, option
+from nearkin.run.reporter import Reporter
 from nearkin.tables import write_csv
 from nearkin.text import as_text
 
+STORED: Final = "of images with an encoder, and these features are stored; leave it out"
+"""Of options that are refused."""
 VectorsLike = PathLike | Embeddings
 """Features: a folder of shards or a .parquet that `embed` has written, or what it has returned."""
 
 
-def is_table(source: EncoderLike | Embeddings) -> TypeGuard[VectorsLike]:
-    """Whether these are features rather than an encoder."""
-    if isinstance(source, Encoder):
-        return False
-    return isinstance(source, Embeddings) or are_vectors(Path(source))
+def is_table(source: Any) -> TypeGuard[VectorsLike]:
+    """Whether these are features, rather than an encoder or images."""
+    if isinstance(source, str | os.PathLike):
+        return are_vectors(Path(source))
+    return isinstance(source, Embeddings)
 
 
 def features_at(vectors: VectorsLike | None) -> Embeddings | Path | None:
-    """The features that are named: a file or a folder of them or, of a run, its own table.
-
-    Raises:
-        UsageError: If there are none.
-    """
+    """The features that are named: a file or a folder of them or, of a run, its own table."""
     if vectors is None or isinstance(vectors, Embeddings):
         return vectors
     own = RunFolder(Path(vectors)).embeddings
     return open_table(own if own.exists() else Path(vectors)).path
-
-
-def check_stored(**given: bool) -> None:
-    """Refuse the options that are given of images and an encoder, where features are stored.
-
-    Raises:
-        UsageError: If there is one.
-    """
-    for name, is_given in given.items():
-        if is_given:
-            raise UsageError(
-                f"{option(name)} is of images with an encoder, and these features are stored; "
-                "leave it out"
-            )
 
 
 @contextmanager
@@ -91,31 +74,13 @@ class Vectors:
     """A table of features, with the encoder that they are from, where known."""
 
     table: EmbeddingTable
-    source: str  # What `load` takes; empty if only the table was given
-    image_size: int | Auto = "auto"
-    allow_partial: bool = False
-    trust_remote_code: bool = False
+    source: str = ""  # What `load` takes; empty if only the table was given
+    encoder: Encoder | None = None  # None also where a run stands for its own table
 
     @property
     def is_of_run(self) -> bool:
         """Whether the table is a run's own."""
         return bool(self.source) and self.table.path == RunFolder(Path(self.source)).embeddings
-
-    @cached_property
-    def encoder(self) -> Encoder | None:
-        """Load the encoder, or refuse one that the table is not from; None if none was given."""
-        if not self.source:
-            return None
-        if self.is_of_run:
-            RunFolder(Path(self.source)).encoder_settings()  # a discovery has other features
-        encoder = load(
-            self.source,
-            image_size=self.image_size,
-            allow_partial=self.allow_partial,
-            trust_remote_code=self.trust_remote_code,
-        )
-        check_origin(self.table, encoder, self.source)
-        return encoder
 
     def image_rows(self, images: Images) -> Int[np.ndarray, " rows"]:
         """Return the row among the images of each row of the table."""
@@ -132,77 +97,52 @@ class Vectors:
 @contextmanager
 def open_vectors(
     source: EncoderLike | Embeddings,
-    data: Any = None,
-    *,
-    vectors: VectorsLike | None = None,
-    image_size: int | Auto = "auto",
-    allow_partial: bool = False,
-    trust_remote_code: bool = False,
-    device: str = "auto",
-    workers: int | Auto = "auto",
-    verbose: bool | Reporter = True,
+    data: Any,
+    vectors: VectorsLike | None,
+    config: EmbedConfig,
+    log: Reporter,
 ) -> Iterator[Vectors]:
     """Yield a run's features; those of `data` by an encoder, computed or stored; or stored ones.
 
-    Args:
-        source: A run, an encoder with `data`, or features.
-        data: Images.
-        vectors: Features of them by that encoder.
-        image_size: Side of the images in pixels that features are computed with.
-        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
-        trust_remote_code: Whether to run code that files of the run name.
-        device: Where to compute.
-        workers: Processes that decode photographs.
-        verbose: Whether to show progress, or what receives it.
-
-    Raises:
-        UsageError: If that does not fit together.
+    An encoder is loaded, and features are computed, by the settings.
     """
-    how: dict[str, Any] = {"image_size": image_size, "allow_partial": allow_partial}
-    if is_table(source) or (vectors is None and data is None):
-        check_stored(image_size=image_size != "auto", allow_partial=allow_partial)
-    how["trust_remote_code"] = trust_remote_code
-    log = reporter_of(verbose)
+    computes = vectors is not None or data is not None
+    if is_table(source) or not computes:
+        sized = config.image_size != "auto"
+        refuse(STORED, image_size=sized, allow_partial=config.allow_partial)
     if is_table(source):
         if vectors is not None:
             raise UsageError("these are features, and so is --vectors; give one of them")
         with table_of(source, log) as table:
-            yield Vectors(table, "")
+            yield Vectors(table)
         return
     name = name_of(source)
-    if vectors is None and data is None:
+    folder = RunFolder(Path(name))
+    if not computes:
         if not is_own(name):
             raise UsageError(f"{name} has no images of its own; give images, too")
-        RunFolder(Path(name)).check_is_run()
-        table = open_table(RunFolder(Path(name)).embeddings)
-        yield Vectors(table, name, trust_remote_code=trust_remote_code)
+        folder.check_is_run()
+        yield Vectors(open_table(folder.embeddings), name)
         return
     if vectors is None:
-        computing: dict[str, Any] = {"device": device, "workers": workers, "verbose": log}
-        vectors = embed(name, data, labels="none", **computing, **how)
+        vectors = embed(name, data, config, labels="none", verbose=log)
+    encoder = loaded(name, config, None)
     with table_of(vectors, log) as table:
-        found = Vectors(table, name, **how)
-        assert found.encoder is not None  # or it is refused, as one of other features
+        found = Vectors(table, name, encoder)
+        if found.is_of_run:
+            folder.encoder_settings()  # a discovery has other features
+        check_origin(table, encoder, name)
         yield found
 
 
-def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = False) -> Images:
-    """Open the images of a finished run.
-
-    Args:
-        folder: The run.
-        data: The images, if they have moved.
-        trust_remote_code: Whether to run code that files of the run name.
-
-    Raises:
-        UsageError: If the run is not finished, or its images were arrays, which are not stored.
-    """
+def images_of(folder: RunFolder, data: Any = None, *, trust: bool = False) -> Images:
+    """Open the images of a finished run, which are `data` if they have moved."""
     folder.check_is_run()
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
     config, _ = folder.any_settings()
     labeled = getattr(config, "labeled", "")
-    source = source_of(folder, data, trust_remote_code=trust_remote_code, labeled=labeled)
+    source = source_of(folder, data, trust, labeled=labeled)
     if isinstance(config, DiscoverConfig):
         # The truth that it was scored by may be gone, like the run that it accepted.
         return open_discovery_data(source, replace(config, truth=""), resumed=folder).images
@@ -211,12 +151,10 @@ def images_of(folder: RunFolder, data: Any = None, *, trust_remote_code: bool = 
     return open_images(source, labels=config.labels)
 
 
-def source_of(folder: RunFolder, data: Any, *, trust_remote_code: bool, **settings: Any) -> Any:
+def source_of(folder: RunFolder, data: Any, trust: bool, **settings: Any) -> Any:
     """Return what the images of a run are opened from: `data`, or if None what it was made from.
 
-    Raises:
-        UsageError: If these were arrays, which are not stored, or if code is not trusted that the
-            run names there or in these of its settings.
+    Code that the run names there, or in these of its settings, is refused unless it is trusted.
     """
     if data is None:
         data = settings["data"] = folder.any_settings()[1]
@@ -224,7 +162,7 @@ def source_of(folder: RunFolder, data: Any, *, trust_remote_code: bool, **settin
             raise UsageError(
                 f"{folder.path} was made from arrays, which are not stored; give the images, too"
             )
-    check_trusted(settings, folder.config, trust_remote_code)
+    check_trusted(settings, folder.config, trust)
     return data
 
 
@@ -267,6 +205,12 @@ def check_output(
     check_target(Path(path), overwrite=overwrite, reads=reads)
 
 
+def write_page(path: Path, page: str) -> None:
+    """Write a page of HTML."""
+    with creating(path):
+        replace_text(path, page)
+
+
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table for people."""
     with creating(path):
@@ -285,10 +229,8 @@ def _place(source: Source, row: int, name: str) -> str:
     if isinstance(source, Folder):
         return source.path(row)
     if isinstance(source, Either):
-        first, position = source.start, int(source.rows[row])
-        return (
-            _place(source.first, position, name)
-            if position < first
-            else _place(source.second, position - first, name)
-        )
+        position = int(source.rows[row])
+        if position < source.start:
+            return _place(source.first, position, name)
+        return _place(source.second, position - source.start, name)
     return name

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from nearkin.commands.arguments import command
+from nearkin.commands.arguments import PathLike, command, given
 from nearkin.commands.run import Run
-from nearkin.commands.settings import PathLike, given
 from nearkin.config import TrainConfig
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import CUSTOM

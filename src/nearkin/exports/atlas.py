@@ -27,42 +27,30 @@ SIDE: Final = 48
 
 
 def write_atlas(folder: RunFolder, images: Images, path: Path) -> int:
-    """Write the images of a run, with coordinates and neighbors, as a table for Embedding Atlas.
+    """Write the images of a finished run as a table for Embedding Atlas; return their number.
 
     The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
     table, and cosine distances) and, of a discovery, cluster and score. Of very many images, the
     landmarks of the map are written.
-
-    Args:
-        folder: A finished run.
-        images: Its images.
-        path: A name that ends in .parquet.
-
-    Returns:
-        How many images were written.
-
-    Raises:
-        OutputError: If the file cannot be written.
     """
     from pyarrow import parquet
 
     embeddings = read_embeddings(folder.embeddings, images)
     rows = landmark_rows(embeddings.class_names)
-    table = _atlas_table(folder, embeddings.subset(rows), images, rows)
+    table = _table(folder, embeddings.subset(rows), images, rows)
     with creating(path), whole(path) as partial, partial.open("wb") as file:
         parquet.write_table(table, file)  # which takes no path that is not UTF-8
     return len(table)
 
 
-def _atlas_table(
+def _table(
     folder: RunFolder, embeddings: Embeddings, images: Images, rows: Int[np.ndarray, " rows"]
 ) -> Any:
     from pyarrow import array, binary, float32, int64, list_, string, struct, table
 
     xy = coordinates(folder, embeddings.vectors, rows).astype(np.float32)
-    similarity, neighbors = nearest(
-        embeddings.tensor, embeddings.tensor, NEIGHBORS, exclude_self=True
-    )
+    vectors = embeddings.tensor
+    similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
     near = [
         {"ids": ids, "distances": distances}
         for ids, distances in zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
@@ -78,7 +66,7 @@ def _atlas_table(
         "y": xy[:, 1],
         "label": embeddings.class_names.tolist(),
         "split": embeddings.splits.tolist(),
-        **_discovered(folder, embeddings.paths),
+        **_discovered(folder, [*map(as_text, embeddings.paths)]),
         "neighbors": array(near, struct({"ids": list_(int64()), "distances": list_(float32())})),
     }
     return table(columns)
@@ -93,17 +81,14 @@ def _png(square: torch.Tensor | None) -> bytes | None:
     return file.getvalue()
 
 
-def _discovered(
-    folder: RunFolder, names: Sequence[str]
-) -> dict[str, list[str] | list[float | None]]:
+def _discovered(folder: RunFolder, names: Sequence[str]) -> dict[str, list[Any]]:
     """The columns of a discovery: '' and None for labeled images."""
     classes = {as_text(path): name for path, name in class_names(folder).items()}
     if not classes:
         return {}
-    scores = {
-        as_text(row["path"]): float(row["score"] or "nan") for row in read_csv(folder.assignments)
-    }
+    rows = read_csv(folder.assignments)
+    scores = {as_text(row["path"]): float(row["score"] or "nan") for row in rows}
     return {
-        "cluster": [classes.get(as_text(name), "") for name in names],
-        "score": [scores.get(as_text(name)) for name in names],
+        "cluster": [classes.get(name, "") for name in names],
+        "score": [*map(scores.get, names)],
     }

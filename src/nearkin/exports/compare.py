@@ -18,9 +18,8 @@ from nearkin.distributed import available_cpus
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import images_at_once
 from nearkin.errors import CheckpointError, DataError
-from nearkin.exports.graphs import Run
+from nearkin.exports.graphs import PixelNetwork, Run
 from nearkin.exports.native import Native
-from nearkin.exports.network import PixelNetwork
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.networks.input_size import patch_size
 from nearkin.objectives import unit
@@ -51,11 +50,7 @@ class Sample:
 
 
 def sample_of(encoder: Encoder, images: Images, whose: str) -> Sample:
-    """Return some of the images, as the encoder takes them.
-
-    Raises:
-        DataError: If fewer than two can be read.
-    """
+    """Return some of the images, as the encoder takes them."""
     size = encoder.image_size
     count = max(FEWEST_CHECKED, min(MOST_CHECKED, MOST_CHECKED * SMALL_IMAGE**2 // size**2))
     chosen = images.spread(count)
@@ -80,11 +75,7 @@ def noise(encoder: Encoder) -> Sample:
 
 
 def compare_native(written: Native, encoder: Encoder, sample: Sample) -> list[str]:
-    """Compare what a library has read with an encoder; return lines on it.
-
-    Raises:
-        CheckpointError: If a bit of a feature differs.
-    """
+    """Refuse what a library has read where a bit of a feature differs; return lines on it."""
     with torch.inference_mode():
         for part in sample.parts():
             images = encoder.preprocessing.to_input(part)
@@ -124,39 +115,30 @@ def _compare_transform(written: Native, encoder: Encoder, sample: Sample) -> lis
 def compare_graph(
     run: Run, program: str, network: PixelNetwork, sample: Sample, *, any_size: bool
 ) -> list[str]:
-    """Compare what a program computes by a graph with its network; return lines on it.
+    """Refuse a graph by which a program computes something else; return lines on it.
 
-    Args:
-        run: What the program computes.
-        program: Its name.
-        network: What was written.
-        sample: Images.
-        any_size: Whether the graph takes images of other sizes, too.
-
-    Raises:
-        CheckpointError: If it computes something else.
+    Of a graph for images of `any_size`, those of another size are compared, too.
     """
-    sides, parts = [network.encoder.image_size], [sample.parts()]
+    batches = {network.encoder.image_size: sample.parts()}
     if any_size:
-        sides.append(_other_size(network.encoder))
-        larger = F.interpolate(sample.pixels[:FEWEST_CHECKED].float(), (sides[1], sides[1]))
-        parts.append([larger.to(sample.pixels.dtype)])
+        side = _other_size(network.encoder)
+        larger = F.interpolate(sample.pixels[:FEWEST_CHECKED].float(), (side, side))
+        batches[side] = [larger.to(sample.pixels.dtype)]
     lines = []
-    for side, of_side in zip(sides, parts, strict=True):
+    for side, parts in batches.items():
         with torch.inference_mode():
-            own = torch.cat([network(part) for part in of_side])
-            theirs = torch.cat([run(part) for part in of_side])
-        result = _within(own, theirs, program, network.output)
-        batches = sorted({len(part) for part in of_side})
+            own = torch.cat([network(part) for part in parts])
+            theirs = torch.cat([run(part) for part in parts])
+        sizes = [len(part) for part in parts]
         lines.append(
-            f"{network.output} of {sample.what}, {side} px, batches of {batches[0]} to "
-            f"{batches[-1]}: {result}, by {program}"
+            f"{network.output} of {sample.what}, {side} px, batches of {min(sizes)} to "
+            f"{max(sizes)}: {_within(own, theirs, program, network.output)}, by {program}"
         )
     return lines
 
 
 def _other_size(encoder: Encoder) -> int:
-    """Return another side in pixels that an encoder's patches divide."""
+    """Return a larger side in pixels that an encoder's patches divide."""
     patch = patch_size(encoder.backbone.body)
     return encoder.image_size + patch * math.ceil(32 / patch)
 

@@ -15,12 +15,14 @@ from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
 from nearkin.choices import GraphFormat
+from nearkin.classifier.classifier import Classifier, apply_layer, class_probability
+from nearkin.encoders.encoder import Encoder
 from nearkin.errors import UsageError
-from nearkin.exports.native import holding
-from nearkin.exports.network import PixelNetwork
+from nearkin.exports.native import holding, reason
 
 OPSET: Final = 18
 PACKAGES: Final = ("onnx", "onnxscript", "onnxruntime")
@@ -28,6 +30,42 @@ INPUT: Final = "images"
 DESCRIPTION: Final = "description.json"  # Beside the program, in its file
 
 Run = Callable[[Shaped[Tensor, "batch _ _ _"]], Float[Tensor, "batch _"]]
+
+
+class PixelNetwork(nn.Module):
+    """From images of 8 bits to features or, with a classifier, to calibrated probabilities.
+
+    They are those of `Encoder` and of `nearkin predict`.
+    """
+
+    def __init__(self, encoder: Encoder, classifier: Classifier | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.top = Probabilities(classifier) if classifier else nn.Identity()
+        self.output = "probabilities" if classifier else "features"
+        self.eval().requires_grad_(False)
+
+    @override
+    def forward(self, images: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _"]:
+        outputs: Tensor = self.top(self.encoder(self.encoder.preprocessing.to_input(images)))
+        return outputs
+
+
+class Probabilities(nn.Module):
+    """From an encoder's features to the calibrated probabilities of a classifier's classes."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        self.layer = classifier.layer
+        self.heads = classifier.heads
+        self.temperature = classifier.calibration.temperature if classifier.calibration else 1.0
+
+    @override
+    def forward(self, features: Float[Tensor, "batch _"]) -> Float[Tensor, "batch classes"]:
+        top = apply_layer(self.layer, features)
+        probability = class_probability(self.heads, top)
+        power = probability ** (1 / self.temperature)  # as `Calibration.apply`
+        return (power / power.sum(dim=1, keepdim=True)).float()
 
 
 def write_graph(
@@ -41,17 +79,8 @@ def write_graph(
 ) -> tuple[Run, str]:
     """Write a network as a graph, and read it back.
 
-    Args:
-        format: Of the file.
-        path: The file.
-        network: From images of 8 bits, of shape (batch, 3, height, width), or from channels of 0
-            to 1, to one tensor.
-        images: Two that it takes. Any number of them may be given at once.
-        dynamic_size: Whether images of other sides may be given, too.
-        description: Plain values that are kept in the file.
-
-    Returns:
-        What runs the file, and the program that does with its version.
+    The graph takes any number of images like these two and, of `dynamic_size`, of other sides. The
+    file has the description, too. Returns what runs it, and the name and version of that program.
 
     Raises:
         UsageError: If a package is missing, or the network cannot be turned into a graph.
@@ -87,7 +116,7 @@ def _program(
             what = "a graph"
             remedy = f"give --format {others}" if others else "no other format holds it either"
         raise UsageError(
-            f"the network cannot be turned into {what} ({_reason(error)}); {remedy}"
+            f"the network cannot be turned into {what} ({reason(error)}); {remedy}"
         ) from error
 
 
@@ -110,7 +139,7 @@ def _write_onnx(
         )
     except Exception as error:  # of many kinds: an operation that ONNX does not have
         raise UsageError(
-            f"the network cannot be written as ONNX ({_reason(error)}); give --format torch-export"
+            f"the network cannot be written as ONNX ({reason(error)}); give --format torch-export"
         ) from error
     assert written is not None
     for name, value in description.items():
@@ -125,8 +154,3 @@ def _write_onnx(
         return torch.from_numpy(session.run(None, {INPUT: images.numpy()})[0])
 
     return run, f"onnxruntime {onnxruntime.__version__}, opset {OPSET}"
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error of another library."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,28 +84,25 @@ class Card:
 
         view = json.dumps(self.encoder.preprocessing.to_dict(), indent=2) + "\n"
         replace_text(folder / PREPROCESSING, view)
-        config, data = self.folder.any_settings() if self.folder else (None, "")
-        if config is not None:
-            replace_text(folder / SETTINGS, to_toml(_public(config), without_folder(data)))
-        columns = _columns(self.folder.read_evaluated()) if self.folder else {}
+        data, columns = "", dict[str, dict[str, Metric]]()
+        if self.folder:
+            config, path = self.folder.any_settings()
+            data, columns = without_folder(path), _columns(self.folder.read_evaluated())
+            replace_text(folder / SETTINGS, to_toml(_public(config), data))
         text = TEMPLATES.get_template("card.md").render(
-            name=self.name,
-            format=self.format,
+            **vars(self),
             outputs=self._outputs,
-            classes=self.classes,
             checks=checks,
             details=self.encoder.details,
             backbone=without_paths(str(self.encoder.details["backbone"])),
             view=self.encoder.preprocessing,
             digest=self.encoder.digest,
             kind=self.folder.kind if self.folder else "",
-            data=without_folder(data),
+            data=data,
             noted=self._noted(),
             versions=versions(),
             columns=columns,
             metrics={m.name: m for column in reversed(columns.values()) for m in column.values()},
-            license=self.license,
-            data_license=self.data_license,
             origin=self._origin,
             restriction=RESTRICTION if RESTRICTED.search(self._origin.get("license", "")) else "",
             titles=TITLES,
@@ -135,7 +132,7 @@ class Card:
 
         license_ = self.license or self._origin.get("license", NOT_STATED)
         task = "image-classification" if self.classes else "image-feature-extraction"
-        name = printable(without_folder(data))
+        name = printable(data)
         own = next(iter(columns.values()), {})
         results = [
             EvalResult(
@@ -197,10 +194,8 @@ def _columns(summary: Mapping[str, Any]) -> dict[str, dict[str, Metric]]:
 
 def _public(config: Config) -> Config:
     """Return settings with names in place of the paths of this computer."""
-    values = {each.name: getattr(config, each.name) for each in fields(config)}
-    texts: dict[str, Any] = {
-        name: without_paths(value) for name, value in values.items() if isinstance(value, str)
-    }
+    values = vars(config).items()
+    texts: dict[str, Any] = {k: without_paths(v) for k, v in values if isinstance(v, str)}
     return replace(config, **texts)
 
 

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
-from typing_extensions import override
 
 from nearkin.choices import GraphFormat, NativeFormat
 from nearkin.encoders import folders
@@ -64,12 +62,7 @@ class Unfit(Exception):  # noqa: N818  (an answer, which `write_native` gives as
 
 
 def write_native(format: NativeFormat, path: Path, encoder: Encoder) -> Native:
-    """Write an encoder, and read it back by the library of that format.
-
-    Args:
-        format: Of the library.
-        path: An empty folder; of `torchvision`, a file.
-        encoder: What is written.
+    """Write an encoder into an empty folder or, of `torchvision`, a file; read it back from there.
 
     Raises:
         UsageError: If the library does not have the network, with the reason.
@@ -138,8 +131,12 @@ def _write_timm_files(folder: Path, encoder: Encoder) -> None:
         **({"model_args": options} if options else {}),
         "pretrained_cfg": _pretrained_cfg(encoder),
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _write_json(folder / CONFIG, config)
     save_file(separate_weights(body), folder / WEIGHTS, {"format": "pt"})
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _pretrained_cfg(encoder: Encoder) -> dict[str, Any]:
@@ -187,12 +184,11 @@ def architecture(
     """
     name, body = str(encoder.details["backbone"]), encoder.backbone.body
     own, bare, options = _parsed(name)
-    stem = {"in_chans": options["in_chans"]} if "in_chans" in options else {}
-    if stem and library == "torchvision":
+    if "in_chans" in options and library == "torchvision":
         raise Unfit("its networks take RGB only")
     _check_name(name, bare)
     names = timm_names() if library == "timm" else torchvision_names()
-    if bare not in names or (options != stem and own != library):
+    if bare not in names or (options.keys() - {"in_chans"} and own != library):
         raise Unfit(f"{library} has no such network")
     if library == "timm":
         options |= _patch_options(body, encoder.image_size, named=own == "timm")
@@ -202,7 +198,7 @@ def architecture(
         fresh = _timm(bare, options) if library == "timm" else _torchvision(bare, options)
         fresh.load_state_dict(body.state_dict())
     except (TypeError, RuntimeError, ValueError, AssertionError) as error:
-        raise Unfit(f"{library} builds another one: {_reason(error)}") from error
+        raise Unfit(f"{library} builds another one: {reason(error)}") from error
     return bare, options
 
 
@@ -210,12 +206,13 @@ def _check_name(name: str, bare: str) -> None:
     """Refuse a network that neither timm nor torchvision has a name for."""
     if name.startswith(folders.PREFIX):
         raise Unfit("it is a network of transformers")
-    if name == CUSTOM or bare in SMALL or names_code(name):
-        whose = "nearkin's own" if bare in SMALL else "your own"
-        raise Unfit(f"it is a network of {whose}")
+    if bare in SMALL:
+        raise Unfit("it is a network of nearkin's own")
+    if name == CUSTOM or names_code(name):
+        raise Unfit("it is a network of your own")
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Return what an error says in a line: of weights that do not fit, the first that does not."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if not line.endswith(":")), type(error).__name__)
@@ -257,25 +254,10 @@ def _timm(bare: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def _torchvision(bare: str, options: Mapping[str, Any]) -> nn.Module:
-    size = int(options.get("image_size", 0))
-    others = {key: value for key, value in options.items() if key != "image_size"}
-    return native(f"torchvision:{bare}", size, **others)
+    return native(f"torchvision:{bare}", **{"image_size": 0, **options})
 
 
 # ---------------------------------------------------------------- transformers
-
-
-class _Pooled(nn.Module):
-    """A model of transformers as a network: its pooled output."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    @override
-    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
-        pooled: Tensor = self.model(pixel_values=images).pooler_output
-        return pooled.flatten(1)
 
 
 def _check_transformers(encoder: Encoder) -> None:
@@ -301,31 +283,23 @@ def _write_huggingface(folder: Path, encoder: Encoder) -> Native:
     body: Any = encoder.backbone.body
     with folders.quiet(), to_stderr():
         if isinstance(body, folders.TransformersNetwork):
-            network: nn.Module = _written_transformers(folder, body, encoder.preprocessing)
+            kind, pooling = body.kind, body.pooling
+            model: Any = body.model
+            options = folders.construction(type(model), pooling)
+            model.save_pretrained(folder)
+            _write_json(folder / "preprocessor_config.json", _processor(encoder.preprocessing))
         else:  # which transformers wraps
+            kind, pooling, options = "timm_wrapper", folders.POOLED, {}
             _write_timm_files(folder, encoder)
-            network = _Pooled(folders.aligned(AutoModel.from_pretrained(folder)))
+        read = folders.aligned(AutoModel.from_pretrained(folder, **options))
         processor: Any = AutoImageProcessor.from_pretrained(folder)
 
     def transform(image: "Image.Image") -> Tensor:
         inputs: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return inputs
 
+    network = folders.TransformersNetwork(read, kind, pooling)
     return Native(network, f"transformers {transformers.__version__}", transform)
-
-
-def _written_transformers(
-    folder: Path, body: "folders.TransformersNetwork", view: Preprocessing
-) -> nn.Module:
-    from transformers import AutoModel
-
-    model: Any = body.model
-    model.save_pretrained(folder)
-    processor = json.dumps(_processor(view), indent=2) + "\n"
-    (folder / "preprocessor_config.json").write_text(processor, encoding="utf-8")
-    options = folders.construction(type(model), body.pooling)
-    read = folders.aligned(AutoModel.from_pretrained(folder, **options))
-    return folders.TransformersNetwork(read, body.kind, body.pooling)
 
 
 def _processor(view: Preprocessing) -> dict[str, Any]:
