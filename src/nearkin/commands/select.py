@@ -26,7 +26,7 @@ from nearkin.data.images import Images
 from nearkin.data.labels import class_of, splits_of
 from nearkin.data.opening import open_images
 from nearkin.data.remote import File
-from nearkin.data.tables import Rows, file_at, matched, read_table
+from nearkin.data.tables import Rows, file_at, match, read_table
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
@@ -164,7 +164,7 @@ class _LabelTable:
 
     def labeled(self, names: Sequence[str]) -> set[str]:
         """Those of some images that have a label; DataError if it names none of them."""
-        rows, _ = matched(self.path, self.rows, names)
+        rows, _ = match(self.path, self.rows, names)
         return {name for name, label in class_of(rows)[0].items() if label}
 
 

@@ -458,7 +458,12 @@ def center_crops(
     """
     plain = images.channels is None
     source = images.source
-    if plain and isinstance(source, Arrays) and transform.keeps(source.pixels.shape[1:3]):
+    if (
+        plain
+        and isinstance(source, Arrays)
+        and source.pixels.dtype == np.uint8
+        and transform.keeps(source.pixels.shape[1:3])
+    ):
         return source.stacked(np.array(rows, np.int64)), {}
     size, gray = transform.image_size, MIDDLE_GRAY if plain else 0.5
     shape = len(rows), size, size, images.num_channels

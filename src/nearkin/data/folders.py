@@ -1,20 +1,21 @@
-"""The images below a folder, and those that a table lists."""
+"""The images below a folder or an address of a store, and those that a table lists."""
 
 import os
 import stat
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from posixpath import normpath
 from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.archives import is_shard, list_shards
+from nearkin.data.archives import forbidden, is_shard, list_shards
 from nearkin.data.columns import COLUMN_TABLES, has_image_column
-from nearkin.data.images import BadFile, Folder
+from nearkin.data.images import BadFile, Folder, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import (
     Listing,
@@ -25,10 +26,11 @@ from nearkin.data.listing import (
     not_read,
     require_files,
 )
-from nearkin.data.notes import Note
-from nearkin.data.remote import File
-from nearkin.data.tables import files_of, folder_of
-from nearkin.errors import DataError, UsageError
+from nearkin.data.members import Archives, Place
+from nearkin.data.notes import Note, note_on
+from nearkin.data.remote import File, RemoteFile, address, files_below, remote_files
+from nearkin.data.tables import Rows, absent, by_name, called, folder_of, places_of
+from nearkin.errors import DataError, UsageError, redacted
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
 
@@ -75,20 +77,16 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
         if not loose.names:
             raise
         text = f"{count(len(shards), 'shard')} beside the images ({error})"
-        note = Note("left out", text, len(shards), tuple([*shards][:3]))
-        return replace(loose, notes=[*loose.notes, note])
+        return replace(loose, notes=[*loose.notes, *note_on("left out", [*shards], text)])
     files, images = count(len(loose.names), "file"), count(len(packed.names), "image")
     several = count(len(shards), "shard")
     if len(loose.names) >= len(packed.names):
         text = f"{files} are the data, not the images in {several} beside them"
         note = Note("guessed", text, len(packed.names), tuple([*shards][:3]))
         return replace(loose, notes=[*loose.notes, note])
-    notes = [*packed.notes]
-    if loose.names:
-        text = f"{images} in {several} are the data, not {files} beside them"
-        notes.append(Note("guessed", text, len(loose.names), loose.names[:3]))
-    rest = [name for name in loose.others if name not in shards]
-    others = [*packed.others, *rest]
+    text = f"{images} in {several} are the data, not {files} beside them"
+    notes = [*packed.notes, *note_on("guessed", loose.names, text)]
+    others = [*packed.others, *(name for name in loose.others if name not in shards)]
     return replace(packed, bad=packed.bad + loose.bad, others=others, notes=notes)
 
 
@@ -102,20 +100,84 @@ def _with_images(shards: Mapping[str, File]) -> Mapping[str, File]:
     return some or shards
 
 
-def list_table(path: Path, written: Sequence[tuple[str, Row]]) -> Listing:
-    """The images that a table's rows list, by absolute paths or relative to the table's folder."""
-    root, rows = files_of(path, written)
-    listing = list_files(root, rows, rows)
-    notes, again = list[Note](), len(written) - len(rows)
-    if again:
-        text = f"{count(again, 'row')} of {path} with the files of others"
-        notes.append(Note("merged", text, again))
-    if str(root) != folder_of(path):
-        text = (
-            f"{len(rows)} images by their paths below {root}, for some lie outside of the table's"
-        )
-        notes.append(Note("renamed", f"{text} folder", len(rows), listing.names[:3]))
+def list_store(url: str) -> Listing:
+    """The same as `list_folder` for an address of a store, which knows neither links nor runs.
+
+    The suffixes of names decide which files are images: to open others would cost requests.
+    """
+    root, others = url.rstrip("/"), list[str]()
+
+    def wanted(name: str) -> bool:
+        found = is_image(name) or (is_shard(name) and not is_hidden(name))
+        if not found:
+            others.append(name)
+        return found
+
+    files = files_below(root, wanted)
+    images = {name: file for name, file in files.items() if is_image(name)}
+    shards = {name: file for name, file in files.items() if name not in images}
+    loose = replace(_of_store(root, images), others=[*sorted(others, key=in_bytes), *shards])
+    where = redacted(root)
+    return require_files(images_or_shards(where, loose, shards), where)
+
+
+def list_remote_table(table: RemoteFile, written: Rows) -> Listing:
+    """The images that rows of a table in a store list, by paths relative to it, or addresses."""
+    root = table.url.partition("?")[0].rpartition("/")[0]
+    rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
+    if root.startswith("http"):  # which may have no list of its files
+        files = remote_files({name: address(root, name) for name in rows})
+    else:
+        files = files_below(root, rows.__contains__)
+    if missing := [name for name in rows if name not in files]:
+        raise absent(table, missing, len(rows), redacted(root))
+    return replace(_of_store(root, files, rows), key=str(table))
+
+
+def _of_store(
+    root: str, files: Mapping[str, RemoteFile], rows: Mapping[str, Row] | None = None
+) -> Listing:
+    reasons = {name: forbidden(name) or not_read(name) for name in files}
+    used = {name: file for name, file in files.items() if not reasons[name]}
+    sizes = [file.size for file in used.values()]
+    states = np.array([sizes, [file.tag for file in used.values()]], np.int64).T
+    places = np.array([Place(0, size, size) for size in sizes], np.int64)
+    source = Archives([*used.values()], np.arange(len(used)), places.reshape(-1, 4))
+    bad = [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason]
+    return replace(listed(source, [*used], states, rows), bad=bad, key=redacted(root))
+
+
+def list_table(path: Path, written: Rows) -> Listing:
+    """The images that a table's rows list, by absolute paths or relative to the table's folder.
+
+    If any row has a box, these are boxes of images, and rows without one are left out.
+    """
+    boxed = [(file, row) for file, row in written if row.box]
+    used = boxed or written
+    root, places = places_of(path, (file for file, _ in used), [folder_of(path)])
+    names = called([(places[file], row) for file, row in used])
+    name_of = {said: name for (said, _), (name, _) in zip(called(used), names, strict=True)}
+    rows, _ = by_name(path, called(used), name_of.get)
+    without, again = len(written) - len(used), len(used) - len(rows)
+    notes = note_on("left out", without, f"{count(without, 'row')} of {path} without a box")
+    what = "boxes" if boxed else "files"
+    notes += note_on("merged", again, f"{count(again, 'row')} of {path} with the {what} of others")
+    listing = list_boxes(root, rows) if boxed else list_files(root, rows, rows)
+    if str(root) != folder_of(path) and not boxed:
+        text = f"{len(rows)} images by their paths below {root}, for some lie outside of the"
+        notes.append(Note("renamed", f"{text} table's folder", len(rows), listing.names[:3]))
     return replace(listing, key=str(path.resolve()), notes=notes)
+
+
+def list_boxes(root: Path, rows: Mapping[str, Row]) -> Listing:
+    """The files below a folder whose boxes are the images, and the rows by names of boxes."""
+    files = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in rows))
+    composed = dict(zip(files.written, files.names, strict=True))
+    regions = dict[str, Row]()
+    for name, row in rows.items():
+        file, mark, box = name.rpartition("#")
+        regions[composed.get(file, file) + mark + box] = row
+    return replace(files, regions=regions)
 
 
 def list_file(path: Path) -> Listing:
@@ -233,10 +295,10 @@ class _Walk:
         if not links:
             return []
         text = f"{count(len(links), 'link')} out of {self.root}, to {Path(links[0][1]).parent}"
-        names = tuple(name for name, _ in links[:3])
+        names = [name for name, _ in links]
         if self.follow:
-            return [Note("guessed", f"{text}, followed as {LINKS} says", len(links), names)]
-        return [Note("left out", f"{text}; {LINKS}=follow reads them", len(links), names)]
+            return note_on("guessed", names, f"{text}, followed as {LINKS} says")
+        return note_on("left out", names, f"{text}; {LINKS}=follow reads them")
 
 
 def _follows_links() -> bool:

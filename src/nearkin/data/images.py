@@ -18,7 +18,7 @@ from PIL import Image
 
 from nearkin.data.channels import Channels, as_color, image_pixels, in_8_bits
 from nearkin.data.decode import BadImage, PixelType
-from nearkin.data.notes import Note, lines
+from nearkin.data.notes import Note, lines, note_on
 from nearkin.errors import ResourceError
 from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 
@@ -189,25 +189,6 @@ class Either(Source):
         self.second.warm((positions[positions >= self.start] - self.start).tolist())
 
 
-@dataclass(frozen=True, eq=False)
-class In8Bits(Source):
-    """Reads gray images of more than 8 bits in 8, whether they are files or pixels."""
-
-    source: Source
-
-    def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
-        """The file's bytes, which are decoded to 8 bits; or pixels."""
-        return in_8_bits(self.source.read(row, limit))
-
-    def only(self, rows: Rows) -> "In8Bits":
-        """The source of these images alone."""
-        return In8Bits(self.source.only(rows))
-
-    def warm(self, rows: Iterable[int]) -> None:
-        """Fetch those that lie in a store, at once."""
-        self.source.warm(rows)
-
-
 @dataclass(frozen=True, slots=True)
 class BadFile:
     """A file that cannot be used."""
@@ -253,8 +234,8 @@ class Images:
         return self.scaled(self.stored(row))
 
     def scaled(self, content: bytes | np.ndarray) -> bytes | np.ndarray:
-        """An image as it is stored, with its channels scaled as those of these images are."""
-        return content if self.channels is None else self.channels.scaled(content)
+        """An image as it is stored, in 8 bits or with its `channels` scaled."""
+        return in_8_bits(content) if self.channels is None else self.channels.scaled(content)
 
     def stored(self, row: SupportsIndex) -> bytes | np.ndarray:
         """An image as it is stored: encoded, or its pixels of any type."""
@@ -274,7 +255,10 @@ class Images:
         """The images in these ascending rows, with the same classes."""
         if (np.diff(rows) <= 0).any():
             raise ValueError("rows must ascend, each once; sort them")
-        rows = rows.astype(np.int64)
+        return self.at(rows.astype(np.int64))
+
+    def at(self, rows: Rows) -> "Images":
+        """The images in these rows."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
         columns |= {name: picked(getattr(self, name), rows) for name in ("names", "group_names")}
         return replace(self, source=self.source.only(rows), **columns)
@@ -285,11 +269,9 @@ class Images:
 
     def decisions(self, *more: Note) -> list[str]:
         """Lines of the notes, of more, and of files that cannot be used, for want of a list."""
-        if self.bad:
-            text = f"{len(self.bad)} of {len(self) + len(self.bad)} images, which cannot be read"
-            first = tuple(f"{file.name} ({file.reason})" for file in self.bad[:3])
-            more = (*more, Note("left out", text, len(self.bad), first))
-        return lines((*self.notes, *more))
+        text = f"{len(self.bad)} of {len(self) + len(self.bad)} images, which cannot be read"
+        bad = [f"{file.name} ({file.reason})" for file in self.bad]
+        return lines((*self.notes, *more, *note_on("left out", bad, text)))
 
     @property
     def reasons(self) -> dict[str, str]:
