@@ -26,21 +26,8 @@ import numpy as np
 from nearkin.data.columns import COLUMN_TABLES, list_column, undecided
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
-from nearkin.data.listing import (
-    Listing,
-    images_among,
-    is_image,
-    listed,
-    require_files,
-)
-from nearkin.data.members import (
-    DEFLATED,
-    STORED,
-    Archives,
-    Member,
-    Place,
-    read_member,
-)
+from nearkin.data.listing import Listing, images_among, is_image, listed, require_files
+from nearkin.data.members import DEFLATED, STORED, Archives, Member, Place, read_member
 from nearkin.data.notes import named
 from nearkin.data.remote import (
     THREADS,

@@ -208,9 +208,7 @@ def _has_channels_in_pages(file: tifffile.TiffFile) -> bool:
     return False
 
 
-def _first_series(
-    file: tifffile.TiffFile,
-) -> tuple[tifffile.TiffPageSeries, tuple[int, int, int]]:
+def _first_series(file: tifffile.TiffFile) -> tuple[tifffile.TiffPageSeries, tuple[int, int, int]]:
     """The first image, and its height, width and channels; else a `BadImage`."""
     series = file.series[0]
     sizes = dict(zip(series.axes, series.shape, strict=True))

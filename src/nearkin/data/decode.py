@@ -400,9 +400,7 @@ Pixels = UInt8[np.ndarray, "_ _ 3"] | Float32[np.ndarray, "_ _ _"]
 
 
 def crops(
-    source: bytes | Pixels,
-    boxes: Float[np.ndarray, "views 4"],
-    sizes: Sequence[int],
+    source: bytes | Pixels, boxes: Float[np.ndarray, "views 4"], sizes: Sequence[int]
 ) -> list[Pixels]:
     """Cut square views, as shares (left, top, width, height) of an image that is decoded once.
 

@@ -318,11 +318,7 @@ def _dot(a: np.ndarray, b: np.ndarray) -> Float32[np.ndarray, " batch"]:
 
 
 def _inside(
-    luma: Squares,
-    chroma: np.ndarray,
-    luma_b: Squares,
-    chroma_b: np.ndarray,
-    start: float = 0.0,
+    luma: Squares, chroma: np.ndarray, luma_b: Squares, chroma_b: np.ndarray, start: float = 0.0
 ) -> Float32[np.ndarray, " batch"]:
     """The correlation with images of the second kind of a section of the first; 0 if they differ.
 
@@ -385,11 +381,7 @@ def _warps(
     place = _steps * (1 + zoom[:, None]) + shift[:, None] + SIDE / 2
     phase = place[..., None] * _waves
     slope = -np.sin(phase) * (_norms * _waves)
-    return (
-        _dct.T @ (np.cos(phase) * _norms),
-        _dct.T @ (_steps[:, None] * slope),
-        _dct.T @ slope,
-    )
+    return (_dct.T @ (np.cos(phase) * _norms), _dct.T @ (_steps[:, None] * slope), _dct.T @ slope)
 
 
 def _columns(

@@ -99,10 +99,7 @@ def _joined(names: Sequence[str]) -> bytes:
 
 
 def _save(
-    path: Path,
-    files: Listing | Images,
-    records: np.ndarray,
-    known: Bool[np.ndarray, " files"],
+    path: Path, files: Listing | Images, records: np.ndarray, known: Bool[np.ndarray, " files"]
 ) -> None:
     """Store an index in place of the one before."""
     names: UInt8[np.ndarray, " bytes"] = np.frombuffer(_joined(files.names), np.uint8)

@@ -11,13 +11,7 @@ from jaxtyping import Shaped
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
 from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
-from nearkin.data.folders import (
-    list_file,
-    list_folder,
-    list_remote_table,
-    list_store,
-    list_table,
-)
+from nearkin.data.folders import list_file, list_folder, list_remote_table, list_store, list_table
 from nearkin.data.images import Images
 from nearkin.data.labels import (
     Row,

@@ -24,9 +24,7 @@ LEAST_STD: Final = 1e-3  # Of a channel that hardly differs from pixel to pixel
 
 
 def of_one_pixel_type(
-    images: Images,
-    channels: Int64[np.ndarray, " images"],
-    dtypes: Shaped[np.ndarray, " images"],
+    images: Images, channels: Int64[np.ndarray, " images"], dtypes: Shaped[np.ndarray, " images"]
 ) -> Images:
     """The images of the most frequent channels and type, with their `Channels`; others are bad.
 

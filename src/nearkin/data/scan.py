@@ -56,10 +56,7 @@ _large: Final = BoundedSemaphore(2)
 
 
 def scan(
-    listing: Listing,
-    *,
-    full: bool = False,
-    on_progress: ProgressCallback = ignore_progress,
+    listing: Listing, *, full: bool = False, on_progress: ProgressCallback = ignore_progress
 ) -> Images:
     """The images with a good header, without labels; all others are bad. There may be none.
 
