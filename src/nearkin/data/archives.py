@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -93,11 +93,11 @@ def expanded(pattern: str) -> list[str]:
 def list_pattern(pattern: str) -> Listing:
     """The shards that a pattern stands for, named by what follows the folder of them all."""
     where, root = redacted(pattern), pattern.partition("{")[0].rpartition("/")[0]
-    paths = expanded(pattern)
-    names = [redacted(path)[len(redacted(root)) :].lstrip("/") for path in paths]
+    start = len(redacted(root))
+    paths = {redacted(path)[start:].lstrip("/"): path for path in expanded(pattern)}
     if is_url(pattern):
-        return list_shards(where, remote_files(dict(zip(names, paths, strict=True))))
-    files = {name: user_path(path) for name, path in zip(names, paths, strict=True)}
+        return list_shards(where, remote_files(paths))
+    files = {name: user_path(path) for name, path in paths.items()}
     missing = [str(path) for path in files.values() if not exists(path)]
     if missing:
         raise DataError(
@@ -132,8 +132,7 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     images = images_among(listed(source, found.names, states, found.rows))
     left = [] if images.rows else companions(images.names)
     less = {*left}
-    rows = [row for row, name in enumerate(images.names) if name not in less]
-    images = images.only(np.array(rows, np.int64))
+    images = images.only(np.flatnonzero([name not in less for name in images.names]))
     listing = replace(
         images,
         bad=found.bad,
@@ -184,9 +183,8 @@ class _Found:
 Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it
 
 
-def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
+def _opened_all(archives: Collection[File]) -> Iterator[Opened]:
     """Each archive; those of a store at once, in order."""
-    archives = list(files)
     if not any(isinstance(file, RemoteFile) for file in archives):
         yield from map(_opened, archives)
         return
@@ -279,12 +277,10 @@ def _zip_members(path: File) -> Iterator[Member]:
                 refused = "encrypted"
             elif not deflated and info.compress_type != zipfile.ZIP_STORED:
                 refused = "unusual compression"
-            numbers = info.header_offset, info.compress_size, info.file_size
+            numbers = map(_bounded, (info.header_offset, info.compress_size, info.file_size))
             name = info.filename.replace("\\", "/")  # as some programs of Windows write it
             if name and not name.endswith("/"):
-                form = DEFLATED if deflated else STORED
-                offset, packed, size = map(_bounded, numbers)
-                place = Place(offset, packed, size, form)
+                place = Place(*numbers, DEFLATED if deflated else STORED)
                 yield Member(_plain(name), place, refused)
 
 

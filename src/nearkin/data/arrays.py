@@ -36,7 +36,10 @@ class Part:
 def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
     """Join the parts in one array, and name each image by its split and number."""
     parts = sorted(parts, key=lambda part: part.split)
-    pixels = [_pixels(where, part.pixels) for part in parts]
+    try:
+        pixels = [array_pixels(part.pixels, 4) for part in parts]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error
     if len({array.shape[1:] for array in pixels}) > 1:
         raise DataError(f"{where}: images of the parts differ in shape; give one shape")
     rows: dict[str, Row] = {}
@@ -61,22 +64,16 @@ def numbers(count: int) -> list[str]:
     return [f"{number:0{digits}}" for number in range(count)]
 
 
-def _pixels(where: str, images: Any) -> np.ndarray:
-    try:
-        return array_pixels(images, 4)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: {error}") from error
-
-
 def labels_of(where: str, part: Part) -> list[Any]:
     """The label of each image, where classes have names its number; else a `DataError`."""
     count = len(part.pixels)
     given = part.labels.tolist() if hasattr(part.labels, "detach") else part.labels
+    given = [None] * count if given is None else given
     given = given if isinstance(given, list | tuple) else np.asarray(given)
-    if part.labels is not None and np.ndim(given) == 0 and not isinstance(given, list | tuple):
+    if isinstance(given, np.ndarray) and given.ndim == 0:
         kind = type(part.labels).__name__
         raise DataError(f"{where}: the labels are a {kind}; give a list or an array, one each")
-    labels = [None] * count if part.labels is None else list(given)
+    labels = list(given)
     if len(labels) != count:
         raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
     if part.classes is None:
@@ -94,8 +91,7 @@ def labels_of(where: str, part: Part) -> list[Any]:
     return labels
 
 
-IMAGES: Final = ("x", "images")
-LABELS: Final = ("y", "labels")
+ROLES: Final = {"images": {"x", "images"}, "labels": {"y", "labels"}}
 """Words for the arrays of a file."""
 
 
@@ -112,33 +108,30 @@ def list_npz(path: File) -> Listing:
         raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
     names = arrays.get("class_names")
     classes = None if names is None else tuple(map(text_of, names))
-    key_of = dict[tuple[str, tuple[str, ...]], str]()
-    for key in filter(_role, arrays):
-        first = key_of.setdefault((split_of(key), _role(key)), key)
-        if first != key:
-            both = "images" if _role(key) == IMAGES else "labels"
-            raise DataError(f"{path}: {first} and {key} are both {both} of one part; keep one")
-    roles = {place: arrays[key] for place, key in key_of.items()}
-    parts = [
-        Part(split, pixels, roles.get((split, LABELS)), classes)
-        for (split, role), pixels in roles.items()
-        if role == IMAGES
-    ]
-    if not parts:
+    found: dict[str, dict[str, str]] = {"images": {}, "labels": {}}  # Keys, by split
+    for key in arrays:
+        if role := _role(key):
+            first = found[role].setdefault(split_of(key), key)
+            if first != key:
+                raise DataError(f"{path}: {first} and {key} are both {role} of one part; keep one")
+    images = found["images"]
+    labels = {split: key for split, key in found["labels"].items() if split in images}
+    if not images:
         keys = ", ".join(arrays) or "none"
         raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
-    of_parts = {(part.split, role) for part in parts for role in (IMAGES, LABELS)}
-    others = [key for key in arrays if (split_of(key), _role(key)) not in of_parts]
-    others = [key for key in others if key != "class_names"]
+    of_splits = {split: arrays[key] for split, key in labels.items()}
+    parts = [Part(s, arrays[key], of_splits.get(s), classes) for s, key in images.items()]
+    used = {*images.values(), *labels.values(), "class_names"}
+    others = [key for key in arrays if key not in used]
     notes = noted("left out", others, "arrays that are neither images nor their labels")
     return replace(list_arrays(str(path), parts), notes=notes)
 
 
-def _role(key: str) -> tuple[str, ...]:
-    """Whether an array of this name holds images or labels."""
+def _role(key: str) -> str:
+    """Whether an array of this name holds images or labels; '' if neither."""
     words = set(key.lower().split("_"))
     one = len(words) == 1 or split_of(key)
-    return next((role for role in (IMAGES, LABELS) if one and words & set(role)), ())
+    return next((role for role, names in ROLES.items() if one and words & names), "")
 
 
 PREFIX: Final = "torchvision:"

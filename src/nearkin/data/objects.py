@@ -27,7 +27,9 @@ def list_object(data: Any, where: str) -> Listing:
     images, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     if are_paths(images):
         return _list_paths(images, labels, where)
-    if isinstance(images, list | tuple) or _is_of_objects(images):
+    # NumPy makes an array of objects of a list of arrays of several shapes.
+    of_objects = isinstance(images, np.ndarray) and images.dtype.kind == "O"
+    if isinstance(images, list | tuple) or of_objects:
         return _list_images(images, labels, where)
     if not hasattr(images, "__array__"):
         raise DataError(
@@ -39,14 +41,9 @@ def list_object(data: Any, where: str) -> Listing:
 
 
 def are_paths(images: Any) -> bool:
-    """Return whether this is a list, an array or a series of texts or paths."""
+    """Whether this is a list, an array or a series of texts or paths."""
     is_list = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 1
     return is_list and len(images) > 0 and all(isinstance(each, str | Path) for each in images)
-
-
-def _is_of_objects(images: Any) -> bool:
-    """Whether this is what NumPy makes of a list of arrays of several shapes."""
-    return isinstance(images, np.ndarray) and images.dtype.kind == "O"
 
 
 @dataclass(eq=False)
@@ -61,7 +58,7 @@ class ImageList:
         self.names = numbers(len(self.images))
 
     def read(self, name: str, /) -> Any:
-        """Return an image, or the bytes of a file."""
+        """An image, or the bytes of a file."""
         image = self.images[int(name)]
         return Path(image).read_bytes() if isinstance(image, str | Path) else image
 
@@ -79,10 +76,8 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
     kinds = {(image.shape, str(image.dtype)) for image in arrays}
     if len(arrays) == len(read) and len(kinds) == 1 and arrays[0].dtype in KEPT:
         return list_arrays(where, [Part("", np.stack(arrays), labels)])
-    kept = [
-        pixels if isinstance(pixels, bytes) or pixels.dtype in KEPT else image
-        for pixels, image in zip(read, images, strict=True)
-    ]
+    pairs = zip(read, images, strict=True)
+    kept = [x if isinstance(x, bytes) or x.dtype in KEPT else image for x, image in pairs]
     return _list_source(ImageList(kept, labels), where)
 
 
@@ -95,11 +90,10 @@ def _list_paths(given: Any, labels: Any, where: str) -> Listing:
     folders = {path.parent: path.parent.resolve() for path in paths}
     root = Path(os.path.commonpath(folders.values()))
     absolute = [str(folders[path.parent] / path.name) for path in paths]
-    annotations = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
-    rows = [*zip(absolute, annotations, strict=True)]
+    told = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
     table = root / Path(where).name  # which is not there, but named in errors
     # Nothing is kept of what has no name.
-    return replace(list_table(table, rows), key="")
+    return replace(list_table(table, [*zip(absolute, told, strict=True)]), key="")
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:
@@ -123,7 +117,6 @@ def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Ro
             )
         columns.append(cells)
     rows = dict(zip(names, map(Row.of, *columns), strict=True))
-    unknown = sorted({row.split for row in rows.values() if row.split and not split_of(row.split)})
-    if unknown:
-        raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
+    if unknown := {row.split for row in rows.values() if row.split and not split_of(row.split)}:
+        raise DataError(f"{where}: split {min(unknown)!r}; say train, val or test")
     return rows

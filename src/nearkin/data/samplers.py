@@ -47,8 +47,7 @@ class RandomBatchSampler:
 def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
     """All rows in a new order or, with a window, runs of rows in a new order and then mixed.
 
-    A row is taken by less than `window` places later than its run begins to be, so that few shards
-    are in use at a time, and each only once in an epoch.
+    A row is at most `window` places late, so that few shards are in use at a time, and each once.
     """
     if window == 0:
         return permutation(seed, epoch, size)
