@@ -4,7 +4,7 @@ import os
 import stat
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from posixpath import normpath
@@ -71,7 +71,8 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     if not shards:
         return loose
     try:
-        shards = _with_images(shards)
+        # Archives and tables with images; all if there are none, so that an error says why.
+        shards = {n: x for n, x in shards.items() if _may_have_images(n, x)} or shards
         packed = list_shards(where, shards)
     except DataError as error:
         if not loose.names:
@@ -90,14 +91,8 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     return replace(packed, bad=packed.bad + loose.bad, others=others, notes=notes)
 
 
-def _with_images(shards: Mapping[str, File]) -> Mapping[str, File]:
-    """Archives and tables with images; all if there are none, so that an error says why."""
-    some = {
-        name: file
-        for name, file in shards.items()
-        if not name.lower().endswith(COLUMN_TABLES) or has_image_column(file)
-    }
-    return some or shards
+def _may_have_images(name: str, file: File) -> bool:
+    return not name.lower().endswith(COLUMN_TABLES) or has_image_column(file)
 
 
 def list_store(url: str) -> Listing:
@@ -147,14 +142,15 @@ def _of_store(
     return replace(listed(source, [*used], states, rows), bad=bad, key=redacted(root))
 
 
-def list_table(path: Path, written: Rows) -> Listing:
+def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listing:
     """The images that a table's rows list, by absolute paths or relative to the table's folder.
 
-    If any row has a box, these are boxes of images, and rows without one are left out.
+    If any row has a box, these are boxes of images, and rows without one are left out. Paths may
+    also be relative to other folders.
     """
     boxed = [(file, row) for file, row in written if row.box]
     used = boxed or written
-    root, places = places_of(path, (file for file, _ in used), [folder_of(path)])
+    root, places = places_of(path, (file for file, _ in used), folders or [folder_of(path)])
     names = called([(places[file], row) for file, row in used])
     name_of = {said: name for (said, _), (name, _) in zip(called(used), names, strict=True)}
     rows, _ = by_name(path, called(used), name_of.get)
@@ -162,15 +158,14 @@ def list_table(path: Path, written: Rows) -> Listing:
     notes = note_on("left out", without, f"{count(without, 'row')} of {path} without a box")
     what = "boxes" if boxed else "files"
     notes += note_on("merged", again, f"{count(again, 'row')} of {path} with the {what} of others")
-    listing = list_boxes(root, rows) if boxed else list_files(root, rows, rows)
+    listing = _boxes_of_files(root, rows) if boxed else list_files(root, rows, rows)
     if str(root) != folder_of(path) and not boxed:
         text = f"{len(rows)} images by their paths below {root}, for some lie outside of the"
         notes.append(Note("renamed", f"{text} table's folder", len(rows), listing.names[:3]))
     return replace(listing, key=str(path.resolve()), notes=notes)
 
 
-def list_boxes(root: Path, rows: Mapping[str, Row]) -> Listing:
-    """The files below a folder whose boxes are the images, and the rows by names of boxes."""
+def _boxes_of_files(root: Path, rows: Mapping[str, Row]) -> Listing:
     files = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in rows))
     composed = dict(zip(files.written, files.names, strict=True))
     regions = dict[str, Row]()
@@ -187,7 +182,11 @@ def list_file(path: Path) -> Listing:
 
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
     """These files below a folder, also those that no walk comes to, and what is said of them."""
-    found, states, bad = _sorted_out((name, _state_of_listed(root, name)) for name in names)
+    reasons = ((name, not_read(name)) for name in names)
+    found, states, bad = _sorted_out(
+        (name, BadFile(name, reason) if reason else _state(f"{root}/{name}", name))
+        for name, reason in reasons
+    )
     return replace(listed(Folder(root, found), found, states, rows), bad=bad)
 
 
@@ -207,12 +206,6 @@ def _sorted_out(
     return names, np.array(states, np.int64).reshape(-1, 2), bad
 
 
-def _state_of_listed(root: Path, name: str) -> State:
-    """The state of a file that is said to be an image."""
-    reason = not_read(name)
-    return BadFile(name, reason) if reason else _state(f"{root}/{name}", name)
-
-
 def _state(path: str, name: str) -> State:
     """The state of what a path leads to."""
     try:
@@ -230,7 +223,12 @@ class _Walk:
         self.root = root
         self.inside = f"{root}{os.sep}".replace(os.sep * 2, os.sep)
         self.leading_out = list[tuple[str, str]]()  # Names, and where they lead
-        self.follow = _follows_links()
+        # A downloaded folder may have links to images of the user, which would then be in
+        # embeddings, pages and exports.
+        links = os.environ.get(LINKS) or "inside"
+        if links not in ("inside", "follow"):
+            raise UsageError(f"{LINKS} {links!r} is not inside or follow")
+        self.follow = links == "follow"
 
     def files(self) -> Iterator[tuple[str, State]]:
         """Every file's name and state, breadth first, links to folders last."""
@@ -299,15 +297,3 @@ class _Walk:
         if self.follow:
             return note_on("guessed", names, f"{text}, followed as {LINKS} says")
         return note_on("left out", names, f"{text}; {LINKS}=follow reads them")
-
-
-def _follows_links() -> bool:
-    """Whether links that lead out of a folder are followed: from $NEARKIN_LINKS, if it is set.
-
-    A downloaded folder may have links to images of the user, which would then be in
-    embeddings, pages and exports.
-    """
-    text = os.environ.get(LINKS) or "inside"
-    if text not in ("inside", "follow"):
-        raise UsageError(f"{LINKS} {text!r} is not inside or follow")
-    return text == "follow"

@@ -22,7 +22,7 @@ from nearkin.data.labels import (
     spellings,
 )
 from nearkin.data.listing import Listing, is_image
-from nearkin.data.notes import Note
+from nearkin.data.notes import note_on
 from nearkin.data.objects import list_object
 from nearkin.data.regions import cut, list_coco
 from nearkin.data.remote import File, is_folder, is_url
@@ -82,7 +82,7 @@ def open_images(
         )
     if is_name(where) and exists(Path(where)):
         text = f"the built-in data set {where} for the folder of that name, which is ./{where}"
-        images = images.noted(Note("substituted", text, len(images)))
+        images = images.noted(*note_on("substituted", len(images), text))
     return _annotated(images, listing, labels)
 
 

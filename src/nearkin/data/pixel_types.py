@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64, Shaped
 from nearkin.data.channels import Channels, named, read_channels
 from nearkin.data.decode import BadImage, PixelType, header
 from nearkin.data.images import BadFile, Images, in_bytes
-from nearkin.data.notes import Note
+from nearkin.data.notes import note_on
 from nearkin.errors import DataError
 from nearkin.pace import count
 
@@ -33,10 +33,8 @@ def of_one_pixel_type(
     """
     if not channels.any():
         return images
-    pixel_types = [
-        PixelType(num, dtype) if num else None
-        for num, dtype in zip(channels.tolist(), dtypes.tolist(), strict=True)
-    ]
+    stated = zip(channels.tolist(), dtypes.tolist(), strict=True)
+    pixel_types = [PixelType(num, dtype) if num else None for num, dtype in stated]
     pairs = zip(images.formats.tolist(), pixel_types, strict=True)
     formats = [f"{name} of {each}" if each else name for name, each in pairs]
     images = replace(images, formats=np.array(formats))
@@ -51,8 +49,7 @@ def of_one_pixel_type(
         deep = int(same.sum()) - counts[None]
         why = "as the others are" if counts[None] else "as no type is that of most"
         text = f"{count(deep, 'image')} of more than 8 bits, read in 8 bits, {why}"
-        if deep:
-            images = images.noted(Note("substituted", text, deep))
+        images = images.noted(*note_on("substituted", deep, text))
     others = [
         BadFile(images.names[row], f"{named(pixel_types[row])}, not {named(common)}", size)
         for row, size in enumerate(images.num_bytes.tolist())
@@ -97,9 +94,8 @@ def _sampled(images: Images) -> Float64[np.ndarray, "pixels channels"]:
         except BadImage as error:
             reason = f"{name!r} ({error.reason})"
             continue
-        rows, columns = (
-            np.linspace(0, n - 1, min(n, ACROSS)).astype(int) for n in pixels.shape[:2]
-        )
+        sides = pixels.shape[:2]
+        rows, columns = (np.linspace(0, n - 1, min(n, ACROSS)).astype(int) for n in sides)
         part = pixels[rows][:, columns].reshape(-1, pixels.shape[2])
         sampled.append(part.astype(np.float64))
     if not sampled:

@@ -11,14 +11,13 @@ import msgspec
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from nearkin.data.boxes import Box, region
+from nearkin.data.boxes import Box
 from nearkin.data.decode import MIN_SIDE, decode
-from nearkin.data.folders import list_boxes
+from nearkin.data.folders import list_table
 from nearkin.data.images import BadFile, Folder, Images, Region, Rows, Source, in_bytes
 from nearkin.data.labels import Row, split_of
 from nearkin.data.listing import Listing
 from nearkin.data.notes import note_on
-from nearkin.data.tables import places_of
 from nearkin.errors import DataError
 from nearkin.pace import count
 
@@ -72,6 +71,14 @@ class _Annotation(msgspec.Struct):
     bbox: list[float] = []  # Left, top, width and height
     iscrowd: int = 0
 
+    @property
+    def box(self) -> Box | None:
+        """Its box, which in COCO's own files may have no height: then it is None."""
+        if not (len(self.bbox) == 4 and min(self.bbox[2:]) > 0):
+            return None
+        left, top, width, height = self.bbox
+        return Box.around(left, top, left + width, top + height)
+
 
 class _Coco(msgspec.Struct):
     images: list[_Image]
@@ -87,20 +94,21 @@ def list_coco(path: Path) -> Listing:
     boxed, left = _boxes(path)
     if not boxed:
         raise DataError(f"{path}: no annotation has a box; give a file with boxes")
-    root, places = places_of(path, (file for file, _, _ in boxed), _around(path, boxed[0][0]))
-    found, again = dict[str, Row](), 0
+    found, again = dict[tuple[str, Box], Row](), 0
     for file, box, label in boxed:
-        name = region(places[file], box)
-        if name not in found:
-            found[name] = Row(label, box=box)
-        elif found[name].label == label:
+        first = found.get((file, box))
+        if first is None:
+            found[file, box] = Row(label, box=box)
+        elif first.label == label:
             again += 1
         else:
-            found[name] = Row(unusable="two classes", box=box)
+            found[file, box] = Row(unusable="two classes", box=box)
+    rows = [(file, row) for (file, _), row in found.items()]
+    listing = list_table(path, rows, _around(path, boxed[0][0]))
     without = f"{count(left, 'annotation')} of {path} of a crowd, or without pixels"
     others = f"{count(again, 'annotation')} of {path} with the boxes of others"
     notes = note_on("left out", left, without) + note_on("merged", again, others)
-    return replace(list_boxes(root, found), key=str(path.resolve()), notes=notes)
+    return replace(listing, notes=[*notes, *listing.notes])
 
 
 def _boxes(path: Path) -> tuple[list[tuple[str, Box, str]], int]:
@@ -109,8 +117,11 @@ def _boxes(path: Path) -> tuple[list[tuple[str, Box, str]], int]:
         coco = msgspec.json.decode(path.read_bytes(), type=_Coco)
         files = {image.id: image.file_name for image in coco.images}
         classes = {category.id: category.name for category in coco.categories}
-        used = [each for each in coco.annotations if _has_pixels(each) and not each.iscrowd]
-        boxed = [(files[x.image_id], _of_coco(x.bbox), classes[x.category_id]) for x in used]
+        boxed = [
+            (files[each.image_id], box, classes[each.category_id])
+            for each in coco.annotations
+            if not each.iscrowd and (box := each.box)
+        ]
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); give another file") from error
     except KeyError as error:
@@ -119,17 +130,7 @@ def _boxes(path: Path) -> tuple[list[tuple[str, Box, str]], int]:
         raise DataError(
             f"{path} is no COCO file ({error}); give one with images, annotations, categories"
         ) from error
-    return boxed, len(coco.annotations) - len(used)
-
-
-def _has_pixels(annotation: _Annotation) -> bool:
-    """Whether there is a box, which in COCO's own files may have no height."""
-    return len(annotation.bbox) == 4 and min(annotation.bbox[2:]) > 0
-
-
-def _of_coco(box: list[float]) -> Box:
-    left, top, width, height = box
-    return Box.around(left, top, left + width, top + height)
+    return boxed, len(coco.annotations) - len(boxed)
 
 
 def _around(path: Path, first: str) -> list[str]:
@@ -183,18 +184,14 @@ def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:
         said[name] = row._replace(group=row.group or images.source.path(at))
     of, corners = np.array(rows, np.int64), np.array(boxes, np.int64).reshape(-1, 4)
     sizes = corners[:, 2:] - corners[:, :2]
-    pairs = zip(images.contents[of].tolist(), corners, strict=True)
+    told = zip(images.contents[of].tolist(), corners, strict=True)
+    ids = [hashlib.sha256(b"%d" % image + box.tobytes()).digest()[:8] for image, box in told]
     return replace(
         images.at(of),
         names=tuple(said),
         sizes=sizes.astype(np.int32),
         num_bytes=3 * sizes.prod(axis=1),
-        contents=np.array([_content(*pair) for pair in pairs], np.uint64),
+        contents=np.array([int.from_bytes(each) for each in ids], np.uint64),
         source=Regions(images.source, images.sizes.astype(np.int64), of, corners),
         bad=tuple(bad),
     ), said
-
-
-def _content(image: int, box: Int64[np.ndarray, "4"]) -> int:
-    """64 bits that tell a box of an image from others."""
-    return int.from_bytes(hashlib.sha256(b"%d" % image + box.tobytes()).digest()[:8])

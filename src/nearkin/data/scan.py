@@ -1,7 +1,7 @@
 """Headers of all images: which files can be used, and what they are."""
 
 import zlib
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from threading import BoundedSemaphore
 from typing import Final
@@ -66,7 +66,8 @@ def scan(
     names, states, source = listing.names, listing.states, listing.source
     reasons = dict[int, str]()
     if isinstance(source, Arrays):
-        headers = _of_arrays(source, states)
+        known, sizes = array_header(source.read(0)), enumerate(states[:, 0].tolist())
+        headers = np.array([_record(known, source.read(row), n) for row, n in sizes], HEADER)
     elif isinstance(source, CustomSource):
         headers, states, reasons = _of_own_source(source, full, on_progress)
     else:
@@ -105,12 +106,6 @@ def scan(
     return of_one_pixel_type(images, headers["channels"][rows], dtypes)
 
 
-def _of_arrays(source: Arrays, states: Int64[np.ndarray, "images 2"]) -> np.ndarray:
-    known = array_header(source.read(0))
-    sizes = enumerate(states[:, 0].tolist())
-    return np.array([_record(known, source.read(row), size) for row, size in sizes], HEADER)
-
-
 def _of_own_source(
     source: CustomSource, full: bool, on_progress: ProgressCallback
 ) -> tuple[np.ndarray, Int64[np.ndarray, "images 2"], dict[int, str]]:
@@ -143,7 +138,8 @@ def _of_file(source: Source, sizes: Int64[np.ndarray, " files"], full: bool, row
     start = _read(source, row, PREFIX)
     known = _read_header(source, row, size, start)
     if full:
-        with _memory_limit(max(size, known.width * known.height)):
+        large = max(size, known.width * known.height) >= LARGE
+        with _large if large else nullcontext():
             check(_read(source, row), known)
     return _record(known, start, size)
 
@@ -161,12 +157,8 @@ def _read_header(source: Source, row: int, size: int, start: bytes) -> Header:
         if size <= PREFIX or not looks_like_image(start):
             raise
         limit = None if needs_all(start) else FURTHER
-        with _memory_limit(size):
+        with _large if size >= LARGE else nullcontext():
             return header(_read(source, row, limit))
-
-
-def _memory_limit(amount: int) -> AbstractContextManager[object]:
-    return nullcontext() if amount < LARGE else _large
 
 
 def _read(source: Source, row: int, limit: int | None = None) -> bytes:
