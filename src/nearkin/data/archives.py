@@ -11,9 +11,9 @@ import tarfile
 import zipfile
 import zlib
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ DAMAGED: Final = (
     *(EOFError, OSError, OverflowError, ValueError, MemoryError),
 )
 MOST: Final = 2**48
-"""No place or size that an archive states is larger, so that sums of them stay numbers."""
+"""Numbers of an archive that are larger count as it: nothing is there, and sums stay numbers."""
 
 
 def is_shard(name: str) -> bool:
@@ -116,16 +116,17 @@ def list_shards(where: Path | str, shards: Mapping[str, File]) -> Listing:
 def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     """Find the images in archives, given by the prefix of their members' names.
 
-    Listed as bad are members with an absolute name, a '..' or the name of an earlier one, links,
-    devices, encrypted members and those of an unusual compression. Of the images of one sample,
-    as shards of WebDataset have them, one counts.
+    Of the images of one sample, as shards of WebDataset have them, one counts.
     """
-    found = _Found()
-    opened, modified = _opened_all(archives.values()), list[int]()
-    for prefix, file in archives.items():
-        with _readable(file):
-            found.add(prefix, *next(opened))
-            modified.append(state_of(file)[1])
+    found, modified = _Found(), list[int]()
+    remote = any(isinstance(file, RemoteFile) for file in archives.values())
+    with ThreadPoolExecutor(THREADS) if remote else nullcontext() as pool:
+        files = archives.values()
+        opened = pool.map(_opened, files) if pool else map(_opened, files)
+        for prefix, file in archives.items():
+            with _readable(file):
+                found.add(prefix, *next(opened))
+                modified.append(state_of(file)[1])
     numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
     source = Archives(found.files, numbers[:, 0], numbers[:, 1:])
     states = np.stack([source.sizes, np.array(modified, np.int64)[source.file_of]], axis=1)
@@ -181,15 +182,6 @@ class _Found:
 
 
 Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it
-
-
-def _opened_all(archives: Collection[File]) -> Iterator[Opened]:
-    """Each archive; those of a store at once, in order."""
-    if not any(isinstance(file, RemoteFile) for file in archives):
-        yield from map(_opened, archives)
-        return
-    with ThreadPoolExecutor(THREADS) as pool:
-        yield from pool.map(_opened, archives)
 
 
 def _opened(file: File) -> Opened:
@@ -299,7 +291,6 @@ def _tar_members(path: File) -> Iterator[Member]:
 
 
 def _bounded(number: int) -> int:
-    """What an archive states, which may be any number: nothing can be read at the largest."""
     return number if 0 <= number < MOST else MOST
 
 

@@ -1,8 +1,4 @@
-"""An index of what is known of each file, computed once and stored until the file changes.
-
-It lies in $XDG_CACHE_HOME/nearkin/index (by default ~/.cache). Where that cannot be written, all
-is computed again at every start.
-"""
+"""An index of what is known of each file, computed once and stored until the file changes."""
 
 import hashlib
 import zipfile

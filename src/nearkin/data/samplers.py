@@ -172,10 +172,9 @@ class TwoStreamBatchSampler:
         return batch
 
     def _by_class(self, step: int) -> Int64[np.ndarray, " drawn"]:
-        """The labeled images of a step, by their places among the labeled ones.
+        """The labeled images of a step, by their places: each class goes through its own in turn.
 
-        Each class goes through its images in an order that is new in every epoch. Where not all
-        classes can have one image more, chance decides.
+        Where not all classes can have one image more, chance decides.
         """
         epoch, before = divmod(step, self.steps_per_epoch)
         number, turn = self._turns

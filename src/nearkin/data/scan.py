@@ -60,8 +60,7 @@ def scan(
 ) -> Images:
     """The images with a good header, without labels; all others are bad. There may be none.
 
-    Reads the header of every file, or loads it from the index if the file has not changed. If
-    `full`, every image is decoded now, which finds damage behind the header.
+    If `full`, every image is decoded now, which finds damage behind the header.
     """
     names, states, source = listing.names, listing.states, listing.source
     reasons = dict[int, str]()
@@ -109,10 +108,7 @@ def scan(
 def _of_own_source(
     source: CustomSource, full: bool, on_progress: ProgressCallback
 ) -> tuple[np.ndarray, Int64[np.ndarray, "images 2"], dict[int, str]]:
-    """Read every image of a user's own source, once: headers, states, and why some are bad.
-
-    A checksum stands where files have the time of their last write.
-    """
+    """Headers and states (bytes and checksum) of a user's own images, and why some are bad."""
     count, reasons = len(source.names), dict[int, str]()
     headers, states = np.zeros(count, HEADER), np.zeros((count, 2), np.int64)
     rows = [[row] for row in range(count)]

@@ -162,11 +162,10 @@ def split_images(
 
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
     would find itself again, and inflate the score. Larger groups are divided where they are most
-    of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
-    searched for, which the images' notes say. Images whose part is `stored` stay in it, and new
+    of the images, as frames of one scene are. Images whose part is `stored` stay in it, and new
     ones join those that they are near-duplicates of. Parts that the data name are kept even if
     groups are on both sides, see `Split.leaked`; but test images that were trained on before train
-    again, which a note says. `found` are the duplicates, if they are known already.
+    again. `found` are the duplicates, if they are known already.
     """
     declared = has_test_split(images)
     part = np.full(len(images), NEW) if stored is None else stored
@@ -204,8 +203,7 @@ def _unseen(
 def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
     """Divide groups larger than what is held out, if most of the images are in such groups.
 
-    They would all train, and what is held out would be the few images that look like no other.
-    Two pieces make up the share, so that few images have a near-duplicate on the other side.
+    They would all train. Two pieces make up the share, so that few images are at an edge.
     """
     large = np.bincount(found.groups)[found.groups] > share * len(images)
     most = int(share * len(images) / 2)
@@ -226,10 +224,9 @@ def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
 def _joined(
     part: Int64[np.ndarray, " images"], images: Images, share: float, seed: int
 ) -> Bool[np.ndarray, " images"]:
-    """Which images are held out, where the part of some is decided.
+    """Which images are held out, where the part of some is decided: new ones join their group's.
 
-    A new image is trained on if it is in a group with one that was; else it is held out if it is
-    in a group with one that was; else its group is as good as new.
+    That is the part that trains, if it has both. A group without any is as good as new.
     """
     held_out = part == 1
     trained = np.isin(images.groups, images.groups[part == 0])
