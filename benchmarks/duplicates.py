@@ -27,7 +27,7 @@ from scipy.sparse.csgraph import connected_components
 from benchmarks.shared.datasets import as_jpeg
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, compared
-from nearkin.data.decode import as_image, decode
+from nearkin.data.decode import as_image
 from nearkin.data.duplicates import near_groups, signatures
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images

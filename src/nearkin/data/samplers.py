@@ -14,9 +14,14 @@ RUN: Final = 512  # Neighboring rows that are read together, where a sampler has
 DELAY: Final = 253  # The view number whose draws delay the rows of a window
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RandomBatchSampler:
-    """A new permutation of the images every epoch, cut into batches."""
+    """A new permutation of the images every epoch, cut into batches.
+
+    Or, with values, into batches of one value, such as one camera: as shuffled images come, each
+    value collects its own until they fill a batch. What values have left over fills the last
+    batches, value by value: none is passed over because it has few.
+    """
 
     num_images: int
     batch_size: int  # Images per step, over all processes
@@ -25,11 +30,19 @@ class RandomBatchSampler:
     """Images that are mixed with each other, as runs of neighboring rows come by; 0: all."""
     view_epochs: int = 0
     """Epochs after which the views of an epoch come again, in new batches; 0: never."""
+    values: Int64[np.ndarray, " images"] | None = None  # The value of each image, from 0
 
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches; the images left over differ from epoch to epoch."""
         return self.num_images // self.batch_size
+
+    @property
+    def num_pure(self) -> int:
+        """Batches of the first epoch that have a single value."""
+        assert self.values is not None
+        values = self.values[_batches(self, 0)]
+        return int((values == values[:, :1]).all(axis=1).sum())
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, whose views a step sees."""
@@ -39,11 +52,28 @@ class RandomBatchSampler:
     def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
         """The images of one step, over all processes."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        order = _shuffled(self.seed, epoch, self.num_images, self.window)
-        return order[batch * self.batch_size : (batch + 1) * self.batch_size]
+        rows: np.ndarray = _batches(self, epoch)[batch]
+        return rows
 
 
-@lru_cache(maxsize=2)  # every step of an epoch needs the same permutation
+@lru_cache(maxsize=2)  # every step of an epoch needs the same
+def _batches(sampler: RandomBatchSampler, epoch: int) -> Int64[np.ndarray, "steps batch"]:
+    """The batches of an epoch, in the order in which the shuffled images complete them."""
+    size = sampler.batch_size
+    order = _shuffled(sampler.seed, epoch, sampler.num_images, sampler.window)
+    order = order[: sampler.steps_per_epoch * size]
+    if sampler.values is None:
+        return order.reshape(-1, size)
+    values = sampler.values[order]
+    ends = np.bincount(values).cumsum()
+    of_values = np.split(values.argsort(kind="stable"), ends[:-1])  # places in the order
+    whole = [places[: len(places) // size * size] for places in of_values]
+    rest = [places[len(full) :] for places, full in zip(of_values, whole, strict=True)]
+    places = np.concatenate(whole + rest).reshape(-1, size)
+    batches: np.ndarray = order[places[places.max(axis=1).argsort()]]
+    return batches
+
+
 def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
     """All rows in a new order or, with a window, runs of rows in a new order and then mixed.
 
@@ -57,65 +87,6 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
     late = window * uniform(seed, epoch, rows, DELAY, 1)[:, 0]
     mixed: np.ndarray = rows[np.argsort(np.arange(size) + late, kind="stable")]
     return mixed
-
-
-@dataclass(frozen=True, eq=False)
-class GroupedBatchSampler:
-    """The images of another sampler's epochs, in batches of one value, such as one camera.
-
-    As shuffled images come, each value collects its own until they fill a batch. What values have
-    left over fills the last batches, value by value: none is passed over because it has few.
-    """
-
-    shuffled: RandomBatchSampler
-    values: Int64[np.ndarray, " images"]  # The value of each image, from 0
-
-    @property
-    def batch_size(self) -> int:
-        """Images per step, over all processes."""
-        return self.shuffled.batch_size
-
-    @property
-    def seed(self) -> int:
-        """Of the order, and of all views."""
-        return self.shuffled.seed
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches; the images left over differ from epoch to epoch."""
-        return self.shuffled.steps_per_epoch
-
-    @property
-    def num_pure(self) -> int:
-        """Batches of the first epoch that have a single value."""
-        values = self.values[_in_groups(self, 0)]
-        return int((values == values[:, :1]).all(axis=1).sum())
-
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, whose views a step sees."""
-        return self.shuffled.epoch(step)
-
-    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """The images of one step, over all processes."""
-        epoch, batch = divmod(step, self.steps_per_epoch)
-        rows: np.ndarray = _in_groups(self, epoch)[batch]
-        return rows
-
-
-@lru_cache(maxsize=2)
-def _in_groups(sampler: GroupedBatchSampler, epoch: int) -> Int64[np.ndarray, "steps batch"]:
-    """The batches of an epoch, in the order in which the shuffled images complete them."""
-    size, first = sampler.batch_size, epoch * sampler.steps_per_epoch
-    steps = range(first, first + sampler.steps_per_epoch)
-    order = np.concatenate([sampler.shuffled.rows(step) for step in steps])
-    values = sampler.values[order]
-    ends = np.bincount(values).cumsum()
-    of_values = np.split(values.argsort(kind="stable"), ends[:-1])  # places in the order
-    whole = [places[: len(places) // size * size] for places in of_values]
-    rest = [places[len(full) :] for places, full in zip(of_values, whole, strict=True)]
-    places = np.concatenate(whole + rest).reshape(-1, size)
-    batches: np.ndarray = order[places[places.max(axis=1).argsort()]]
-    return batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +208,5 @@ class SequentialBatchSampler:
         return np.arange(start, min(start + self.batch_size, self.num_images))
 
 
-BatchSampler = (
-    RandomBatchSampler | GroupedBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
-)
+BatchSampler = RandomBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
 """Which images each step sees, and the epoch whose views: functions of the step alone."""
