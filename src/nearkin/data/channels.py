@@ -1,8 +1,7 @@
 """Images of other channels than red, green and blue, or of more than 8 bits: TIFF, PNG, arrays.
 
-Gray is one channel, which becomes three equal ones, as it does in 8 bits. Pages are not channels,
-unless the file says so (axes CYX of OME and ImageJ, or samples); of a stack in 8 bits the first
-page counts, as of an animation, and any other is bad.
+Pages are not channels, unless the file says so (axes CYX of OME and ImageJ, or samples); of a
+stack in 8 bits the first page counts, as of an animation, and any other is bad.
 """
 
 import io
@@ -241,10 +240,7 @@ def stored_channels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
 
 
 def image_pixels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
-    """An array or tensor as by `array_pixels`, a Pillow image as its file is read.
-
-    That is upright, and RGB unless it is gray of more than 8 bits.
-    """
+    """An array as by `array_pixels`, or a Pillow image upright, in RGB unless `is_deep`."""
     if not isinstance(image, Image.Image):
         return array_pixels(image, 3)
     if not is_deep(image):
@@ -273,11 +269,8 @@ def _decoded(content: bytes) -> np.ndarray:
                 return upright(np.asarray(image)[..., None], turn)
     with _tiff(content) as file:
         series, shape = _first_series(file)
-        parts = [
-            zip(page.dataoffsets, page.databytecounts, strict=True)
-            for page in series.pages
-            if page is not None
-        ]
+        pages = [page for page in series.pages if page is not None]
+        parts = [zip(page.dataoffsets, page.databytecounts, strict=True) for page in pages]
         if max(offset + size for page in parts for offset, size in page) > len(content):
             raise BadImage("truncated")
         pixels: np.ndarray = series.asarray()
@@ -288,10 +281,7 @@ def _decoded(content: bytes) -> np.ndarray:
 
 
 def preview(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:
-    """Pixels of 8 bits or from 0 to 1 as people see them, in 8 bits.
-
-    Of more than three channels the first three are red, green and blue; of two there is no blue.
-    """
+    """Pixels of 8 bits or from 0 to 1 as people see them: the first three channels in 8 bits."""
     if pixels.dtype != np.uint8:
         pixels = np.rint(255 * pixels).astype(np.uint8)
     if pixels.shape[2] == 2:

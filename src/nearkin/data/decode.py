@@ -76,10 +76,7 @@ class Header(NamedTuple):
 
 
 class _Quiet:
-    """Pillow without its warnings and its own limit of pixels while any thread is inside.
-
-    Both are of the whole process, so the last thread that leaves puts them back.
-    """
+    """Pillow without its warnings and its limit of pixels, in all threads while one is inside."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -267,16 +264,11 @@ def orientation(image: Image.Image) -> int:
     return value if value in range(1, 9) else 1
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height after exif orientation."""
-    return swapped(image.size, orientation(image))
-
-
 def header(encoded: bytes) -> Header:
     """Format and size of an encoded image, or of its beginning; a `BadImage` without any."""
     with opened(encoded) as image:
         name = "JPEG" if image.format in JPEG else str(image.format)
-        return Header(name, *upright_size(image))
+        return Header(name, *swapped(image.size, orientation(image)))
 
 
 def swapped(size: tuple[int, int], turn: int) -> tuple[int, int]:
@@ -299,8 +291,8 @@ BITS_PER_SAMPLE: Final = 258  # A TIFF tag
 def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
     """Decode an image of one of `FORMATS`, recognized by content, into upright RGB, or `BadImage`.
 
-    Of an animation, the first frame counts. A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size,
-    several times faster, as long as its shorter side keeps `min_side` pixels.
+    A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as long as its
+    shorter side keeps `min_side` pixels.
     """
     with opened(encoded) as image:
         return load(image, min_side)
@@ -392,12 +384,11 @@ def crops(
 ) -> list[Pixels]:
     """Cut square views, as shares (left, top, width, height) of an image that is decoded once.
 
-    Decodes at the smallest scale that gives every crop the pixels it needs. Resampling is
-    bicubic with antialiasing, as in the papers.
+    It is decoded at the smallest scale that gives every crop its pixels; crops are bicubic.
     """
     if isinstance(source, bytes):
         with opened(source) as file:
-            size = upright_size(file)
+            size = swapped(file.size, orientation(file))
             needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
             image: Image.Image | Planes = load(file, math.ceil(min(size) * needed.max()))
     else:

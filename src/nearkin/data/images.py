@@ -304,10 +304,9 @@ class Images:
         return bool((self.sizes[:, 0] == self.sizes[:, 1]).all())
 
     def held_side(self, image_size: int) -> int:
-        """Return the side in pixels of the squares that trainings at this size hold in memory.
+        """The side in pixels of the squares that trainings at this size hold in memory.
 
-        Images that are not all square are squashed to squares, of their longest side at least.
-        0 if images are not small, or take more than 4 GiB: then they are read at every step.
+        Images that are not all square are squashed. 0 if they are not small, or take over 4 GiB.
         """
         side = image_size if self.are_square else max(image_size, int(self.sizes.max(initial=0)))
         fits = self.is_small and len(self) * side**2 * self.pixel_bytes <= MAX_HELD
@@ -343,11 +342,10 @@ def content_bytes(image: bytes | np.ndarray) -> bytes:
 
 
 def content_id(start: bytes | np.ndarray, size: int) -> int:
-    """Return 64 bits that tell an image from others: of its pixels, or of its file, and its size.
+    """64 bits that tell an image from others: of its pixels, or of its file, and its size.
 
-    Of a file only the first `PREFIX` bytes count, so that no more than the headers of a million
-    files is read. Edits of an uncompressed file that leave its first 64 KiB as they were are not
-    noticed.
+    Of a file only the first `PREFIX` bytes count, so that of a million no more is read: edits of
+    an uncompressed file behind them are not noticed.
     """
     told_by = start[:PREFIX] if isinstance(start, bytes) else start
     whole = hashlib.sha256(content_bytes(told_by) + b"%d" % size)

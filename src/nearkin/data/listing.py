@@ -109,8 +109,8 @@ def listed(
 def images_among(files: Listing) -> Listing:
     """The files that are images, or may be; all others are passed over.
 
-    The suffix of an image is believed until the file is opened. Of other suffixes, a sample is
-    opened. Files of which the data say anything are images.
+    Of other suffixes than those of images, a sample is opened. Files of which the data say
+    anything are images.
     """
     rows, tried, unknown = list[int](), list[int](), dict[str, list[int]]()
     for row, name in enumerate(files.names):

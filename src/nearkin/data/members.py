@@ -1,9 +1,4 @@
-"""Reading files of stores and members of archives in place.
-
-Nothing is extracted, and no stated size is believed.
-
-Any number of threads and processes read at once.
-"""
+"""Files of stores and members of archives, read in place: no stated size is believed."""
 
 import os
 import struct

@@ -1,7 +1,6 @@
 """Files of a store that is reached by a URL: listed once, read in blocks, kept in a cache folder.
 
-fsspec opens the store: s3://, gs://, https://, hf:// and others. Credentials are those that its
-library finds in the environment, or that the URL holds; no message, file or log shows the latter.
+fsspec opens the store. No message, file or log shows credentials that the URL holds.
 """
 
 import hashlib

@@ -265,7 +265,9 @@ def _held_out(images: Images, share: float, seed: int) -> Bool[np.ndarray, " ima
     # Rows are sorted by name, so the first row of a group holds its smallest name.
     _, first, group = np.unique(images.groups, return_index=True, return_inverse=True)
     size = np.bincount(group)
-    position = np.array([_position(images.names[row], seed) for row in first], np.float64)
+    # A hash of the seed and that name, uniform in 0...1
+    digests = (hashlib.sha256(in_bytes(f"{seed}/{images.names[row]}")).digest() for row in first)
+    position = np.array([int.from_bytes(each[:8]) / 2**64 for each in digests], np.float64)
     large = size > share * len(images)
     held_out = (position < share) & ~large
     if not held_out.any():
@@ -273,12 +275,6 @@ def _held_out(images: Images, share: float, seed: int) -> Bool[np.ndarray, " ima
     if held_out.all():
         held_out[position.argmax()] = False
     return held_out[group]
-
-
-def _position(name: str, seed: int) -> float:
-    """Hash a name and a seed to a number, uniform in 0...1."""
-    digest = hashlib.sha256(in_bytes(f"{seed}/{name}")).digest()
-    return int.from_bytes(digest[:8]) / 2**64
 
 
 def duplicate_warnings(count: int, which: str, images: Images) -> list[str]:
