@@ -36,8 +36,7 @@ def cached_sizes(
     """
     side, area = DETAIL * image_size, sizes.prod(axis=1, dtype=np.int64)
     scale = np.minimum(side / sizes.min(axis=1), side * np.sqrt(LONGEST / area)).clip(max=1)
-    cached: np.ndarray = np.rint(sizes * scale[:, None]).clip(1).astype(np.int64)
-    return cached
+    return np.asarray(np.rint(sizes * scale[:, None]).clip(1).astype(np.int64))
 
 
 def hold(path: Path) -> None:

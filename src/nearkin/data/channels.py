@@ -64,8 +64,7 @@ class Channels:
         low, high = np.array([self.low, self.high], np.float32)
         if pixels.shape[2] != len(low) and (pixels.shape[2], len(low)) != (1, 3):
             raise BadImage(f"{pixels.shape[2]} channels, not {len(low)}")
-        scaled: np.ndarray = ((pixels.astype(np.float32) - low) / (high - low)).clip(0, 1)
-        return scaled
+        return np.asarray(((pixels.astype(np.float32) - low) / (high - low)).clip(0, 1))
 
 
 def named(pixel_type: PixelType | None) -> str:

@@ -437,8 +437,7 @@ def as_array(images: Any, ndim: int) -> np.ndarray:
         return np.asarray(images)
     last = images if is_channels_last(images, ndim) else images.movedim(-3, -1)
     known = last.float() if "bfloat16" in str(last.dtype) else last  # which NumPy lacks
-    pixels: np.ndarray = known.detach().cpu().numpy()
-    return pixels
+    return np.asarray(known.detach().cpu().numpy())
 
 
 def check_type(images: Any) -> None:

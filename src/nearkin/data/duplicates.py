@@ -297,8 +297,7 @@ def _compared(
 
 def _section(share: float) -> Float32[np.ndarray, "_ _"]:
     """The matrix from frequencies of a side to those of its middle, which lacks this share."""
-    section: np.ndarray = _warps(np.full(1, -share, np.float32), np.zeros(1, np.float32))[0][0]
-    return section
+    return np.asarray(_warps(np.full(1, -share, np.float32), np.zeros(1, np.float32))[0][0])
 
 
 def _planes(features: Features) -> Planes:

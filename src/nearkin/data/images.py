@@ -93,8 +93,7 @@ class Arrays(Source):
     def read(self, row: int, limit: int | None = None) -> np.ndarray:
         """An image's pixels: RGB, if they are of 8 bits and of one channel or three."""
         del limit
-        image: np.ndarray = self.stacked(np.array([row]))[0]
-        return image
+        return np.asarray(self.stacked(np.array([row]))[0])
 
     def only(self, rows: Rows) -> "Arrays":
         """The source of these images alone, without a copy of their pixels."""

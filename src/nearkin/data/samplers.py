@@ -52,8 +52,7 @@ class RandomBatchSampler:
     def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
         """The images of one step, over all processes."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        rows: np.ndarray = _batches(self, epoch)[batch]
-        return rows
+        return np.asarray(_batches(self, epoch)[batch])
 
 
 @lru_cache(maxsize=2)  # every step of an epoch needs the same
@@ -70,8 +69,7 @@ def _batches(sampler: RandomBatchSampler, epoch: int) -> Int64[np.ndarray, "step
     whole = [places[: len(places) // size * size] for places in of_values]
     rest = [places[len(full) :] for places, full in zip(of_values, whole, strict=True)]
     places = np.concatenate(whole + rest).reshape(-1, size)
-    batches: np.ndarray = order[places[places.max(axis=1).argsort()]]
-    return batches
+    return np.asarray(order[places[places.max(axis=1).argsort()]])
 
 
 def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
@@ -85,8 +83,7 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
     rows = (RUN * runs[:, None] + np.arange(RUN)).ravel()
     rows = rows[rows < size]
     late = window * uniform(seed, epoch, rows, DELAY, 1)[:, 0]
-    mixed: np.ndarray = rows[np.argsort(np.arange(size) + late, kind="stable")]
-    return mixed
+    return np.asarray(rows[np.argsort(np.arange(size) + late, kind="stable")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +136,7 @@ class TwoStreamBatchSampler:
         labeled = self.labeled[self._by_class(step)]
         positions = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in (labeled, unlabeled)]
         order = np.concatenate(positions).argsort(kind="stable")
-        batch: np.ndarray = np.concatenate([labeled, unlabeled])[order]
-        return batch
+        return np.asarray(np.concatenate([labeled, unlabeled])[order])
 
     def _by_class(self, step: int) -> Int64[np.ndarray, " drawn"]:
         """The labeled images of a step, by their places: each class goes through its own in turn.
@@ -154,8 +150,7 @@ class TwoStreamBatchSampler:
         place = first + (before * most + turn) % size
         mixed = permutation(~self.seed, ~step, len(turn))
         drawn = place[mixed[turn[mixed].argsort(kind="stable")]][: self.num_labeled]
-        rows: np.ndarray = _in_classes(self, epoch)[drawn]
-        return rows
+        return np.asarray(_in_classes(self, epoch)[drawn])
 
     @cached_property
     def _sizes(self) -> Int64[np.ndarray, " classes"]:
@@ -181,8 +176,7 @@ def _in_classes(sampler: TwoStreamBatchSampler, epoch: int) -> Int64[np.ndarray,
     """The places of the labeled images, class by class, in each class in the order of an epoch."""
     # Another seed than that of the other stream, or both would always have the same pairs.
     order = permutation(~sampler.seed, epoch, len(sampler.labeled))
-    by_class: np.ndarray = order[sampler.classes[order].argsort(kind="stable")]
-    return by_class
+    return np.asarray(order[sampler.classes[order].argsort(kind="stable")])
 
 
 @dataclass(frozen=True)
