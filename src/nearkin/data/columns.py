@@ -14,9 +14,9 @@ from nearkin.data.labels import Row
 from nearkin.data.members import Member, Place
 from nearkin.data.notes import Note, noted
 from nearkin.data.remote import File
-from nearkin.data.unpacked import kept, unpacked, unpacked_folder, write_unpacked
+from nearkin.data.unpacked import kept, unpacked, write_unpacked
 from nearkin.errors import DataError
-from nearkin.places import system_error
+from nearkin.places import cache_folder, system_error
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
 ROWS: Final = 256  # Rows that are copied at a time
@@ -82,7 +82,7 @@ def copied_dataset(dataset: Any) -> Path:
                 content.update(batch.serialize())
                 yield batch
 
-    new = unpacked_folder() / f"stream-{uuid4().hex}.arrow"
+    new = cache_folder("tables") / f"stream-{uuid4().hex}.arrow"
     write_unpacked(new, lambda path: _write(schema, batches(), path))
     copy = new.with_name(f"{content.hexdigest()[:32]}.arrow")
     if copy.exists():  # the time of its last write stays

@@ -278,9 +278,8 @@ class _Walk:
         if isinstance(state, BadFile):
             return state
         target = os.path.realpath(path)
-        if stat.S_ISDIR(state.st_mode) and self.inside.startswith(
-            f"{target.rstrip(os.sep)}{os.sep}"
-        ):
+        below = f"{target.rstrip(os.sep)}{os.sep}"
+        if stat.S_ISDIR(state.st_mode) and self.inside.startswith(below):
             return BadFile(name, PASSED)  # it leads to what it is in
         if not target.startswith(self.inside):
             self.leading_out.append((name, target))

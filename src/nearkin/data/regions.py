@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float64, UInt8
 
 from nearkin.data.boxes import Box
 from nearkin.data.decode import MIN_SIDE, decode
@@ -30,9 +30,8 @@ class Regions(Source):
     """Reads boxes of images: each image is decoded, upright and RGB, and cropped."""
 
     images: Source
-    sizes: Int64[np.ndarray, "files 2"]  # Width and height of each image in pixels, upright
     rows: Rows  # The image of each box
-    boxes: Int64[np.ndarray, "boxes 4"]  # Left, top, right and bottom in pixels
+    corners: Float64[np.ndarray, "boxes 4"]  # See `Region`
 
     def read(self, row: int, limit: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """The pixels in a box."""
@@ -46,13 +45,12 @@ class Regions(Source):
 
     def region(self, row: int) -> Region:
         """The box in its image."""
-        at = int(self.rows[row])
-        return Region(self.images, at, self.boxes[row] / np.tile(self.sizes[at], 2))
+        return Region(self.images, int(self.rows[row]), self.corners[row])
 
     def only(self, rows: Rows) -> "Regions":
         """The source of these boxes alone, and of their images."""
         files, own = np.unique(self.rows[rows], return_inverse=True)
-        return Regions(self.images.only(files), self.sizes[files], own, self.boxes[rows])
+        return Regions(self.images.only(files), own, self.corners[rows])
 
 
 class _Image(msgspec.Struct):
@@ -192,6 +190,6 @@ def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:
         sizes=sizes.astype(np.int32),
         num_bytes=3 * sizes.prod(axis=1),
         contents=np.array([int.from_bytes(each) for each in ids], np.uint64),
-        source=Regions(images.source, images.sizes.astype(np.int64), of, corners),
+        source=Regions(images.source, of, corners / np.tile(images.sizes[of], 2)),
         bad=tuple(bad),
     ), said

@@ -88,7 +88,7 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class TwoStreamBatchSampler:
-    """Batches of two streams, each with the same number of labeled images.
+    """Batches of two streams: half of each is labeled, or less where there are too few images.
 
     An epoch is one pass over the unlabeled images; those that are left over at its end differ from
     pass to pass. The labeled ones are drawn anew at each step, as many of each class as far as its
@@ -101,12 +101,8 @@ class TwoStreamBatchSampler:
     unlabeled: Int64[np.ndarray, " unlabeled"]  # Rows of the unlabeled images
     batch_size: int  # Images per step, over all processes
     seed: int
-    share: float = 0.5
-    """Labeled share of a batch, from 0 to below 1; less where there are too few images."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ValueError(f"a share of {self.share} leaves no place for unlabeled images")
         if self.steps_per_epoch == 0:
             raise DataError(
                 f"{len(self.unlabeled)} unlabeled images do not fill their "
@@ -117,7 +113,7 @@ class TwoStreamBatchSampler:
     @property
     def num_labeled(self) -> int:
         """How many images of a batch are labeled."""
-        return min(int(self.share * self.batch_size), len(self.labeled))
+        return min(self.batch_size // 2, len(self.labeled))
 
     @property
     def steps_per_epoch(self) -> int:
