@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
-from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz
+from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz, list_object
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
 from nearkin.data.folders import list_file, list_folder, list_remote_table, list_store, list_table
 from nearkin.data.images import Images
@@ -23,7 +23,6 @@ from nearkin.data.labels import (
 )
 from nearkin.data.listing import Listing, is_image
 from nearkin.data.notes import note_on
-from nearkin.data.objects import list_object
 from nearkin.data.regions import cut, list_coco
 from nearkin.data.remote import File, is_folder, is_url
 from nearkin.data.scan import scan
