@@ -72,7 +72,7 @@ def _load(path: Path, files: Listing | Images, records: np.ndarray) -> Bool[np.n
     """Fill in the records of files that have not changed; return which rows these are."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            then = np.arange(len(records))
+            then = np.arange(len(records))  # as a rule; a table of millions of names is large
             if (stored := file["names"].tobytes()) != _joined(files.names):
                 names = stored.decode("utf-8", "surrogateescape").split("\0")
                 row_of = {name: row for row, name in enumerate(names)}
@@ -102,7 +102,10 @@ def _save(
 
 
 class _Blocks(Dataset[list[Record | str]]):
-    """The records of some rows, or why there are none, block by block, for the loader."""
+    """The records of some rows, or why there are none, block by block.
+
+    For the loader's processes, which get `compute`, that may hold a million names, once.
+    """
 
     def __init__(self, compute: Compute, rows: np.ndarray) -> None:
         self.compute = compute
