@@ -160,7 +160,7 @@ class _LabelTable:
     @classmethod
     def read(cls, path: PathLike) -> "_LabelTable":
         file = file_at(os.fspath(path))
-        return cls(file, read_table(file, ("path", "label")))
+        return cls(file, read_table(file, "label"))
 
     def labeled(self, names: Sequence[str]) -> set[str]:
         """Those of some images that have a label; DataError if it names none of them."""

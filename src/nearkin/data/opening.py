@@ -156,7 +156,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         annotations, notes = annotations.or_else(of_folders), notes + more
     if labels not in ("auto", "none", "folders"):
         table = file_at(labels)
-        matched, lost = match(table, read_table(table, ("path", "label")), names, images)
+        matched, lost = match(table, read_table(table, "label"), names, images)
         of_table, more = annotations_from_rows(matched, names)
         annotations, notes = of_table.or_else(annotations), [*notes, *lost, *more]
     classes, numbers = numbered(annotations.labels)
@@ -183,7 +183,7 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
             "as the data or as their labels"
         )
     file, name = file_at(table), column.strip().lower()
-    told = read_table(file, ("path", name), name)
+    told = read_table(file, name)
     rows: Mapping[str, Row] = {}
     boxed = any(row.box for _, row in told) and len(images) and images.source.region(0)
     if boxed and isinstance(file, Path):

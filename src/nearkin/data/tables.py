@@ -34,8 +34,8 @@ def is_table(where: str) -> bool:
     return Path(where).suffix.lower() in TABLES
 
 
-def read_table(path: File, required: Sequence[str] = ("path",), label: str = "label") -> Rows:
-    """Read path, label (or another column in its place), group, split; x0, y0, x1, y1 of boxes.
+def read_table(path: File, column: str = "") -> Rows:
+    """Read path, label (or a column that must be there), group, split; x0, y0, x1, y1 of boxes.
 
     A CSV is UTF-8, with commas, semicolons or tabs. No formula is ever evaluated. The header of
     either format may be in capitals.
@@ -43,8 +43,8 @@ def read_table(path: File, required: Sequence[str] = ("path",), label: str = "la
     is_parquet = path.suffix.lower() == ".parquet"
     try:
         with path.open("rb") as file:
-            lines = _parquet_rows(file, label) if is_parquet else csv_rows(file)
-            rows = [_row(path, line, cells, required, label) for line, cells in lines]
+            lines = _parquet_rows(file, column) if is_parquet else csv_rows(file)
+            rows = [_row(path, line, cells, column) for line, cells in lines]
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror or error}); give another file"
@@ -56,15 +56,13 @@ def read_table(path: File, required: Sequence[str] = ("path",), label: str = "la
     return rows
 
 
-def _row(
-    table: File, line: int, cells: Mapping[str, Any], required: Sequence[str], label: str
-) -> tuple[str, Row]:
-    if missing := [name for name in required if name not in cells]:
+def _row(table: File, line: int, cells: Mapping[str, Any], column: str) -> tuple[str, Row]:
+    if missing := [name for name in ("path", column) if name and name not in cells]:
         present = ", ".join(cells)[:200]
         raise DataError(
             f"{table}: no column {missing[0]!r} among: {present}; add it to the header"
         )
-    row = Row.of(cells.get(label), cells.get("group"), cells.get("split"), line)
+    row = Row.of(cells.get(column or "label"), cells.get("group"), cells.get("split"), line)
     try:
         row = row._replace(box=Box.of(cells))
     except ValueError as error:
@@ -76,14 +74,14 @@ def _row(
     return str(cells["path"]), row
 
 
-def _parquet_rows(file: io.BufferedReader, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(file: io.BufferedReader, column: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row of a Parquet table and its number, with the cells of the columns that count."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
         written = parquet.read_schema(file).names
-        own = [name for name in written if name.strip().lower() in (*COLUMNS, label)]
+        own = [name for name in written if name.strip().lower() in (*COLUMNS, column)]
         table: Any = parquet.read_table(file, columns=own or written)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"not a readable Parquet file ({error}); write it anew") from error

@@ -328,19 +328,18 @@ class ViewParams:
 
 def sample_view(
     view: View,
+    sizes: Int[np.ndarray, "batch 2"],
     *,
     seed: int,
     epoch: int,
     index: Int64[np.ndarray, " batch"],
     number: int,
-    width: int | Int[np.ndarray, " batch"],
-    height: int | Int[np.ndarray, " batch"],
     num_channels: int = 3,
 ) -> ViewParams:
     """Sample one view of each image: a function of the seed, the epoch, the image and the number.
 
-    Crops are whole pixels of images of this width and height. Of channels that are not RGB, each
-    has a brightness of its own, and one is lost in place of all color.
+    Crops are whole pixels of images of these widths and heights. Of channels that are not RGB,
+    each has a brightness of its own, and one is lost in place of all color.
     """
     own = 0 if num_channels == 3 else num_channels
     u = uniform(seed, epoch, index, number, SLOTS + (own and 1 + own))
@@ -352,14 +351,13 @@ def sample_view(
         lost = np.flatnonzero((u[:, 2] < view.gray) & (own > 2))
         gain[lost, (gain_u[lost, 0] * own).astype(int)] = 0
         view = replace(view, brightness=0.0, saturation=0.0, hue=0.0, gray=0.0, solarize=0.0)
-    sides = [np.broadcast_to(side, index.shape).astype(float) for side in (width, height)]
-    box = random_boxes(crop_u, view.scale, view.ratio, *sides) / np.stack(sides * 2, axis=1)
+    sides = sizes.astype(float)
+    box = random_boxes(crop_u, view.scale, view.ratio, *sides.T) / np.tile(sides, 2)
     u_jitter, u_order, u_gray, u_blur, u_sigma, u_solarize, u_flip, u_angle = u[:, :8].T
     shift = between(u[:, 12:], (-view.translate, view.translate))
     if view.whole_shifts:
-        pixels = np.stack(sides, axis=1)
-        farthest = np.rint(view.translate * pixels)
-        shift = (np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest) / pixels
+        farthest = np.rint(view.translate * sides)
+        shift = (np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest) / sides
     factor, amount = view.brightness, 0.0
     if view.additive_brightness:
         factor, amount = amount, factor
@@ -384,9 +382,7 @@ def sample_views(
     views: Sequence[View], sizes: Int[np.ndarray, "batch 2"], **where: Any
 ) -> list[ViewParams]:
     """The parameters of each view of images of these widths and heights; see `sample_view`."""
-    width, height = sizes.T
-    sides = {"width": width, "height": height}
-    return [sample_view(view, number=n, **sides, **where) for n, view in enumerate(views)]
+    return [sample_view(view, sizes, number=n, **where) for n, view in enumerate(views)]
 
 
 def crop(

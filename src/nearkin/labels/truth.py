@@ -50,7 +50,7 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
         return dict(zip(data.names, class_names(data), strict=True))
     if is_table(truth):
         table = file_at(truth)
-        rows, _ = match(table, read_table(table, ("path", "label")), data.names, data)
+        rows, _ = match(table, read_table(table, "label"), data.names, data)
         return class_of(rows)[0]
     images, labels = read_classes(truth)
     own = set(data.names)
