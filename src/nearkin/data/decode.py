@@ -81,23 +81,22 @@ class _Quiet:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.inside = 0
-        self.filters = ExitStack()
-        self.limit: int | None = None
+        self.undo = ExitStack()
 
     def __enter__(self) -> None:
         with self.lock:
             if self.inside == 0:
-                self.filters.enter_context(warnings.catch_warnings())
+                self.undo.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")
-                self.limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+                self.undo.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+                Image.MAX_IMAGE_PIXELS = None
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
             self.inside -= 1
             if self.inside == 0:
-                self.filters.close()
-                Image.MAX_IMAGE_PIXELS = self.limit
+                self.undo.close()
 
 
 quiet = _Quiet()
