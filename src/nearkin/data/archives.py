@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,9 +32,9 @@ from nearkin.data.notes import named
 from nearkin.data.remote import (
     THREADS,
     File,
-    RemoteError,
     RemoteFile,
     is_url,
+    readable,
     remote_files,
     state_of,
 )
@@ -42,7 +42,7 @@ from nearkin.data.samples import beside, companions, labels_beside
 from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
-from nearkin.places import cache_folder, exists, system_error, user_path
+from nearkin.places import cache_folder, exists, user_path
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
@@ -124,7 +124,7 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
         files = archives.values()
         opened = pool.map(_opened, files) if pool else map(_opened, files)
         for prefix, file in archives.items():
-            with _readable(file):
+            with readable(file, "archive", "pack it again", *DAMAGED):
                 found.add(prefix, *next(opened))
                 modified.append(state_of(file)[1])
     numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
@@ -210,17 +210,6 @@ def _listed_once(file: RemoteFile, members: Iterable[Member]) -> list[Member]:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(found))
     return found
-
-
-@contextmanager
-def _readable(file: File) -> Iterator[None]:
-    try:
-        yield
-    except RemoteError as error:
-        raise DataError(f"{file}: cannot be read ({error.reason}); try again") from error
-    except DAMAGED as error:
-        damaged = DataError(f"{file}: not a readable archive ({error}); pack it again")
-        raise system_error(error) or damaged from error
 
 
 def _gunzip(path: File, packed: Any, new: Path) -> None:

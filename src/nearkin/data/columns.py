@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -13,10 +13,10 @@ import numpy as np
 from nearkin.data.labels import Row
 from nearkin.data.members import Member, Place
 from nearkin.data.notes import Note, noted
-from nearkin.data.remote import File
+from nearkin.data.remote import File, readable
 from nearkin.data.unpacked import kept, unpacked, write_unpacked
 from nearkin.errors import DataError
-from nearkin.places import cache_folder, system_error
+from nearkin.places import cache_folder
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
 ROWS: Final = 256  # Rows that are copied at a time
@@ -109,17 +109,11 @@ def _with_bytes(batch: Any, column: str | None) -> Any:
     return batch.set_column(at, batch.schema.field(at), pa.array(cells, images.type))
 
 
-@contextmanager
-def _readable(table: File) -> Iterator[None]:
+def _readable(table: File) -> AbstractContextManager[None]:
     import pyarrow as pa
 
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split())
-        written = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
-        damaged = DataError(f"{table}: not a readable {written} ({reason}); write it anew")
-        raise system_error(error) or damaged from error
+    what = f"{table.suffix[1:].capitalize()} file"
+    return readable(table, what, "write it anew", OSError, pa.ArrowException)
 
 
 def _batches(table: File, file: Any) -> tuple[Any, Iterable[Any]]:

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from nearkin.data.cache import make_room
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.files import write_whole
-from nearkin.places import cache_folder
+from nearkin.places import cache_folder, system_error
 
 BLOCK: Final = 2**20
 """Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`
@@ -259,6 +259,19 @@ def state_of(file: File) -> tuple[int, int]:
         return file.size, file.tag
     state = file.stat()
     return state.st_size, state.st_mtime_ns
+
+
+@contextmanager
+def readable(file: File, what: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+    """Say in one line that a file cannot be read or, by one of these errors, is no `what`."""
+    try:
+        yield
+    except RemoteError as error:
+        raise DataError(f"{file}: cannot be read ({error.reason}); try again") from error
+    except errors as error:
+        reason = " ".join(str(error).split())
+        damaged = DataError(f"{file}: not a readable {what} ({reason}); {remedy}")
+        raise system_error(error) or damaged from error
 
 
 def blocks(offset: int, stop: int) -> range:
