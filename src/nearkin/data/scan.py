@@ -25,6 +25,7 @@ from nearkin.data.decode import (
     max_pixels,
     needs_all,
 )
+from nearkin.data.decode import header as eight_bit_header
 from nearkin.data.images import (
     PREFIX,
     Arrays,
@@ -217,7 +218,7 @@ def _has_8_bits(images: Images, row: int) -> bool:
     """Whether Pillow reads a file, if only as RGB of 8 bits."""
     try:
         content = images.stored(row)
-        return isinstance(content, bytes) and bool(header(content))
+        return isinstance(content, bytes) and bool(eight_bit_header(content))
     except BadImage:
         return False
 
