@@ -258,10 +258,11 @@ def _zip_members(path: File) -> Iterator[Member]:
                 refused = "encrypted"
             elif not deflated and info.compress_type != zipfile.ZIP_STORED:
                 refused = "unusual compression"
-            numbers = map(_bounded, (info.header_offset, info.compress_size, info.file_size))
+            numbers = info.header_offset, info.compress_size, info.file_size
             name = info.filename.replace("\\", "/")  # as some programs of Windows write it
             if name and not name.endswith("/"):
-                place = Place(*numbers, DEFLATED if deflated else STORED)
+                offset, packed, size = map(_bounded, numbers)
+                place = Place(offset, packed, size, DEFLATED if deflated else STORED)
                 yield Member(_plain(name), place, refused)
 
 
