@@ -27,7 +27,7 @@ from scipy.sparse.csgraph import connected_components
 from benchmarks.shared.datasets import as_jpeg
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, compared
-from nearkin.data.decode import decode, pixels_as_image
+from nearkin.data.decode import as_image
 from nearkin.data.duplicates import near_groups, signatures
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -65,7 +65,7 @@ def drawn(name: str, count: int) -> list[Image.Image]:
     images = open_images(name, labels="none")
     rows = np.random.default_rng(0).permutation(len(images))[:count].tolist()
     contents = (images.read(row) for row in rows)
-    read = (decode(x) if isinstance(x, bytes) else pixels_as_image(x) for x in contents)
+    read = map(as_image, contents)
     return [image for image in read if isinstance(image, Image.Image)]
 
 

@@ -26,7 +26,7 @@ from benchmarks.shared.rows import Row
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.opening import open_images
-from nearkin.data.samplers import GroupedBatchSampler, RandomBatchSampler
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.evaluation.column import column_accuracy
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn
@@ -82,8 +82,8 @@ def trained(
 ) -> Backbone:
     """Return a backbone that has been trained on these images."""
     images, side = open_images(pixels), pixels.shape[1]
-    shuffled = RandomBatchSampler(len(images), options.batch_size, seed)
-    sampler = GroupedBatchSampler(shuffled, values.astype(np.int64)) if ignore else shuffled
+    ignored = values.astype(np.int64) if ignore else None
+    sampler = RandomBatchSampler(len(images), options.batch_size, seed, values=ignored)
     torch.manual_seed(seed)
     cls = method_class(options.method)
     fitted = {"queue_size": 20 * options.batch_size, "bn_groups": 4}

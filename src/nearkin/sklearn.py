@@ -20,9 +20,9 @@ from nearkin.commands.arguments import EncoderLike, name_of
 from nearkin.commands.discover import discover
 from nearkin.commands.predict import classified
 from nearkin.commands.train import train
+from nearkin.data.arrays import ImageList, are_paths
 from nearkin.data.images import Images
 from nearkin.data.labels import Row, class_of, composed
-from nearkin.data.objects import ImageList, are_paths
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load

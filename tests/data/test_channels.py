@@ -352,8 +352,9 @@ def test_crops_of_channels_are_those_of_their_planes_and_people_see_the_first_th
 
 
 def sampled(view: View, channels: int, index: int = 0, count: int = 400, **changes):
-    where = dict(seed=0, epoch=0, number=0, width=32, height=32, num_channels=channels)
-    return sample_view(view, index=np.arange(index, index + count), **where | changes)
+    where = dict(seed=0, epoch=0, number=0, num_channels=channels)
+    rows = np.arange(index, index + count)
+    return sample_view(view, np.full((count, 2), 32), index=rows, **where | changes)
 
 
 def test_channels_jitter_apart_and_one_of_them_is_lost():

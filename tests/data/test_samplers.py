@@ -1,6 +1,7 @@
 """Samplers: each image as often as it should be, from seed and step alone."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from nearkin.data.samplers import (
     RUN,
-    GroupedBatchSampler,
     RandomBatchSampler,
     TwoStreamBatchSampler,
 )
@@ -35,7 +35,6 @@ SIZES = {
     "num_labeled": st.integers(0, 40),
     "num_unlabeled": st.integers(1, 60),
     "batch_size": st.integers(2, 24),
-    "share": st.floats(0, 0.99),
 }
 
 
@@ -50,7 +49,7 @@ def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order()
 
 @given(step=st.integers(0, 1000), **SIZES)
 def test_every_batch_has_the_same_parts_and_no_image_twice(step, **sizes):
-    expected = min(int(sizes["share"] * sizes["batch_size"]), sizes["num_labeled"])
+    expected = min(sizes["batch_size"] // 2, sizes["num_labeled"])
     if sizes["num_unlabeled"] < sizes["batch_size"] - expected:
         with pytest.raises(DataError, match="do not fill"):
             streams(**sizes)
@@ -122,12 +121,11 @@ def test_a_step_does_not_depend_on_the_steps_before():
 
 
 def test_without_labeled_images_it_is_the_usual_order():
-    usual = RandomBatchSampler(50, 8, 3)
-    for order in (streams(num_labeled=0), streams(share=0.0)):
-        assert order.steps_per_epoch == usual.steps_per_epoch
-        for step in range(15):
-            assert order.rows(step).tolist() == (2 * usual.rows(step) + 1).tolist()
-            assert order.epoch(step) == usual.epoch(step)
+    usual, order = RandomBatchSampler(50, 8, 3), streams(num_labeled=0)
+    assert order.steps_per_epoch == usual.steps_per_epoch
+    for step in range(15):
+        assert order.rows(step).tolist() == (2 * usual.rows(step) + 1).tolist()
+        assert order.epoch(step) == usual.epoch(step)
 
 
 def test_streams_of_one_length_do_not_meet_in_the_same_pairs():
@@ -138,10 +136,10 @@ def test_streams_of_one_length_do_not_meet_in_the_same_pairs():
 
 
 def test_every_process_has_its_share_of_both_streams():
-    order = streams(num_labeled=30, batch_size=16, share=0.25)
+    order = streams(num_labeled=30, batch_size=16)
     for parts in (2, 4):
         owned = (own for step in range(9) for own in np.split(order.rows(step), parts))
-        assert all(len(of("labeled", own)) == 4 // parts for own in owned)
+        assert all(len(of("labeled", own)) == 8 // parts for own in owned)
 
 
 def test_no_unlabeled_images_are_refused_before_any_step():
@@ -149,9 +147,6 @@ def test_no_unlabeled_images_are_refused_before_any_step():
         TwoStreamBatchSampler(np.arange(9), np.zeros(9, np.int64), NONE, 8, 0)
     with pytest.raises(DataError, match=r"3 unlabeled images .* a batch of 8; give more"):
         streams(num_unlabeled=3)
-    for share in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="leaves no place"):
-            streams(share=share)
 
 
 def test_a_window_mixes_runs_of_neighbors_with_few_others():
@@ -181,7 +176,7 @@ def test_a_window_mixes_runs_of_neighbors_with_few_others():
 def in_groups(sizes, batch_size, seed=3, **more):
     """Images of as many values as there are sizes, in no order."""
     values = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    return GroupedBatchSampler(RandomBatchSampler(len(values), batch_size, seed, **more), values)
+    return RandomBatchSampler(len(values), batch_size, seed, values=values, **more)
 
 
 @given(
@@ -193,7 +188,7 @@ def test_batches_of_values_have_the_images_of_the_epoch_and_hardly_two_values(
     sizes, batch, window
 ):
     order = in_groups(sizes, batch, window=window)
-    usual, per_epoch = order.shuffled, order.steps_per_epoch
+    usual, per_epoch = replace(order, values=None), order.steps_per_epoch
     assert per_epoch == sum(sizes) // batch
     for epoch in range(2):
         steps = range(epoch * per_epoch, (epoch + 1) * per_epoch)
@@ -228,7 +223,7 @@ def test_batches_of_values_are_a_function_of_seed_and_step():
     assert pickle.loads(pickle.dumps(order)).rows(19).tolist() == expected[19]
     assert in_groups([30, 20, 14], 8, seed=4).rows(19).tolist() != expected[19]
     assert sorted(map(sorted, expected[:8])) != sorted(map(sorted, expected[8:16]))
-    others = GroupedBatchSampler(order.shuffled, order.values[::-1].copy())
+    others = replace(order, values=order.values[::-1].copy())
     assert others.rows(19).tolist() != expected[19]  # of values that are not kept for others
 
 

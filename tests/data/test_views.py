@@ -32,8 +32,10 @@ def samples(count: int, size: int = 32, channels: int = 3, seed: int = 0) -> tor
 
 
 def sampled(view: View, count: int, size: int = 32, **changes) -> ViewParams:
-    defaults = dict(seed=0, epoch=0, index=np.arange(count), number=0, width=size, height=size)
-    return sample_view(view, **defaults | changes)
+    sides = [changes.pop(side, size) for side in ("width", "height")]
+    sizes = np.stack([np.broadcast_to(side, count) for side in sides], axis=1)
+    defaults = dict(seed=0, epoch=0, index=np.arange(count), number=0)
+    return sample_view(view, sizes, **defaults | changes)
 
 
 def only(params: ViewParams, row: int) -> ViewParams:

@@ -26,7 +26,7 @@ from nearkin.data.images import Images
 from nearkin.data.labels import class_of, splits_of
 from nearkin.data.opening import open_images
 from nearkin.data.remote import File
-from nearkin.data.tables import Rows, file_at, matched, read_table
+from nearkin.data.tables import Rows, file_at, match, read_table
 from nearkin.discovery.clusters import LABEL_COLUMNS
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
@@ -158,7 +158,7 @@ def select(
 def _read_labels(path: PathLike) -> tuple[File, Rows]:
     """Return a table of labels, and its rows."""
     file = file_at(os.fspath(path))
-    return file, read_table(file, ("path", "label"))
+    return file, read_table(file, "label")
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ class _Pool:
         names = [as_stored.get(path, path) for path in np.array([*paths], object)[rows].tolist()]
         labeled = set(learned)
         if labels is not None:
-            found, _ = matched(*labels, names)
+            found, _ = match(*labels, names)
             labeled |= {name for name, label in class_of(found)[0].items() if label}
         return cls(rows, names, np.array([name in labeled for name in names], bool))
 

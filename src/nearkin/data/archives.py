@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,28 +26,15 @@ import numpy as np
 from nearkin.data.columns import COLUMN_TABLES, list_column, undecided
 from nearkin.data.images import BadFile, in_bytes
 from nearkin.data.labels import SHARDS, Row
-from nearkin.data.listing import (
-    Listing,
-    images_among,
-    is_image,
-    listed,
-    require_files,
-)
-from nearkin.data.members import (
-    DEFLATED,
-    STORED,
-    Archives,
-    Member,
-    Place,
-    read_member,
-)
+from nearkin.data.listing import Listing, images_among, is_image, listed, require_files
+from nearkin.data.members import DEFLATED, STORED, Archives, Member, Place, read_member
 from nearkin.data.notes import named
 from nearkin.data.remote import (
     THREADS,
     File,
-    RemoteError,
     RemoteFile,
     is_url,
+    readable,
     remote_files,
     state_of,
 )
@@ -55,7 +42,7 @@ from nearkin.data.samples import beside, companions, labels_beside
 from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
-from nearkin.places import cache_folder, exists, system_error, user_path
+from nearkin.places import cache_folder, exists, user_path
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
@@ -70,7 +57,7 @@ DAMAGED: Final = (
     *(EOFError, OSError, OverflowError, ValueError, MemoryError),
 )
 MOST: Final = 2**48
-"""No place or size that an archive states is larger, so that sums of them stay numbers."""
+"""Numbers of an archive that are larger count as it: nothing is there, and sums stay numbers."""
 
 
 def is_shard(name: str) -> bool:
@@ -106,11 +93,11 @@ def expanded(pattern: str) -> list[str]:
 def list_pattern(pattern: str) -> Listing:
     """The shards that a pattern stands for, named by what follows the folder of them all."""
     where, root = redacted(pattern), pattern.partition("{")[0].rpartition("/")[0]
-    paths = expanded(pattern)
-    names = [redacted(path)[len(redacted(root)) :].lstrip("/") for path in paths]
+    start = len(redacted(root))
+    paths = {redacted(path)[start:].lstrip("/"): path for path in expanded(pattern)}
     if is_url(pattern):
-        return list_shards(where, remote_files(dict(zip(names, paths, strict=True))))
-    files = {name: user_path(path) for name, path in zip(names, paths, strict=True)}
+        return list_shards(where, remote_files(paths))
+    files = {name: user_path(path) for name, path in paths.items()}
     missing = [str(path) for path in files.values() if not exists(path)]
     if missing:
         raise DataError(
@@ -129,24 +116,24 @@ def list_shards(where: Path | str, shards: Mapping[str, File]) -> Listing:
 def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     """Find the images in archives, given by the prefix of their members' names.
 
-    Listed as bad are members with an absolute name, a '..' or the name of an earlier one, links,
-    devices, encrypted members and those of an unusual compression. Of the images of one sample,
-    as shards of WebDataset have them, one counts.
+    Of the images of one sample, as shards of WebDataset have them, one counts.
     """
-    found = _Found()
-    opened, modified = _opened_all(archives.values()), list[int]()
-    for prefix, file in archives.items():
-        with _readable(file):
-            found.add(prefix, *next(opened))
-            modified.append(state_of(file)[1])
+    found, modified = _Found(), list[int]()
+    remote = any(isinstance(file, RemoteFile) for file in archives.values())
+    with ThreadPoolExecutor(THREADS) if remote else nullcontext() as pool:
+        files = archives.values()
+        opened = pool.map(_opened, files) if pool else map(_opened, files)
+        for prefix, file in archives.items():
+            with readable(file, "archive", "pack it again", *DAMAGED):
+                found.add(prefix, *next(opened))
+                modified.append(state_of(file)[1])
     numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
     source = Archives(found.files, numbers[:, 0], numbers[:, 1:])
     states = np.stack([source.sizes, np.array(modified, np.int64)[source.file_of]], axis=1)
     images = images_among(listed(source, found.names, states, found.rows))
     left = [] if images.rows else companions(images.names)
     less = {*left}
-    rows = [row for row, name in enumerate(images.names) if name not in less]
-    images = images.only(np.array(rows, np.int64))
+    images = images.only(np.flatnonzero([name not in less for name in images.names]))
     listing = replace(
         images,
         bad=found.bad,
@@ -197,16 +184,6 @@ class _Found:
 Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it
 
 
-def _opened_all(files: Iterable[File]) -> Iterator[Opened]:
-    """Each archive; those of a store at once, in order."""
-    archives = list(files)
-    if not any(isinstance(file, RemoteFile) for file in archives):
-        yield from map(_opened, archives)
-        return
-    with ThreadPoolExecutor(THREADS) as pool:
-        yield from pool.map(_opened, archives)
-
-
 def _opened(file: File) -> Opened:
     suffix = file.suffix.lower()
     if suffix in COLUMN_TABLES:
@@ -233,17 +210,6 @@ def _listed_once(file: RemoteFile, members: Iterable[Member]) -> list[Member]:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(found))
     return found
-
-
-@contextmanager
-def _readable(file: File) -> Iterator[None]:
-    try:
-        yield
-    except RemoteError as error:
-        raise DataError(f"{file}: cannot be read ({error.reason}); try again") from error
-    except DAMAGED as error:
-        damaged = DataError(f"{file}: not a readable archive ({error}); pack it again")
-        raise system_error(error) or damaged from error
 
 
 def _gunzip(path: File, packed: Any, new: Path) -> None:
@@ -295,9 +261,8 @@ def _zip_members(path: File) -> Iterator[Member]:
             numbers = info.header_offset, info.compress_size, info.file_size
             name = info.filename.replace("\\", "/")  # as some programs of Windows write it
             if name and not name.endswith("/"):
-                form = DEFLATED if deflated else STORED
                 offset, packed, size = map(_bounded, numbers)
-                place = Place(offset, packed, size, form)
+                place = Place(offset, packed, size, DEFLATED if deflated else STORED)
                 yield Member(_plain(name), place, refused)
 
 
@@ -316,7 +281,6 @@ def _tar_members(path: File) -> Iterator[Member]:
 
 
 def _bounded(number: int) -> int:
-    """What an archive states, which may be any number: nothing can be read at the largest."""
     return number if 0 <= number < MOST else MOST
 
 

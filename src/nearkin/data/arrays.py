@@ -1,16 +1,17 @@
-"""Images that are pixels already: arrays, .npz files and data sets known by name."""
+"""Objects of Python as data: arrays, lists and sources of one's own; .npz files; known names."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from PIL import Image
 
-from nearkin.data.channels import array_pixels
-from nearkin.data.images import Arrays
+from nearkin.data.channels import DEEP, array_pixels, image_pixels
+from nearkin.data.folders import list_table
+from nearkin.data.images import Arrays, CustomSource, ImageSource
 from nearkin.data.labels import Row, split_of, text_of, whole_number
 from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import noted
@@ -18,8 +19,10 @@ from nearkin.data.remote import File
 from nearkin.distributed import free_memory
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
-from nearkin.places import user_path
+from nearkin.places import exists, user_path
 from nearkin.types import UNLABELED
+
+KEPT: Final = ("uint8", *DEEP)  # Types of pixels that `image_pixels` leaves as they are
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,10 @@ class Part:
 def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
     """Join the parts in one array, and name each image by its split and number."""
     parts = sorted(parts, key=lambda part: part.split)
-    pixels = [_pixels(where, part.pixels) for part in parts]
+    try:
+        pixels = [array_pixels(part.pixels, 4) for part in parts]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error
     if len({array.shape[1:] for array in pixels}) > 1:
         raise DataError(f"{where}: images of the parts differ in shape; give one shape")
     rows: dict[str, Row] = {}
@@ -61,22 +67,16 @@ def numbers(count: int) -> list[str]:
     return [f"{number:0{digits}}" for number in range(count)]
 
 
-def _pixels(where: str, images: Any) -> np.ndarray:
-    try:
-        return array_pixels(images, 4)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: {error}") from error
-
-
 def labels_of(where: str, part: Part) -> list[Any]:
     """The label of each image, where classes have names its number; else a `DataError`."""
     count = len(part.pixels)
     given = part.labels.tolist() if hasattr(part.labels, "detach") else part.labels
+    given = [None] * count if given is None else given
     given = given if isinstance(given, list | tuple) else np.asarray(given)
-    if part.labels is not None and np.ndim(given) == 0 and not isinstance(given, list | tuple):
+    if isinstance(given, np.ndarray) and given.ndim == 0:
         kind = type(part.labels).__name__
         raise DataError(f"{where}: the labels are a {kind}; give a list or an array, one each")
-    labels = [None] * count if part.labels is None else list(given)
+    labels = list(given)
     if len(labels) != count:
         raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
     if part.classes is None:
@@ -94,8 +94,109 @@ def labels_of(where: str, part: Part) -> list[Any]:
     return labels
 
 
-IMAGES: Final = ("x", "images")
-LABELS: Final = ("y", "labels")
+def list_object(data: Any, where: str) -> Listing:
+    """An `ImageSource`; an array or a list of images; or one of these two, and labels."""
+    if isinstance(data, ImageSource):
+        return _list_source(data, where)
+    images, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if are_paths(images):
+        return _list_paths(images, labels, where)
+    # NumPy makes an array of objects of a list of arrays of several shapes.
+    of_objects = isinstance(images, np.ndarray) and images.dtype.kind == "O"
+    if isinstance(images, list | tuple) or of_objects:
+        return _list_images(images, labels, where)
+    if not hasattr(images, "__array__"):
+        raise DataError(
+            f"{where}: type {type(images).__name__} is not read; give a folder, an array or a "
+            "list of images, a pair of images and labels, or an object with names and read (an "
+            "ImageSource)"
+        )
+    return list_arrays(where, [Part("", images, labels)])
+
+
+def are_paths(images: Any) -> bool:
+    """Whether this is a list, an array or a series of texts or paths."""
+    is_list = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 1
+    return is_list and len(images) > 0 and all(isinstance(each, str | Path) for each in images)
+
+
+@dataclass(eq=False)
+class ImageList:
+    """An `ImageSource` of a list's images and files, by their numbers; one may be there twice."""
+
+    images: Sequence[Any]
+    labels: Sequence[Any] | None = None
+    names: Sequence[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = numbers(len(self.images))
+
+    def read(self, name: str, /) -> Any:
+        """An image, or the bytes of a file."""
+        image = self.images[int(name)]
+        return Path(image).read_bytes() if isinstance(image, str | Path) else image
+
+
+def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) -> Listing:
+    """Images of any sizes: encoded, Pillow's, arrays or tensors."""
+    if not len(images):
+        raise DataError(f"{where}: a list of no images; give one or more")
+    labels = labels_of(where, Part("", images, labels))
+    try:
+        read = [image if isinstance(image, bytes) else image_pixels(image) for image in images]
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error
+    arrays = [image for image in read if isinstance(image, np.ndarray)]
+    kinds = {(image.shape, str(image.dtype)) for image in arrays}
+    if len(arrays) == len(read) and len(kinds) == 1 and arrays[0].dtype in KEPT:
+        return list_arrays(where, [Part("", np.stack(arrays), labels)])
+    pairs = zip(read, images, strict=True)
+    kept = [x if isinstance(x, bytes) or x.dtype in KEPT else image for x, image in pairs]
+    return _list_source(ImageList(kept, labels), where)
+
+
+def _list_paths(given: Any, labels: Any, where: str) -> Listing:
+    """Files, as if a table in the deepest folder that has all of them listed them."""
+    labels = labels_of(where, Part("", given, labels))
+    paths = [user_path(str(path)) for path in given]
+    if missing := next((path for path in paths if not exists(path)), None):
+        raise DataError(f"{where}: {missing}: no such file; give paths of images")
+    folders = {path.parent: path.parent.resolve() for path in paths}
+    root = Path(os.path.commonpath(folders.values()))
+    absolute = [str(folders[path.parent] / path.name) for path in paths]
+    told = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
+    table = root / Path(where).name  # which is not there, but named in errors
+    # Nothing is kept of what has no name.
+    return replace(list_table(table, [*zip(absolute, told, strict=True)]), key="")
+
+
+def _list_source(source: ImageSource, where: str) -> Listing:
+    """The images of a user's own source; the scan finds out their states."""
+    names = [str(name) for name in source.names]
+    if len(set(names)) < len(names) or not names:
+        raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
+    states = np.zeros((len(names), 2), np.int64)
+    return listed(CustomSource(source, names), names, states, _rows(source, where, names))
+
+
+def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
+    """The annotations of a user's own source, by name."""
+    columns = []
+    for column in ("label", "group", "split"):
+        values = getattr(source, f"{column}s", None)
+        cells = [None] * len(names) if values is None else list(values)
+        if len(cells) != len(names):
+            raise DataError(
+                f"{where}: {len(cells)} {column}s for {len(names)} names; give one for each"
+            )
+        columns.append(cells)
+    rows = dict(zip(names, map(Row.of, *columns), strict=True))
+    if unknown := {row.split for row in rows.values() if row.split and not split_of(row.split)}:
+        raise DataError(f"{where}: split {min(unknown)!r}; say train, val or test")
+    return rows
+
+
+ROLES: Final = {"images": {"x", "images"}, "labels": {"y", "labels"}}
 """Words for the arrays of a file."""
 
 
@@ -112,33 +213,30 @@ def list_npz(path: File) -> Listing:
         raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
     names = arrays.get("class_names")
     classes = None if names is None else tuple(map(text_of, names))
-    key_of = dict[tuple[str, tuple[str, ...]], str]()
-    for key in filter(_role, arrays):
-        first = key_of.setdefault((split_of(key), _role(key)), key)
-        if first != key:
-            both = "images" if _role(key) == IMAGES else "labels"
-            raise DataError(f"{path}: {first} and {key} are both {both} of one part; keep one")
-    roles = {place: arrays[key] for place, key in key_of.items()}
-    parts = [
-        Part(split, pixels, roles.get((split, LABELS)), classes)
-        for (split, role), pixels in roles.items()
-        if role == IMAGES
-    ]
-    if not parts:
+    found: dict[str, dict[str, str]] = {"images": {}, "labels": {}}  # Keys, by split
+    for key in arrays:
+        if role := _role(key):
+            first = found[role].setdefault(split_of(key), key)
+            if first != key:
+                raise DataError(f"{path}: {first} and {key} are both {role} of one part; keep one")
+    images = found["images"]
+    labels = {split: key for split, key in found["labels"].items() if split in images}
+    if not images:
         keys = ", ".join(arrays) or "none"
         raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
-    of_parts = {(part.split, role) for part in parts for role in (IMAGES, LABELS)}
-    others = [key for key in arrays if (split_of(key), _role(key)) not in of_parts]
-    others = [key for key in others if key != "class_names"]
+    of_splits = {split: arrays[key] for split, key in labels.items()}
+    parts = [Part(s, arrays[key], of_splits.get(s), classes) for s, key in images.items()]
+    used = {*images.values(), *labels.values(), "class_names"}
+    others = [key for key in arrays if key not in used]
     notes = noted("left out", others, "arrays that are neither images nor their labels")
     return replace(list_arrays(str(path), parts), notes=notes)
 
 
-def _role(key: str) -> tuple[str, ...]:
-    """Whether an array of this name holds images or labels."""
+def _role(key: str) -> str:
+    """Whether an array of this name holds images or labels; '' if neither."""
     words = set(key.lower().split("_"))
     one = len(words) == 1 or split_of(key)
-    return next((role for role in (IMAGES, LABELS) if one and words & set(role)), ())
+    return next((role for role, names in ROLES.items() if one and words & names), "")
 
 
 PREFIX: Final = "torchvision:"

@@ -12,7 +12,6 @@ paper and in BYOL's.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from nearkin.data.views import View
@@ -151,7 +150,12 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     if augment in AUGMENTATIONS:
         return AUGMENTATIONS[augment]
     if augment.endswith(".toml"):
-        return _read_toml(user_path(augment))
+        content = load_toml(user_path(augment), "the views of")
+        if unknown := content.keys() - {"views"}:
+            key = min(unknown)
+            raise UsageError(f"{augment}: unknown key {key}; give [[views]] tables only")
+        views = content.get("views", [])
+        return _views(views if isinstance(views, list) else [views], augment)
     hint = suggestion(augment, AUGMENTATIONS)
     names = ", ".join(AUGMENTATIONS)
     raise UsageError(f"unknown augmentation {augment}.{hint} One of {names}, or a .toml file")
@@ -162,15 +166,6 @@ def stored_views(augment: Augment) -> str | list[dict[str, Any]]:
     if isinstance(augment, str) and augment in ("auto", *AUGMENTATIONS):
         return augment
     return [view.to_dict() for view in augmentation(augment)]
-
-
-def _read_toml(path: Path) -> tuple[View, ...]:
-    content = load_toml(path, "the views of")
-    unknown = sorted(content.keys() - {"views"})
-    if unknown:
-        raise UsageError(f"{path}: unknown key {unknown[0]}; give [[views]] tables only")
-    views = content.get("views", [])
-    return _views(views if isinstance(views, list) else [views], str(path))
 
 
 def _views(entries: Any, where: str) -> tuple[View, ...]:

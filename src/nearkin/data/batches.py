@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import cycle, islice
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -49,12 +49,11 @@ class Crops:
 
 @dataclass(frozen=True, eq=False)
 class ViewDataset(Dataset[Crops]):
-    """The sampled views of images, and the substitutes of unreadable ones.
+    """The sampled views of images, and the substitutes of unreadable ones, step by step.
 
     Both are functions of the seed, the epoch and the image alone, so that they are the same with
     any number of workers, from memory and from files. The image counts by its row or, where it is
-    to have the same views among other images, by its content. The items are the crops of a step,
-    for the workers of a `DataLoader`.
+    to have the same views among other images, by its content.
     """
 
     images: Images
@@ -82,10 +81,9 @@ class ViewDataset(Dataset[Crops]):
 
     @cached_property
     def source_sizes(self) -> Int[np.ndarray, "images 2"]:
-        """Width and height that crops are cut from, which are in whole pixels.
+        """Width and height that crops are cut from: small images are resized once, before.
 
-        Small images are resized once, and crops are cut from that. Boxes are shares of an image,
-        so those of one that was squashed to a square show what they show of the whole.
+        Boxes are shares, so those of an image squashed to a square show what they would of it.
         """
         images, size = self.images, self.image_size
         resized = self.held_side == size and images.are_square
@@ -112,12 +110,9 @@ class ViewDataset(Dataset[Crops]):
             num_channels=self.images.num_channels,
         )
         own_sizes = self.sizes_at(self.image_size)
-        own = zip(cycle(sampled), cycle(own_sizes), self.sizes, strict=False)
+        shown = zip(cycle(sampled), cycle(own_sizes), self.sizes, strict=False)
         # The blur is in pixels of the view.
-        return [
-            replace(params, sigma=params.sigma * np.float32(size / own_size))
-            for params, own_size, size in own
-        ]
+        return [replace(p, sigma=p.sigma * np.float32(size / own)) for p, own, size in shown]
 
     def candidates(self, epoch: int, row: int) -> Iterator[int]:
         """The image itself, then its substitutes, one by one; a DataError when they run out."""
@@ -216,21 +211,8 @@ class Batches:
     ) -> "Batches":
         """Hold small images, and open the cache of others.
 
-        Args:
-            images: What is read.
-            views: How each view is made.
-            image_size: Side in pixels of views of size 1.
-            sampler: Which images each step sees.
-            device: Where views are made.
-            workers: Processes that decode photographs.
-            cache: "ram" or "disk" to decode photographs once, at a bounded size; see `Cache`.
-            labels: The class of each image; without them, no method sees one.
-            multiple: What all sides of views in pixels are multiples of.
-            by_content: Whether the views of an image are the same among any others.
-
-        Raises:
-            DataError: If the images do not fill a batch.
-            UsageError: If such images are in no cache.
+        `cache` is "ram" or "disk" to decode photographs once, at a bounded size; see `Cache`.
+        Without the `labels` of the images, no method sees one. For the others see `ViewDataset`.
         """
         if sampler.steps_per_epoch == 0:
             raise DataError(
@@ -244,13 +226,12 @@ class Batches:
             )
         bad, pixels = dict[int, str](), None
         dataset = ViewDataset(images, views, sampler, image_size, multiple, by_content=by_content)
-        held = dataset.held_side
-        if cache != "off" and not held:
-            dataset = replace(dataset, cache=Cache(images, image_size, cache))
-        if held:
+        if held := dataset.held_side:
             transform = SquareTransform(held, squash=True)
             squares, bad = center_crops(images, range(len(images)), transform)
             pixels = channels_first(torch.from_numpy(squares)).to(device)
+        elif cache != "off":
+            dataset = replace(dataset, cache=Cache(images, image_size, cache))
         own_labels = np.full(len(images), UNLABELED) if labels is None else labels
         at_once = 1 if device.type == "cpu" else AT_ONCE
         return cls(dataset, device, workers, own_labels, pixels, bad, at_once)
@@ -295,8 +276,7 @@ class Batches:
 
     def resized(self, view_size: int) -> "Batches":
         """The same views at another size, in the same order, of the same pixels in memory."""
-        sizes = self.dataset.sizes_at(view_size)
-        return replace(self, dataset=replace(self.dataset, shown_sizes=sizes))
+        return self._changed(shown_sizes=self.dataset.sizes_at(view_size))
 
     def enlarged(self, side: int, sampler: BatchSampler) -> "Batches":
         """The same views of the same images, all of one side, in another order.
@@ -304,16 +284,17 @@ class Batches:
         Photographs are cropped anew from their files; small images are held once.
         """
         sizes = [side] * len(self.dataset.views)
-        dataset = replace(self.dataset, shown_sizes=sizes, sampler=sampler, cache=None)
-        return replace(self, dataset=dataset)
+        return self._changed(shown_sizes=sizes, sampler=sampler, cache=None)
 
     def shown_again(self, side: int) -> "Batches":
         """The same views, and all of them once more, of one side, after them.
 
         A photograph is decoded once for both; not from a cache, whose images may be too small.
         """
-        sizes = [*self.sizes, *[side] * len(self.sizes)]
-        return replace(self, dataset=replace(self.dataset, shown_sizes=sizes, cache=None))
+        return self._changed(shown_sizes=[*self.sizes, *[side] * len(self.sizes)], cache=None)
+
+    def _changed(self, **changes: Any) -> "Batches":
+        return replace(self, dataset=replace(self.dataset, **changes))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
         """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
@@ -360,8 +341,8 @@ class Batches:
         """These rows, those of unreadable images replaced by their substitutes."""
         if not self.bad:
             return rows
-        candidates = (self.dataset.candidates(epoch, row) for row in rows.tolist())
-        return np.array([next(row for row in each if row not in self.bad) for each in candidates])
+        tried = (self.dataset.candidates(epoch, row) for row in rows.tolist())
+        return np.array([next(row for row in each if row not in self.bad) for each in tried])
 
     def _from_files(self, cropped: Crops) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""
@@ -369,11 +350,9 @@ class Batches:
         # Workers sampled the same parameters for their boxes. Sampling them again costs less than
         # sending them from process to process.
         sampled = self.dataset.sample(cropped.epoch, cropped.rows)
-        views = []
-        for pixels, params in zip(cropped.views, sampled, strict=True):
-            images = channels_first(to_device(pixels, self.device))
-            views.append(augment(from_zero_to_one(images), params))
-        return views, cropped.rows
+        images = (channels_first(to_device(pixels, self.device)) for pixels in cropped.views)
+        pairs = zip(map(from_zero_to_one, images), sampled, strict=True)
+        return [augment(view, params) for view, params in pairs], cropped.rows
 
 
 @dataclass(frozen=True)
@@ -458,7 +437,12 @@ def center_crops(
     """
     plain = images.channels is None
     source = images.source
-    if plain and isinstance(source, Arrays) and transform.keeps(source.pixels.shape[1:3]):
+    if (
+        plain
+        and isinstance(source, Arrays)
+        and source.pixels.dtype == np.uint8
+        and transform.keeps(source.pixels.shape[1:3])
+    ):
         return source.stacked(np.array(rows, np.int64)), {}
     size, gray = transform.image_size, MIDDLE_GRAY if plain else 0.5
     shape = len(rows), size, size, images.num_channels
@@ -479,7 +463,6 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     Of images with `channels` they are floats from 0 to 1, of as many channels. `transform` is the
     preprocessing of a network, or the side in pixels of a `SquareTransform`. Unreadable images are
     mid-gray and listed in `bad`; leave them out of whatever is computed.
-    Photographs are decoded by `workers` processes, by this one if 0.
     """
 
     def __init__(
@@ -490,9 +473,10 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
         batch_size: int = 256,
         workers: int = 0,
     ) -> None:
-        whole = SquareTransform(transform) if isinstance(transform, int) else transform
-        self.transform: EvaluationTransform = whole
-        self.images, self.batch_size = whole.applied(images), batch_size
+        self.transform: EvaluationTransform = (
+            SquareTransform(transform) if isinstance(transform, int) else transform
+        )
+        self.images, self.batch_size = self.transform.applied(images), batch_size
         self.workers = 0 if images.is_small else workers
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""

@@ -18,11 +18,7 @@ class Box(NamedTuple):
 
     @classmethod
     def around(cls, left: float, top: float, right: float, bottom: float) -> "Box":
-        """Return the smallest box of whole pixels around these corners.
-
-        Raises:
-            ValueError: If a number is not finite, or the box holds nothing.
-        """
+        """The smallest box of whole pixels around corners; a ValueError if it holds nothing."""
         numbers = (left, top, right, bottom)
         if not (all(map(isfinite, numbers)) and left < right and top < bottom):
             raise ValueError(f"box {', '.join(f'{x:g}' for x in numbers)} holds no pixel")
@@ -30,11 +26,7 @@ class Box(NamedTuple):
 
     @classmethod
     def of(cls, cells: Mapping[str, Any]) -> "Box | None":
-        """Return the box of a table's row; None if it has none.
-
-        Raises:
-            ValueError: If some of the four numbers are missing, or they are none of a box.
-        """
+        """The box of a table's row, None if it has none; a ValueError of what is none of a box."""
         written = [cells.get(side) for side in SIDES]
         known = [cell for cell in written if cell not in (None, "") and cell == cell]  # not NaN
         if not known:
@@ -52,10 +44,9 @@ class Box(NamedTuple):
         return self.right - self.left, self.bottom - self.top
 
     def within(self, width: int, height: int) -> "Box | None":
-        """Return the part of it inside of an image of this size; None if there is none."""
-        inside = Box(
-            max(0, self.left), max(0, self.top), min(width, self.right), min(height, self.bottom)
-        )
+        """The part of it inside of an image of this size; None if there is none."""
+        left, top = max(0, self.left), max(0, self.top)
+        inside = Box(left, top, min(width, self.right), min(height, self.bottom))
         return inside if min(inside.size) > 0 else None
 
 

@@ -31,14 +31,12 @@ def cached_sizes(
 ) -> Int64[np.ndarray, "images 2"]:
     """Width and height of cached images: a function of nothing else.
 
-    The shorter side has twice the pixels of a view, so that a crop of a quarter of the area still
-    has as many pixels as its view; smaller crops are enlarged. No image is enlarged, and one
-    longer than 4:1 is shrunk to the area of a 4:1 image.
+    The shorter side has twice the pixels of a view, as many as a crop of a quarter of the area
+    needs. No image is enlarged, and one longer than 4:1 is shrunk to the area of a 4:1 image.
     """
     side, area = DETAIL * image_size, sizes.prod(axis=1, dtype=np.int64)
     scale = np.minimum(side / sizes.min(axis=1), side * np.sqrt(LONGEST / area)).clip(max=1)
-    cached: np.ndarray = np.rint(sizes * scale[:, None]).clip(1).astype(np.int64)
-    return cached
+    return np.asarray(np.rint(sizes * scale[:, None]).clip(1).astype(np.int64))
 
 
 def hold(path: Path) -> None:
@@ -62,10 +60,7 @@ def _lock(descriptor: int, kind: str) -> None:
 
 
 def make_room(folder: Path, limit: int) -> None:
-    """Remove the files that were written first, until those of a folder fit into a limit.
-
-    Those that a process holds stay.
-    """
+    """Remove the oldest files, but those that are held, until those of a folder fit a limit."""
     files = list[tuple[int, int, str]]()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -85,11 +80,10 @@ def make_room(folder: Path, limit: int) -> None:
 class Cache:
     """Reads photographs as pixels of their `cached_sizes`, and decodes each of them once.
 
-    The pixels depend on the image and the image size alone: not on which process decoded them,
-    nor when, nor where they are stored ("ram" or "disk"). A checksum is written after the pixels
-    of an image, and each process verifies it before its first use, so that a half written image is
-    decoded again. Can be pickled: every process of this machine may open it as long as this one
-    lives.
+    The pixels depend on the image and the image size alone, not on whether they lie in "ram" or on
+    "disk". A checksum is written after the pixels of an image, and each process verifies it before
+    its first use, so that a half written image is decoded again. Can be pickled: every process of
+    this machine may open it as long as this one lives.
     """
 
     def __init__(self, images: Images, image_size: int, place: str) -> None:
@@ -130,7 +124,8 @@ class Cache:
         if not self._verified[row]:
             stored = self._bytes[place : place + 4].tobytes()
             if stored == bytes(4) or stored != _checksum(pixels):
-                pixels = self._decode(row, width, height)
+                image = as_image(self.images.read(row), min_side=min(width, height))
+                pixels = np.array(image.resize((width, height), Image.Resampling.BICUBIC))
                 with suppress(OSError):  # a full disk costs time, nothing else
                     os.pwrite(self._descriptor, pixels.data, start)
                     os.pwrite(self._descriptor, _checksum(pixels), place)
@@ -142,10 +137,6 @@ class Cache:
         """Those of some rows whose pixels no process has written yet."""
         checksums = self._bytes[: 4 * len(self.images)].view(np.uint32)
         return [row for row in rows.tolist() if not checksums[row]]
-
-    def _decode(self, row: int, width: int, height: int) -> UInt8[np.ndarray, "_ _ 3"]:
-        image = as_image(self.images.read(row), min_side=min(width, height))
-        return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def _checksum(pixels: np.ndarray) -> bytes:

@@ -1,8 +1,7 @@
 """Images of other channels than red, green and blue, or of more than 8 bits: TIFF, PNG, arrays.
 
-Gray is one channel, which becomes three equal ones, as it does in 8 bits. Pages are not channels,
-unless the file says so (axes CYX of OME and ImageJ, or samples); of a stack in 8 bits the first
-page counts, as of an animation, and any other is bad.
+Pages are not channels, unless the file says so (axes CYX of OME and ImageJ, or samples); of a
+stack in 8 bits the first page counts, as of an animation, and any other is bad.
 """
 
 import io
@@ -65,8 +64,7 @@ class Channels:
         low, high = np.array([self.low, self.high], np.float32)
         if pixels.shape[2] != len(low) and (pixels.shape[2], len(low)) != (1, 3):
             raise BadImage(f"{pixels.shape[2]} channels, not {len(low)}")
-        scaled: np.ndarray = ((pixels.astype(np.float32) - low) / (high - low)).clip(0, 1)
-        return scaled
+        return np.asarray(((pixels.astype(np.float32) - low) / (high - low)).clip(0, 1))
 
 
 def named(pixel_type: PixelType | None) -> str:
@@ -208,9 +206,7 @@ def _has_channels_in_pages(file: tifffile.TiffFile) -> bool:
     return False
 
 
-def _first_series(
-    file: tifffile.TiffFile,
-) -> tuple[tifffile.TiffPageSeries, tuple[int, int, int]]:
+def _first_series(file: tifffile.TiffFile) -> tuple[tifffile.TiffPageSeries, tuple[int, int, int]]:
     """The first image, and its height, width and channels; else a `BadImage`."""
     series = file.series[0]
     sizes = dict(zip(series.axes, series.shape, strict=True))
@@ -243,10 +239,7 @@ def stored_channels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
 
 
 def image_pixels(image: Any) -> Shaped[np.ndarray, "height width channels"]:
-    """An array or tensor as by `array_pixels`, a Pillow image as its file is read.
-
-    That is upright, and RGB unless it is gray of more than 8 bits.
-    """
+    """An array as by `array_pixels`, or a Pillow image upright, in RGB unless `is_deep`."""
     if not isinstance(image, Image.Image):
         return array_pixels(image, 3)
     if not is_deep(image):
@@ -275,11 +268,8 @@ def _decoded(content: bytes) -> np.ndarray:
                 return upright(np.asarray(image)[..., None], turn)
     with _tiff(content) as file:
         series, shape = _first_series(file)
-        parts = [
-            zip(page.dataoffsets, page.databytecounts, strict=True)
-            for page in series.pages
-            if page is not None
-        ]
+        pages = [page for page in series.pages if page is not None]
+        parts = [zip(page.dataoffsets, page.databytecounts, strict=True) for page in pages]
         if max(offset + size for page in parts for offset, size in page) > len(content):
             raise BadImage("truncated")
         pixels: np.ndarray = series.asarray()
@@ -290,10 +280,7 @@ def _decoded(content: bytes) -> np.ndarray:
 
 
 def preview(pixels: np.ndarray) -> UInt8[np.ndarray, "height width 3"]:
-    """Pixels of 8 bits or from 0 to 1 as people see them, in 8 bits.
-
-    Of more than three channels the first three are red, green and blue; of two there is no blue.
-    """
+    """Pixels of 8 bits or from 0 to 1 as people see them: the first three channels in 8 bits."""
     if pixels.dtype != np.uint8:
         pixels = np.rint(255 * pixels).astype(np.uint8)
     if pixels.shape[2] == 2:

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -13,10 +13,10 @@ import numpy as np
 from nearkin.data.labels import Row
 from nearkin.data.members import Member, Place
 from nearkin.data.notes import Note, noted
-from nearkin.data.remote import File
-from nearkin.data.unpacked import kept, unpacked, unpacked_folder, write_unpacked
+from nearkin.data.remote import File, readable
+from nearkin.data.unpacked import kept, unpacked, write_unpacked
 from nearkin.errors import DataError
-from nearkin.places import system_error
+from nearkin.places import cache_folder
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
 ROWS: Final = 256  # Rows that are copied at a time
@@ -57,8 +57,7 @@ def _schema(table: File) -> Any:
 def list_column(table: File) -> tuple[Path, list[Member]]:
     """An Arrow file with the images of a table, and what lies where in it, row by row.
 
-    That is the table itself if it is one, on this machine and uncompressed. Otherwise it is copied
-    to $XDG_CACHE_HOME/nearkin/tables, once: Parquet packs many rows as one.
+    That is the table itself if it is one, on this machine and uncompressed; otherwise a copy.
     """
     with _readable(table):
         if isinstance(table, Path) and table.suffix.lower() == ".arrow":
@@ -83,7 +82,7 @@ def copied_dataset(dataset: Any) -> Path:
                 content.update(batch.serialize())
                 yield batch
 
-    new = unpacked_folder() / f"stream-{uuid4().hex}.arrow"
+    new = cache_folder("tables") / f"stream-{uuid4().hex}.arrow"
     write_unpacked(new, lambda path: _write(schema, batches(), path))
     copy = new.with_name(f"{content.hexdigest()[:32]}.arrow")
     if copy.exists():  # the time of its last write stays
@@ -97,12 +96,9 @@ def _with_bytes(batch: Any, column: str | None) -> Any:
     """The rows with the bytes of images of which they have the path of a file only."""
     import pyarrow as pa
 
-    images = None if column is None else batch.column(column)
-    if (
-        images is None
-        or not pa.types.is_struct(images.type)
-        or not images.field("bytes").null_count
-    ):
+    if column is None or not pa.types.is_struct((images := batch.column(column)).type):
+        return batch
+    if not images.field("bytes").null_count:
         return batch
     cells = images.to_pylist()
     for cell in cells:
@@ -113,17 +109,11 @@ def _with_bytes(batch: Any, column: str | None) -> Any:
     return batch.set_column(at, batch.schema.field(at), pa.array(cells, images.type))
 
 
-@contextmanager
-def _readable(table: File) -> Iterator[None]:
+def _readable(table: File) -> AbstractContextManager[None]:
     import pyarrow as pa
 
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split())
-        written = "Parquet file" if table.suffix.lower() == ".parquet" else "Arrow file"
-        damaged = DataError(f"{table}: not a readable {written} ({reason}); write it anew")
-        raise system_error(error) or damaged from error
+    what = f"{table.suffix[1:].capitalize()} file"
+    return readable(table, what, "write it anew", OSError, pa.ArrowException)
 
 
 def _batches(table: File, file: Any) -> tuple[Any, Iterable[Any]]:
@@ -185,8 +175,8 @@ def _cells(copy: Path, table: File) -> list[Member] | None:
         entries = zip((ends + start).tolist(), sizes, there, _rows(batch, schema), strict=False)
         for offset, size, valid, row in entries:
             refusal = "" if valid else "no bytes in the table"
-            place, number = Place(offset, size, size), f"{len(cells):08}"
-            cells.append(Member(number, place, refusal, row=row))
+            place = Place(offset, size, size)
+            cells.append(Member(f"{len(cells):08}", place, refusal, row=row))
     return cells
 
 
@@ -206,21 +196,21 @@ def _values(column: Any) -> tuple[Any, np.ndarray, list[bool]]:
 
 def _rows(batch: Any, schema: Any) -> Iterator[Row]:
     """What the columns label (or the only one with named classes), group and split say."""
-    classes = _named_classes(schema.metadata or {})
-    columns = _columns(schema)
-    only = next(iter(classes)) if len(classes) == 1 else None
+    classes = _named_classes(schema)
+    columns = {"label": next(iter(classes)) if len(classes) == 1 else ""} | _columns(schema)
 
-    def cells(column: str | None) -> list[Any]:
-        there = column in schema.names
-        return batch.column(column).to_pylist() if there else [None] * len(batch)
+    def cells(meaning: str) -> list[Any]:
+        column = columns.get(meaning)
+        return batch.column(column).to_pylist() if column else [None] * len(batch)
 
-    def named(column: str | None) -> list[Any]:
-        names = classes.get(column or "")
-        return cells(column) if names is None else [_name(names, n) for n in cells(column)]
+    def named(meaning: str) -> list[Any]:
+        names = classes.get(columns.get(meaning, ""))
+        if names is None:
+            return cells(meaning)
+        return [names[n] if n in range(len(names)) else None for n in cells(meaning)]
 
-    label = columns.get("label", only)
-    names = classes.get(label or "")
-    rows = map(Row.of, cells(label), named(columns.get("group")), named(columns.get("split")))
+    names = classes.get(columns["label"])
+    rows = map(Row.of, cells("label"), named("group"), named("split"))
     yield from rows if names is None else (row.named(names) for row in rows)
 
 
@@ -230,16 +220,11 @@ def undecided(tables: Iterable[File]) -> list[Note]:
     for table in tables:
         if table.suffix.lower() == ".arrow":
             schema = _schema(table)
-            classes = _named_classes(schema.metadata or {})
+            classes = _named_classes(schema)
             if len(classes) > 1 and "label" not in _columns(schema):
                 found |= dict.fromkeys(classes)
     text = "columns of classes, of which none is called label; rename the one that is meant"
     return noted("left out", [*found], text)
-
-
-def _name(names: Sequence[str], number: Any) -> str | None:
-    """What a number stands for, if it has a name."""
-    return names[number] if number in range(len(names)) else None
 
 
 def _columns(schema: Any) -> dict[str, str]:
@@ -247,10 +232,10 @@ def _columns(schema: Any) -> dict[str, str]:
     return {name.strip().lower(): name for name in schema.names}
 
 
-def _named_classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+def _named_classes(schema: Any) -> dict[str, list[str]]:
     """The names of the classes of each column of `ClassLabel`, as `datasets` notes them."""
     try:
-        described = json.loads(metadata.get(b"huggingface", b"{}"))
+        described = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = described["info"]["features"].items()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}

@@ -76,31 +76,27 @@ class Header(NamedTuple):
 
 
 class _Quiet:
-    """Pillow without its warnings and its own limit of pixels while any thread is inside.
-
-    Both are of the whole process, so the last thread that leaves puts them back.
-    """
+    """Pillow without its warnings and its limit of pixels, in all threads while one is inside."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.inside = 0
-        self.filters = ExitStack()
-        self.limit: int | None = None
+        self.undo = ExitStack()
 
     def __enter__(self) -> None:
         with self.lock:
             if self.inside == 0:
-                self.filters.enter_context(warnings.catch_warnings())
+                self.undo.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")
-                self.limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+                self.undo.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+                Image.MAX_IMAGE_PIXELS = None
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
             self.inside -= 1
             if self.inside == 0:
-                self.filters.close()
-                Image.MAX_IMAGE_PIXELS = self.limit
+                self.undo.close()
 
 
 quiet = _Quiet()
@@ -111,9 +107,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
     """The image, identified, within the limits, not decoded; Pillow's errors become `BadImage`."""
     if len(encoded) > MAX_BYTES:
         raise BadImage("too-large")
-    formats = ("HEIF",) if is_heic(encoded) else FORMATS
-    if formats != FORMATS:
-        _register_heif()
+    formats = _with_heif() if is_heic(encoded) else FORMATS
     with quiet:
         try:
             with Image.open(io.BytesIO(_without_texts(encoded)), formats=formats) as image:
@@ -149,12 +143,10 @@ OTHERS: Final = {
 """How files begin that are no images which are read here, and what to do."""
 NETPBM_TEXT: Final = "PGM or PPM as text; convert it to PNG"
 """For its comments Pillow needs a time that is quadratic: hours for a small file made so."""
-NOT_AN_IMAGE, EMPTY, HTML, TEXT = (
-    "not-an-image",
-    "empty file",
-    "HTML page, not an image",
-    "text, not an image",
-)
+NOT_AN_IMAGE: Final = "not-an-image"
+EMPTY: Final = "empty file"
+HTML: Final = "HTML page, not an image"
+TEXT: Final = "text, not an image"
 NO_IMAGE: Final = (NOT_AN_IMAGE, EMPTY, HTML, TEXT, NETPBM_TEXT, *OTHERS.values())
 """Reasons by which a file is no image at all, rather than a bad one."""
 
@@ -191,17 +183,13 @@ def what_it_is(encoded: bytes) -> str:
     start = encoded[:512]
     if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return HTML
-    known = next((reason for head, reason in OTHERS.items() if start.startswith(head)), "")
-    return known or (TEXT if _is_text(start) else NOT_AN_IMAGE)
-
-
-def _is_text(start: bytes) -> bool:
-    """Whether these are the first bytes of a text in UTF-8; the last letter may be cut."""
+    if known := [reason for head, reason in OTHERS.items() if start.startswith(head)]:
+        return known[0]
     try:
-        text = getincrementaldecoder("utf-8")().decode(start)
+        text = getincrementaldecoder("utf-8")().decode(start)  # the last letter may be cut
     except UnicodeDecodeError:
-        return False
-    return "".join(text.split()).isprintable()
+        return NOT_AN_IMAGE
+    return TEXT if "".join(text.split()).isprintable() else NOT_AN_IMAGE
 
 
 def looks_like_image(start: bytes) -> bool:
@@ -233,13 +221,14 @@ def _brands(start: bytes) -> list[bytes]:
     return [start[8:12], *(start[at : at + 4] for at in range(16, end, 4))]
 
 
-def _register_heif() -> None:
+def _with_heif() -> tuple[str, ...]:
     """Let Pillow open HEIC, by a library that is imported only where there is one to open."""
     try:
         import pillow_heif
     except ImportError:
         raise BadImage(NEEDS_HEIF) from None
     pillow_heif.register_heif_opener()
+    return ("HEIF",)
 
 
 TEXTS: Final = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
@@ -274,16 +263,11 @@ def orientation(image: Image.Image) -> int:
     return value if value in range(1, 9) else 1
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height after exif orientation."""
-    return swapped(image.size, orientation(image))
-
-
 def header(encoded: bytes) -> Header:
     """Format and size of an encoded image, or of its beginning; a `BadImage` without any."""
     with opened(encoded) as image:
         name = "JPEG" if image.format in JPEG else str(image.format)
-        return Header(name, *upright_size(image))
+        return Header(name, *swapped(image.size, orientation(image)))
 
 
 def swapped(size: tuple[int, int], turn: int) -> tuple[int, int]:
@@ -306,8 +290,8 @@ BITS_PER_SAMPLE: Final = 258  # A TIFF tag
 def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
     """Decode an image of one of `FORMATS`, recognized by content, into upright RGB, or `BadImage`.
 
-    Of an animation, the first frame counts. A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size,
-    several times faster, as long as its shorter side keeps `min_side` pixels.
+    A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as long as its
+    shorter side keeps `min_side` pixels.
     """
     with opened(encoded) as image:
         return load(image, min_side)
@@ -342,17 +326,12 @@ class Planes:
 
 
 def as_image(content: bytes | np.ndarray, *, min_side: int | None = None) -> Image.Image | Planes:
-    """Encoded bytes (see `decode`) or pixels as an image."""
+    """Encoded bytes (see `decode`), or pixels of 8 bits or from 0 to 1, as an image."""
     if isinstance(content, bytes):
         return decode(content, min_side=min_side)
-    return pixels_as_image(content)
-
-
-def pixels_as_image(pixels: np.ndarray) -> Image.Image | Planes:
-    """Pixels of 8 bits, or floats from 0 to 1, as an image."""
-    if pixels.dtype == np.uint8:
-        return Image.fromarray(pixels)
-    return Planes([Image.fromarray(np.ascontiguousarray(x)) for x in np.moveaxis(pixels, -1, 0)])
+    if content.dtype == np.uint8:
+        return Image.fromarray(content)
+    return Planes([Image.fromarray(np.ascontiguousarray(x)) for x in np.moveaxis(content, -1, 0)])
 
 
 def load(image: Image.Image, min_side: int | None) -> Image.Image:
@@ -400,22 +379,19 @@ Pixels = UInt8[np.ndarray, "_ _ 3"] | Float32[np.ndarray, "_ _ _"]
 
 
 def crops(
-    source: bytes | Pixels,
-    boxes: Float[np.ndarray, "views 4"],
-    sizes: Sequence[int],
+    source: bytes | Pixels, boxes: Float[np.ndarray, "views 4"], sizes: Sequence[int]
 ) -> list[Pixels]:
     """Cut square views, as shares (left, top, width, height) of an image that is decoded once.
 
-    Decodes at the smallest scale that gives every crop the pixels it needs. Resampling is
-    bicubic with antialiasing, as in the papers.
+    It is decoded at the smallest scale that gives every crop its pixels; crops are bicubic.
     """
     if isinstance(source, bytes):
         with opened(source) as file:
-            size = upright_size(file)
+            size = swapped(file.size, orientation(file))
             needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
             image: Image.Image | Planes = load(file, math.ceil(min(size) * needed.max()))
     else:
-        image = pixels_as_image(source)
+        image = as_image(source)
     return [_crop(image, box, side) for box, side in zip(boxes, sizes, strict=True)]
 
 
@@ -431,17 +407,14 @@ def center(source: bytes | Pixels, size: int) -> Pixels:
 
 
 def _crop(image: Image.Image | Planes, box: Float[np.ndarray, " 4"], size: int) -> Pixels:
-    limits = np.tile(image.size, 2)
-    corners = np.concatenate([box[:2], box[:2] + box[2:]]).clip(0, 1) * limits
-    region = (corners[0], corners[1], corners[2], corners[3])
+    corners = np.concatenate([box[:2], box[:2] + box[2:]]).clip(0, 1) * np.tile(image.size, 2)
+    left, top, right, bottom = corners
+    region = (left, top, right, bottom)
     return np.array(image.resize((size, size), Image.Resampling.BICUBIC, box=region))
 
 
 def rgb_pixels(image: Any, min_side: int | None = None) -> UInt8[np.ndarray, "_ _ 3"]:
-    """A PIL image of any mode, an array or a tensor (see `check_pixels`) as upright RGB.
-
-    `min_side` is that of `decode`, for a PIL image whose file is not yet decoded.
-    """
+    """A PIL image (`min_side` as in `decode`), an array or a tensor as upright RGB."""
     if isinstance(image, Image.Image):
         return np.asarray(load(image, min_side))
     pixels = eight_bits(image, 3)
@@ -463,13 +436,12 @@ def as_array(images: Any, ndim: int) -> np.ndarray:
         return np.asarray(images)
     last = images if is_channels_last(images, ndim) else images.movedim(-3, -1)
     known = last.float() if "bfloat16" in str(last.dtype) else last  # which NumPy lacks
-    pixels: np.ndarray = known.detach().cpu().numpy()
-    return pixels
+    return np.asarray(known.detach().cpu().numpy())
 
 
 def check_type(images: Any) -> None:
     """Refuse what is neither an array nor a tensor."""
-    if not hasattr(images, "dtype") or not hasattr(images, "shape"):
+    if not (hasattr(images, "dtype") and hasattr(images, "shape")):
         kind = type(images).__name__
         raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
 
@@ -500,9 +472,8 @@ def check_pixels(images: Any, ndim: int) -> None:
     Arrays have their channels last, tensors first or last; gray ones may have none.
     """
     check_type(images)
-    kind, layout = "an array", "(height, width, 3)"
-    if is_tensor(images):
-        kind, layout = "a tensor", "(3, height, width)"
+    tensor = "a tensor", "(3, height, width)"
+    kind, layout = tensor if is_tensor(images) else ("an array", "(height, width, 3)")
     shape, dtype = tuple(images.shape), str(images.dtype)
     check_several(images, ndim)
     color = len(shape) == ndim and shape[-1 if is_channels_last(images, ndim) else -3] in (1, 3)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Int64, Shaped, UInt64
+from jaxtyping import Float16, Float32, Int64, Shaped, UInt64
 from PIL import Image
 
 from nearkin.data.channels import preview
@@ -106,8 +106,7 @@ def _signature(images: Images, row: int) -> tuple[bytes, np.ndarray]:
 def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates:
     """Group exact and near-duplicates, and merge the groups that the images had.
 
-    In a time and a memory nearly proportional to the number of images, of any size, without an
-    encoder. A plain image, or one without detail, is no near-duplicate.
+    A plain image, or one without detail, is no near-duplicate.
     """
     known, own = signatures(images, on_progress), pairs_of(images.groups)
     exact = exact_groups(known)
@@ -227,7 +226,9 @@ def _hashes(
     visible, hashes = [rows[:0]], [np.zeros(0, np.uint64)]
     for block in np.array_split(rows, len(rows) // BLOCK + 1):
         luma, _ = _planes(features[block])
-        shows = _shows(luma)
+        flat = _flat(luma, KEPT)
+        levels, detail = (np.sqrt(_dot(x, x)) / SIDE for x in (flat, luma * _detail))
+        shows = (levels >= MIN_LEVELS) & (detail >= MIN_DETAIL)
         for whole in (luma[shows], section @ luma[shows] @ section.T):
             signs = whole.reshape(-1, KEPT**2)[:, lowest] > 0
             visible.append(block[shows])
@@ -249,7 +250,7 @@ def _candidates(hashes: UInt64[np.ndarray, " images"], bits: Int64[np.ndarray, "
 
 
 def similarity(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"]:
-    """Return the correlation of near-duplicates, one aligned to the other; 0 of other pairs."""
+    """The correlation of near-duplicates, one aligned to the other; 0 of other pairs."""
 
     def compare(one: Planes, other: Planes) -> np.ndarray:
         return np.asarray(np.maximum(_inside(*one, *other), _inside(*other, *one)))
@@ -258,7 +259,7 @@ def similarity(features: Features, pairs: Pairs) -> Float32[np.ndarray, " pairs"
 
 
 def mirrored(features: Features) -> Features:
-    """Return the features of the mirror images: odd waves from left to right change their sign."""
+    """The features of the mirror images: odd waves from left to right change their sign."""
     signs = np.where(np.arange(KEPT) % 2, np.float16(-1), np.float16(1))
     luma, chroma = np.tile(signs, KEPT), np.tile(signs[:COLOR], 2 * COLOR)
     return np.asarray(features * np.concatenate([luma, chroma]))
@@ -296,8 +297,7 @@ def _compared(
 
 def _section(share: float) -> Float32[np.ndarray, "_ _"]:
     """The matrix from frequencies of a side to those of its middle, which lacks this share."""
-    section: np.ndarray = _warps(np.full(1, -share, np.float32), np.zeros(1, np.float32))[0][0]
-    return section
+    return np.asarray(_warps(np.full(1, -share, np.float32), np.zeros(1, np.float32))[0][0])
 
 
 def _planes(features: Features) -> Planes:
@@ -307,22 +307,12 @@ def _planes(features: Features) -> Planes:
     return luma, numbers[:, KEPT**2 :].reshape(-1, 2, COLOR, COLOR)
 
 
-def _shows(luma: Squares) -> Bool[np.ndarray, " batch"]:
-    """Whether images show enough to be compared."""
-    levels, detail = (np.sqrt(_dot(x, x)) / SIDE for x in (_flat(luma, KEPT), luma * _detail))
-    return np.asarray((levels >= MIN_LEVELS) & (detail >= MIN_DETAIL))
-
-
 def _dot(a: np.ndarray, b: np.ndarray) -> Float32[np.ndarray, " batch"]:
     return np.asarray((a * b).sum(axis=tuple(range(1, a.ndim))))
 
 
 def _inside(
-    luma: Squares,
-    chroma: np.ndarray,
-    luma_b: Squares,
-    chroma_b: np.ndarray,
-    start: float = 0.0,
+    luma: Squares, chroma: np.ndarray, luma_b: Squares, chroma_b: np.ndarray, start: float = 0.0
 ) -> Float32[np.ndarray, " batch"]:
     """The correlation with images of the second kind of a section of the first; 0 if they differ.
 
@@ -385,11 +375,7 @@ def _warps(
     place = _steps * (1 + zoom[:, None]) + shift[:, None] + SIDE / 2
     phase = place[..., None] * _waves
     slope = -np.sin(phase) * (_norms * _waves)
-    return (
-        _dct.T @ (np.cos(phase) * _norms),
-        _dct.T @ (_steps[:, None] * slope),
-        _dct.T @ slope,
-    )
+    return (_dct.T @ (np.cos(phase) * _norms), _dct.T @ (_steps[:, None] * slope), _dct.T @ slope)
 
 
 def _columns(

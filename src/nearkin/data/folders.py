@@ -1,4 +1,4 @@
-"""The images below a folder, and those that a table lists."""
+"""The images below a folder or an address of a store, and those that a table lists."""
 
 import os
 import stat
@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from posixpath import normpath
 from typing import Final
 
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.archives import is_shard, list_shards
+from nearkin.data.archives import forbidden, is_shard, list_shards
 from nearkin.data.columns import COLUMN_TABLES, has_image_column
-from nearkin.data.images import BadFile, Folder
+from nearkin.data.images import BadFile, Folder, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import (
     Listing,
@@ -25,10 +26,11 @@ from nearkin.data.listing import (
     not_read,
     require_files,
 )
-from nearkin.data.notes import Note
-from nearkin.data.remote import File
-from nearkin.data.tables import files_of, folder_of
-from nearkin.errors import DataError, UsageError
+from nearkin.data.members import Archives, Place
+from nearkin.data.notes import Note, note_on
+from nearkin.data.remote import File, RemoteFile, address, files_below, remote_files
+from nearkin.data.tables import Rows, absent, by_name, called, folder_of, places_of
+from nearkin.errors import DataError, UsageError, redacted
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
 
@@ -69,53 +71,108 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     if not shards:
         return loose
     try:
-        shards = _with_images(shards)
+        # Archives and tables with images; all if there are none, so that an error says why.
+        shards = {n: x for n, x in shards.items() if _may_have_images(n, x)} or shards
         packed = list_shards(where, shards)
     except DataError as error:
         if not loose.names:
             raise
         text = f"{count(len(shards), 'shard')} beside the images ({error})"
-        note = Note("left out", text, len(shards), tuple([*shards][:3]))
-        return replace(loose, notes=[*loose.notes, note])
+        return replace(loose, notes=[*loose.notes, *note_on("left out", [*shards], text)])
     files, images = count(len(loose.names), "file"), count(len(packed.names), "image")
     several = count(len(shards), "shard")
     if len(loose.names) >= len(packed.names):
         text = f"{files} are the data, not the images in {several} beside them"
         note = Note("guessed", text, len(packed.names), tuple([*shards][:3]))
         return replace(loose, notes=[*loose.notes, note])
-    notes = [*packed.notes]
-    if loose.names:
-        text = f"{images} in {several} are the data, not {files} beside them"
-        notes.append(Note("guessed", text, len(loose.names), loose.names[:3]))
-    rest = [name for name in loose.others if name not in shards]
-    others = [*packed.others, *rest]
+    text = f"{images} in {several} are the data, not {files} beside them"
+    notes = [*packed.notes, *note_on("guessed", loose.names, text)]
+    others = [*packed.others, *(name for name in loose.others if name not in shards)]
     return replace(packed, bad=packed.bad + loose.bad, others=others, notes=notes)
 
 
-def _with_images(shards: Mapping[str, File]) -> Mapping[str, File]:
-    """Archives and tables with images; all if there are none, so that an error says why."""
-    some = {
-        name: file
-        for name, file in shards.items()
-        if not name.lower().endswith(COLUMN_TABLES) or has_image_column(file)
-    }
-    return some or shards
+def _may_have_images(name: str, file: File) -> bool:
+    return not name.lower().endswith(COLUMN_TABLES) or has_image_column(file)
 
 
-def list_table(path: Path, written: Sequence[tuple[str, Row]]) -> Listing:
-    """The images that a table's rows list, by absolute paths or relative to the table's folder."""
-    root, rows = files_of(path, written)
-    listing = list_files(root, rows, rows)
-    notes, again = list[Note](), len(written) - len(rows)
-    if again:
-        text = f"{count(again, 'row')} of {path} with the files of others"
-        notes.append(Note("merged", text, again))
-    if str(root) != folder_of(path):
-        text = (
-            f"{len(rows)} images by their paths below {root}, for some lie outside of the table's"
-        )
-        notes.append(Note("renamed", f"{text} folder", len(rows), listing.names[:3]))
+def list_store(url: str) -> Listing:
+    """The same as `list_folder` for an address of a store, which knows neither links nor runs.
+
+    The suffixes of names decide which files are images: to open others would cost requests.
+    """
+    root, others = url.rstrip("/"), list[str]()
+
+    def wanted(name: str) -> bool:
+        found = is_image(name) or (is_shard(name) and not is_hidden(name))
+        if not found:
+            others.append(name)
+        return found
+
+    files = files_below(root, wanted)
+    images = {name: file for name, file in files.items() if is_image(name)}
+    shards = {name: file for name, file in files.items() if name not in images}
+    loose = replace(_of_store(root, images), others=[*sorted(others, key=in_bytes), *shards])
+    where = redacted(root)
+    return require_files(images_or_shards(where, loose, shards), where)
+
+
+def list_remote_table(table: RemoteFile, written: Rows) -> Listing:
+    """The images that rows of a table in a store list, by paths relative to it, or addresses."""
+    root = table.url.partition("?")[0].rpartition("/")[0]
+    rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
+    if root.startswith("http"):  # which may have no list of its files
+        files = remote_files({name: address(root, name) for name in rows})
+    else:
+        files = files_below(root, rows.__contains__)
+    if missing := [name for name in rows if name not in files]:
+        raise absent(table, missing, len(rows), redacted(root))
+    return replace(_of_store(root, files, rows), key=str(table))
+
+
+def _of_store(
+    root: str, files: Mapping[str, RemoteFile], rows: Mapping[str, Row] | None = None
+) -> Listing:
+    reasons = {name: forbidden(name) or not_read(name) for name in files}
+    used = {name: file for name, file in files.items() if not reasons[name]}
+    sizes = [file.size for file in used.values()]
+    states = np.array([sizes, [file.tag for file in used.values()]], np.int64).T
+    places = np.array([Place(0, size, size) for size in sizes], np.int64)
+    source = Archives([*used.values()], np.arange(len(used)), places.reshape(-1, 4))
+    bad = [BadFile(name, reason, files[name].size) for name, reason in reasons.items() if reason]
+    return replace(listed(source, [*used], states, rows), bad=bad, key=redacted(root))
+
+
+def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listing:
+    """The images that a table's rows list, by absolute paths or relative to the table's folder.
+
+    If any row has a box, these are boxes of images, and rows without one are left out. Paths may
+    also be relative to other folders.
+    """
+    boxed = [(file, row) for file, row in written if row.box]
+    used = boxed or written
+    root, places = places_of(path, (file for file, _ in used), folders or [folder_of(path)])
+    names = called([(places[file], row) for file, row in used])
+    name_of = {said: name for (said, _), (name, _) in zip(called(used), names, strict=True)}
+    rows, _ = by_name(path, called(used), name_of.get)
+    without, again = len(written) - len(used), len(used) - len(rows)
+    notes = note_on("left out", without, f"{count(without, 'row')} of {path} without a box")
+    what = "boxes" if boxed else "files"
+    notes += note_on("merged", again, f"{count(again, 'row')} of {path} with the {what} of others")
+    listing = _boxes_of_files(root, rows) if boxed else list_files(root, rows, rows)
+    if str(root) != folder_of(path) and not boxed:
+        text = f"{len(rows)} images by their paths below {root}, for some lie outside of the"
+        notes.append(Note("renamed", f"{text} table's folder", len(rows), listing.names[:3]))
     return replace(listing, key=str(path.resolve()), notes=notes)
+
+
+def _boxes_of_files(root: Path, rows: Mapping[str, Row]) -> Listing:
+    files = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in rows))
+    composed = dict(zip(files.written, files.names, strict=True))
+    regions = dict[str, Row]()
+    for name, row in rows.items():
+        file, mark, box = name.rpartition("#")
+        regions[composed.get(file, file) + mark + box] = row
+    return replace(files, regions=regions)
 
 
 def list_file(path: Path) -> Listing:
@@ -125,7 +182,11 @@ def list_file(path: Path) -> Listing:
 
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
     """These files below a folder, also those that no walk comes to, and what is said of them."""
-    found, states, bad = _sorted_out((name, _state_of_listed(root, name)) for name in names)
+    reasons = ((name, not_read(name)) for name in names)
+    found, states, bad = _sorted_out(
+        (name, BadFile(name, reason) if reason else _state(f"{root}/{name}", name))
+        for name, reason in reasons
+    )
     return replace(listed(Folder(root, found), found, states, rows), bad=bad)
 
 
@@ -145,12 +206,6 @@ def _sorted_out(
     return names, np.array(states, np.int64).reshape(-1, 2), bad
 
 
-def _state_of_listed(root: Path, name: str) -> State:
-    """The state of a file that is said to be an image."""
-    reason = not_read(name)
-    return BadFile(name, reason) if reason else _state(f"{root}/{name}", name)
-
-
 def _state(path: str, name: str) -> State:
     """The state of what a path leads to."""
     try:
@@ -168,7 +223,12 @@ class _Walk:
         self.root = root
         self.inside = f"{root}{os.sep}".replace(os.sep * 2, os.sep)
         self.leading_out = list[tuple[str, str]]()  # Names, and where they lead
-        self.follow = _follows_links()
+        # A downloaded folder may have links to images of the user, which would then be in
+        # embeddings, pages and exports.
+        links = os.environ.get(LINKS) or "inside"
+        if links not in ("inside", "follow"):
+            raise UsageError(f"{LINKS} {links!r} is not inside or follow")
+        self.follow = links == "follow"
 
     def files(self) -> Iterator[tuple[str, State]]:
         """Every file's name and state, breadth first, links to folders last."""
@@ -218,9 +278,8 @@ class _Walk:
         if isinstance(state, BadFile):
             return state
         target = os.path.realpath(path)
-        if stat.S_ISDIR(state.st_mode) and self.inside.startswith(
-            f"{target.rstrip(os.sep)}{os.sep}"
-        ):
+        below = f"{target.rstrip(os.sep)}{os.sep}"
+        if stat.S_ISDIR(state.st_mode) and self.inside.startswith(below):
             return BadFile(name, PASSED)  # it leads to what it is in
         if not target.startswith(self.inside):
             self.leading_out.append((name, target))
@@ -233,19 +292,7 @@ class _Walk:
         if not links:
             return []
         text = f"{count(len(links), 'link')} out of {self.root}, to {Path(links[0][1]).parent}"
-        names = tuple(name for name, _ in links[:3])
+        names = [name for name, _ in links]
         if self.follow:
-            return [Note("guessed", f"{text}, followed as {LINKS} says", len(links), names)]
-        return [Note("left out", f"{text}; {LINKS}=follow reads them", len(links), names)]
-
-
-def _follows_links() -> bool:
-    """Whether links that lead out of a folder are followed: from $NEARKIN_LINKS, if it is set.
-
-    A downloaded folder may have links to images of the user, which would then be in
-    embeddings, pages and exports.
-    """
-    text = os.environ.get(LINKS) or "inside"
-    if text not in ("inside", "follow"):
-        raise UsageError(f"{LINKS} {text!r} is not inside or follow")
-    return text == "follow"
+            return note_on("guessed", names, f"{text}, followed as {LINKS} says")
+        return note_on("left out", names, f"{text}; {LINKS}=follow reads them")

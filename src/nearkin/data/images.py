@@ -18,7 +18,7 @@ from PIL import Image
 
 from nearkin.data.channels import Channels, as_color, image_pixels, in_8_bits
 from nearkin.data.decode import BadImage, PixelType
-from nearkin.data.notes import Note, lines
+from nearkin.data.notes import Note, lines, note_on
 from nearkin.errors import ResourceError
 from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
 
@@ -93,8 +93,7 @@ class Arrays(Source):
     def read(self, row: int, limit: int | None = None) -> np.ndarray:
         """An image's pixels: RGB, if they are of 8 bits and of one channel or three."""
         del limit
-        image: np.ndarray = self.stacked(np.array([row]))[0]
-        return image
+        return np.asarray(self.stacked(np.array([row]))[0])
 
     def only(self, rows: Rows) -> "Arrays":
         """The source of these images alone, without a copy of their pixels."""
@@ -189,25 +188,6 @@ class Either(Source):
         self.second.warm((positions[positions >= self.start] - self.start).tolist())
 
 
-@dataclass(frozen=True, eq=False)
-class In8Bits(Source):
-    """Reads gray images of more than 8 bits in 8, whether they are files or pixels."""
-
-    source: Source
-
-    def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
-        """The file's bytes, which are decoded to 8 bits; or pixels."""
-        return in_8_bits(self.source.read(row, limit))
-
-    def only(self, rows: Rows) -> "In8Bits":
-        """The source of these images alone."""
-        return In8Bits(self.source.only(rows))
-
-    def warm(self, rows: Iterable[int]) -> None:
-        """Fetch those that lie in a store, at once."""
-        self.source.warm(rows)
-
-
 @dataclass(frozen=True, slots=True)
 class BadFile:
     """A file that cannot be used."""
@@ -253,8 +233,8 @@ class Images:
         return self.scaled(self.stored(row))
 
     def scaled(self, content: bytes | np.ndarray) -> bytes | np.ndarray:
-        """An image as it is stored, with its channels scaled as those of these images are."""
-        return content if self.channels is None else self.channels.scaled(content)
+        """An image as it is stored, in 8 bits or with its `channels` scaled."""
+        return in_8_bits(content) if self.channels is None else self.channels.scaled(content)
 
     def stored(self, row: SupportsIndex) -> bytes | np.ndarray:
         """An image as it is stored: encoded, or its pixels of any type."""
@@ -274,7 +254,10 @@ class Images:
         """The images in these ascending rows, with the same classes."""
         if (np.diff(rows) <= 0).any():
             raise ValueError("rows must ascend, each once; sort them")
-        rows = rows.astype(np.int64)
+        return self.at(rows.astype(np.int64))
+
+    def at(self, rows: Rows) -> "Images":
+        """The images in these rows."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
         columns |= {name: picked(getattr(self, name), rows) for name in ("names", "group_names")}
         return replace(self, source=self.source.only(rows), **columns)
@@ -285,11 +268,9 @@ class Images:
 
     def decisions(self, *more: Note) -> list[str]:
         """Lines of the notes, of more, and of files that cannot be used, for want of a list."""
-        if self.bad:
-            text = f"{len(self.bad)} of {len(self) + len(self.bad)} images, which cannot be read"
-            first = tuple(f"{file.name} ({file.reason})" for file in self.bad[:3])
-            more = (*more, Note("left out", text, len(self.bad), first))
-        return lines((*self.notes, *more))
+        text = f"{len(self.bad)} of {len(self) + len(self.bad)} images, which cannot be read"
+        bad = [f"{file.name} ({file.reason})" for file in self.bad]
+        return lines((*self.notes, *more, *note_on("left out", bad, text)))
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -322,10 +303,9 @@ class Images:
         return bool((self.sizes[:, 0] == self.sizes[:, 1]).all())
 
     def held_side(self, image_size: int) -> int:
-        """Return the side in pixels of the squares that trainings at this size hold in memory.
+        """The side in pixels of the squares that trainings at this size hold in memory.
 
-        Images that are not all square are squashed to squares, of their longest side at least.
-        0 if images are not small, or take more than 4 GiB: then they are read at every step.
+        Images that are not all square are squashed. 0 if they are not small, or take over 4 GiB.
         """
         side = image_size if self.are_square else max(image_size, int(self.sizes.max(initial=0)))
         fits = self.is_small and len(self) * side**2 * self.pixel_bytes <= MAX_HELD
@@ -361,11 +341,10 @@ def content_bytes(image: bytes | np.ndarray) -> bytes:
 
 
 def content_id(start: bytes | np.ndarray, size: int) -> int:
-    """Return 64 bits that tell an image from others: of its pixels, or of its file, and its size.
+    """64 bits that tell an image from others: of its pixels, or of its file, and its size.
 
-    Of a file only the first `PREFIX` bytes count, so that no more than the headers of a million
-    files is read. Edits of an uncompressed file that leave its first 64 KiB as they were are not
-    noticed.
+    Of a file only the first `PREFIX` bytes count, so that of a million no more is read: edits of
+    an uncompressed file behind them are not noticed.
     """
     told_by = start[:PREFIX] if isinstance(start, bytes) else start
     whole = hashlib.sha256(content_bytes(told_by) + b"%d" % size)

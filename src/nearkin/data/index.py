@@ -1,8 +1,4 @@
-"""An index of what is known of each file, computed once and stored until the file changes.
-
-It lies in $XDG_CACHE_HOME/nearkin/index (by default ~/.cache). Where that cannot be written, all
-is computed again at every start.
-"""
+"""An index of what is known of each file, computed once and stored until the file changes."""
 
 import hashlib
 import zipfile
@@ -15,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool
 from torch.utils.data import Dataset
 
 from nearkin.data.decode import BadImage, quiet
@@ -45,9 +41,9 @@ def indexed(
 ) -> tuple[np.ndarray, dict[int, str]]:
     """A record of each file: from the index of this name or, if it is not in there, computed.
 
-    Threads compute and, if many files are new, processes with threads. Returns the records, which
-    are zero where there is none, and for each such row the reason. It may be no fault of the file
-    but of a permission, a package, a disk or a store, so these are tried again at every start.
+    Threads compute and, if many files are new, processes with threads. A file without a record has
+    zeros and a reason. It may be no fault of the file but of a permission, a package, a disk or a
+    store, so these are tried again at every start.
     """
     records, known = np.zeros(len(files.names), dtype), np.zeros(len(files.names), np.bool_)
     path = None
@@ -75,8 +71,12 @@ def indexed(
 def _load(path: Path, files: Listing | Images, records: np.ndarray) -> Bool[np.ndarray, " files"]:
     """Fill in the records of files that have not changed; return which rows these are."""
     try:
-        with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
-            then = _stored_rows(file["names"].tobytes(), files.names)
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            then = np.arange(len(records))  # as a rule; a table of millions of names is large
+            if (stored := file["names"].tobytes()) != _joined(files.names):
+                names = stored.decode("utf-8", "surrogateescape").split("\0")
+                row_of = {name: row for row, name in enumerate(names)}
+                then = np.array([row_of.get(name, -1) for name in files.names], np.int64)
             unchanged = (file["states"][then] == files.states).all(axis=1)
             same: np.ndarray = (then >= 0) & file["known"][then] & unchanged
             records[same] = file["records"][then[same]]
@@ -85,27 +85,15 @@ def _load(path: Path, files: Listing | Images, records: np.ndarray) -> Bool[np.n
         return np.zeros(len(records), np.bool_)  # absent or damaged: all can be computed again
 
 
-def _stored_rows(stored: bytes, names: Sequence[str]) -> Int64[np.ndarray, " files"]:
-    """Return the row in the index of each file, -1 if it has none."""
-    if stored == _joined(names):  # as a rule; a table of millions of names is large
-        return np.arange(len(names))
-    then = stored.decode("utf-8", "surrogateescape").split("\0")
-    row_of = {name: row for row, name in enumerate(then)}
-    return np.array([row_of.get(name, -1) for name in names], np.int64)
-
-
 def _joined(names: Sequence[str]) -> bytes:
     return in_bytes("\0".join(names))
 
 
 def _save(
-    path: Path,
-    files: Listing | Images,
-    records: np.ndarray,
-    known: Bool[np.ndarray, " files"],
+    path: Path, files: Listing | Images, records: np.ndarray, known: Bool[np.ndarray, " files"]
 ) -> None:
     """Store an index in place of the one before."""
-    names: UInt8[np.ndarray, " bytes"] = np.frombuffer(_joined(files.names), np.uint8)
+    names = np.frombuffer(_joined(files.names), np.uint8)
     columns = {"names": names, "states": files.states, "records": records, "known": known}
     with suppress(OSError):  # a full or read-only disk costs the next start some time, no more
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +104,7 @@ def _save(
 class _Blocks(Dataset[list[Record | str]]):
     """The records of some rows, or why there are none, block by block.
 
-    As a data set, for the loader's processes: they replace a lost one, and get `compute`, which
-    may hold a million names, once.
+    For the loader's processes, which get `compute`, that may hold a million names, once.
     """
 
     def __init__(self, compute: Compute, rows: np.ndarray) -> None:
@@ -130,10 +117,8 @@ class _Blocks(Dataset[list[Record | str]]):
     def __getitem__(self, number: int) -> list[Record | str]:
         with quiet, ThreadPoolExecutor(THREADS) as pool:
             parts = np.array_split(self.rows[number], THREADS)
-            return list(chain.from_iterable(pool.map(self._part, parts)))
-
-    def _part(self, rows: np.ndarray) -> list[Record | str]:
-        return list(map(self._answer, rows.tolist()))
+            answers = pool.map(lambda rows: list(map(self._answer, rows.tolist())), parts)
+            return list(chain.from_iterable(answers))
 
     def _answer(self, row: int) -> Record | str:
         try:

@@ -14,7 +14,7 @@ from jaxtyping import Int64, Shaped
 
 from nearkin.data.boxes import Box
 from nearkin.data.images import Images, in_bytes
-from nearkin.data.notes import Note, noted
+from nearkin.data.notes import Note, note_on, noted
 from nearkin.errors import DataError
 from nearkin.pace import count
 from nearkin.types import UNLABELED
@@ -42,7 +42,7 @@ STRAY: Final = 0.1  # The largest share of images in no folder, for the folders 
 
 @lru_cache(maxsize=2**16)
 def split_of(name: str) -> str:
-    """Return train, val or test, if a name says one of them and little else; '' if not.
+    """Train, val or test, if a name says one of them and little else; '' if not.
 
     Numbers and punctuation do not count. A shard may say more, such as whose part it is.
 
@@ -58,15 +58,12 @@ def split_of(name: str) -> str:
 
 
 def splits_of(names: Sequence[str]) -> Shaped[np.ndarray, " names"]:
-    """Return what `split_of` says of each name."""
+    """What `split_of` says of each name."""
     return np.array([split_of(name) for name in names], np.str_)
 
 
 def composed(name: str) -> str:
-    """Return the name of a class in the one form that all its spellings that look alike share.
-
-    Systems differ in how they compose an accented letter, and nobody sees outer spaces.
-    """
+    """The form that all spellings of a class share: composed letters, without outer spaces."""
     return normalize("NFC", name.strip())
 
 
@@ -82,7 +79,7 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, label: Any = None, group: Any = None, split: Any = None, line: int = 0) -> "Row":
-        """Return what cells of any type say."""
+        """What cells of any type say."""
         try:
             text, unusable = text_of(label), ""
         except TypeError:
@@ -90,10 +87,7 @@ class Row(NamedTuple):
         return cls(text, _written(group), _written(split), line, unusable)
 
     def named(self, classes: Sequence[str]) -> "Row":
-        """Return the same with the name of the class whose number the label is.
-
-        -1 is of no class. So is a number beyond the names, which contradicts them.
-        """
+        """The same with the name of the class whose number the label is; of others, with none."""
         if not INTEGER.fullmatch(label := whole_number(self.label)):
             return self
         number, last = int(label), len(classes) - 1
@@ -104,7 +98,7 @@ class Row(NamedTuple):
 
 
 def whole_number(text: str) -> str:
-    """Return a whole number without the fraction that floats have; other text as it is.
+    """A whole number without the fraction that floats have; other text as it is.
 
     >>> [whole_number(text) for text in ("3.0", "-1", "3.5", "cat")]
     ['3', '-1', '3.5', 'cat']
@@ -120,28 +114,22 @@ def _written(cell: Any) -> str:
 
 
 def text_of(cell: Any) -> str:
-    """Return the text of a cell; '' for None, NaN and what stands for them in pandas.
-
-    Raises:
-        TypeError: If it holds several values.
-    """
+    """The text of a cell, '' for None, NaN and the like of pandas; a TypeError of several."""
     if isinstance(cell, np.ndarray | np.generic) or hasattr(cell, "detach"):
         cell = cell.tolist()
     if isinstance(cell, list | tuple) and len(cell) == 1:
         return text_of(cell[0])
     if isinstance(cell, list | tuple | set | Mapping):
         raise TypeError("several values")
-    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
+    is_nan = isinstance(cell, float) and isnan(cell)
+    if cell is None or is_nan or type(cell).__name__ in ("NAType", "NaTType"):
         return ""
-    if isinstance(cell, float) and isnan(cell):
-        return ""
-    return (
-        cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else str(cell)
-    ).strip()
+    text = cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else str(cell)
+    return text.strip()
 
 
 def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
-    """Return the class of each row, '' for none, and what was decided about their labels.
+    """The class of each row, '' for none, and what was decided about their labels.
 
     Where all labels are numbers, NaN is no label and -1 means that there is none, as in arrays and
     in `datasets`; and whole numbers are written as such, since programs make floats of them where
@@ -149,36 +137,38 @@ def class_of(rows: Mapping[str, Row]) -> tuple[dict[str, str], list[Note]]:
     """
     labels = {name: row.label for name, row in rows.items()}
     counts = Counter(filter(None, labels.values()))
-    meaning, notes = dict[str, str](), list[Note]()
     if all(map(NUMBER.fullmatch, counts)):
-        negative = any(float(label) < 0 and float(label) != -1 for label in counts)
-        none = [x for x in counts if isnan(float(x)) or (float(x) == -1 and not negative)]
-        meaning = dict.fromkeys(none, "")
-        rest = counts.keys() - meaning.keys()
-        if all(map(WHOLE.fullmatch, rest)):
-            meaning |= {x: whole_number(x) for x in rest}
-        if none:
-            total = sum(counts[label] for label in none)
-            text = f"{count(total, 'label')} {' or '.join(sorted(none))}, which means no label"
-            notes.append(Note("left out", text, total))
-        renamed = sorted(x for x in rest if meaning.get(x, x) != x)
-        notes += noted("renamed", renamed, "whole numbers as labels, now without a fraction")
+        meaning, notes = _numbers(counts)
     else:
-        names = sorted(label for label in counts if label.casefold() in MISSING)
-        if names:
+        meaning, notes = {}, list[Note]()
+        if names := sorted(label for label in counts if label.casefold() in MISSING):
             total = sum(counts[label] for label in names)
-            text = (
-                f"{total} labels are taken for the name of a class; leave the cell empty where "
-                "there is no label"
-            )
-            notes.append(Note("guessed", text, total, tuple(names)))
+            text = f"{total} labels are taken for the name of a class; leave the cell empty where"
+            notes.append(Note("guessed", f"{text} there is no label", total, tuple(names)))
     unusable = [row.unusable for row in rows.values() if row.unusable]
-    if total := unusable.count(NO_CLASS):
-        text = f"{count(total, 'label')} {NO_CLASS}, which means no label"
-        notes.append(Note("left out", text, total))
     others = [label for label in unusable if label != NO_CLASS]
+    notes += _no_labels(len(unusable) - len(others), NO_CLASS)
     notes += noted("left out", others, "labels that are not one class")
     return {name: meaning.get(label, label) for name, label in labels.items()}, notes
+
+
+def _numbers(counts: Mapping[str, int]) -> tuple[dict[str, str], list[Note]]:
+    """The classes that numbers mean, and what was decided about them."""
+    negative = any(float(label) < 0 and float(label) != -1 for label in counts)
+    none = [x for x in counts if isnan(float(x)) or (float(x) == -1 and not negative)]
+    meaning = dict.fromkeys(none, "")
+    rest = counts.keys() - meaning.keys()
+    if all(map(WHOLE.fullmatch, rest)):
+        meaning |= {x: whole_number(x) for x in rest}
+    renamed = sorted(x for x in rest if meaning.get(x, x) != x)
+    notes = _no_labels(sum(counts[label] for label in none), " or ".join(sorted(none)))
+    text = "whole numbers as labels, now without a fraction"
+    return meaning, notes + noted("renamed", renamed, text)
+
+
+def _no_labels(number: int, written: str) -> list[Note]:
+    text = f"{count(number, 'label')} {written}, which means no label"
+    return note_on("left out", number, text)
 
 
 def spellings(labels: Iterable[str]) -> list[Note]:
@@ -253,15 +243,12 @@ def annotations_from_rows(
     classes, notes = class_of(rows)
     absent = Row()
     own = [rows.get(name, absent) for name in names]
-    splits = [split_of(row.split) for row in own]
-    unknown = [
-        row.split for row, split in zip(own, splits, strict=True) if row.split and not split
-    ]
+    unknown = [row.split for row in own if row.split and not split_of(row.split)]
     if unknown:
         text = f"the splits of {len(unknown)} images, which are not train, val or test"
         notes.append(Note("left out", text, len(unknown), tuple(dict.fromkeys(unknown))[:3]))
-    labels = [classes.get(name, "") for name in names]
-    return Annotations(labels, [row.group for row in own], splits), notes
+    labels, groups = [classes.get(name, "") for name in names], [row.group for row in own]
+    return Annotations(labels, groups, [split_of(row.split) for row in own]), notes
 
 
 def annotations_from_folders(names: Sequence[str], labels: str) -> tuple[Annotations, list[Note]]:
@@ -271,18 +258,15 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> tuple[Annotat
     are the splits; what lies beside them has neither split nor label. Of what remains, without a
     single folder around everything, an image's folder is its label, if the folders look like
     classes: at least two of them, with two images or more on average, and nearly all images in
-    one. A folder inside of a class folder is of that class.
-
-    Args:
-        names: Of the images.
-        labels: "auto", "folders" to insist on classes, each folder its own, or "none".
+    one. A folder inside of a class folder is of that class. `labels` are "auto", "folders" to
+    insist on classes, each folder its own, or "none".
     """
     of_image = [name.rpartition("/")[0] for name in names]
     counts = Counter(of_image)
     paths = {folder: [part for part in folder.split("/") if part] for folder in counts}
     splits, level = _splits(paths)
     classes = _class_paths(paths, splits, level)
-    notes = list[Note]()
+    label, notes = dict[str, str](), list[Note]()
     if level is not None and (beside := [f for f, split in splits.items() if not split]):
         total = sum(counts[folder] for folder in beside)
         text = f"{count(total, 'image')} to train on beside the folders train and test"
@@ -298,27 +282,19 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> tuple[Annotat
     elif labels == "auto":
         label, more = _guessed(classes, counts)
         notes += more
-    else:
-        label = {}
-    return (
-        Annotations(
-            [label.get(folder, "") for folder in of_image],
-            [""] * len(names),
-            [splits[folder] for folder in of_image],
-        ),
-        notes,
-    )
+    of_images = [label.get(folder, "") for folder in of_image]
+    found = [splits[folder] for folder in of_image]
+    return Annotations(of_images, [""] * len(names), found), notes
 
 
 Paths = Mapping[str, Sequence[str]]  # The parts of folders, by folder
 
 
 def _splits(paths: Paths) -> tuple[dict[str, str], int | None]:
-    """Return the split of each folder, and how deep the folders lie that are called so."""
+    """The split of each folder, and how deep the folders lie that are called so."""
     for level in range(max(map(len, paths.values()))):
-        named = {
-            f: split_of(path[level]) if level < len(path) else "" for f, path in paths.items()
-        }
+        deep = {folder: path[level] for folder, path in paths.items() if level < len(path)}
+        named = {folder: split_of(deep.get(folder, "")) for folder in paths}
         said = set(named.values())
         if "" not in said or said >= {"train", "test"} or said >= {"train", "val"}:
             return named, level
@@ -326,12 +302,13 @@ def _splits(paths: Paths) -> tuple[dict[str, str], int | None]:
 
 
 def _class_paths(paths: Paths, splits: Mapping[str, str], level: int | None) -> Paths:
-    """Return what may be the class of each folder: its path less shards, splits and wrappers."""
-    classes = {
-        folder: [part for at, part in enumerate(path) if at != level and not _is_shard(part)]
-        for folder, path in paths.items()
-        if level is None or splits[folder]
-    }
+    """What may be the class of each folder: its path less shards, splits and wrappers."""
+
+    def parts(path: Sequence[str]) -> list[str]:
+        return [x for at, x in enumerate(path) if at != level and not x.lower().endswith(SHARDS)]
+
+    used = {folder: path for folder, path in paths.items() if level is None or splits[folder]}
+    classes = {folder: parts(path) for folder, path in used.items()}
     while all(len(path) > 1 for path in classes.values()) and (
         len({path[0] for path in classes.values()}) == 1  # or of a split inside of the split
         or all(split_of(path[0]) == splits[folder] != "" for folder, path in classes.items())
@@ -340,12 +317,8 @@ def _class_paths(paths: Paths, splits: Mapping[str, str], level: int | None) -> 
     return classes
 
 
-def _is_shard(part: str) -> bool:
-    return part.lower().endswith(SHARDS)
-
-
 def _guessed(classes: Paths, counts: Mapping[str, int]) -> tuple[dict[str, str], list[Note]]:
-    """Return the class of each folder if they look like classes, and what was not obvious."""
+    """The class of each folder if they look like classes, and what was not obvious."""
     paths = {folder: tuple(path) for folder, path in classes.items() if path}
     own = set(paths.values())
 
@@ -362,13 +335,10 @@ def _guessed(classes: Paths, counts: Mapping[str, int]) -> tuple[dict[str, str],
         why = f"{stray} of {total} images lie in none" if stray else f"{total} images are too few"
         text = f"folders are no classes, as {why}; --labels folders makes them so"
         return {}, noted("guessed", distinct, text)
-    notes = list[Note]()
-    if len(set(map(len, own))) > 1:
-        text = "classes are folders at unequal depth; --labels none leaves them out"
-        notes += noted("guessed", distinct, text)
-    if stray:
-        text = f"{count(stray, 'image')} without a label beside {len(distinct)} class folders"
-        notes.append(Note("guessed", text, stray))
+    unequal = distinct if len(set(map(len, own))) > 1 else []
+    text = "classes are folders at unequal depth; --labels none leaves them out"
+    beside = f"{count(stray, 'image')} without a label beside {len(distinct)} class folders"
+    notes = noted("guessed", unequal, text) + note_on("guessed", stray, beside)
     to_score = [name for name in distinct if split_of(name) in ("val", "test")]
     text = "folders are classes, and not held out, as none is called train"
     return label, notes + noted("guessed", to_score, text)

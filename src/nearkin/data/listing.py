@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.decode import looks_like_image
-from nearkin.data.images import BadFile, Rows, Source, in_bytes, picked
+from nearkin.data.images import BadFile, Folder, Rows, Source, in_bytes, picked
 from nearkin.data.labels import Row
-from nearkin.data.notes import Note, noted
+from nearkin.data.notes import Note, note_on, noted
 from nearkin.errors import DataError
 from nearkin.pace import count
 from nearkin.text import abridged
@@ -41,15 +41,8 @@ SUFFIXES: Final = 64  # The most frequent ones, of which some are opened
 START: Final = 128  # Bytes by which an image is recognized
 HIDDEN: Final = frozenset(
     {
-        *(
-            "__macosx",
-            "thumbs.db",
-            "ehthumbs.db",
-            "desktop.ini",
-            "@eadir",
-            "#recycle",
-            "#snapshot",
-        ),
+        *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"),
+        *("#recycle", "#snapshot"),
         *("@recycle", "@recently-snapshot", "@tmp", "$recycle.bin", "recycler", "lost+found"),
         *("system volume information", "found.000", "icon\r"),
     }
@@ -65,7 +58,6 @@ class Listing:
     names: tuple[str, ...]
     """Unique, in the order of their bytes; with composed letters (NFC), unless two would be the
     same."""
-    written: tuple[str, ...]  # As the data spell them: `names` itself where they are the same
     states: Int64[np.ndarray, "files 2"]
     """Bytes, and time of the last write in nanoseconds (of a member, that of its archive)."""
     bad: list[BadFile] = field(default_factory=list[BadFile])
@@ -73,18 +65,22 @@ class Listing:
     rows: Mapping[str, Row] = field(default_factory=dict[str, Row])
     """What the data say of each image. Without it, folders may be classes."""
     regions: Mapping[str, Row] = field(default_factory=dict[str, Row])
-    """What the data say of each region of an image, where these are what they hold."""
+    """What the data say of each region of an image by its name, where these are what they hold."""
+    renamed: Collection[str] = ()  # Names that the data spell otherwise
     tried: Collection[str] = ()  # Names that do not say of an image that it is one
     others: Sequence[str] = ()  # Files that are passed over
     notes: Sequence[Note] = ()
 
     def only(self, rows: Rows) -> "Listing":
         """The files of these rows."""
-        names = written = picked(self.names, rows)
-        if self.written is not self.names:
-            written = picked(self.written, rows)
-        source, states = self.source.only(rows), self.states[rows]
-        return replace(self, source=source, names=names, written=written, states=states)
+        source, names = self.source.only(rows), picked(self.names, rows)
+        return replace(self, source=source, names=names, states=self.states[rows])
+
+    @property
+    def written(self) -> Sequence[str]:
+        """The names of files below a folder as the disk spells them."""
+        assert isinstance(self.source, Folder)
+        return self.source.names
 
 
 def listed(
@@ -96,31 +92,32 @@ def listed(
     """The files of a source in order, with what is said of each as it is written."""
     names = written = tuple(written)
     keys: Sequence[Any] = names  # ASCII is composed, and sorts like its bytes
+    renamed = set[str]()
     if not all(map(str.isascii, written)):
         forms = [name if name.isascii() else normalize("NFC", name) for name in written]
         times = Counter(forms)
         pairs = zip(forms, written, strict=True)
         names = tuple(form if times[form] == 1 else name for form, name in pairs)
         keys = list(map(in_bytes, names))
+        renamed = {*names} - {*written}
     order = np.array(sorted(range(len(names)), key=keys.__getitem__), np.int64)
     both = zip(names, written, strict=True)
     said = {name: rows[own] for name, own in both if own in rows} if rows else {}
-    return Listing(source, names, written, states, rows=said).only(order)
+    return Listing(source, names, states, rows=said, renamed=renamed).only(order)
 
 
 def images_among(files: Listing) -> Listing:
     """The files that are images, or may be; all others are passed over.
 
-    The suffix of an image is believed until the file is opened. Of other suffixes, a sample is
-    opened. Files of which the data say anything are images.
+    Of other suffixes than those of images, a sample is opened. Files of which the data say
+    anything are images.
     """
-    rows, unknown = list[int](), dict[str, list[int]]()
+    rows, tried, unknown = list[int](), list[int](), dict[str, list[int]]()
     for row, name in enumerate(files.names):
         if is_image(name) or name in files.rows:
             rows.append(row)
         elif not is_hidden(name):
             unknown.setdefault(suffix(name), []).append(row)
-    tried = list[int]()
     by_count = sorted(unknown.items(), key=lambda group: (-len(group[1]), group[0]))
     for ending, members in by_count[:SUFFIXES]:
         if ending in NEVER:
@@ -170,27 +167,22 @@ def not_read(name: str) -> str:
 
 def found(names: Iterable[str]) -> str:
     """How many files of each suffix there are, in words."""
-    counts = Counter(
-        "hidden" if is_hidden(name) else suffix(name) or "without a suffix" for name in names
-    )
+    kinds = ("hidden" if is_hidden(name) else suffix(name) for name in names)
+    counts = Counter(kind or "without a suffix" for kind in kinds)
     suffixes = [f"{number:,} {ending}" for ending, number in counts.most_common()]
     return ", ".join(abridged(suffixes, 5))
 
 
 def renamed(listing: Listing) -> list[Note]:
     """Note which names are spelled otherwise than in the data."""
-    pairs = zip(listing.names, listing.written, strict=True)
-    changed = [name for name, written in pairs if name is not written and name != written]
+    changed = [name for name in listing.names if name in listing.renamed]
     return noted("renamed", changed, "names, spelled with composed letters (NFC)")
 
 
 def left_out(names: Sequence[str]) -> list[Note]:
     """Note the files that are passed over, with their suffixes."""
-    if not names:
-        return []
-    text = f"{count(len(names), 'file')} ({found(names)})"
-    examples = sorted(names, key=lambda name: (is_hidden(name), in_bytes(name)))[:3]
-    return [Note("left out", text, len(names), tuple(examples))]
+    examples = sorted(names, key=lambda name: (is_hidden(name), in_bytes(name)))
+    return note_on("left out", examples, f"{count(len(names), 'file')} ({found(names)})")
 
 
 def require_files(listing: Listing, where: object) -> Listing:

@@ -1,7 +1,4 @@
-"""Reading members of archives in place: nothing is extracted, and no stated size is believed.
-
-Any number of threads and processes read at once.
-"""
+"""Files of stores and members of archives, read in place: no stated size is believed."""
 
 import os
 import struct
@@ -13,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.images import Source
+from nearkin.data.images import Images, Source
 from nearkin.data.labels import Row
-from nearkin.data.remote import File, RemoteFile, blocks, warm
+from nearkin.data.remote import File, RemoteFile, blocks, cache_limit, warm
+from nearkin.errors import UsageError
 
 BARE, STORED, DEFLATED = range(3)
 """What lies at a member's place: its bytes or, in a zip, its header and then those, or packed."""
@@ -56,7 +54,7 @@ def read_at(file: File, offset: int, count: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Archives(Source):
-    """Reads members of archives."""
+    """Reads members of archives; or whole files of a store, each its only member."""
 
     files: Sequence[File]
     file_of: Int64[np.ndarray, " members"]  # The position of each one's archive
@@ -64,7 +62,7 @@ class Archives(Source):
 
     def read(self, row: int, limit: int | None = None) -> bytes:
         """The member's first `limit` bytes, or all of it; an OSError if it is damaged."""
-        return read_member(*self._where(row), limit)
+        return read_member(*self._place(row), limit)
 
     @property
     def sizes(self) -> Int64[np.ndarray, " members"]:
@@ -79,19 +77,29 @@ class Archives(Source):
     def warm(self, rows: Iterable[int]) -> None:
         """Fetch what these members need of files of a store, at once."""
         needed = dict[tuple[RemoteFile, int], None]()
-        for file, (offset, packed, *_) in map(self._where, rows):
+        for file, (offset, packed, *_) in map(self._place, rows):
             if isinstance(file, RemoteFile):
                 needed |= {(file, number): None for number in blocks(offset, offset + packed)}
         warm(needed)
 
-    def _where(self, row: int) -> tuple[File, Place]:
+    def _place(self, row: int) -> tuple[File, Place]:
         return self.files[self.file_of[row]], Place(*self.places[row].tolist())
+
+
+def window_for(images: Images) -> int:
+    """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
+    files = images.source.files if isinstance(images.source, Archives) else ()
+    shards = files if len(files) < len(images) else ()
+    total, limit = sum(s.size for s in shards if isinstance(s, RemoteFile)), cache_limit()
+    return max(1, len(images) * limit // (2 * total)) if 0 < limit < total else 0
 
 
 def read_member(file: File, place: Place, limit: int | None) -> bytes:
     """The first bytes of what lies at a place; an OSError if the archive lies of it."""
     try:
         return _unpacked(file, place, limit)
+    except UsageError:  # which is a ValueError
+        raise
     except (struct.error, zlib.error, ValueError, OverflowError, MemoryError) as error:
         raise OSError("damaged in the archive") from error
 

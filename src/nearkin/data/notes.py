@@ -1,7 +1,7 @@
 """What was decided about the data without being asked, so that silence means: nothing was."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Final, Literal, get_args
 
@@ -25,14 +25,11 @@ class Note:
         such = f", such as {named(self.examples)}" if self.examples else ""
         return f"{self.decision}: {self.text}{such}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {
-            "decision": self.decision,
-            "text": self.text,
-            "count": self.count,
-            "examples": list(self.examples),
-        }
+
+def note_on(decision: Decision, about: Sequence[str] | int, text: str) -> list[Note]:
+    """A note on what these are the names of, or only the number of; none without any."""
+    number, names = (about, ()) if isinstance(about, int) else (len(about), tuple(about[:3]))
+    return [Note(decision, text, number, names)] if number else []
 
 
 def noted(decision: Decision, names: Sequence[str], text: str) -> list[Note]:
@@ -41,7 +38,7 @@ def noted(decision: Decision, names: Sequence[str], text: str) -> list[Note]:
     >>> print(*noted("left out", ["a", "b"], "files that are empty"))
     left out: 2 files that are empty, such as 'a', 'b'
     """
-    return [Note(decision, f"{len(names)} {text}", len(names), tuple(names[:3]))] if names else []
+    return note_on(decision, names, f"{len(names)} {text}")
 
 
 def lines(notes: Iterable[Note]) -> list[str]:
@@ -51,7 +48,7 @@ def lines(notes: Iterable[Note]) -> list[str]:
 
 def plain(notes: Iterable[Note]) -> list[dict[str, Any]]:
     """Return plain values of notes, for JSON."""
-    return [note.to_dict() for note in notes]
+    return [asdict(note) | {"examples": list(note.examples)} for note in notes]
 
 
 def named(names: Iterable[str]) -> str:

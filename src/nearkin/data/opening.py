@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Shaped
 
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
-from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz
+from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz, list_object
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
-from nearkin.data.folders import list_file, list_folder, list_table
+from nearkin.data.folders import list_file, list_folder, list_remote_table, list_store, list_table
 from nearkin.data.images import Images
 from nearkin.data.labels import (
     Row,
@@ -22,12 +22,10 @@ from nearkin.data.labels import (
     spellings,
 )
 from nearkin.data.listing import Listing, is_image
-from nearkin.data.notes import Note
-from nearkin.data.objects import list_object
-from nearkin.data.regions import cut, list_coco, list_regions, rows_of_boxes
+from nearkin.data.notes import note_on
+from nearkin.data.regions import cut, list_coco
 from nearkin.data.remote import File, is_folder, is_url
 from nearkin.data.scan import scan
-from nearkin.data.stores import list_remote_table, list_store
 from nearkin.data.tables import TABLES, file_at, is_table, match, read_table
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import is_reference, load_reference
@@ -83,7 +81,7 @@ def open_images(
         )
     if is_name(where) and exists(Path(where)):
         text = f"the built-in data set {where} for the folder of that name, which is ./{where}"
-        images = images.noted(Note("substituted", text, len(images)))
+        images = images.noted(*note_on("substituted", len(images), text))
     return _annotated(images, listing, labels)
 
 
@@ -128,10 +126,9 @@ def _list_file(file: File) -> Listing:
         return list_archives(file, {"": file})
     if suffix in TABLES:
         rows = read_table(file)
-        boxed = any(row.box for _, row in rows)
         if isinstance(file, Path):
-            return (list_regions if boxed else list_table)(file, rows)
-        if boxed:
+            return list_table(file, rows)
+        if any(row.box for _, row in rows):
             raise DataError(f"{file}: boxes of images in a store; copy them and the table")
         return list_remote_table(file, rows)
     if suffix == ".json" and isinstance(file, Path):
@@ -154,12 +151,12 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         rows = {name: row._replace(label="", unusable="") for name, row in rows.items()}
     annotations, notes = annotations_from_rows(rows, names)
     if labels == "folders" or not any(annotations.splits):
-        guess = "none" if rows or labels != "auto" else "auto"
-        how = "folders" if labels == "folders" else guess
+        how = "none" if labels != "folders" and (rows or labels != "auto") else labels
         of_folders, more = annotations_from_folders(names, how)
         annotations, notes = annotations.or_else(of_folders), notes + more
     if labels not in ("auto", "none", "folders"):
-        matched, lost = match(file_at(labels), names, images)
+        table = file_at(labels)
+        matched, lost = match(table, read_table(table, "label"), names, images)
         of_table, more = annotations_from_rows(matched, names)
         annotations, notes = of_table.or_else(annotations), [*notes, *lost, *more]
     classes, numbers = numbered(annotations.labels)
@@ -178,10 +175,6 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
     """What a column says of each image, as text; '' for nothing.
 
     It is of the first of these places that is a table; images may lie in a folder beside it.
-
-    Raises:
-        UsageError: If none of them is a table.
-        DataError: If the table has no such column.
     """
     table = next((str(place) for place in places if is_table(str(place))), None)
     if table is None:
@@ -190,9 +183,11 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
             "as the data or as their labels"
         )
     file, name = file_at(table), column.strip().lower()
-    rows = dict[str, Row]()
-    if isinstance(file, Path) and len(images) and images.source.region(0):
-        rows = rows_of_boxes(file, read_table(file, ("path", name), name))
-    rows = rows or match(file, images.names, images, name)[0]
+    told = read_table(file, name)
+    rows: Mapping[str, Row] = {}
+    boxed = any(row.box for _, row in told) and len(images) and images.source.region(0)
+    if boxed and isinstance(file, Path):
+        rows = list_table(file, told).regions
+    rows = rows or match(file, told, images.names, images)[0]
     absent = Row()
     return np.array([rows.get(image, absent).label for image in images.names], np.str_)

@@ -1,7 +1,6 @@
 """Files of a store that is reached by a URL: listed once, read in blocks, kept in a cache folder.
 
-fsspec opens the store: s3://, gs://, https://, hf:// and others. Credentials are those that its
-library finds in the environment, or that the URL holds; no message, file or log shows the latter.
+fsspec opens the store. No message, file or log shows credentials that the URL holds.
 """
 
 import hashlib
@@ -11,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from nearkin.data.cache import make_room
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.files import write_whole
-from nearkin.places import cache_folder
+from nearkin.places import cache_folder, system_error
 
 BLOCK: Final = 2**20
 """Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`
@@ -260,6 +259,19 @@ def state_of(file: File) -> tuple[int, int]:
         return file.size, file.tag
     state = file.stat()
     return state.st_size, state.st_mtime_ns
+
+
+@contextmanager
+def readable(file: File, what: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+    """Say in one line that a file cannot be read or, by one of these errors, is no `what`."""
+    try:
+        yield
+    except RemoteError as error:
+        raise DataError(f"{file}: cannot be read ({error.reason}); try again") from error
+    except errors as error:
+        reason = " ".join(str(error).split())
+        damaged = DataError(f"{file}: not a readable {what} ({reason}); {remedy}")
+        raise system_error(error) or damaged from error
 
 
 def blocks(offset: int, stop: int) -> range:

@@ -14,9 +14,14 @@ RUN: Final = 512  # Neighboring rows that are read together, where a sampler has
 DELAY: Final = 253  # The view number whose draws delay the rows of a window
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RandomBatchSampler:
-    """A new permutation of the images every epoch, cut into batches."""
+    """A new permutation of the images every epoch, cut into batches.
+
+    Or, with values, into batches of one value, such as one camera: as shuffled images come, each
+    value collects its own until they fill a batch. What values have left over fills the last
+    batches, value by value: none is passed over because it has few.
+    """
 
     num_images: int
     batch_size: int  # Images per step, over all processes
@@ -25,11 +30,19 @@ class RandomBatchSampler:
     """Images that are mixed with each other, as runs of neighboring rows come by; 0: all."""
     view_epochs: int = 0
     """Epochs after which the views of an epoch come again, in new batches; 0: never."""
+    values: Int64[np.ndarray, " images"] | None = None  # The value of each image, from 0
 
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches; the images left over differ from epoch to epoch."""
         return self.num_images // self.batch_size
+
+    @property
+    def num_pure(self) -> int:
+        """Batches of the first epoch that have a single value."""
+        assert self.values is not None
+        values = self.values[_batches(self, 0)]
+        return int((values == values[:, :1]).all(axis=1).sum())
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, whose views a step sees."""
@@ -39,16 +52,30 @@ class RandomBatchSampler:
     def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
         """The images of one step, over all processes."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        order = _shuffled(self.seed, epoch, self.num_images, self.window)
-        return order[batch * self.batch_size : (batch + 1) * self.batch_size]
+        return np.asarray(_batches(self, epoch)[batch])
 
 
-@lru_cache(maxsize=2)  # every step of an epoch needs the same permutation
+@lru_cache(maxsize=2)  # every step of an epoch needs the same
+def _batches(sampler: RandomBatchSampler, epoch: int) -> Int64[np.ndarray, "steps batch"]:
+    """The batches of an epoch, in the order in which the shuffled images complete them."""
+    size = sampler.batch_size
+    order = _shuffled(sampler.seed, epoch, sampler.num_images, sampler.window)
+    order = order[: sampler.steps_per_epoch * size]
+    if sampler.values is None:
+        return order.reshape(-1, size)
+    values = sampler.values[order]
+    ends = np.bincount(values).cumsum()
+    of_values = np.split(values.argsort(kind="stable"), ends[:-1])  # places in the order
+    whole = [places[: len(places) // size * size] for places in of_values]
+    rest = [places[len(full) :] for places, full in zip(of_values, whole, strict=True)]
+    places = np.concatenate(whole + rest).reshape(-1, size)
+    return np.asarray(order[places[places.max(axis=1).argsort()]])
+
+
 def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
     """All rows in a new order or, with a window, runs of rows in a new order and then mixed.
 
-    A row is taken by less than `window` places later than its run begins to be, so that few shards
-    are in use at a time, and each only once in an epoch.
+    A row is at most `window` places late, so that few shards are in use at a time, and each once.
     """
     if window == 0:
         return permutation(seed, epoch, size)
@@ -56,72 +83,12 @@ def _shuffled(seed: int, epoch: int, size: int, window: int) -> np.ndarray:
     rows = (RUN * runs[:, None] + np.arange(RUN)).ravel()
     rows = rows[rows < size]
     late = window * uniform(seed, epoch, rows, DELAY, 1)[:, 0]
-    mixed: np.ndarray = rows[np.argsort(np.arange(size) + late, kind="stable")]
-    return mixed
-
-
-@dataclass(frozen=True, eq=False)
-class GroupedBatchSampler:
-    """The images of another sampler's epochs, in batches of one value, such as one camera.
-
-    As shuffled images come, each value collects its own until they fill a batch. What values have
-    left over fills the last batches, value by value: none is passed over because it has few.
-    """
-
-    shuffled: RandomBatchSampler
-    values: Int64[np.ndarray, " images"]  # The value of each image, from 0
-
-    @property
-    def batch_size(self) -> int:
-        """Images per step, over all processes."""
-        return self.shuffled.batch_size
-
-    @property
-    def seed(self) -> int:
-        """Of the order, and of all views."""
-        return self.shuffled.seed
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches; the images left over differ from epoch to epoch."""
-        return self.shuffled.steps_per_epoch
-
-    @property
-    def num_pure(self) -> int:
-        """Batches of the first epoch that have a single value."""
-        values = self.values[_in_groups(self, 0)]
-        return int((values == values[:, :1]).all(axis=1).sum())
-
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, whose views a step sees."""
-        return self.shuffled.epoch(step)
-
-    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """The images of one step, over all processes."""
-        epoch, batch = divmod(step, self.steps_per_epoch)
-        rows: np.ndarray = _in_groups(self, epoch)[batch]
-        return rows
-
-
-@lru_cache(maxsize=2)
-def _in_groups(sampler: GroupedBatchSampler, epoch: int) -> Int64[np.ndarray, "steps batch"]:
-    """The batches of an epoch, in the order in which the shuffled images complete them."""
-    size, first = sampler.batch_size, epoch * sampler.steps_per_epoch
-    steps = range(first, first + sampler.steps_per_epoch)
-    order = np.concatenate([sampler.shuffled.rows(step) for step in steps])
-    values = sampler.values[order]
-    ends = np.bincount(values).cumsum()
-    of_values = np.split(values.argsort(kind="stable"), ends[:-1])  # places in the order
-    whole = [places[: len(places) // size * size] for places in of_values]
-    rest = [places[len(full) :] for places, full in zip(of_values, whole, strict=True)]
-    places = np.concatenate(whole + rest).reshape(-1, size)
-    batches: np.ndarray = order[places[places.max(axis=1).argsort()]]
-    return batches
+    return np.asarray(rows[np.argsort(np.arange(size) + late, kind="stable")])
 
 
 @dataclass(frozen=True, eq=False)
 class TwoStreamBatchSampler:
-    """Batches of two streams, each with the same number of labeled images.
+    """Batches of two streams: half of each is labeled, or less where there are too few images.
 
     An epoch is one pass over the unlabeled images; those that are left over at its end differ from
     pass to pass. The labeled ones are drawn anew at each step, as many of each class as far as its
@@ -134,12 +101,8 @@ class TwoStreamBatchSampler:
     unlabeled: Int64[np.ndarray, " unlabeled"]  # Rows of the unlabeled images
     batch_size: int  # Images per step, over all processes
     seed: int
-    share: float = 0.5
-    """Labeled share of a batch, from 0 to below 1; less where there are too few images."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ValueError(f"a share of {self.share} leaves no place for unlabeled images")
         if self.steps_per_epoch == 0:
             raise DataError(
                 f"{len(self.unlabeled)} unlabeled images do not fill their "
@@ -150,7 +113,7 @@ class TwoStreamBatchSampler:
     @property
     def num_labeled(self) -> int:
         """How many images of a batch are labeled."""
-        return min(int(self.share * self.batch_size), len(self.labeled))
+        return min(self.batch_size // 2, len(self.labeled))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -169,14 +132,12 @@ class TwoStreamBatchSampler:
         labeled = self.labeled[self._by_class(step)]
         positions = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in (labeled, unlabeled)]
         order = np.concatenate(positions).argsort(kind="stable")
-        batch: np.ndarray = np.concatenate([labeled, unlabeled])[order]
-        return batch
+        return np.asarray(np.concatenate([labeled, unlabeled])[order])
 
     def _by_class(self, step: int) -> Int64[np.ndarray, " drawn"]:
-        """The labeled images of a step, by their places among the labeled ones.
+        """The labeled images of a step, by their places: each class goes through its own in turn.
 
-        Each class goes through its images in an order that is new in every epoch. Where not all
-        classes can have one image more, chance decides.
+        Where not all classes can have one image more, chance decides.
         """
         epoch, before = divmod(step, self.steps_per_epoch)
         number, turn = self._turns
@@ -185,8 +146,7 @@ class TwoStreamBatchSampler:
         place = first + (before * most + turn) % size
         mixed = permutation(~self.seed, ~step, len(turn))
         drawn = place[mixed[turn[mixed].argsort(kind="stable")]][: self.num_labeled]
-        rows: np.ndarray = _in_classes(self, epoch)[drawn]
-        return rows
+        return np.asarray(_in_classes(self, epoch)[drawn])
 
     @cached_property
     def _sizes(self) -> Int64[np.ndarray, " classes"]:
@@ -212,8 +172,7 @@ def _in_classes(sampler: TwoStreamBatchSampler, epoch: int) -> Int64[np.ndarray,
     """The places of the labeled images, class by class, in each class in the order of an epoch."""
     # Another seed than that of the other stream, or both would always have the same pairs.
     order = permutation(~sampler.seed, epoch, len(sampler.labeled))
-    by_class: np.ndarray = order[sampler.classes[order].argsort(kind="stable")]
-    return by_class
+    return np.asarray(order[sampler.classes[order].argsort(kind="stable")])
 
 
 @dataclass(frozen=True)
@@ -239,7 +198,5 @@ class SequentialBatchSampler:
         return np.arange(start, min(start + self.batch_size, self.num_images))
 
 
-BatchSampler = (
-    RandomBatchSampler | GroupedBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
-)
+BatchSampler = RandomBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
 """Which images each step sees, and the epoch whose views: functions of the step alone."""

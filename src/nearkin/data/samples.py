@@ -7,7 +7,7 @@ from typing import Final
 
 from nearkin.data.images import in_bytes
 from nearkin.data.labels import Row
-from nearkin.data.notes import Note
+from nearkin.data.notes import Note, note_on, noted
 from nearkin.pace import count
 
 MASKS: Final = frozenset(
@@ -68,8 +68,7 @@ def beside(names: Sequence[str]) -> list[Note]:
     """Note images that are left out for another one of their sample."""
     counts = Counter(map(_field, names)).most_common(5)
     fields = ", ".join(f"{number} .{field}" for field, number in counts)
-    text = f"{len(names)} images ({fields}) beside the one of their sample"
-    return [Note("left out", text, len(names), tuple(names[:3]))] if names else []
+    return noted("left out", names, f"images ({fields}) beside the one of their sample")
 
 
 def labels_beside(labels: Mapping[str, Row], names: Iterable[str]) -> dict[str, Row]:
@@ -92,8 +91,6 @@ def labels_beside(labels: Mapping[str, Row], names: Iterable[str]) -> dict[str, 
 def masks(names: Sequence[str]) -> list[Note]:
     """Note images in folders called masks or the like, if there are others."""
     alike = [name for name in names if MASKS.intersection(name.casefold().split("/")[:-1])]
-    if not alike or len(alike) == len(names):
-        return []
     text = f"{count(len(alike), 'file')} in folders of masks are images like all others; "
     text += "if they are masks, give the folder of the photographs alone"
-    return [Note("guessed", text, len(alike), tuple(alike[:3]))]
+    return note_on("guessed", alike if len(alike) < len(names) else [], text)

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt64
 
 from nearkin.data.duplicates import Duplicates, divided, duplicates, leaks
-from nearkin.data.images import Images
-from nearkin.data.notes import Note, noted
+from nearkin.data.images import Images, in_bytes
+from nearkin.data.notes import Note, note_on, noted
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
 
@@ -34,10 +34,9 @@ class StoredSplit:
     held_out: Bool[np.ndarray, " images"]
 
     def parts(self, images: Images) -> Int64[np.ndarray, " images"]:
-        """Return for each image whether it was trained on (0) or held out (1); else `NEW`.
+        """Whether each image was trained on (0) or held out (1); else `NEW`.
 
-        Where both sides have images of the same contents, the name decides, and without it the
-        image counts as trained on.
+        Of images of the same contents on both sides the name decides, or they are trained on.
         """
         by_content, by_both = dict[int, int](), dict[tuple[str, int], int]()
         rows = (self.names, self.contents.tolist(), self.held_out.astype(int).tolist())
@@ -51,7 +50,7 @@ class StoredSplit:
 def stored_parts(
     splits: Iterable[StoredSplit | None], images: Images
 ) -> Int64[np.ndarray, " images"]:
-    """Return the part of each image by several splits: what one has trained on, all have."""
+    """The part of each image by several splits: what one has trained on, all have."""
     of_each = [np.full(len(images), NEW), *(each.parts(images) for each in splits if each)]
     parts = np.stack(of_each)
     return np.where((parts == 0).any(axis=0), 0, parts.max(axis=0))
@@ -122,39 +121,33 @@ class Split:
 
 
 def scored_part(splits: Shaped[np.ndarray, " images"]) -> str:
-    """Return which part is scored: `test`, as published numbers are, or `val` without one."""
+    """Which part is scored: `test`, as published numbers are, or `val` without one."""
     return "val" if "val" in splits and "test" not in splits else "test"
 
 
 def validation_notes(splits: Shaped[np.ndarray, " images"]) -> list[Note]:
     """Say what becomes of a validation part: scored without a test part, else left out."""
     num = int((splits == "val").sum())
-    if not num or num == len(splits):  # all are of one part, whatever its name
+    if num == len(splits):  # all are of one part, whatever its name
         return []
     if scored_part(splits) == "val":
         text = f"the validation part, of {count(num, 'image')}, is scored: there is no test part"
-        return [Note("substituted", text, num)]
+        return note_on("substituted", num, text)
     text = f"{count(num, 'image')} of the validation part: the test part is scored"
-    return [Note("left out", text, num)]
+    return note_on("left out", num, text)
 
 
 def trained_or_scored(images: Images) -> Images:
-    """Return the images without a validation part: neither trained on nor scored, if others are.
-
-    Where it is the only part to score, it becomes the test part.
-    """
+    """The images without a validation part, or with it as test part if there is no other."""
     validation = images.splits == "val"
     images = images.noted(*validation_notes(images.splits))
     if scored_part(images.splits) == "val":
         images = replace(images, splits=np.where(validation, "test", images.splits))
     elif validation.any():
         images = images.subset(np.flatnonzero(~validation))
-    if (images.splits == "test").all():
-        text = (
-            f"all {len(images)} images are of one part, to score; --val decides what is held out"
-        )
-        images = images.noted(Note("substituted", text, len(images)))
-    return images
+    one_part = len(images) if (images.splits == "test").all() else 0
+    text = f"all {one_part} images are of one part, to score; --val decides what is held out"
+    return images.noted(*note_on("substituted", one_part, text))
 
 
 def split_images(
@@ -169,11 +162,10 @@ def split_images(
 
     Where the data name none, groups of near-duplicates stay on one side: a burst on both sides
     would find itself again, and inflate the score. Larger groups are divided where they are most
-    of the images, as frames of one scene are. Above `MAX_COMPARED` images they are not
-    searched for, which the images' notes say. Images whose part is `stored` stay in it, and new
+    of the images, as frames of one scene are. Images whose part is `stored` stay in it, and new
     ones join those that they are near-duplicates of. Parts that the data name are kept even if
     groups are on both sides, see `Split.leaked`; but test images that were trained on before train
-    again, which a note says. `found` are the duplicates, if they are known already.
+    again. `found` are the duplicates, if they are known already.
     """
     declared = has_test_split(images)
     part = np.full(len(images), NEW) if stored is None else stored
@@ -198,7 +190,7 @@ def split_images(
 def _unseen(
     images: Images, part: Int64[np.ndarray, " images"]
 ) -> tuple[Images, Int64[np.ndarray, " images"]]:
-    """Return the parts that the data name, less the test images that were trained on before."""
+    """The parts that the data name, less the test images that were trained on before."""
     test = images.splits == "test"
     seen = [images.names[row] for row in np.flatnonzero(test & (part == 0)).tolist()]
     text = (
@@ -211,8 +203,7 @@ def _unseen(
 def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
     """Divide groups larger than what is held out, if most of the images are in such groups.
 
-    They would all train, and what is held out would be the few images that look like no other.
-    Two pieces make up the share, so that few images have a near-duplicate on the other side.
+    They would all train. Two pieces make up the share, so that few images are at an edge.
     """
     large = np.bincount(found.groups)[found.groups] > share * len(images)
     most = int(share * len(images) / 2)
@@ -222,24 +213,20 @@ def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
     if (pieces == found.groups).all():
         return images
     text = (
-        f"{int(large.sum())} images that are near-duplicates one after another are larger groups "
-        f"than --val holds out; they are divided in the order of names, into "
-        f"{len(np.unique(pieces[large]))} groups, so that images at the edge of one have "
-        "near-duplicates on the other side"
+        "images that are near-duplicates one after another are larger groups than --val holds "
+        f"out; they are divided in the order of names, into {len(np.unique(pieces[large]))} "
+        "groups, so that images at the edge of one have near-duplicates on the other side"
     )
-    names = [images.names[row] for row in np.flatnonzero(large)[:3].tolist()]
-    return replace(images, groups=pieces).noted(
-        Note("merged", text, int(large.sum()), tuple(names))
-    )
+    names = [images.names[row] for row in np.flatnonzero(large).tolist()]
+    return replace(images, groups=pieces).noted(*noted("merged", names, text))
 
 
 def _joined(
     part: Int64[np.ndarray, " images"], images: Images, share: float, seed: int
 ) -> Bool[np.ndarray, " images"]:
-    """Return which images are held out, where the part of some is decided.
+    """Which images are held out, where the part of some is decided: new ones join their group's.
 
-    A new image is trained on if it is in a group with one that was; else it is held out if it is
-    in a group with one that was; else its group is as good as new.
+    That is the part that trains, if it has both. A group without any is as good as new.
     """
     held_out = part == 1
     trained = np.isin(images.groups, images.groups[part == 0])
@@ -249,7 +236,7 @@ def _joined(
 
 
 def has_test_split(images: Images) -> bool:
-    """Return whether the data themselves name which images to score: some, but not all."""
+    """Whether the data themselves name which images to score: some, but not all."""
     return bool(0 < (images.splits == "test").sum() < len(images))
 
 
@@ -276,10 +263,11 @@ def split_rows(
 
 def _held_out(images: Images, share: float, seed: int) -> Bool[np.ndarray, " images"]:
     # Rows are sorted by name, so the first row of a group holds its smallest name.
-    _, first, group, size = np.unique(
-        images.groups, return_index=True, return_inverse=True, return_counts=True
-    )
-    position = np.array([_position(images.names[row], seed) for row in first], np.float64)
+    _, first, group = np.unique(images.groups, return_index=True, return_inverse=True)
+    size = np.bincount(group)
+    # A hash of the seed and that name, uniform in 0...1
+    digests = (hashlib.sha256(in_bytes(f"{seed}/{images.names[row]}")).digest() for row in first)
+    position = np.array([int.from_bytes(each[:8]) / 2**64 for each in digests], np.float64)
     large = size > share * len(images)
     held_out = (position < share) & ~large
     if not held_out.any():
@@ -287,12 +275,6 @@ def _held_out(images: Images, share: float, seed: int) -> Bool[np.ndarray, " ima
     if held_out.all():
         held_out[position.argmax()] = False
     return held_out[group]
-
-
-def _position(name: str, seed: int) -> float:
-    """Hash a name and a seed to a number, uniform in 0...1."""
-    key = f"{seed}/{name}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.sha256(key).digest()[:8]) / 2**64
 
 
 def duplicate_warnings(count: int, which: str, images: Images) -> list[str]:

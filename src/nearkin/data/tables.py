@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from posixpath import join, normpath, relpath, split
 from typing import Any, Final
@@ -34,19 +34,17 @@ def is_table(where: str) -> bool:
     return Path(where).suffix.lower() in TABLES
 
 
-def read_table(path: File, required: Sequence[str] = ("path",), label: str = "label") -> Rows:
-    """Read path, label (or another column in its place), group, split; x0, y0, x1, y1 of boxes.
+def read_table(path: File, column: str = "") -> Rows:
+    """Read path, label (or a column that must be there), group, split; x0, y0, x1, y1 of boxes.
 
     A CSV is UTF-8, with commas, semicolons or tabs. No formula is ever evaluated. The header of
     either format may be in capitals.
     """
-    rows = list[tuple[str, Row]]()
-    of_parquet = partial(_parquet_rows, label=label)
-    read = of_parquet if path.suffix.lower() == ".parquet" else csv_rows
+    is_parquet = path.suffix.lower() == ".parquet"
     try:
         with path.open("rb") as file:
-            for line, cells in read(file):
-                rows.append(_row(path, line, cells, required, label))
+            lines = _parquet_rows(file, column) if is_parquet else csv_rows(file)
+            rows = [_row(path, line, cells, column) for line, cells in lines]
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror or error}); give another file"
@@ -58,16 +56,13 @@ def read_table(path: File, required: Sequence[str] = ("path",), label: str = "la
     return rows
 
 
-def _row(
-    table: File, line: int, cells: Mapping[str, Any], required: Sequence[str], label: str
-) -> tuple[str, Row]:
-    missing = [name for name in required if name not in cells]
-    if missing:
+def _row(table: File, line: int, cells: Mapping[str, Any], column: str) -> tuple[str, Row]:
+    if missing := [name for name in ("path", column) if name and name not in cells]:
         present = ", ".join(cells)[:200]
         raise DataError(
             f"{table}: no column {missing[0]!r} among: {present}; add it to the header"
         )
-    row = Row.of(cells.get(label), cells.get("group"), cells.get("split"), line)
+    row = Row.of(cells.get(column or "label"), cells.get("group"), cells.get("split"), line)
     try:
         row = row._replace(box=Box.of(cells))
     except ValueError as error:
@@ -79,14 +74,14 @@ def _row(
     return str(cells["path"]), row
 
 
-def _parquet_rows(file: io.BufferedReader, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(file: io.BufferedReader, column: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each row of a Parquet table and its number, with the cells of the columns that count."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
         written = parquet.read_schema(file).names
-        own = [name for name in written if name.strip().lower() in (*COLUMNS, label)]
+        own = [name for name in written if name.strip().lower() in (*COLUMNS, column)]
         table: Any = parquet.read_table(file, columns=own or written)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"not a readable Parquet file ({error}); write it anew") from error
@@ -95,14 +90,14 @@ def _parquet_rows(file: io.BufferedReader, label: str) -> Iterator[tuple[int, di
 
 
 def spelled(written: str) -> Iterator[str]:
-    """Yield the ways to spell a path: as it is, as of Windows, and in Unicode's two forms."""
+    """The ways to spell a path: as it is, as of Windows, and in Unicode's two forms."""
     for path in dict.fromkeys((written, written.replace("\\", "/"))):
         for form in dict.fromkeys((path, normalize("NFC", path), normalize("NFD", path))):
             yield normpath(form)
 
 
 def existing(written: str, folders: Iterable[str]) -> str | None:
-    """Return the absolute path of the file at a path relative to one of these folders."""
+    """The absolute path of the file at a path relative to one of these folders."""
     for path in spelled(written):
         for folder in filter(None, folders):
             full = "/" + normpath(join(folder, path)).lstrip("/")
@@ -132,7 +127,7 @@ class Resolver:
         return {normalize("NFC", name): name for name in sorted(self.names)}
 
     def named(self, written: str) -> str | None:
-        """Return the image of this name."""
+        """The image of this name."""
         for path in spelled(written):
             if path in self.names:
                 return path
@@ -140,7 +135,7 @@ class Resolver:
         return next((self._composed[path] for path in composed if path in self._composed), None)
 
     def at(self, path: str) -> str | None:
-        """Return the image at an absolute path; None if it is not one of the data."""
+        """The image at an absolute path; None if it is not one of the data."""
         folder, file = split(path)
         for place in (path, join(self._resolved(folder), file)) if self.root else ():
             name = place.removeprefix(self.root)
@@ -150,10 +145,9 @@ class Resolver:
         return None
 
     def find(self, written: str) -> str | None:
-        """Return the name of an image, or the absolute path of a file that is none of the data.
+        """The name of an image, or the absolute path of a file that is none of the data.
 
-        Raises:
-            DataError: If the path may mean either of two images.
+        A path that may mean either of two images is refused.
         """
         named = self.named(written)
         if named is not None and join(self._folder, "") in ("", self.root):
@@ -179,23 +173,21 @@ class Resolver:
 
 
 def folder_of(table: File) -> str:
-    """Return the folder that paths in a table may be relative to; '' in a store."""
+    """The folder that paths in a table may be relative to; '' in a store."""
     return str(table.resolve().parent) if isinstance(table, Path) else ""
 
 
 def called(rows: Rows) -> Rows:
-    """Return rows with what their images are called: a box of an image is one by itself."""
+    """The rows with what their images are called: a box of an image is one by itself."""
     return [(region(path, row.box) if row.box else path, row) for path, row in rows]
 
 
 def by_name(
     table: File, rows: Rows, find: Callable[[str], str | None]
 ) -> tuple[dict[str, Row], list[str]]:
-    """Return the rows by the names that `find` gives their paths, and the paths without one.
+    """The rows by the names that `find` gives their paths, and the paths without a name.
 
-    Raises:
-        DataError: If two rows say different things of one image, or a path without a name is not
-            in UTF-8.
+    Two rows that say different things of one image are refused.
     """
     found, stray = dict[str, Row](), list[str]()
     for written, row in rows:
@@ -219,22 +211,12 @@ def _require_utf8(table: File, stray: Iterable[str]) -> None:
 
 
 def match(
-    table: File, names: Iterable[str], images: Images | None = None, label: str = "label"
+    table: File, rows: Rows, names: Iterable[str], images: Images | None = None
 ) -> tuple[dict[str, Row], list[Note]]:
     """The rows of a table of labels by image name, and a note on rows without an image.
 
-    `label` is the column that is taken for the labels.
-
-    Raises:
-        DataError: If no row is of an image, or two of one say different things.
+    A table of which no row is of an image is refused.
     """
-    return matched(table, read_table(table, ("path", label), label), names, images)
-
-
-def matched(
-    table: File, rows: Rows, names: Iterable[str], images: Images | None = None
-) -> tuple[dict[str, Row], list[Note]]:
-    """As `match`, of the rows that `read_table` has read."""
     resolver = Resolver(table, names, images)
 
     def find(written: str) -> str | None:
@@ -251,30 +233,13 @@ def matched(
     return found, noted("left out", stray, text)
 
 
-def files_of(table: Path, rows: Rows) -> tuple[Path, dict[str, Row]]:
-    """Return the folder that a table's files lie below, and the rows by their paths below it.
-
-    Raises:
-        DataError: If files do not exist, or two rows say different things of one.
-    """
-    root, places = places_of(table, (path for path, _ in rows), [folder_of(table)])
-    return root, by_name(table, rows, places.get)[0]
-
-
 def places_of(
     table: Path, written: Iterable[str], folders: Sequence[str]
 ) -> tuple[Path, dict[str, str]]:
-    """Return the folder that a table's files lie below, and where below it each of them lies.
+    """The folder that a table's files lie below, and where below it each path leads.
 
     That is the table's own folder, unless files lie elsewhere; then the deepest that holds all.
-
-    Args:
-        table: The table.
-        written: Paths as it writes them.
-        folders: What they may be relative to; the first that has a file counts.
-
-    Raises:
-        DataError: If files do not exist.
+    Of the folders that paths may be relative to, the first that has a file counts.
     """
     root, around = folder_of(table), f"{table.absolute().parent}/"  # which may be a link
     paths = dict.fromkeys(written)
@@ -289,7 +254,7 @@ def places_of(
 
 
 def absent(table: File, missing: Sequence[str], count: int, root: str) -> DataError:
-    """Return the error of a table that lists files which do not exist."""
+    """The error of a table that lists files which do not exist."""
     return DataError(
         f"{table}: {len(missing)} of {count} files do not exist below {root}, such as "
         f"{named(missing)}; give paths relative to the table, or absolute ones"

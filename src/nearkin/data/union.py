@@ -24,8 +24,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     if first.pixel_type != second.pixel_type and len(first) and len(second):
         one, other = channels.named(first.pixel_type), channels.named(second.pixel_type)
         raise DataError(f"images are {one}, and others {other}; convert some of them")
-    duplicates = sorted(set(added).intersection(first.names))
-    if duplicates:
+    if duplicates := sorted(set(added).intersection(first.names)):
         raise DataError(
             f"{len(duplicates)} images have the names of others, such as {duplicates[0]!r}; "
             "rename them"
@@ -39,10 +38,8 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     _, start, group = np.unique(groups[rows], return_index=True, return_inverse=True)
     group_names = (*first.group_names, *second.group_names)
     second_bad = (BadFile(prefix + bad.name, bad.reason, bad.bytes) for bad in second.bad)
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(first, name), getattr(second, name)])[rows]
-        for name in COLUMNS
-    }
+    pairs = {name: [getattr(first, name), getattr(second, name)] for name in COLUMNS}
+    columns: dict[str, Any] = {name: np.concatenate(x)[rows] for name, x in pairs.items()}
     return Images(
         **columns | {"labels": labels[rows], "groups": start[group]},
         names=picked(names, rows),
@@ -68,6 +65,4 @@ def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
         if size in candidates and count[size] > 1:
             with suppress(BadImage):
                 groups.setdefault((size, digest(images.stored(row))), []).append(row)
-    return [
-        group for group in groups.values() if len(group) > 1 and not requested.isdisjoint(group)
-    ]
+    return [x for x in groups.values() if len(x) > 1 and not requested.isdisjoint(x)]

@@ -18,15 +18,10 @@ ROOM: Final = 50 * 2**30  # Bytes of all unpacked files
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 
 
-def unpacked_folder() -> Path:
-    """Where unpacked files lie."""
-    return cache_folder("tables")
-
-
 def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Path:
     """What `write` has made of the open file in its present state, now or at an earlier start."""
     known = hashlib.sha256(in_bytes(f"{file} {state_of(file)}")).hexdigest()
-    path = unpacked_folder() / f"{known[:32]}{suffix}"
+    path = cache_folder("tables") / f"{known[:32]}{suffix}"
     if not path.exists():
         with file.open("rb") as packed:
             write_unpacked(path, partial(write, packed))

@@ -41,10 +41,9 @@ def random_boxes(
 ) -> Float64[np.ndarray, "batch 4"]:
     """Boxes (left, top, width, height) distributed as torchvision's `RandomResizedCrop`.
 
-    In whole pixels. The area and the logarithm of the aspect ratio are uniform; the first of
-    `ATTEMPTS` boxes that fits is placed anywhere in the image, and where none fits, the largest
-    one of an allowed ratio is placed at the center. `u` holds areas and ratios of the attempts,
-    then the position.
+    In whole pixels. The first of `ATTEMPTS` boxes that fits is placed anywhere in the image; where
+    none fits, the largest one of an allowed ratio lies at the center. `u` holds areas and ratios
+    of the attempts, then the position.
     """
     area = between(u[:, :ATTEMPTS], scale) * (width * height)[:, None]
     aspect = np.exp(between(u[:, ATTEMPTS:-2], (np.log(ratio[0]), np.log(ratio[1]))))
@@ -69,8 +68,7 @@ def luminance(images: Images) -> Float[Tensor, "batch _ height width"]:
     if images.shape[1] != 3:
         return images
     red, green, blue = images.split(1, dim=1)
-    gray = torch.mul(red, 0.2989)
-    return gray.add_(green, alpha=0.587).add_(blue, alpha=0.114)
+    return torch.mul(red, 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
 def brightness(images: Images, factor: PerImage | Float[Tensor, "batch channel"]) -> Images:
@@ -330,41 +328,36 @@ class ViewParams:
 
 def sample_view(
     view: View,
+    sizes: Int[np.ndarray, "batch 2"],
     *,
     seed: int,
     epoch: int,
     index: Int64[np.ndarray, " batch"],
     number: int,
-    width: int | Int[np.ndarray, " batch"],
-    height: int | Int[np.ndarray, " batch"],
     num_channels: int = 3,
 ) -> ViewParams:
     """Sample one view of each image: a function of the seed, the epoch, the image and the number.
 
-    The parameters are numpy arrays, so that loader workers can sample them and no decision waits
-    for an accelerator. Crops are whole pixels of images of this width and height. Of channels
-    that are not RGB, each has a brightness of its own, and one is lost in place of all color.
+    Crops are whole pixels of images of these widths and heights. Of channels that are not RGB,
+    each has a brightness of its own, and one is lost in place of all color.
     """
     own = 0 if num_channels == 3 else num_channels
     u = uniform(seed, epoch, index, number, SLOTS + (own and 1 + own))
     # Every parameter has its own slots, used or not: switching one on leaves the others alone.
     crop_u, u, gain_u = np.split(u, [2 * ATTEMPTS + 2, SLOTS], axis=1)
-    gain = _gains(view, gain_u[:, 1:], u[:, 0] < view.jitter)
+    factors = between(gain_u[:, 1:], (max(0.0, 1 - view.brightness), 1 + view.brightness))
+    gain = np.where(u[:, :1] < view.jitter, factors, 1).astype(np.float32)
     if own:
         lost = np.flatnonzero((u[:, 2] < view.gray) & (own > 2))
         gain[lost, (gain_u[lost, 0] * own).astype(int)] = 0
-        neutral: dict[str, Any] = dict.fromkeys(
-            ("brightness", "saturation", "hue", "gray", "solarize"), 0.0
-        )
-        view = replace(view, **neutral)
-    sides = [np.broadcast_to(side, index.shape).astype(float) for side in (width, height)]
-    box = random_boxes(crop_u, view.scale, view.ratio, *sides) / np.stack(sides * 2, axis=1)
+        view = replace(view, brightness=0.0, saturation=0.0, hue=0.0, gray=0.0, solarize=0.0)
+    sides = sizes.astype(float)
+    box = random_boxes(crop_u, view.scale, view.ratio, *sides.T) / np.tile(sides, 2)
     u_jitter, u_order, u_gray, u_blur, u_sigma, u_solarize, u_flip, u_angle = u[:, :8].T
     shift = between(u[:, 12:], (-view.translate, view.translate))
     if view.whole_shifts:
-        pixels = np.stack(sides, axis=1)
-        farthest = np.rint(view.translate * pixels)
-        shift = (np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest) / pixels
+        farthest = np.rint(view.translate * sides)
+        shift = (np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest) / sides
     factor, amount = view.brightness, 0.0
     if view.additive_brightness:
         factor, amount = amount, factor
@@ -385,22 +378,11 @@ def sample_view(
     )
 
 
-def _gains(
-    view: View, u: Float64[np.ndarray, "batch own"], jittered: Bool[np.ndarray, " batch"]
-) -> Float32[np.ndarray, "batch own"]:
-    factor = between(u, (max(0.0, 1 - view.brightness), 1 + view.brightness))
-    return np.where(jittered[:, None], factor, 1).astype(np.float32)
-
-
 def sample_views(
     views: Sequence[View], sizes: Int[np.ndarray, "batch 2"], **where: Any
 ) -> list[ViewParams]:
     """The parameters of each view of images of these widths and heights; see `sample_view`."""
-    width, height = sizes.T
-    return [
-        sample_view(view, number=number, width=width, height=height, **where)
-        for number, view in enumerate(views)
-    ]
+    return [sample_view(view, sizes, number=n, **where) for n, view in enumerate(views)]
 
 
 def crop(
@@ -412,8 +394,7 @@ def crop(
 ) -> Float32[Tensor, "batch channel {size} {size}"]:
     """Crop each image by its own box and resample it, as Pillow's `resize(box=...)` does.
 
-    Meant for small images in memory; a photograph is better cropped while it is decoded.
-    Returns values from 0 to 1.
+    Values of the result are from 0 to 1. A photograph is better cropped while it is decoded.
     """
     pixels = images.contiguous().float()
     if images.dtype == torch.uint8:
@@ -448,9 +429,8 @@ def _changes(params: ViewParams) -> Iterator[tuple[Any, ...]]:
     # Each image has an order of its own, so each position takes four passes, over the images
     # that have this operation there.
     for turn in params.order.T:
-        for operation, number, neutral, strength in zip(
-            JITTER, TURNS, NEUTRAL, params.jitter.T, strict=True
-        ):
+        kinds = zip(JITTER, TURNS, NEUTRAL, params.jitter.T, strict=True)
+        for operation, number, neutral, strength in kinds:
             yield operation, (turn == number) & (strength != neutral), strength
     yield grayscale, params.gray
     yield blur, params.sigma > 0, params.sigma

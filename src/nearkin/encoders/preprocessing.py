@@ -15,7 +15,7 @@ from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.data.batches import from_zero_to_one
 from nearkin.data.channels import Channels, named
 from nearkin.data.decode import CENTER, Pixels, PixelType, Planes, as_image, center
-from nearkin.data.images import Images, In8Bits
+from nearkin.data.images import Images
 from nearkin.data.notes import Note
 from nearkin.data.views import MEAN, STD, input_statistics, normalize
 from nearkin.errors import DataError
@@ -137,8 +137,7 @@ class Preprocessing:
                 f"{len(self.low)} channels in a range of their own" if self.low else named(None)
             )
             raise DataError(f"images are {named(given)}, and the encoder takes {takes}; {OTHER}")
-        source = In8Bits(images.source) if gray else images.source
-        return replace(images, source=source, channels=self.channels)
+        return replace(images, channels=self.channels)
 
     def _type_scaled_by(self, images: Images) -> PixelType | None:
         """The type of gray images of more than 8 bits for which there is no range; else None."""

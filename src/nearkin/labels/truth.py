@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from nearkin.data.images import Images
 from nearkin.data.labels import class_names, class_of, numbered
 from nearkin.data.notes import named
-from nearkin.data.tables import file_at, is_table, match
+from nearkin.data.tables import file_at, is_table, match, read_table
 from nearkin.errors import DataError
 from nearkin.labels.known import read_classes
 from nearkin.types import UNLABELED
@@ -49,7 +49,8 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
             raise DataError("--truth data: the data carry no labels; give a table or folders")
         return dict(zip(data.names, class_names(data), strict=True))
     if is_table(truth):
-        rows, _ = match(file_at(truth), data.names, data)
+        table = file_at(truth)
+        rows, _ = match(table, read_table(table, "label"), data.names, data)
         return class_of(rows)[0]
     images, labels = read_classes(truth)
     own = set(data.names)

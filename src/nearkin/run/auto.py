@@ -13,7 +13,7 @@ from nearkin.data.augmentations import REDUCED, stored_views
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk
 from nearkin.data.images import Images
-from nearkin.data.stores import window_for
+from nearkin.data.members import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, free_memory, native_precision, num_processes
 from nearkin.errors import DataError, ResourceError, UsageError

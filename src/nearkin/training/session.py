@@ -19,7 +19,7 @@ from nearkin.data.batches import Batches, BatchLoader, Growing
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
-from nearkin.data.samplers import BatchSampler, GroupedBatchSampler, RandomBatchSampler
+from nearkin.data.samplers import BatchSampler, RandomBatchSampler
 from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
@@ -147,7 +147,7 @@ def _noted(
 
 def grouped(config: TrainConfig, sampler: BatchSampler) -> list[str]:
     """Return a line on the batches of a training that is to ignore a column."""
-    if not isinstance(sampler, GroupedBatchSampler):
+    if not isinstance(sampler, RandomBatchSampler) or sampler.values is None:
         return []
     return [
         f"ignore {config.ignore}: {sampler.num_pure} of {sampler.steps_per_epoch} batches of an "
@@ -295,7 +295,7 @@ def sampler_for(config: TrainConfig, num_images: int, folder: RunFolder | None) 
     assert folder, "the values are in the run folder"
     values, held_out = noted_values(folder)
     numbers = np.unique(values[~held_out], return_inverse=True)[1]
-    return GroupedBatchSampler(shuffled, numbers)
+    return replace(shuffled, values=numbers)
 
 
 def encoders_beside(
