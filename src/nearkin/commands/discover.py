@@ -11,15 +11,12 @@ from nearkin.commands.arguments import command
 from nearkin.commands.run import Run
 from nearkin.commands.settings import PathLike, given
 from nearkin.config import DiscoverConfig, TrainConfig, defaults
-from nearkin.discovery.data import (
-    DiscoveryData,
-    check_sizes,
-    open_discovery_data,
-)
+from nearkin.discovery.data import DiscoveryData, check_sizes, open_discovery_data
+from nearkin.discovery.features import check_layers
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline, check_trained_layers
 from nearkin.discovery.report import write_outcome
-from nearkin.discovery.start import check_layers, with_encoder
+from nearkin.discovery.start import with_encoder
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import check_named, load
 from nearkin.errors import UsageError
@@ -156,7 +153,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         trust = config.trust_remote_code
         encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
         check_named(encoder)
-        check_layers(encoder, config.train_layers)
+        check_layers(config.train_layers, encoder.backbone)
     return config
 
 
